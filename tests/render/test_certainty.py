@@ -21,63 +21,16 @@ from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED
 from tests.diagnosis.trials import Of
 from tests.facts_of import DECODER_468M
-from tests.recordings import files
 
 HERE = Path(__file__).parents[1]
 JOBS = HERE / "benchmarks" / "recorded"
-ALL = (*files(HERE / "patients" / "recorded"), *files(JOBS))
 
-DISTURBED_GPU = load_report(JOBS / "h200-disturbed_gpu.json.gz")
 SHARED = Health(throttled_pct={}, other_processes=1, other_use_pct=54.0)
 
 
 def of_rounds(as_is: tuple[float, ...], bf16: tuple[float, ...], health: Health | None = None) -> Facts:
     facts = Of({"as_is": as_is, "bf16_compiled": bf16}).facts()
     return replace(facts, trial=replace(facts.trial, health=health))
-
-
-@pytest.mark.slow
-def test_no_line_says_yes_and_takes_it_back() -> None:
-    for path in ALL:
-        said = certainty(load_report(path))
-        assert "rely" not in said
-        if said.startswith("Yes: ") and " rounds (90% interval)" in said:
-            assert "How much: no" not in said
-
-
-def test_a_ratio_above_its_own_bound_has_no_size() -> None:
-    """Others used the GPU while BF16 ran: 1.58x, and its kernel times allow 1.22x."""
-    screen = first_screen(DISTURBED_GPU)
-    said = screen.answer
-    assert DISTURBED_GPU.verdict.status == "fp8_faster"
-    assert said.what == "FP8 is faster than BF16"
-    assert said.sure == (
-        "Faster: yes. How much: no, 1.07x to 2.2x in 5 rounds: 1.58x is above the bound of 1.22x that its "
-        "kernel times give; other processes used up to 54 % of the GPU."
-    )
-    assert "1.58x" not in " ".join((*said.why, *said.fix, said.then.sentence, said.limit, screen.notes))
-
-
-def test_a_side_that_may_only_become_even_is_sure_so_far() -> None:
-    """FP8 lost all five rounds; with the host at its best pace it would take 0.98x of BF16's speed."""
-    said = first_screen(load_report(JOBS / "h100-gemma2_2b_eager_attention.json.gz")).answer
-    assert said.what == "FP8 is not faster than BF16"
-    even = "on a quiet machine FP8 may be as fast as BF16"
-    assert said.sure.startswith(
-        f"Slower or even: yes. Which of the two: no, {even}: the step waits for the host"
-    )
-
-
-def test_a_disturbed_machine_is_a_note_and_no_fix() -> None:
-    screen = first_screen(DISTURBED_GPU)
-    assert not DISTURBED_GPU.prescription
-    assert not screen.fixes
-    assert screen.answer.fix == (
-        "Nothing to change. To know how much faster it is, time it again on an idle GPU: fp8doctor "
-        "decoder_468m_compiled.py",
-    )
-    (note,) = (each.text for each in screen.notices if each.code == "GPU004")
-    assert note.endswith("; on a quiet machine the verdict stays, and its numbers may change")
 
 
 def with_rounds(arm: Arm, *rounds_ms: float) -> Arm:
@@ -126,24 +79,6 @@ def test_others_on_the_gpu_may_turn_what_the_fastest_rounds_do_not_show(
     assert certainty(diagnose(facts)).startswith(("No: ", "No, ", "Yes: even", "Faster or even: yes. "))
     alone = of_rounds(fp8, bf16)
     assert certainty(diagnose(alone)).startswith(("Faster: yes. How", "Faster or even: yes. How", "No"))
-
-
-@pytest.mark.slow
-@settings(max_examples=20)
-@given(scale=st.floats(1.1, 9.0), apart=st.floats(0.001, 0.02))
-def test_steady_times_of_a_clear_answer_are_sure(scale: float, apart: float) -> None:
-    rounds = tuple(100.0 * (1 + apart * part) for part in (-1, -0.5, 0, 0.5, 1))
-    slower = certainty(diagnose(of_rounds(tuple(scale * each for each in rounds), rounds)))
-    assert slower.startswith("Yes: ")
-    assert slower.endswith("x slower in 5 rounds (90% interval).")
-
-
-def test_memory_that_others_may_have_taken_is_no_doubt_of_the_times() -> None:
-    """The recording's reason names it beside a busy host."""
-    said = certainty(load_report(JOBS / "h100-llama_8b_compiled.json.gz"))
-    assert "waits for the host" in said
-    assert "than before" not in said
-    assert "memory of the GPU" not in said
 
 
 def test_the_count_of_variants_is_that_of_the_rows_with_a_time() -> None:

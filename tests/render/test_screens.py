@@ -14,26 +14,18 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.diagnosis.document import schema
-from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.facts import (
     Checkpointing,
-    Distributed,
-    Dynamo,
     Facts,
-    Gpu,
-    Health,
-    LayerShape,
     Training,
-    Trial,
 )
 from fp8doctor.finding import Outcome, Saving
 from fp8doctor.render import markdown, text
-from fp8doctor.render.details import calm_areas, details, mark_of
+from fp8doctor.render.details import calm_areas, mark_of
 from fp8doctor.render.terminal import columns
 from tests.checks.arms import failed, ran, timed
 from tests.facts_of import DECODER_468M
-from tests.render.reports import EAGER, EAGER_DECODER, LORA, ON_A_GPU, SCREENS, UNALIGNED, report
+from tests.render.reports import EAGER_DECODER, SCREENS, UNALIGNED, report
 
 GOLDEN = Path(__file__).with_name("golden")
 
@@ -109,24 +101,6 @@ def test_colour_changes_nothing_but_colour() -> None:
         )
 
 
-def test_the_counts_are_always_there() -> None:
-    told = text.render(EAGER_DECODER, verbose=True)
-    assert "te.Linear 0 · Float8Linear 168 of 169 (92% of matmul FLOPs)\n" in told
-    assert "\nCompiled       0 of 24 blocks\n" in told
-    assert "\nLoRA           1% of parameters, 2.2% of matmul FLOPs\n" in text.render(LORA, width=200)
-
-
-def test_every_saving_names_its_basis_and_its_gpu() -> None:
-    assert "−250 to −330 ms/step, estimated for H100" in text.render(EAGER_DECODER, verbose=True)
-    assert "−278 ms/step, measured on NVIDIA H200" in text.render(ON_A_GPU, verbose=True)
-    assert "saves 250 to 330 ms/step, estimated for H100" in text.render(EAGER_DECODER, width=120)
-
-
-def test_quiet_leaves_out_what_is_only_information() -> None:
-    assert "GPU005" in text.render(SCREENS["no_fp8"])
-    assert "GPU005" not in text.render(SCREENS["no_fp8"], quiet=True)
-
-
 def test_a_crashed_check_is_named() -> None:
     assert "check ENV001 crashed: KeyError: 'bf16'" in text.render(SCREENS["broken"])
     assert "check ENV001 crashed: KeyError: 'bf16'" in markdown.render(SCREENS["broken"])
@@ -162,63 +136,8 @@ def test_an_area_is_not_healthy_where_the_budget_left_no_time_for_a_step_that_te
     assert [(line.area, line.mark) for line in calm_areas(shown, set())] == [("checkpointing", "unknown")]
 
 
-def test_a_saving_is_told_once_where_its_step_is() -> None:
-    """Beside a symptom, or what the same step mends, stands that step; what BF16 would save only where it is
-    prescribed."""
-    mended = replace(EAGER, code="MEM001", name="more-memory-than-bf16", severity="info")
-    symptom = replace(UNALIGNED, code="CMP007", treatment=None, caused_by=("CMP001",))
-    bf16 = replace(UNALIGNED, code="GPU002", severity="info", treatment=stay_in_bf16(Facts()))
-    own = replace(
-        UNALIGNED, severity="info", saving_ms=Saving(low=-2.0, high=-1.0, basis="measured", gpu="NVIDIA H200")
-    )
-    made = report(DECODER_468M, "", (EAGER, mended, symptom, bf16, own))
-    first, *others = details(replace(made, prescription=prescribe(made.findings[:1]))).entries
-    assert (first.number, first.saving) == (1, "−250 to −330 ms/step, estimated for H100")
-    assert {entry.code: entry.aside for entry in others} == {
-        "MEM001": "see 1",
-        "CMP007": "see 1",
-        "GPU002": "",
-        "SHP001": "+2.0 to +1.0 ms/step, measured on NVIDIA H200",
-    }
-
-
 @pytest.mark.parametrize(("low", "mark"), [(0.4, "bad"), (-0.1, "warning")])
 def test_what_may_save_nothing_is_no_more_than_a_warning(low: float, mark: str) -> None:
     finding = replace(UNALIGNED, saving_ms=Saving(low=low, high=2.2, basis="measured", gpu="NVIDIA H200"))
     made = report(DECODER_468M, "", (finding,))
     assert mark_of(finding, made) == mark
-
-
-def test_verbose_names_what_a_maintainer_asks_for_first() -> None:
-    software = replace(
-        DECODER_468M.software, python="3.12.3", driver="580.159.03", cudnn=None, triton="3.5.1"
-    )
-    gpu = Gpu(name="NVIDIA H200", sm_clock_mhz=345, sm_clock_max_mhz=1980)
-    health = Health(samples=12, sm_clock_low_mhz=1200, sm_clock_high_mhz=1980)
-    too_old = LayerShape(m=16, k=32, n=64, recipe="mxfp8", reason="this GPU has no such GEMM")
-    seen = replace(
-        DECODER_468M,
-        software=software,
-        gpus=(gpu,),
-        network=replace(DECODER_468M.network, hooks=2),
-        training=replace(
-            DECODER_468M.training,
-            dynamo=Dynamo(frames_total=3, frames_ok=1),
-            distributed=Distributed(world_size=8),
-        ),
-        workload=replace(DECODER_468M.workload, note="made up: images", loss_source="mean"),
-        trial=Trial(health=health, harm=("random numbers",), shapes=(too_old,)),
-    )
-    screen = report(seen, "Not measured.")
-    told = " ".join(text.render(screen, width=200, verbose=True).split())
-    for words in (
-        "Python 3.12.3 · linux x86_64 · driver 580.159.03",
-        "Triton 3.5.1 · SM clock 345 of 1980 MHz · 1200 to 1980 MHz in 12 looks while timed",
-        "made up: images · mean as loss · default optimizer · no autocast",
-        "not as before the trial: random numbers",
-        "8 ranks · 244 modules · 2 hooks · Dynamo compiled 1 of 3 frames",
-        "Not timed alone: 16 x 32 x 64 mxfp8: this GPU has no such GEMM",
-    ):
-        assert words in told
-    assert "cuDNN" not in told
-    assert "Triton" not in text.render(screen)

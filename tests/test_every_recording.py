@@ -1,0 +1,256 @@
+"""Every recorded report keeps what its readers rely on, in whatever words it says it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import all_changes, changes_in_bf16, fair_bf16, ratio_on_screen, timed_on_gpu
+from fp8doctor.analysis.compile_coverage import compiles_each_block
+from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
+from fp8doctor.analysis.plan_end import PlanEnd, gib_saved_at_no_cost, is_in_fp8
+from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.treatment_table import (
+    COMPILE_BLOCKS,
+    LARGER_BATCH,
+    MORE_TOKENS,
+    STAY_IN_BF16,
+    family,
+    traits,
+)
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.code_snippets import settings
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.giving_up import COMPILATION, changes_fp8_alone
+from fp8doctor.facts import Arm, if_recorded, recorded
+from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.facts.no_number import why_of
+from fp8doctor.finding import Saving
+from fp8doctor.render import html, markdown, text
+from fp8doctor.render.screen import first_screen
+from fp8doctor.render.terminal import columns
+from fp8doctor.render.timing import timing
+from fp8doctor.report import Report
+from tests.recordings import text_of
+from tests.render.every_format import CELL
+from tests.render.sound_html import hold_sound
+from tests.replays import ALL, Replay, case, replayed
+
+SCHEMA = frozenset(
+    "schema_version tool created_at facts verdict findings prescription outcomes next modelled_gpu".split()
+)
+VERDICT = frozenset(
+    "status speedup speedup_low speedup_high basis achievable_speedup step_ms summary".split()
+)
+"""Keys that programs read; more may stand beside them."""
+
+WIDTHS = (60, 80, 100, 120)
+EXPLAIN = re.compile(r"fp8doctor explain (\w+)")
+
+
+@pytest.mark.parametrize("path", ALL, ids=case)
+def test_a_recording(path: Path) -> None:
+    found = replayed(path)
+    the_facts_are_those_that_were_recorded(path, found.report)
+    the_reasons_of_a_trial_are_not_read(found.report)
+    programs_find_their_keys(found.report)
+    the_verdict_is_on_the_side_of_its_speedup(found)
+    parts_add_up(found)
+    savings_are_ranges(found.report)
+    no_fix_undoes_another(found.report)
+    every_format_is_sound(found, WIDTHS[ALL.index(path) % len(WIDTHS)])
+    a_screen_agrees_with_itself(found)
+    assert (found.view.end is not None) == timed(found.view)
+    if found.view.end:
+        a_plan_arrives_where_it_says(found, found.view.end)
+
+
+def timed(view: TrialView) -> bool:
+    """Return whether a trial timed the step as it is and a BF16 on a GPU."""
+    return timed_on_gpu(view.facts) and view.as_is is not None and view.bf16 is not None
+
+
+def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
+    """Carried out, it takes the time that it promises; nothing that was timed is faster."""
+    report, screen, view = found
+    names = {step.treatment.name for step in report.prescription}
+    done = {name for each in view.facts.trial.arms for name in each.get("treatments", ()) if each.tried}
+    assert end.arm in carried_out(names & (done | {STAY_IN_BF16}), view)
+    saved = [each.saving_ms for each in report.prescription if each.saving_ms]
+    whole = round(view.as_is.step_ms, 1) - round(end.arm.step_ms, 1)
+    assert sum(each.middle for each in saved if each.basis == "measured") == pytest.approx(whole, abs=0.01)
+    rows = {row.step for row in screen.variants}
+    assert {f"{each.to_ms:,.1f}" for each in saved if each.basis == "measured"} <= rows
+    for each in (each for each in view.facts.trial.arms if each.tried and each.step_ms):
+        if each.name in BASELINES or is_in_fp8(each):
+            faster = ratio_on_screen(end.arm, each)
+            hidden = faster.low <= 1 or is_noise(end.arm, each, view.facts.trial)
+            assert hidden or faster.median <= 1 + SELF_CHECK_TOLERANCE, each.name
+        if view.gives_up_fp8 and is_in_fp8(each) and each.get("peak_gib"):
+            slower = each.step_ms > end.arm.step_ms
+            assert slower or not gib_saved_at_no_cost(end.arm, each, view.facts.trial), each.name
+    keeps_fp8 = view.uses_fp8 and end.changes and not end.in_bf16
+    bf16 = fair_bf16(view.facts, end.arm) if keeps_fp8 else None
+    leaner = bf16 and gib_saved_at_no_cost(bf16, end.arm, view.facts.trial)
+    assert not bf16 or leaner or ratio_on_screen(bf16, end.arm).median >= 1 + EVEN
+    assert not end.in_bf16 or names & {MORE_TOKENS, LARGER_BATCH} <= {*end.changes} or not view.gives_up_fp8
+
+
+def carried_out(names: set[str], view: TrialView) -> list[Arm]:
+    """The variants that these treatments make of the step as it is."""
+    arms = [each for each in view.facts.trial.arms if each.tried and each.step_ms]
+    if STAY_IN_BF16 in names or not view.uses_fp8:
+        compiles = any(traits(name).compiles for name in names)
+        converts = {name for name in names if family(name) == "convert"}
+        if converts:
+            own = {COMPILE_BLOCKS} if compiles_each_block(view.facts) else set()
+            made = names | own
+            return [each for each in arms if is_conversion(each.name) and made.issuperset(each.treatments)]
+        rest = {name for name in names if traits(name).helps_bf16_too and family(name) != COMPILATION}
+        alike = [each for each in arms if rest and changes_in_bf16(each.name, each.treatments) == rest]
+        forms = (
+            (*BF16_BASELINES, ArmName.BF16_CUDA_GRAPHS) if STAY_IN_BF16 in names or compiles else BASELINES
+        )
+        return alike or [each for each in arms if each.name in forms]
+    return [each for each in arms if is_in_fp8(each) and {*all_changes(view.facts.trial, each)} == names]
+
+
+def the_facts_are_those_that_were_recorded(path: Path, report: Report) -> None:
+    data = json.loads(text_of(path))["facts"]
+    data.get("observed", {}).pop("launch_ms", None)  # null in what an earlier version wrote
+    assert report.to_dict()["facts"] == data
+    assert not [each for each in report.outcomes if each.outcome == "crashed"]
+
+
+def the_reasons_of_a_trial_are_not_read(report: Report) -> None:
+    """An answer rests on the kind of a reason. Recordings of before have its sentence alone."""
+    facts = report.facts
+    if recorded(facts, "trial"):
+        arms = tuple(
+            replace(each, why=why_of(each), reason=each.reason and "for another reason")
+            for each in facts.trial.get("arms", ())
+        )
+        facts = replace(facts, trial=replace(facts.trial, why=why_of(facts.trial), arms=arms))
+    again = diagnose(facts)
+    assert [each.code for each in again.findings] == [each.code for each in report.findings]
+    assert again.prescription == report.prescription
+    assert again.verdict.status == report.verdict.status
+
+
+def programs_find_their_keys(report: Report) -> None:
+    document = json.loads(report.to_json())
+    assert document.keys() >= SCHEMA
+    assert document["verdict"].keys() >= VERDICT
+    assert report.to_json() == report.to_json()
+
+
+def the_verdict_is_on_the_side_of_its_speedup(found: Replay) -> None:
+    verdict = found.report.verdict
+    low, high, speedup = verdict.speedup_low, verdict.speedup_high, verdict.speedup
+    assert (low is None) == (high is None)
+    assert speedup is None or low is None or low <= speedup <= high
+    sides = {"fp8_slower": (0.0, 1.0), "fp8_even": (1 - EVEN, 1 + EVEN), "fp8_faster": (1.0, math.inf)}
+    least, most = sides.get(verdict.status, (0.0, math.inf))
+    holds_one = verdict.status == "fp8_even" and low is not None and low < 1 < high
+    assert holds_one or least <= (least if speedup is None else speedup) <= most
+    for bf16_ms, step_ms in timed_pairs(found.report):
+        assert speedup == pytest.approx(round(bf16_ms, 1) / round(step_ms, 1))
+    assert found.report.worst() != "error" or found.screen.answer.tone == "bad"
+
+
+def timed_pairs(report: Report) -> list[tuple[float, float]]:
+    """The times of the verdict, best BF16 first, if a trial measured both."""
+    said = report.verdict
+    measured = said.basis == "measured" and said.speedup is not None
+    return [(said.bf16_step_ms, said.step_ms)] if measured and said.bf16_step_ms and said.step_ms else []
+
+
+def parts_add_up(found: Replay) -> None:
+    table = if_recorded(timing, found.report.facts)
+    for each in table.waterfalls if table else ():
+        assert sum(each.parts_ms.values()) == pytest.approx(each.difference_ms, abs=0.01)
+    for each in found.report.facts.arms():
+        profile = each.get("breakdown") if each.tried else None
+        if profile and each.step_ms:
+            parts = sum(profile.families_ms.values()) + profile.idle_ms
+            assert parts == pytest.approx(each.step_ms, rel=0.01)
+
+
+def savings_are_ranges(report: Report) -> None:
+    savings = [each.saving_ms for each in (*report.findings, *report.prescription) if each.saving_ms]
+    for each in savings:
+        assert math.isfinite(each.low)
+        assert each.low <= each.high
+        assert not each.low == 0 < each.high or each.basis == "modelled", "a ceiling was not measured"
+    treated: set[str] = set()
+    for step in report.prescription:
+        again = treated.intersection(step.treatment.layers)
+        assert not again or (step.saving_ms or Saving(low=0, high=0, basis="rule")).low > 0, step
+        treated.update(step.treatment.layers)
+
+
+def no_fix_undoes_another(report: Report) -> None:
+    """Two ways to compile, two recipes, a fix of FP8 beside leaving it off, or two values of a setting."""
+    names = [step.treatment.name for step in report.prescription]
+    assert len({family(name) for name in names}) == len(names)
+    for one, other in itertools.combinations(report.prescription, 2):
+        said, again = (dict(_set_by(step.treatment.code)) for step in (one, other))
+        assert all(again[name] == said[name] for name in said.keys() & again.keys()), (one, other)
+    if STAY_IN_BF16 in names:
+        others = [step for step in report.prescription if step.treatment.name != STAY_IN_BF16]
+        assert not [step.treatment.name for step in others if changes_fp8_alone(step)]
+        assert not {family(name) for name in names} & {"convert", "recipe", COMPILATION}
+
+
+def _set_by(code: str) -> Iterator[tuple[str, str | None]]:
+    for line in code.splitlines():
+        yield from settings(line).items()
+
+
+def every_format_is_sound(found: Replay, width: int) -> None:
+    report = found.report
+    code = {line.strip() for each in snippets(report) for line in each.splitlines()}
+    plain, verbose = (
+        text.render(report, width=width),
+        text.render(report, width=width, verbose=True, ascii=True),
+    )
+    lines = [line for line in f"{plain}{verbose}".splitlines() if line.strip() not in code]
+    assert not [line for line in lines if columns(line) > width or line != line.rstrip()]
+    assert verbose.isascii()
+    page, tables = html.render(report), markdown.render(report)
+    hold_sound(page)
+    for table in re.findall(r"(?m)(?:^\|.*\|$\n?)+", tables):
+        assert len({len(CELL.split(line)) for line in table.splitlines()}) == 1, table
+    shown = {f"{ms:,.1f}" for pair in timed_pairs(report) for ms in pair}
+    assert not [(ms, each[:40]) for ms in shown for each in (plain, verbose, page, tables) if ms not in each]
+
+
+def snippets(report: Report) -> Iterator[str]:
+    findings: Any = (*report.findings, *report.prescription)
+    yield from (each.treatment.code for each in findings if each.treatment)
+
+
+def a_screen_agrees_with_itself(found: Replay) -> None:
+    report, screen, view = found
+    assert first_screen(report, quiet=True).fixes == screen.fixes
+    assert screen.answer.fix
+    ended = report.facts.ranks.processes if recorded(report.facts, "ranks") else ()
+    errors = [each.error for each in ended if each.get("end") == "raised" and each.get("error")]
+    assert all(each in " ".join(screen.answer.why) for each in errors)
+    shown = {each.code for each in (*screen.fixes, *screen.notices)}
+    assert {*EXPLAIN.findall(" ".join(screen.next))} <= shown
+    known = {check.code for check in registry.discover()}
+    assert {each.code for each in report.findings} <= known
+    rows = [row for row in screen.variants if row.speed.endswith("x")]
+    ones = [row for row in rows if row.speed == "1x"]
+    assert len(ones) <= 1
+    assert not ones or ones[0].ms == view.bf16.step_ms
