@@ -67,7 +67,7 @@ class Answer(Struct, frozen=True):
     bound: float | None = None
     """The most that FP8 can give, as a speedup over the best BF16."""
     whole: tuple[float, float] | None = None
-    """Bounds of the whole step's speedup if copies without communication were timed; 0 for an unknown lower one."""
+    """Bounds of the whole step's speedup if copies without communication were timed; 0 if one is unknown."""
     is_compute: bool = False
     """True if the compared steps lack communication that the job has."""
     doubts: tuple[str, ...] = ()
@@ -277,6 +277,8 @@ def _open(
     elif whole and whole[0] < 1 < whole[1]:
         other = "BF16" if said.has_fp8 else "FP8"
         yield Open(what=f"the whole step, so run the script in {other} too and compare", command=again)
+    elif measured and said.compared.lacks_fair_bf16:
+        yield Open(what="BF16 with the same changes was not timed", command=longer or time_it)
     elif not measured and not said.is_settled:
         yield Open(what=_untimed(said), command=time_it)
     for question in may_break(outcomes, facts, said.status):

@@ -59,6 +59,8 @@ class Comparison(Struct, frozen=True):
     """`now` / `end`."""
     best_fp8: Variant | None = None
     """The fastest FP8 that was timed, if the plan leaves FP8 off."""
+    lacks_fair_bf16: bool = False
+    """True if BF16 with those changes of `end` that help it too was not timed."""
     end_speedup: Number | None = None
     """BF16 with the changes that help it too / `end`; None if the plan ends in BF16."""
     parts_ms: dict[str, float] = {}
@@ -88,7 +90,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
     fp8 = now if view.uses_fp8 else view.fp8
     if not (now or bf16 or fp8):
         return None
-    names = labels(facts, {})
+    names = labels(facts)
 
     def variant(each: Arm | None) -> Variant | None:
         if each is None or each.step_ms is None:
@@ -119,6 +121,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
         fp8=variant(fp8),
         end=variant(end),
         speedup=speedup,
+        lacks_fair_bf16=end is not None and end is not now and not in_bf16 and fair is None,
         gain=speed(end, now, facts) if now and end and end is not now else None,
         best_fp8=variant(view.fp8) if view.gives_up_fp8 and steps else None,
         end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,

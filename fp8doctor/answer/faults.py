@@ -133,7 +133,7 @@ def _asked(facts: Facts) -> bool:
 
 
 def without_fp8(facts: Facts) -> str:
-    """Say what a model without FP8 layers has in their place; empty if it has some, or nothing of the kind."""
+    """Say what a model without FP8 layers has in their place; empty if that is plain BF16."""
     linears = facts.network.linears
     if uses_fp8(facts):
         return ""

@@ -43,7 +43,7 @@ class Open(Record, frozen=True, kw_only=True):
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """The answer of the JSON. ``speedup`` is best BF16 / as it is. Unknown is None. All times are of one clock."""
+    """The answer of the JSON. ``speedup`` is best BF16 / as it is. All times are of one clock."""
 
     status: Status
     summary: Prose

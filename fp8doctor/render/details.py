@@ -80,13 +80,12 @@ class Details(Struct, frozen=True):
 
 
 def details(report: Document) -> Details:
-    facts, steps = report.facts, report.prescription
-    fixes = numbers(steps)
+    facts = report.facts
     made = f"Recorded {report.created_at} by fp8doctor {report.tool.version}."
     return Details(
         counts=counts(facts),
-        timing=if_recorded(timing, facts, fixes),
-        labels=if_recorded(labels, facts, fixes) or {},
+        timing=if_recorded(timing, facts),
+        labels=if_recorded(labels, facts) or {},
         entries=tuple(entries(report)),
         outcomes=without_findings(report.outcomes),
         not_looked_at=not_looked_at(report),

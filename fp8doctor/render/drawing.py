@@ -14,7 +14,7 @@ from msgspec import Struct
 from fp8doctor.answer.sentences import Box, Tone
 from fp8doctor.render.planned_fixes import Fix
 from fp8doctor.render.rank_lines import RankLines
-from fp8doctor.render.screen import DifferenceBars, Screen, VariantRow
+from fp8doctor.render.screen import Screen, VariantRow
 from fp8doctor.render.terminal import ASCII, columns, printable_line, printable_lines, to_ascii
 from fp8doctor.render.words import FAMILIES, MARKS, NOT_PROFILED, Mark
 
@@ -40,8 +40,6 @@ FILLS = {
 }
 """Part of a bar -> what fills it, the same in ASCII, and style: each differs without its colour."""
 
-COST, SAVING = ("█", "+", "red"), ("░", "-", "green")
-"""Fillings of the bars of a difference."""
 
 LEAST_BAR = 10
 """Columns below which a bar of the variants is not drawn."""
@@ -127,9 +125,8 @@ def _drawn(screen: Screen, canvas: Canvas, *, colour: bool) -> str:
         tuple(_heading(screen, canvas)),
         (_panel(screen.box, canvas),),
         *(tuple(_fix(each, canvas)) for each in screen.fixes),
-        tuple(_facts(screen.facts, canvas)) if screen.facts else (),
         tuple(_steps(screen, canvas)),
-        tuple(_difference(screen.difference, canvas)) if screen.difference else (),
+        tuple(_facts(screen.facts, canvas)) if screen.facts else (),
         tuple(_ranks(screen.ranks, canvas)) if screen.ranks else (),
         tuple(_rest(screen, canvas)),
     ]
@@ -171,10 +168,17 @@ class CodeLine(Struct, frozen=True):
         return Text(self.text, no_wrap=True, overflow="ignore")
 
 
+BARE, BELOW = ("FP8", "attention"), ("Memory", "Tokens/s")
+"""Facts of the job that need no label in the heading, and those that stand below the table."""
+
+
 def _heading(screen: Screen, canvas: Canvas) -> Iterator[Text]:
     name, *job = screen.job
     yield from canvas.packed([canvas.text(name, "bold"), *map(canvas.text, job)])
-    yield from canvas.packed([canvas.text(each, "dim") for each in screen.machine])
+    told = [
+        each if label in BARE else f"{label} {each}" for label, each in screen.facts if label not in BELOW
+    ]
+    yield from canvas.packed([canvas.text(each, "dim") for each in (*screen.machine, *told)])
 
 
 def _panel(said: Box, canvas: Canvas) -> RenderableType:
@@ -228,7 +232,7 @@ def _steps(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         named = [*(_legend(screen.variants, canvas) if wide.bar else ())]
         spread = [canvas.text("± 90% interval")] if wide.spread else []
         yield from canvas.packed([*named, *spread], "  ")
-    for told in filter(None, (screen.method, screen.compared, screen.untimed)):
+    for told in filter(None, (screen.method, screen.untimed)):
         yield canvas.text(told, "dim")
 
 
@@ -300,21 +304,6 @@ def _legend(variants: Iterable[VariantRow], canvas: Canvas) -> Iterator[Text]:
             yield canvas.own(canvas.glyph(FILLS[name]), FILLS[name][2]) + canvas.own(f" {name}")
 
 
-def _difference(found: DifferenceBars, canvas: Canvas) -> Iterator[RenderableType]:
-    """Draw each part of a difference as a bar that costs or saves."""
-    yield from canvas.packed([canvas.text(found.title, "bold"), canvas.text(found.between, "dim")], "  ")
-    values = [f"{'−' if each.ms < 0 else '+'}{abs(each.ms):,.1f}" for each in found.changes]
-    label = max(len(each.label) for each in found.changes)
-    value = max(map(len, values))
-    room = min(canvas.width - label - value - 2 * GAP, WIDEST_BAR)
-    most = max(abs(each.ms) for each in found.changes)
-    for change, told in zip(found.changes, values, strict=True):
-        fill = COST if change.ms > 0 else SAVING
-        bar = canvas.glyph(fill) * max(1, round(abs(change.ms) / most * room))
-        line = canvas.own(f"{change.label:<{label + GAP}}{told:>{value}}{'':{GAP}}")
-        yield line + canvas.own(bar, fill[2])
-
-
 def _labelled(style: str = "", gap: int = GAP) -> Table:
     """Make a table of two columns: labels, and text that is wrapped."""
     from rich.table import Table
@@ -326,11 +315,13 @@ def _labelled(style: str = "", gap: int = GAP) -> Table:
 
 
 def _facts(facts: Sequence[tuple[str, str]], canvas: Canvas) -> Iterator[RenderableType]:
-    """Write what decides about FP8, a line each."""
+    """Write the memory and the rate of the step."""
     rows = _labelled("dim")
     for each in facts:
-        rows.add_row(*map(canvas.text, each))
-    yield rows
+        if each[0] in BELOW:
+            rows.add_row(*map(canvas.text, each))
+    if rows.row_count:
+        yield rows
 
 
 def _ranks(ranks: RankLines, canvas: Canvas) -> Iterator[RenderableType]:
@@ -366,8 +357,6 @@ def _rest(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
         lines.add_row(canvas.mark(each.mark), canvas.text(each.text) + canvas.own(code, "dim"))
     if screen.notes:
         lines.add_row(canvas.mark("info"), canvas.text(screen.notes))
-    if screen.folded:
-        lines.add_row(canvas.mark("not_applicable"), canvas.text(screen.folded))
     if lines.row_count:
         yield lines
     areas = (canvas.mark(mark) + canvas.own(" ") + canvas.text(text) for mark, text in screen.areas)

@@ -180,11 +180,11 @@ def job_facts(
         return ()
     rate = (("Tokens/s", f"{tokens_per_s:,.0f} as you run it"),) if tokens_per_s else ()
     return (
-        ("Linears", if_recorded(fp8_share, facts) or UNKNOWN),
-        ("Compiled", if_recorded(_compiled, facts, findings) or UNKNOWN),
-        ("Checkpointing", if_recorded(_checkpointing, facts) or UNKNOWN),
+        ("FP8", if_recorded(fp8_share, facts) or UNKNOWN),
+        ("compiled", if_recorded(_compiled, facts, findings) or UNKNOWN),
+        ("checkpointing", if_recorded(_checkpointing, facts) or UNKNOWN),
         ("LoRA", if_recorded(_lora, facts) or UNKNOWN),
-        ("Attention", if_recorded(_attention, facts) or UNKNOWN),
+        ("attention", if_recorded(_attention, facts) or UNKNOWN),
         ("Memory", if_recorded(memory_row, facts) or UNKNOWN),
         *rate,
     )

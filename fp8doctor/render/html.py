@@ -74,7 +74,7 @@ def _filled(template: str, report: Document) -> str:
 
 def view(report: Document) -> View:
     """Collect what a page shows."""
-    screen, more, facts = first_screen(report, whole=True), details(report), report.facts
+    screen, more, facts = first_screen(report), details(report), report.facts
     fp8 = bool(if_recorded(uses_fp8, facts))
     return View(
         title=f"fp8doctor: {_name(facts)}",

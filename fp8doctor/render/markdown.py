@@ -75,7 +75,6 @@ def _paragraphs(screen: Screen, more: Details) -> Iterator[str]:
         yield "\n".join(f"- {escaped(each.strip())}" for each in screen.ranks.lines)
     beside = [f"- {GLYPHS[each.mark]} {escaped(_with_code(each.text, each.code))}" for each in screen.notices]
     beside += [f"- {GLYPHS['info']} {escaped(screen.notes)}"] if screen.notes else []
-    beside += [f"- {GLYPHS['not_applicable']} {escaped(screen.folded)}"] if screen.folded else []
     if beside:
         yield "\n".join(beside)
     if screen.areas:
@@ -114,7 +113,7 @@ def _steps(screen: Screen, more: Details) -> Iterator[str]:
     if rows := [_cells(row, speeds.get(row.label, ""), timing.columns) for row in timing.rows if row.arm]:
         heads = ("", "ms/step", "speed", *timing.columns, "GiB")
         yield table(heads, [tuple(map(escaped, cells)) for cells in rows], numbers=len(heads) - 1)
-    told = (screen.method, screen.compared, screen.untimed, *timing.differences[:1])
+    told = (screen.method, screen.untimed, *timing.differences[:1])
     yield from (escaped(each) for each in told if each)
 
 

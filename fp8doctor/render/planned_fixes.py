@@ -7,21 +7,16 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.variant_names import numbered
-from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Saving
 from fp8doctor.render.details import numbers
 from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import rounded_ms
-
-SMALL_PCT = 1.0
-"""Share of the step, in per cent, below which what a line of the plan saves is folded: half of what a step
-timed against its own copy may differ by."""
 
 
 class Fix(Struct, frozen=True):
@@ -33,28 +28,6 @@ class Fix(Struct, frozen=True):
     """Where it is written and what it saves."""
     code: str
     lines: str
-
-
-def plan(report: Document, *, whole: bool = False) -> tuple[list[Step], list[Step]]:
-    """Divide the plan into shown steps, and folded ones that save almost nothing."""
-    steps = report.prescription
-    small = [] if whole else [step for step in steps if _is_small(step, report)]
-    return [step for step in steps if step not in small], small
-
-
-def _is_small(step: Step, report: Document) -> bool:
-    """Return whether a step saves almost nothing.
-
-    An estimate for a GPU is no share of a CPU's step.
-    """
-    whole, saving = report.verdict.step_ms, step.saving_ms
-    mends = [each for each in report.findings if each.code in step.mends]
-    grave = any(each.severity == "error" or recorded(each, "breaks") for each in mends)
-    if grave or saving is None or not whole or step.together:
-        return False
-    if saving.basis == "modelled" and not ran_on_a_gpu(report.facts):
-        return False
-    return saving.high < SMALL_PCT / 100 * whole
 
 
 HOW_TO_USE = {
@@ -127,14 +100,6 @@ def saves(saving: Saving | None, after: str = "") -> str:
 
 def _less(saved_ms: float) -> str:
     return "less" if saved_ms > 0 else "more"
-
-
-def folded_steps(small: Sequence[Step]) -> str:
-    told = "; ".join(
-        f"{each.treatment.summary} ({'; '.join(filter(None, (saves(each.saving_ms), each.code)))})"
-        for each in small
-    )
-    return f"Under 1% of the step: {told}." if small else ""
 
 
 def not_timed(step: Step, facts: Facts) -> str:

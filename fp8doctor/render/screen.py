@@ -10,31 +10,28 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm, best_bf16, is_finite
+from fp8doctor.analysis.arms import is_finite
 from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.outcome import RelativeSpeed, relative_to_bf16
-from fp8doctor.analysis.step_difference import PART_NAMES, Waterfall
+from fp8doctor.analysis.outcome import relative_to_bf16
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.answer.commands import more_time, more_time_s
 from fp8doctor.answer.sentences import Box, Tone, box
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
-from fp8doctor.facts.arm_names import in_any_window, in_first_window, is_of_first_window
 from fp8doctor.finding import Finding, Outcome
 from fp8doctor.render.details import (
     calm_areas,
     fix_in_words,
     gained_alone,
     gains_nothing,
-    numbers,
 )
 from fp8doctor.render.header import job_facts, machine, made_up, model
-from fp8doctor.render.planned_fixes import Fix, folded_steps, plan, saves, shown_fix
+from fp8doctor.render.planned_fixes import Fix, saves, shown_fix
 from fp8doctor.render.rank_lines import RankLines, ranks
 from fp8doctor.render.timing import COLUMNS, NONE_MS, Timing, drawn_ms, timing
 from fp8doctor.render.words import AREAS, FAMILIES, Mark
-from fp8doctor.wording import in_ms, plural, times
+from fp8doctor.wording import plural, times
 
 NOISY = "noisy"
 """Stands for a ratio that the timing does not tell."""
@@ -42,14 +39,6 @@ NOISY = "noisy"
 
 NOT_FINITE = "NaN"
 """Stands for the speed of a step whose loss or gradients are NaN or infinite."""
-
-
-MOST_PARTS = 6
-"""Parts of a difference that have a bar; the others are its rest."""
-
-
-LEAST_PCT = 1.0
-"""Share of a difference, in per cent, from which a part has a bar."""
 
 
 LONG_S = 300
@@ -83,21 +72,6 @@ class VariantRow(Struct, frozen=True):
     memory: str
 
 
-class Change(Struct, frozen=True):
-    """A part of a difference in ms; positive costs time."""
-
-    label: str
-    ms: float
-
-
-class DifferenceBars(Struct, frozen=True):
-    """Where the difference of two steps goes."""
-
-    title: str
-    between: str
-    changes: tuple[Change, ...]
-
-
 class NoticeLine(Struct, frozen=True):
     """A finding next to the plan, in one line."""
 
@@ -117,13 +91,9 @@ class Screen(Struct, frozen=True):
     variants: tuple[VariantRow, ...]
     method: str
     """How the variants were timed; empty if none was."""
-    compared: str
-    """Variants that are compared with another BF16 than the best; empty without any."""
     untimed: str
-    difference: DifferenceBars | None
     ranks: RankLines | None
     fixes: tuple[Fix, ...]
-    folded: str
     notices: tuple[NoticeLine, ...]
     notes: str
     areas: tuple[tuple[Mark, str], ...]
@@ -134,17 +104,16 @@ class Screen(Struct, frozen=True):
     """Begins one of ``next`` and stays whole, so that it can be copied; empty if none looks at the job."""
 
 
-def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, held_in: str = "") -> Screen:
+def first_screen(report: Document, *, quiet: bool = False, held_in: str = "") -> Screen:
     """Write the first screen of a report.
 
-    ``quiet`` leaves out notes and what could be done next, ``whole`` folds no step of the plan. ``held_in``
-    names the variable of Python that holds the report.
+    ``quiet`` leaves out notes and what could be done next. ``held_in`` names Python's variable of the report.
     """
     facts = report.facts
-    steps, small = plan(report, whole=whole)
-    heads = {step.code for step in (*steps, *small)}
+    steps = report.prescription
+    heads = {step.code for step in steps}
     beside = [each for each in report.findings if each.code not in heads]
-    timed, said = if_recorded(timing, facts, numbers(steps)), box(report.answer)
+    timed, said = if_recorded(timing, facts), box(report.answer)
     troubled = {each.area for each in report.findings} | {each.area for each in _crashed(report)}
     notices = tuple(_notices(report, beside, steps))
     return Screen(
@@ -154,14 +123,11 @@ def first_screen(report: Document, *, quiet: bool = False, whole: bool = False, 
         box=said,
         variants=tuple(_variants(timed, report)),
         method=timed.basis if timed else "",
-        compared=_compared(timed, facts),
         untimed=_untimed(timed),
-        difference=_difference(timed),
         ranks=ranks(facts),
         fixes=tuple(shown_fix(step, steps, facts) for step in steps),
-        folded=folded_steps(small),
         notices=notices,
-        notes="" if quiet else _notes(report, {code for step in (*steps, *small) for code in step.mends}),
+        notes="" if quiet else _notes(report, {code for step in steps for code in step.mends}),
         areas=() if quiet else tuple(_areas(report, troubled)),
         made_up="" if quiet else made_up(facts),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
@@ -215,35 +181,6 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
     return times(found.best.step_ms, arm.step_ms), tone
 
 
-def _compared(timing: Timing | None, facts: Facts) -> str:
-    """Compare variants with the BF16 that has their changes, and name those timed in another window."""
-    rows = [(row.label, row.arm) for row in (timing.rows if timing else ()) if row.arm]
-    labels = {arm.name: label for label, arm in rows}
-    best = if_recorded(best_bf16, facts)
-    before = arm(facts.trial, in_first_window(best.name)) if best else None
-    alike: dict[str, list[str]] = {}
-    for label, each in rows:
-        found = if_recorded(relative_to_bf16, facts, each)
-        if found and found.bf16 is not found.best and (of := labels.get(in_any_window(found.bf16.name))):
-            alike.setdefault(of, []).append(f"{_like_for_like(found, each)} for {label}")
-    sentences = [f"Compared with {of}: {' · '.join(each)}." for of, each in alike.items()]
-    earlier = [label for label, each in rows if if_recorded(_is_of_first_window, each)]
-    if best and before and earlier:
-        took = f"{labels.get(best.name, '')} took {in_ms(before.step_ms)}"
-        sentences.append(f"Timed earlier, when {took}: {' · '.join(earlier)}.")
-    return " ".join(sentences)
-
-
-def _like_for_like(found: RelativeSpeed, timed: Arm) -> str:
-    """Write a step's speed as a multiple of that of the BF16 with its changes."""
-    speed = times(found.bf16.step_ms, timed.step_ms)
-    return f"{speed} (noisy)" if found.is_noise else speed
-
-
-def _is_of_first_window(timed: Arm) -> bool:
-    return is_of_first_window(timed.name) or is_of_first_window(timed.base or "")
-
-
 def _untimed(timing: Timing | None) -> str:
     """Name the variants that were not timed, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
@@ -265,33 +202,6 @@ def _in_short(reason: str) -> str:
         return reason
     first = reason.partition(". ")[0]
     return first if len(first) <= LONGEST_REASON else f"{first[:LONGEST_REASON].rpartition(' ')[0]} ..."
-
-
-def _difference(timing: Timing | None) -> DifferenceBars | None:
-    """Divide the first difference of the table; None if no two steps were profiled."""
-    found = timing.waterfalls[0] if timing and timing.waterfalls else None
-    if found is None or abs(found.difference_ms) < NONE_MS:
-        return None
-    ms = f"{abs(found.difference_ms):,.1f} ms"
-    return DifferenceBars(
-        title=f"Where the {ms} go" if found.difference_ms > 0 else f"Where the {ms} are saved",
-        between=f"{found.of} − {found.against}",
-        changes=tuple(_changes(found)),
-    )
-
-
-def _changes(found: Waterfall) -> Iterator[Change]:
-    """Write the parts, the largest first, and the rest of them, so that they add up."""
-    named = sorted(
-        ((name, ms) for name, ms in found.parts_ms.items() if name != "unclassified"),
-        key=lambda each: -abs(each[1]),
-    )
-    least = max(NONE_MS, LEAST_PCT / 100 * abs(found.difference_ms))
-    shown = [(name, ms) for name, ms in named if abs(ms) >= least][:MOST_PARTS]
-    yield from (Change(PART_NAMES.get(name, name), ms) for name, ms in shown)
-    rest = found.difference_ms - sum(round(ms, 1) for _, ms in shown)
-    if abs(rest) >= NONE_MS:
-        yield Change("rest", rest)
 
 
 def _notices(report: Document, beside: Sequence[Finding], steps: Sequence[Step]) -> Iterator[NoticeLine]:

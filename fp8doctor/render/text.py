@@ -57,7 +57,7 @@ def render(
     page = _Page(width, _coloured if colour else _plain, {mark: MARKS[mark][ascii] for mark in MARKS})
     if environment_page.no_model(report):
         return _joined(page.environment(report, verbose=verbose, quiet=quiet), ascii)
-    screen = first_screen(report, quiet=quiet, whole=verbose, held_in=held_in)
+    screen = first_screen(report, quiet=quiet, held_in=held_in)
     drawn = draw(screen, width=width, colour=colour, ascii=ascii)
     return f"{drawn}\n{_joined(page.details(details(report), report), ascii)}" if verbose else drawn
 

@@ -89,11 +89,8 @@ class Timing(Struct, frozen=True):
     """The same differences in numbers; of and against are labels."""
 
 
-def timing(facts: Facts, fixes: Mapping[str, int] | None = None) -> Timing | None:
-    """Write the measured steps, else a script's own; None if nothing was measured.
-
-    ``fixes`` are treatments with the numbers that the plan gives them; None if there is no plan to name.
-    """
+def timing(facts: Facts) -> Timing | None:
+    """Write the measured steps, else a script's own; None if nothing was measured."""
     if not facts.arms():
         return _of_a_script(facts)
     facts = without_parts_of_a_cpu(facts)
@@ -113,7 +110,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] | None = None) -> Timing | Non
         or _is_on_the_way(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
-    names = labels(facts, fixes)
+    names = labels(facts)
     rows = _together(
         _with_unknown_memory([_row(arm, names, spread(script_interval(arm, facts.trial))) for arm in arms])
     )
