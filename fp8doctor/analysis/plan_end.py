@@ -58,14 +58,24 @@ def plan_end(facts: Facts) -> PlanEnd | None:
         return None
     own = PlanEnd(as_is, not in_fp8, ())
     every = [each for each in (own, *_others(facts)) if is_finite(each.arm) or not is_finite(bf16)]
-    most_ms = (1 + SELF_CHECK_TOLERANCE) * min(each.arm.step_ms or 0.0 for each in every)
-    near = [each for each in every if (each.arm.step_ms or 0.0) <= most_ms]
+    fastest = min(every, key=lambda each: each.arm.step_ms or 0.0)
+    near = [each for each in every if _is_as_fast(each, fastest)]
     best = min(
         near,
         key=lambda each: (not each.is_as_is, _count(each, in_fp8), each.in_bf16 == in_fp8, each.arm.step_ms),
     )
     doubtful = ratio_on_screen(as_is, best.arm).low <= 1 or is_noise(as_is, best.arm, facts.trial)
     return own if own in every and doubtful else best
+
+
+def _is_as_fast(each: PlanEnd, fastest: PlanEnd) -> bool:
+    """Return whether a variant is as fast as the fastest, by what two copies of one step differ, or by noise.
+
+    Noise alone does not turn a plan from BF16 to FP8, or back.
+    """
+    slower = ratio_on_screen(each.arm, fastest.arm)
+    alike = each.in_bf16 == fastest.in_bf16
+    return slower.median <= 1 + SELF_CHECK_TOLERANCE or (alike and slower.low <= 1)
 
 
 def _count(end: PlanEnd, in_fp8: bool) -> int:

@@ -192,7 +192,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         speedup=speedup,
         gain=gain,
         end_speedup=end_speedup,
-        parts_ms=_estimated_parts(expects) if speedup else {},
+        parts_ms=_estimated_parts(expects) if speedup and (converts or expects.as_is) else {},
         gpu=expects.gpu,
         after=expects.after,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from fp8doctor.diagnosis.answer import Verdict
+from fp8doctor.answer.verdict import Verdict
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.facts import (
