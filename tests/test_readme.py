@@ -17,9 +17,9 @@ import click
 import pytest
 
 from fp8doctor import cli
+from fp8doctor.answer.verdict import Status
 from fp8doctor.cli import delivery, project
 from fp8doctor.cli.commands import DEMO
-from fp8doctor.answer.verdict import Status
 from fp8doctor.report import Report, load_report
 from fp8doctor.worker.parent import examine_in_worker
 from tests import picture, readme

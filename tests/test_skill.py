@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli
-from fp8doctor.cli.commands import DEMO
 from fp8doctor.answer.verdict import Status
+from fp8doctor.cli.commands import DEMO
 from tests.schema import FILE
 
 PAGE = (Path(__file__).parents[1] / "docs" / "SKILL.md").read_text("utf-8")

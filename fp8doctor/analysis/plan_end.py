@@ -80,7 +80,8 @@ def _is_as_fast(each: PlanEnd, fastest: PlanEnd) -> bool:
 
 def _count(end: PlanEnd, in_fp8: bool) -> int:
     """Count the changes: the other precision is one too, and CUDA graphs are compilation and one more."""
-    return len(end.changes) + (CUDA_GRAPHS in end.changes) + (end.in_bf16 == in_fp8)
+    graphs = CUDA_GRAPHS in end.changes or end.arm.name == ArmName.BF16_CUDA_GRAPHS
+    return len(end.changes) + graphs + (end.in_bf16 == in_fp8)
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:

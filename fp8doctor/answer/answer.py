@@ -210,19 +210,23 @@ def _causes(
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
             yield Cause(words.partition(":")[0].partition(". ")[0])
-    by_code = {each.code: each for each in findings if each.code not in told}
-    planned = [step for step in steps if step.treatment.name != STAY_IN_BF16]
-    undone = {code for step in steps if step not in planned for code in step.mends}
-    costs = [by_code[code] for code in undone if code in by_code and by_code[code].severity != "info"]
-    for each in sorted(costs, key=lambda one: (-(one.saving_ms.middle if one.saving_ms else 0.0), one.code)):
-        yield _cause(each.title, each.code, each.saving_ms)
-    for step in planned:
-        if step.code and step.code not in told:
-            yield _cause(step.title, step.code, step.saving_ms)
-    told |= undone | {code for step in planned for code in step.mends}
-    for each in findings if _seeks_a_cause(view, findings) else ():
-        if each.severity in ("warning", "error") and each.code not in told and not _gained_nothing(each):
-            yield _cause(each.title, each.code, each.saving_ms)
+    costs = [_cause(each.title, each.code, each.saving_ms) for each in _explaining(view, findings, steps)]
+    fresh = (each for each in costs if each.code not in told)
+    yield from sorted(fresh, key=lambda each: -(each.ms or 0.0))
+
+
+def _explaining(
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]
+) -> Iterator[Finding | Step]:
+    """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
+    yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
+    undone = {code for step in steps if step.treatment.name == STAY_IN_BF16 for code in step.mends}
+    fixed = {code for step in steps for code in step.mends}
+    for each in sorted(findings, key=lambda each: each.code not in undone):
+        if each.severity == "info" or _gained_nothing(each):
+            continue
+        if each.code in undone or (each.code not in fixed and _seeks_a_cause(view, findings)):
+            yield each
 
 
 def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:

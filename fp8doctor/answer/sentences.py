@@ -46,7 +46,7 @@ TEMPLATES = {
     "fix.stay": "Stay in BF16",
     "then.mended": "{mended}",
     "then.time": "{ms}{basis}",
-    "then.fp8": "the fastest FP8 that was timed takes {ms}",
+    "then.fp8": "fastest FP8 timed: {ms}",
     "then.range": "{low:.2f}x to {high:.2f}x the speed of BF16{basis}",
     "then.unknown": "Not timed",
     "sure.yes": "yes: {interval}, {rounds}",
