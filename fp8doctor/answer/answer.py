@@ -25,7 +25,7 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
 from fp8doctor.answer.commands import failed_to_time, may_break, run_again, timed, with_more_time
-from fp8doctor.answer.comparison import Comparison, comparison
+from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of, is_unclear, without_fp8
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
@@ -123,6 +123,7 @@ def answer(
     known = recorded(facts, "network")
     has_fp8 = bool(known and if_recorded(uses_fp8, facts))
     compared = comparison(view, findings, steps) if known else Comparison()
+    steps = with_its_gain(steps, compared)
     speedup = compared.speedup
     fault = fault_of(facts, findings) or _error(findings, compared)
     state = "" if not known else if_recorded(without_fp8, facts) or ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
 from fp8doctor.analysis.estimated_gain import EstimatedGain, estimated_gain
@@ -15,17 +16,22 @@ from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, bf16_for_timed_
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.step_difference import IDLE, REST, waterfall, without_parts_of_a_cpu
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, recipe_in_words
+from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.variant_names import labels
 from fp8doctor.answer.number import Number
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
-from fp8doctor.diagnosis.giving_up import planned_speedup, stays_in_bf16
-from fp8doctor.diagnosis.planned_gain import begins_fp8, stops_first
+from fp8doctor.diagnosis.giving_up import (
+    begins_fp8,
+    is_modelled,
+    planned_speedup,
+    stays_in_bf16,
+    stops_first,
+)
 from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to, is_in_bf16
-from fp8doctor.finding import Finding
+from fp8doctor.finding import Finding, Saving
 
 
 class Variant(Struct, frozen=True):
@@ -198,8 +204,10 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     )
 
 
-def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
-    return Variant(name, words, in_fp8, Number(ms, ms, ms, "modelled"))
+def _of(name: str, words: str, in_fp8: bool, ms: float, found: EstimatedGain | None = None) -> Variant:
+    """Make an estimated variant, with the interval of its gain if that is known."""
+    low, high = (found.low_ms, found.high_ms) if found else (ms, ms)
+    return Variant(name, words, in_fp8, Number(ms, min(low, ms), max(high, ms), "modelled"))
 
 
 def _holding(value: float, bounds: tuple[float, float]) -> tuple[float, float]:
@@ -220,7 +228,8 @@ def _planned(
     if stops_first(facts, findings):
         return None, None, None
     if stays_in_bf16(steps):
-        return bf16, _gain(estimated_gain(expects, None)), None
+        found = estimated_gain(expects, None)
+        return _of(bf16.name, bf16.words, False, bf16.ms.value, found), _gain(found), None
     planned = planned_speedup(facts, findings, steps)
     if planned is None or planned.parts is None or (planned.recipes and not begins_fp8(steps, planned)):
         return None, None, None
@@ -231,7 +240,7 @@ def _planned(
     gain = _gain(found)
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
     end_ms = planned.parts.bf16_ms / planned.best
-    return _of("planned", "with the plan", True, end_ms), gain, end_speedup
+    return _of("planned", "with the plan", True, end_ms, found), gain, end_speedup
 
 
 def _gain(found: EstimatedGain | None) -> Number | None:
@@ -250,3 +259,34 @@ def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:
     longer = parts.fp8_ms - parts.bf16_ms
     named = {"GEMMs": -parts.saved_ms, "casts": parts.casts_ms, IDLE: idle}
     return named | {REST: longer - sum(named.values())}
+
+
+def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:
+    """Give the fixes that the cost model knows the estimated saving of the plan: the first has that of all.
+
+    A check counts the kernels of some layers, without the host. A measured plan keeps its savings.
+    """
+    now, end, gain = compared.now, compared.end, compared.gain
+    if compared.speedup is not None and compared.speedup.basis == "measured":
+        return tuple(steps)
+    stays = stays_in_bf16(steps)
+    held = [
+        step
+        for step in steps
+        if (step.treatment.name == STAY_IN_BF16 if stays else gain and is_modelled(step))
+    ]
+    known = [step for step in held if step.saving_ms] or held
+    saving = None
+    if gain and now and end:
+        low, high = now.ms.value - end.ms.high, now.ms.value - end.ms.low
+        saving = Saving(low=low, high=high, basis="modelled", gpu=compared.gpu)
+    return tuple(
+        replace(
+            step,
+            saving_ms=saving if step is known[0] else None,
+            together=tuple(each.treatment.name for each in known if each is not step),
+        )
+        if step in known
+        else step
+        for step in steps
+    )

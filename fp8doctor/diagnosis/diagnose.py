@@ -22,7 +22,6 @@ from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.giving_up import as_estimated
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
-from fp8doctor.diagnosis.planned_gain import with_its_gain
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.gpus import gpu_spec, modelled_gpu_name
@@ -53,7 +52,6 @@ def diagnose(
     held = proposed if timed is None else timed
     held = if_recorded(as_estimated, held, view, findings, broken) or held
     prescription = in_agreement(if_recorded(conversion.of_bf16, held, view, findings) or held)
-    prescription = if_recorded(with_its_gain, prescription, view, findings) or prescription
     as_it_seems = is_what_it_seems(findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
@@ -65,9 +63,9 @@ def diagnose(
         facts=facts,
         verdict=told,
         findings=findings,
-        prescription=prescription,
+        prescription=said.fixes,
         outcomes=outcomes,
-        next=_next(said, prescription, facts),
+        next=_next(said, facts),
         ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
         rates=if_recorded(rates, facts, as_it_seems=as_it_seems),
@@ -76,10 +74,10 @@ def diagnose(
     )
 
 
-def _next(said: Answer, steps: Sequence[Step], facts: Facts) -> Next | None:
+def _next(said: Answer, facts: Facts) -> Next | None:
     """Choose the page of the plan's first check, else the command that answers what is open."""
     verify = run_again(facts)
-    step = next((each for each in steps if each.code), None)
+    step = next((each for each in said.fixes if each.code), None)
     if step is not None:
         return Next(command=f"{EXPLAIN}{step.code}", saving_ms=step.saving_ms, verify=verify)
     return Next(command=said.command, saving_ms=None, verify=verify) if said.command else None

@@ -200,6 +200,27 @@ def _of_none(filters: Step) -> Step:
     )
 
 
+def stops_first(facts: Facts, findings: Iterable[Finding]) -> bool:
+    """Return whether the job ends before a step, so that nothing is faster than it is now."""
+    checks = (registry.check_of(each) for each in findings if each.severity == "error")
+    return any(each and each.stops_before_a_step for each in checks) and not uses_fp8(facts)
+
+
+def begins_fp8(steps: Iterable[Step], planned: ModelledSpeedup) -> bool:
+    """Return whether a model without FP8 trains in it with the plan."""
+    steps = tuple(steps)
+    return any(map(converts, steps)) or (not planned.loses and any(map(changes_fp8, steps)))
+
+
+def converts(step: Step) -> bool:
+    return traits(step.treatment.name).family == CONVERTS
+
+
+def is_modelled(step: Step) -> bool:
+    """Return whether the model of a fixed FP8 step holds what this step changes."""
+    return traits(step.treatment.name).compiles or changes_fp8(step) or converts(step)
+
+
 def changes_fp8(step: Step) -> bool:
     """Return whether it changes how FP8 runs: before that, no time decides about FP8."""
     return any(check.changes_fp8 for check in fixed_checks(step))
