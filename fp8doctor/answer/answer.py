@@ -104,7 +104,8 @@ class Answer(Struct, frozen=True):
             self.status in ("step_raises", "does_not_fit", "fp8_not_engaged") or not self.fault.finding
         ):
             return True
-        found, ends = self.speedup, not self.fixes or self.compared.end is not None
+        found, later = self.speedup, self.compared.end_speedup
+        ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))
         if found is None:
             return self.takes_no_fp8
         return ends and found.side in ("slower", "faster") and found.high < WIDEST * found.low

@@ -308,11 +308,12 @@ def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
 
 
 def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
-    """Compile every Linear of the job but the head, or none."""
-    linears = (
-        replace(linear, compiled="" if yes and linear.role != "head" else None)
-        for linear in facts.network.linears
-    )
+    """Compile every Linear of the job but a head in 16 bits, as the printed lines do; or none."""
+
+    def is_compiled(linear: Linear) -> bool:
+        return yes and (linear.role != "head" or linear.use == "training")
+
+    linears = (replace(each, compiled="" if is_compiled(each) else None) for each in facts.network.linears)
     return with_linears(facts, tuple(linears))
 
 
