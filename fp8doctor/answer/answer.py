@@ -297,10 +297,10 @@ LIVE = "inspect_model(model, batch) on a GPU"
 
 def _untimed(said: Answer) -> str:
     if said.speedup is None:
-        return "the speed of FP8 was not timed"
+        return "the speed of FP8, so time it on a GPU"
     if said.speedup.side in ("open", "even"):
-        return "the estimate allows both"
-    return "the fixes were not timed" if said.fixes else "the estimate is wide"
+        return "the estimate allows both, so time it on a GPU"
+    return "the fixes were not timed on a GPU" if said.fixes else "the estimate is wide, so time it on a GPU"
 
 
 def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: str) -> Verdict:

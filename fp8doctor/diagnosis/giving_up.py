@@ -9,7 +9,7 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.losing_layers import crossing, is_given
+from fp8doctor.analysis.losing_layers import crossing
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, to_convert
 from fp8doctor.analysis.plan_end import PlanEnd
@@ -43,14 +43,13 @@ def as_estimated(
 ) -> tuple[Step, ...]:
     """Leave FP8 off if no GPU compared it with BF16, and it loses with the whole plan by the cost model.
 
-    The steps stay if the job neither holds FP8 nor asks for it, or if its batch is synthetic: a larger
-    one may pay.
+    The steps stay if the job neither holds FP8 nor asks for it.
     """
     facts = view.facts
     if view.on_gpu and view.bf16:
         return tuple(steps)
     expects = planned_speedup(facts, findings, steps)
-    if stays_in_bf16(steps) or expects is None or not expects.loses or not is_given(facts):
+    if stays_in_bf16(steps) or expects is None or not expects.loses:
         return tuple(steps)
     if not (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, steps))):
         return tuple(steps)
