@@ -20,7 +20,7 @@ from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
-from fp8doctor.diagnosis.giving_up import as_estimated
+from fp8doctor.diagnosis.giving_up import as_estimated, unless_undecided
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -47,6 +47,7 @@ def diagnose(
     findings, outcomes = with_measured_savings(view, findings, outcomes)
     findings, outcomes = without_its_symptoms(findings, outcomes)
     proposed = prescribe(findings, facts)
+    proposed = if_recorded(unless_undecided, proposed, view, findings) or proposed
     broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
     timed = if_recorded(as_timed, proposed, view, broken)
     held = proposed if timed is None else timed

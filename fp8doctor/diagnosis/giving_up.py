@@ -59,6 +59,17 @@ def as_estimated(
     return instead_of_fp8(steps, gives_up, broken)
 
 
+def unless_undecided(
+    proposed: Sequence[Step], view: TrialView, findings: Sequence[Finding]
+) -> tuple[Step, ...]:
+    """Drop giving FP8 up if nothing compared it with BF16, and the estimate of the other fixes holds 1."""
+    others = tuple(step for step in proposed if step.treatment.name != STAY_IN_BF16)
+    if view.on_gpu and view.bf16:
+        return tuple(proposed)
+    expects = if_recorded(planned_speedup, view.facts, findings, others)
+    return others if expects and not expects.loses and uses_fp8(view.facts) else tuple(proposed)
+
+
 def stays_in_bf16(steps: Iterable[Step]) -> bool:
     """Return whether the plan leaves FP8 off."""
     return any(step.treatment.name == STAY_IN_BF16 for step in steps)
