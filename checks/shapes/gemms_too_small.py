@@ -41,6 +41,7 @@ from fp8doctor.analysis.losing_layers import (
     basis,
     crossing,
     in_step,
+    is_given,
     losing_body,
     saving,
     to_keep,
@@ -48,6 +49,7 @@ from fp8doctor.analysis.losing_layers import (
 )
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.cost import micro_batches, modelled_gpu, mxfp8_experts, routed_rows
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Linear, if_recorded
@@ -59,10 +61,15 @@ from fp8doctor.wording import plural
 SHAPES_SHOWN = 3
 """Shapes that the title names. A choice of length."""
 
+PAYS = 1.10
+"""Speedup of experts below which their casts are reported. A choice."""
+
 
 @check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
+        if found := if_recorded(of_experts, facts):
+            return found
         return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
     if crossing(facts):
         return NotApplicable(reason="with so few tokens, FP8 pays off for no shape (SHP003)")
@@ -100,6 +107,39 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         },
         saving_ms=saving(found.values()),
         treatment=treatment,
+    )
+
+
+def of_experts(facts: Facts) -> Finding | None:
+    """Report MXFP8 experts whose casts take what their matmuls save, modelled for a user's batch."""
+    gpu = modelled_gpu(facts)
+    if gpu is None or not is_given(facts):
+        return None
+    layers = facts.network.fp8
+    costs = [(each, cost) for each in layers if (cost := mxfp8_experts(each, facts, gpu))]
+    times = micro_batches(facts)
+    bf16, in_fp8, casts = (times * sum(cost[part] for _, cost in costs) for part in range(3))
+    if not costs or bf16 >= PAYS * (in_fp8 + casts):
+        return None
+    first = costs[0][0]
+    rows = (routed_rows(first, facts) or 0) // first.gemms
+    return Finding(
+        severity="info",
+        title=f"MXFP8 casts of {plural(len(costs), 'expert weight')} cost {casts:,.1f} ms per step; the "
+        f"matmuls save {bf16 - in_fp8:,.1f} ms (estimated)",
+        explanation=f"Estimated for {gpu.name} from published kernel times: the experts' matmuls and casts "
+        f"are {bf16 / (in_fp8 + casts):.2f}x as fast as in BF16. {first.name} has {first.gemms} experts of "
+        f"{first.in_features} x {first.out_features}, with {rows:,} rows each. The fewer rows, the larger "
+        "the weights' share of the casts.",
+        evidence={
+            "expert_weights": len(costs),
+            "experts": first.gemms,
+            "rows_of_each": rows,
+            "bf16_gemms_ms": bf16,
+            "fp8_gemms_ms": in_fp8,
+            "casts_ms": casts,
+            "gpu": gpu.name,
+        },
     )
 
 

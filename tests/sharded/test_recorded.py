@@ -14,7 +14,6 @@ from fp8doctor import cli, load_report
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED
 from fp8doctor.render import text
-from fp8doctor.render.box import answer
 from tests.recordings import files, name_of, text_of
 from tests.render.every_format import hold_every_format
 
@@ -46,10 +45,10 @@ GAINS = {
 """What FP8 gave plain scripts of jobs in BF16; of FSDP2 with an all-gather in BF16."""
 
 OTHERS = {
-    "h100x2-fsdp2_torchao": "The timing is too noisy to tell",
-    "h100x2-fsdp2_torchao_8b": "Not compared: FP8 may be faster or slower than BF16",
+    "h100x2-fsdp2_torchao": "open",
+    "h100x2-fsdp2_torchao_8b": "open",
 }
-"""Titles of jobs that got no bounds."""
+"""Verdicts of jobs that got no bounds."""
 
 
 def test_every_recording_is_held() -> None:
@@ -66,7 +65,7 @@ def test_the_bounds_hold_what_plain_scripts_of_bf16_take(name: str) -> None:
     assert high is not None
     slack = 0.05 if "x2" in name else 0.03
     assert low * (1 - slack) <= BF16_MS[name] / watched <= high * (1 + slack)
-    assert "; the whole step " in answer(report).what
+    assert report.answer.whole == (low, high)
 
 
 @pytest.mark.parametrize("name", GAINS)
@@ -75,7 +74,6 @@ def test_no_plain_script_gains_more_than_the_most(name: str) -> None:
     assert report.verdict.whole_step_low is None
     assert report.verdict.whole_step_high is not None
     assert GAINS[name] <= report.verdict.whole_step_high
-    assert "; the whole step at most " in answer(report).what
 
 
 def test_the_example_is_what_this_version_says(tmp_path: Path) -> None:
@@ -88,14 +86,13 @@ def test_the_example_is_what_this_version_says(tmp_path: Path) -> None:
 def test_fp32_shards_that_are_gathered_in_bf16_multiply_in_bf16() -> None:
     report = replayed(RECORDED / "h100-fsdp2_torchao.json.gz")
     assert report.facts.network.dtypes == {"float32": report.facts.network.parameters}
-    assert not [each for each in report.findings if each.code == "CMP007" and "not BF16" in each.title]
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_no_bounds_without_a_verdict_on_compute(name: str) -> None:
     report = replayed(RECORDED / f"{name}.json.gz")
     assert report.verdict.whole_step_high is None
-    assert answer(report).what.startswith(OTHERS[name])
+    assert report.verdict.status == OTHERS[name]
 
 
 @pytest.mark.parametrize("name", [*BF16_MS, *GAINS, *OTHERS])

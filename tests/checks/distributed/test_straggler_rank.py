@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.rank_comparison import behind
-from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.checks.distributed.straggler_rank import straggler_rank
-from fp8doctor.diagnosis.verdict import verdict
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.running.rank_reports import rank_of
@@ -80,13 +79,10 @@ def test_what_makes_its_steps_longer_is_told_once() -> None:
     assert [(each.rank, each.what) for each in behind(facts)] == [(1, "before its forward")]
 
 
-def test_the_verdict_tells_it_before_anything_about_fp8() -> None:
-    summary = verdict(trial_view(job(rank(0), rank(1, before=31.0))), ()).summary
-    assert summary.startswith(
-        "Rank 1 keeps the others waiting: it takes 31.0 of 100.0 ms before its forward, they take 1.0 ms. "
-        "FP8 does not shorten that. Fix it first. "
-    )
-    assert not verdict(trial_view(job(rank(0), rank(1))), ()).summary.startswith("Rank")
+def test_the_answer_names_it_before_anything_about_fp8() -> None:
+    behind_rank, alike = (diagnose(job(rank(0), other)) for other in (rank(1, before=31.0), rank(1)))
+    assert behind_rank.answer.causes[0].title.startswith("Rank 1 keeps the others waiting")
+    assert not [each for each in alike.answer.causes if each.title.startswith("Rank")]
 
 
 def test_steps_that_scatter_accuse_nobody() -> None:

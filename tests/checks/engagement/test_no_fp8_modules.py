@@ -22,7 +22,6 @@ from fp8doctor.diagnosis.prescription import prescribe
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.render.box import answer as first_lines
 from fp8doctor.stacks.torchao_private import CONVERTER_TRACE
 
 Look = Callable[..., Facts]
@@ -98,8 +97,10 @@ def test_before_prepare_it_is_information(look: Look, monkeypatch: pytest.Monkey
 
 def test_before_prepare_the_advice_is_to_look_later(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    said = first_lines(diagnose(look(llama())))
-    assert said.fix == ("Check the model after its conversion, or after one training step.",)
+    report = diagnose(look(llama()))
+    assert report.verdict.status == "no_fp8"
+    (finding,) = (each for each in report.findings if each.code == "MOD001")
+    assert finding.severity == "info"
 
 
 def test_a_training_step_is_proof_enough(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.step.cast_bound import cast_bound
 from fp8doctor.checks.step.fp32_matmul import fp32_matmul
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
-from tests.checks.step.conftest import Block, beside, families_of, only, relied_upon
+from tests.checks.step.conftest import Block, only, relied_upon
 from tests.checks.trials import tried
 
 pytestmark = pytest.mark.slow
@@ -52,20 +51,6 @@ def partly_compiled() -> Facts:
     facts = relied_upon(tried(model, torch.randn(64, WIDTH, dtype=torch.bfloat16), "as_is"))
     assert facts.trial.arms[0].graphs_run == 2
     return facts
-
-
-def test_the_uncompiled_layer_is_blamed_for_its_casts(partly_compiled: Facts) -> None:
-    finding = cast_bound(
-        beside(
-            only(partly_compiled, "gemm_fp8", "cast"),
-            {"gemm_16bit": families_of(partly_compiled)["gemm_fp8"]},
-        )
-    )
-    assert isinstance(finding, Finding)
-    assert "Outside the compiled regions, most are in model.frames (" in finding.explanation
-    assert finding.evidence["modules_with_most_casts"] == ("frames",)
-    assert finding.treatment is not None
-    assert finding.treatment.code == "model.frames.compile()"
 
 
 def test_the_uncompiled_product_in_fp32_is_blamed(partly_compiled: Facts) -> None:

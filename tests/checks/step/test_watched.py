@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.checks.step.cast_bound import cast_bound
 from fp8doctor.checks.step.fp32_matmul import fp32_matmul
 from fp8doctor.checks.step.host_bound import host_bound
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts, Observation
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import Finding
 from tests.checks.step.profiled import breakdown
 from tests.facts_of import DECODER_468M
 
@@ -53,19 +52,6 @@ def test_a_gpu_that_does_not_wait_for_launches(seen: dict[str, Any]) -> None:
         assert "STP001" not in {each.code for each in diagnose(facts).findings}
     else:
         assert host_bound(facts) is None
-
-
-def test_casts_that_no_fp8_gemm_can_pay_for() -> None:
-    finding = cast_bound(watched(gemm_fp8=10.0, cast=60.0, pointwise=28.0))
-    assert isinstance(finding, Finding)
-    assert finding.title == "FP8 casts cost 60.0 ms per step, more than 10.0 ms of FP8 matmuls can save"
-    assert finding.treatment is not None
-    assert finding.treatment.name.startswith("compile")
-    assert cast_bound(watched(gemm_fp8=40.0, cast=40.0, pointwise=18.0)) is None
-    unreliable = watched(gemm_fp8=10.0, cast=60.0)
-    observed = unreliable.observed
-    observed = replace(observed, breakdown=replace(observed.breakdown, reliable=False))
-    assert isinstance(cast_bound(replace(unreliable, observed=observed)), NotApplicable)
 
 
 def test_gemms_in_fp32() -> None:
