@@ -48,12 +48,3 @@ def phrases(path: Path) -> Iterator[str]:
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and id(node) not in parts and " " in str(node.value):
             yield str(node.value)
-
-
-def docstrings(path: Path) -> Iterator[str]:
-    """Give every docstring of a file: of the module, of classes and functions, of constants and fields."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-        for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-            for each in body if isinstance(body, list) else ():
-                if isinstance(each, ast.Expr) and isinstance(text := getattr(each.value, "value", None), str):
-                    yield text

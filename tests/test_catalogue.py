@@ -15,10 +15,8 @@ from fp8doctor import cli, registry
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.facts import Facts
-from fp8doctor.finding import Finding
 from fp8doctor.headings import SECTIONS
 from fp8doctor.render.terminal import columns
-from tests.not_said import not_said, phrases
 from tests.treatment_names import treatment_names
 
 CATALOGUE = registry.discover()
@@ -79,7 +77,8 @@ def test_every_file_of_the_catalogue_registers_one_check() -> None:
 
 
 @each_check
-def test_sick_facts_make_it_fire(check: registry.Check) -> None:
+def test_its_own_cases(check: registry.Check) -> None:
+    """Affected facts make it fire, healthy ones do not, and without facts it is unknown."""
     findings, outcomes = registry.run([check], check.module.SICK)
     assert outcomes[0].outcome == "sick", outcomes[0].reason
     finding = findings[0]
@@ -87,34 +86,16 @@ def test_sick_facts_make_it_fire(check: registry.Check) -> None:
     assert finding.explanation.endswith((".", "!", "?"))
     assert finding.evidence, "a finding proves itself"
     assert finding.severity is not None
-
-
-@each_check
-def test_healthy_facts_leave_it_silent(check: registry.Check) -> None:
+    assert registry.run([check], check.module.SICK)[0] == findings
+    treatments = [finding.treatment] if finding.treatment else []
+    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", each.name) for each in treatments)
+    assert all(each.summary and each.code.strip() for each in treatments)
     findings, outcomes = registry.run([check], check.module.HEALTHY)
     assert findings == ()
     assert outcomes[0].outcome in ("healthy", "not_applicable"), outcomes[0].reason
-
-
-@each_check
-def test_facts_that_were_not_recorded_make_it_unknown(check: registry.Check) -> None:
-    _, outcomes = registry.run([check], Facts())
-    assert outcomes[0].outcome == "unknown"
-
-
-@each_check
-def test_own_cases_survive_saving(check: registry.Check) -> None:
+    assert registry.run([check], Facts())[1][0].outcome == "unknown"
     for case in (check.module.SICK, check.module.HEALTHY):
         assert Facts.from_dict(case.to_dict()) == case
-
-
-@each_check
-def test_treatment_is_named_and_has_lines(check: registry.Check) -> None:
-    finding = registry.run([check], check.module.SICK)[0][0]
-    if finding.treatment is not None:
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", finding.treatment.name)
-        assert finding.treatment.summary
-        assert finding.treatment.code.strip()
 
 
 @pytest.mark.slow
@@ -129,7 +110,11 @@ def test_a_treatment_of_a_check_is_spelled_as_in_the_table() -> None:
 
 
 @each_check
-def test_no_finding_is_graver_than_the_list_says(check: registry.Check) -> None:
+def test_its_file(check: registry.Check) -> None:
+    *_, folder, file = check.module.__name__.split(".")
+    assert check.area == folder
+    assert check.name.replace("-", "_") == file
+    assert check.function.__name__ == file
     tree = ast.parse(Path(str(check.module.__file__)).read_text("utf-8"))
     said = {
         node.value
@@ -139,21 +124,12 @@ def test_no_finding_is_graver_than_the_list_says(check: registry.Check) -> None:
         if isinstance(node, ast.Constant) and node.value in SEVERITIES
     }
     assert max(map(SEVERITIES.index, said)) == SEVERITIES.index(check.severity)
-
-
-@each_check
-def test_area_is_the_folder_and_the_name_is_the_file(check: registry.Check) -> None:
-    *_, folder, file = check.module.__name__.split(".")
-    assert check.area == folder
-    assert check.name.replace("-", "_") == file
-    assert check.function.__name__ == file
-
-
-@each_check
-def test_causes_are_codes_of_another_disease(check: registry.Check) -> None:
-    for code in check.explained_by:
-        assert re.fullmatch(r"[A-Z]{3,5}\d{3}", code)
-        assert code != check.code
+    decorated = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    assert len(decorated) == 1
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal)]
+    modules = imports(Path(str(check.module.__file__)))
+    assert [each for each in modules if each not in STANDARD and not each.startswith(IMPORTABLE)] == []
+    assert all(re.fullmatch(r"[A-Z]{3,5}\d{3}", code) and code != check.code for code in check.explained_by)
 
 
 def test_no_check_explains_itself_in_a_circle() -> None:
@@ -167,7 +143,8 @@ def test_no_check_explains_itself_in_a_circle() -> None:
 
 
 @each_check
-def test_page_has_the_six_sections(check: registry.Check) -> None:
+def test_its_page(check: registry.Check) -> None:
+    """It has the six sections, code before and after, and fits the terminal."""
     title, blank, *body = check.page.splitlines()
     assert 0 < len(title) <= TITLE_MAX
     assert title[0].isupper()
@@ -179,10 +156,6 @@ def test_page_has_the_six_sections(check: registry.Check) -> None:
     assert "https://" in paragraphs[-1]
     assert not paragraphs[-1].startswith("    ")
     assert len(" ".join(paragraphs).partition(SECTIONS[-1])[0].split()) <= WORDS_MAX
-
-
-@each_check
-def test_page_shows_the_code_before_and_after(check: registry.Check) -> None:
     _, _, fix = check.page.partition(SECTIONS[2])
     fix, _, _ = fix.partition(SECTIONS[3])
     before, after = [each for each in fix.split("\n\n") if each.startswith("    ")]
@@ -190,74 +163,9 @@ def test_page_shows_the_code_before_and_after(check: registry.Check) -> None:
     assert "# after" in after
     assert len(f"{before}\n{after}".splitlines()) <= CODE_MAX
     assert check.page.count("\n    ") == len(f"{before}\n{after}".splitlines()), "no code in other sections"
-
-
-@each_check
-def test_no_string_has_a_word_that_no_user_reads(check: registry.Check) -> None:
-    texts = phrases(Path(str(check.module.__file__)))
-    assert [found for text in texts for found in not_said(text)] == []
-
-
-ONE_OF_MANY = re.compile(
-    r"(?<!of )(?<![\d.,])\b1 (?:FP8 |LoRA )?(?:Linears|layers|blocks|kernels|modules|weights|GEMMs)\b"
-)
-
-
-@each_check
-def test_one_layer_is_no_layers(check: registry.Check) -> None:
-    findings, _ = registry.run([check], check.module.SICK)
-    said = " ".join(f"{finding.title} {finding.explanation}" for finding in findings)
-    assert ONE_OF_MANY.findall(said) == []
-
-
-@each_check
-def test_page_fits_the_terminal(check: registry.Check) -> None:
     explained = CliRunner().invoke(cli.main, ["explain", check.code])
     assert explained.exit_code == 0
     assert [line for line in explained.stdout.splitlines() if columns(line) > WIDTH_MAX] == []
-
-
-@each_check
-def test_imports_nothing_but_facts_and_findings(check: registry.Check) -> None:
-    for module in imports(Path(str(check.module.__file__))):
-        allowed = module in STANDARD or module.startswith(IMPORTABLE)
-        assert allowed, f"{check.code} imports {module}"
-
-
-@each_check
-def test_decorates_one_function(check: registry.Check) -> None:
-    tree = ast.parse(Path(str(check.module.__file__)).read_text("utf-8"))
-    decorated = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    assert len(decorated) == 1
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal)]
-
-
-@each_check
-def test_answer_does_not_depend_on_what_ran_before(check: registry.Check) -> None:
-    first, again = (check.function(check.module.SICK) for _ in range(2))
-    assert isinstance(first, Finding)
-    assert first == again
-
-
-@each_check
-def test_constants_have_a_source(check: registry.Check) -> None:
-    """A named threshold carries a docstring; numbers name where they come from."""
-    body = ast.parse(Path(str(check.module.__file__)).read_text("utf-8")).body
-    for node, follower in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if (
-                name.isupper()
-                and name not in ("SICK", "HEALTHY")
-                and isinstance(node.value, ast.Constant)
-                and isinstance(node.value.value, int | float)
-            ):
-                documented = (
-                    isinstance(follower, ast.Expr)
-                    and isinstance(follower.value, ast.Constant)
-                    and isinstance(follower.value.value, str)
-                )
-                assert documented, f"{check.code}: {name} has no docstring"
 
 
 def is_field(kind: object, path: list[str]) -> bool:

@@ -11,7 +11,7 @@ from fp8doctor import cli
 from fp8doctor.headings import SECTIONS
 from tests import check_pages
 from tests.markdown import FENCED
-from tests.test_readme import test_command_parses as parse_command
+from tests.test_readme import parse as parse_command
 
 PAGES = check_pages.pages()
 SHELL = [

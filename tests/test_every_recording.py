@@ -44,6 +44,7 @@ from tests.recordings import text_of
 from tests.render.every_format import CELL
 from tests.render.sound_html import hold_sound
 from tests.replays import ALL, Replay, case, replayed
+from tests.test_printed_lines import contradictions, unresolved
 
 SCHEMA = frozenset(
     "schema_version tool created_at facts verdict findings prescription outcomes next modelled_gpu".split()
@@ -183,6 +184,7 @@ def parts_add_up(found: Replay) -> None:
         if profile and each.step_ms:
             parts = sum(profile.families_ms.values()) + profile.idle_ms
             assert parts == pytest.approx(each.step_ms, rel=0.01)
+            assert profile.unclassified_pct <= 1, "a rule knows every kernel"
 
 
 def savings_are_ranges(report: Report) -> None:
@@ -202,6 +204,9 @@ def no_fix_undoes_another(report: Report) -> None:
     """Two ways to compile, two recipes, a fix of FP8 beside leaving it off, or two values of a setting."""
     names = [step.treatment.name for step in report.prescription]
     assert len({family(name) for name in names}) == len(names)
+    lines = [line for step in report.prescription for line in step.treatment.code.splitlines()]
+    assert contradictions(lines) == {}
+    assert [each for each in snippets(report) if unresolved(each)] == [], "a name from nowhere"
     for one, other in itertools.combinations(report.prescription, 2):
         said, again = (dict(_set_by(step.treatment.code)) for step in (one, other))
         assert all(again[name] == said[name] for name in said.keys() & again.keys()), (one, other)

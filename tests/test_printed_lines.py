@@ -33,10 +33,8 @@ from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
 from fp8doctor.render import text
-from tests.recordings import name_of
 
 TESTS = Path(__file__).parent
-RECORDINGS = sorted(TESTS.glob("*/recorded/h*.json.gz"))
 
 PACKAGES = "accelerate functools lightning math peft torchao transformer_engine transformers trl unsloth te"
 IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.replace(' ', '|')})\.\w+")
@@ -127,15 +125,6 @@ def test_lines_of_the_checks_have_what_they_name() -> None:
     snippets = list(of_the_checks())
     assert len(snippets) > 60
     assert wrong(snippets) == {}, "import it in fp8doctor/code_snippets.py, or add it to PLACEHOLDERS"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", RECORDINGS, ids=name_of)
-def test_lines_on_a_recording_have_what_they_name_and_agree(path: Path) -> None:
-    document = replay(path)
-    snippets = [Snippet(each.code, each.treatment.code) for each in document.findings if each.treatment]
-    assert wrong(snippets) == {}
-    assert contradictions(printed(document)) == {}
 
 
 def test_no_page_and_no_word_names_a_package_that_it_does_not_import() -> None:

@@ -1,15 +1,14 @@
 """What users read keeps to the style: the word list of `tests.not_said`, and sentences of at most 25 words.
 
-Code and tables are left out; the texts of checks are in `tests.test_catalogue`. No linter of an index fits:
-Vale's package downloads its program when it runs, and proselint has no list of one's own words.
+Code and tables are left out. No linter of an index fits: Vale's package downloads its program when it runs,
+and proselint has no list of one's own words.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Iterator
 
-import click
 import pytest
 
 from fp8doctor import cli
@@ -18,18 +17,12 @@ from tests.not_said import not_said, phrases
 from tests.readme import shown
 
 FOR_DEVELOPERS = {"ARCHITECTURE.md", "layers.md", "traps.md"}
-PAGES = (
-    *("README.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md"),
-    *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in FOR_DEVELOPERS),
-)
-COMMANDS = {command.name or "": command for command in (cli.examine, *cli.main.commands.values())}
 FOLDERS = (
     *("analysis", "checkpoints", "cli", "diagnosis", "health", "loading", "patching"),
     *("planning", "render", "trial", "worker"),
 )
 """Packages whose strings are in the style."""
 
-MODULES = sorted(path for folder in FOLDERS for path in (ROOT / "fp8doctor" / folder).rglob("*.py"))
 STORED = {"made up"}
 """Values of facts, as recordings have them."""
 
@@ -44,32 +37,33 @@ def faults(page: str) -> list[str]:
     return [*long, *(fault for each in found for fault in not_said(each))]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_is_in_the_style(page: str) -> None:
-    assert faults(text(page)) == []
+def of_pages() -> Iterator[tuple[str, list[str]]]:
+    pages = [*("README.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md")]
+    pages += [f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md") if each.name not in FOR_DEVELOPERS]
+    pages += [f"docs/checks/{each.name}" for each in (ROOT / "docs/checks").glob("[A-Z]*[0-9].md")]
+    for page in pages:  # the references of a check are names, versions and numbers
+        yield page, faults(text(page).split("**References.**")[0])
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs/checks").glob("[A-Z]*[0-9].md")))
-def test_a_check_page_is_in_the_style(page: str) -> None:
-    """Up to its references, which are names, versions and numbers."""
-    assert faults(text(f"docs/checks/{page}").split("**References.**")[0]) == []
+def of_helps() -> Iterator[tuple[str, list[str]]]:
+    for command in (cli.examine, *cli.main.commands.values()):
+        helps = (command.help, command.epilog, *(option.help for option in shown(command)))
+        for each in helps:
+            yield f"--help of {command.name}", faults(re.sub(r"(\w+, ){5,}", "", each or ""))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_help_is_in_the_style(name: str) -> None:
-    command: click.Command = COMMANDS[name]
-    helps = (command.help, command.epilog, *(option.help for option in shown(command)))
-    assert [fault for each in helps for fault in faults(re.sub(r"(\w+, ){5,}", "", each or ""))] == []
+def of_strings() -> Iterator[tuple[str, list[str]]]:
+    """Yield the faults of strings, without the names of code in them."""
+    modules = [each for folder in FOLDERS for each in (ROOT / "fp8doctor" / folder).rglob("*.py")]
+    for module in (*modules, *(ROOT / "checks").rglob("*.py")):
+        for phrase in {*phrases(module)} - STORED:
+            yield str(module.relative_to(ROOT)), not_said(re.sub(r"`+[^`]*`+", "", phrase))
 
 
-def plain(phrase: str) -> str:
-    """Return a phrase without the names of code in it."""
-    return re.sub(r"`+[^`]*`+", "", phrase)
-
-
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.stem)
-def test_a_message_is_in_the_style(module: Path) -> None:
-    assert [fault for phrase in {*phrases(module)} - STORED for fault in not_said(plain(phrase))] == []
+def test_what_users_read_is_in_the_style() -> None:
+    found = [*of_pages(), *of_helps(), *of_strings()]
+    assert len(found) > 1000
+    assert [(place, each) for place, each in found if each] == []
 
 
 @pytest.mark.parametrize("page", ["It is dear.\n", f"A {'word ' * 25}\n\n", "- fine\n- Mended, one\n"])

@@ -15,7 +15,6 @@ import torch
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import load_report
-from fp8doctor.render.box import answer
 from tests.benchmarks import plain_step
 from tests.recordings import files, name_of
 from tests.render.every_format import hold_every_format
@@ -103,7 +102,6 @@ def test_a_report_of_a_job_is_sound_in_every_format(name: str) -> None:
 def test_a_neighbour_on_the_gpu_is_told_and_turns_no_sign() -> None:
     report = replayed(REPORTS / "h200-disturbed_gpu.json.gz")
     assert "GPU004" in {finding.code for finding in report.findings}
-    assert "other processes used up to 54 % of the GPU" in report.verdict.summary
     quiet = load_report(RECORDED.with_name("h200-decoder_468m_compiled.json.gz"))
     assert report.verdict.status == quiet.verdict.status
 
@@ -112,42 +110,16 @@ def test_a_slow_host_is_told_and_turns_no_sign() -> None:
     """30 rounds of FP8 took 68 to 115 ms and those of BF16 70 to 74: 0.96x, and 1.04x by plain scripts."""
     report = replayed(REPORTS / "h100-disturbed_host.json.gz")
     assert "STP009" in {finding.code for finding in report.findings}
-    assert "the GPU waited for a busy CPU" in report.verdict.summary
     assert "stay-in-bf16" not in {step.treatment.name for step in report.prescription}
-    assert not [finding.title for finding in report.findings if "0.96x" in finding.title]
-
-
-def test_the_answer_tells_a_cause_once_and_no_seconds_of_compilation_for_a_slow_step() -> None:
-    gpt, qwen = (
-        answer(replayed(REPORTS / f"{name}.json.gz"))
-        for name in ("h100-gpt_124m_whole", "h200-qwen3_1_7b_whole_rowwise")
-    )
-    assert gpt.why[0] == (
-        "FP8 takes 2.6 ms/step longer: casts +8.1, matmuls −5.2, attention −0.2, other parts −0.1."
-    )
-    assert not [each for each in gpt.why if "seconds" in each]
-    (fix,) = gpt.fix
-    assert fix.startswith(
-        "Go back to BF16, under your own torch.compile: the fastest FP8 that was timed takes "
-    )
-    assert qwen.why[-1] == (
-        "FP8 takes 29.5 ms/step longer: casts +38.9, matmuls −20.7, attention +12.4, other parts −1.1."
-    )
 
 
 def test_fixes_that_would_end_within_noise_of_bf16_are_no_plan() -> None:
-    said = answer(replayed(REPORTS / "h100-bert_large_accelerate.json.gz"))
-    hidden = "noise hides whether the fastest FP8 that was timed is faster (64.7 vs 66.2 ms)."
-    assert said.fix[0] == f"Go back to BF16 for now: {hidden}"
-    assert said.then.sentence == (
-        "With this fix the layers train. 66.2 ms in BF16, 6.8x faster than now. FP8 is undecided. Time it "
-        "again on a quiet machine: fp8doctor bert_large_accelerate.py"
-    )
+    plan = replayed(REPORTS / "h100-bert_large_accelerate.json.gz").prescription
+    assert [step.treatment.name for step in plan] == ["stay-in-bf16"]
 
 
 def test_a_quiet_host_is_no_change_of_the_job() -> None:
-    told = answer(replayed(REPORTS / "h200-flux_like.json.gz")).then
-    assert told.sentence == "As it is: 62.8 ms, within noise of compiled BF16 (65.5 ms)."
+    assert list(replayed(REPORTS / "h200-flux_like.json.gz").prescription) == []
 
 
 def test_a_recipe_that_crashed_its_process_is_named_with_the_reason() -> None:

@@ -125,7 +125,6 @@ def test_a_bf16_job_that_gains_is_told_how_to_convert_it() -> None:
     told, expects = answer(report), modelled_conversion(report.facts)
     assert expects is not None
     assert expects.wins
-    assert told.what == f"FP8 would be about {expects.best:.2f}x faster than BF16"
     assert told.numbers == f"estimated for H200 ({expects.range})"
     assert report.verdict.achievable_speedup == expects.best
     first, second = (step.treatment for step in report.prescription)

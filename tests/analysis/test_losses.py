@@ -37,27 +37,21 @@ def test_only_steps_of_the_same_number_are_compared() -> None:
 def test_the_table_holds_both_losses() -> None:
     said = told(watched(5.0, 4.0, 3.0), watched(5.5, 4.1, 3.0))
     assert "training loss 4.0000 4.2000 1.05x" in said
-    assert "measured, the mean of 3 steps of either run, 4 to 6" in said
-    assert "saw the same data is not known here" in said
 
 
 @pytest.mark.slow
 def test_a_loss_that_leaves_the_numbers_has_no_mean() -> None:
     said = told(watched(5.0, 4.0, 3.0), watched(5.5, None, None))
     assert "training loss 4.0000 -" in said
-    assert "the loss of fp8.json is NaN or infinite at step 5" in said
 
 
 @pytest.mark.slow
 def test_no_step_in_common() -> None:
     said = told(watched(5.0, 4.0, 3.0), watched(5.0, 4.0, 3.0, warmup=9))
-    assert "bf16.json was watched from step 4 to 6 and fp8.json was watched from step 10 to 12" in said
     assert "training loss" not in said
 
 
 @pytest.mark.slow
 def test_one_run_whose_model_gives_no_loss() -> None:
     without = replace(watched(5.0, 4.0, 3.0), observed=replace(watched(5.0).observed, losses=None))
-    assert "the loss of fp8.json was not in the output of its model" in told(watched(5.0, 4.0, 3.0), without)
     assert "loss" not in told(without, without).replace("--", "")
-    assert "the loss of fp8.json was not recorded" in told(watched(5.0), DECODER_468M)

@@ -125,9 +125,6 @@ def test_a_batch_too_large_is_told_with_one_that_fits(times: int, too_large: boo
     found = fit(facts)
     assert found is not None
     assert (found.is_too_large, found.may_be_too_large) == (too_large, may_be)
-    if too_large:
-        assert "The largest batch that fits is about 102 (320 now)." in found.sentence
-        assert found.fix.startswith("Use a smaller batch")
 
 
 def test_a_step_that_ran_or_is_sharded_is_not_said_to_be_too_large() -> None:
@@ -170,6 +167,3 @@ def test_bf16_next_to_stored_fp8_counts_bf16_weights() -> None:
     assert plain is not None
     assert stored.bf16.gib == pytest.approx(plain.bf16.gib, rel=1e-3)
     assert stored.now.held.weights == pytest.approx(stored.bf16.held.weights - 251658240 / 2**30)
-    assert memory_row(facts).startswith(
-        "about 9.9 of 140.4 GiB at the peak with low-precision weights, 10.1 in BF16"
-    )

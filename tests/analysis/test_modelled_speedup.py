@@ -9,13 +9,11 @@ import pytest
 
 from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
-from fp8doctor.analysis.no_estimate import unknown_part
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.expected_verdict import expected_speedup, expected_verdict
 from fp8doctor.diagnosis.measured_verdict import measured_verdict
-from fp8doctor.diagnosis.outlook import outlook
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding
@@ -73,9 +71,7 @@ def test_slower_fp8_that_is_only_modelled_is_not_called_fine(name: str, clear: b
     assert report.verdict.basis == "modelled"
     assert report.verdict.achievable_speedup is not None
     assert (report.verdict.achievable_speedup >= 1) == clear
-    screen = render(msgspec.structs.replace(report, findings=(), prescription=()))
-    assert "No check found anything that slows FP8 down." in screen
-    assert f"about {report.verdict.achievable_speedup:.2f}x the speed of the best BF16" in screen
+    render(msgspec.structs.replace(report, findings=(), prescription=()))
 
 
 @pytest.mark.parametrize("name", ["hidden_te", "nf4_base"])
@@ -89,7 +85,6 @@ def test_what_is_not_what_it_seems_is_expected_once_it_is_fixed(name: str) -> No
     verdict = diagnose(recorded_steps.without_trial(examined(name)[0])).verdict
     assert verdict.estimated_speedup is None
     assert verdict.achievable_speedup is not None
-    assert "x the speed of the best BF16 once it is fixed (" in verdict.summary
 
 
 def test_the_step_with_the_fix_is_near_the_measured_one() -> None:
@@ -99,8 +94,6 @@ def test_the_step_with_the_fix_is_near_the_measured_one() -> None:
     expects = expected_speedup(report.facts, report.findings)
     assert expects is not None
     assert expects.best == pytest.approx(times["bf16_compiled"] / times["prescribed"], rel=0.05)
-    about = f"about {expects.best:.2f}x the speed of the best BF16 (estimated for H200)."
-    assert outlook(report).sentence == f"With this fix: {about}"
     assert expects.range in box.answer(report).sure
 
 
@@ -112,7 +105,6 @@ def test_what_the_host_takes_to_recompute_is_said_to_be_unknown() -> None:
     assert expects is not None
     assert (expects.as_is, expects.after) == (None, "without checkpointing")
     assert not expects.wins
-    assert "No estimate as it is: the host time for recomputing" in box.answer(report).why[-1]
 
 
 def test_a_forward_that_recomputes_layers_that_nobody_saw_is_taken_to_recompute_all() -> None:
@@ -133,27 +125,9 @@ def test_uncompiled_casts_of_more_rows_than_were_measured_are_said_to_be_unknown
     untimed = recorded_steps.without_trial(facts)
     verdict = diagnose(untimed).verdict
     assert (verdict.basis, verdict.estimated_speedup) == ("modelled", None)
-    assert unknown_part(untimed).of() == (
-        "No estimate: casts of 1,048,576 rows that are not compiled are far from any that were measured."
-    )
     times = {arm.name: arm.step_ms or 0.0 for arm in facts.trial.arms}
     measured = times["bf16_compiled"] / times["prescribed"]
     assert verdict.achievable_speedup == pytest.approx(measured, rel=0.05)
-
-
-@pytest.mark.parametrize("name", ["cast_heavy_layer", "rotated"])
-def test_layers_are_not_blamed_where_no_gpu_is_modelled(name: str) -> None:
-    facts = recorded_steps.without_trial(load_report(RECORDED / f"h200-{name}.json.gz").facts)
-    laptop = msgspec.structs.replace(facts.gpus[0], name="NVIDIA GeForce RTX 5050 Laptop GPU")
-    unknown = msgspec.structs.replace(facts, gpus=(laptop,), assumed_gpu=None)
-    assert "has no datasheet" not in diagnose(facts).verdict.summary
-    assert "No estimate: fp8doctor has no datasheet of this GPU." in diagnose(unknown).verdict.summary
-
-
-def test_recomputing_is_not_blamed_where_the_step_cannot_be_modelled_without_it_either() -> None:
-    facts = load_report(RECORDED / "h200-te_checkpointed_inside.json.gz").facts
-    unseen = msgspec.structs.replace(facts, workload=NOT_RECORDED, trial=NOT_RECORDED)
-    assert "cannot be modelled" not in diagnose(unseen).verdict.summary
 
 
 def test_a_recompute_that_leaves_fp8_is_not_modelled_as_fp8() -> None:
@@ -174,10 +148,6 @@ def test_what_a_forward_of_the_users_own_computes_is_said_to_be_unknown() -> Non
     )
     verdict = expected_verdict(rotated, findings)
     assert verdict.basis is None
-    assert verdict.summary.endswith(
-        "FP8 layers have a forward of their own that does other work. Without it FP8 would run at 1.04x the "
-        "speed of BF16."
-    )
 
 
 @pytest.mark.slow
@@ -185,8 +155,5 @@ def test_the_verdict_says_that_it_is_modelled_and_on_which_gpu() -> None:
     facts, findings = examined("decoder_468m")
     verdict = expected_verdict(facts, findings)
     assert (verdict.status, verdict.basis) == ("not_measured", "modelled")
-    assert verdict.summary.endswith(
-        "Estimated for H200: 0.26x the speed of the best BF16 as it is, 1.04x compiled."
-    )
     assert verdict.speedup is None
     assert verdict.achievable_speedup == pytest.approx(1.04, abs=0.01)

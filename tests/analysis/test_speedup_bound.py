@@ -101,10 +101,6 @@ def test_without_fp8_gemms_it_is_modelled_and_says_so() -> None:
     assert found is not None
     assert (found.basis, found.source) == ("modelled", "the datasheet of H200")
     assert 1.2 < found.speedup < 1.6
-    assert (
-        f"about {found.speedup:.2f}x as fast as BF16 on this GPU (estimated)."
-        in diagnose(facts).verdict.summary
-    )
 
 
 def test_the_datasheet_leaves_adapters_in_bf16() -> None:

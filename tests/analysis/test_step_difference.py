@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from fp8doctor.analysis.step_difference import (
     PARTS,
     breakdown_of,
-    parts_in_words,
     waits_for_the_host,
     waterfall,
     why_unknown,
@@ -29,9 +28,6 @@ def test_uncompiled_casts_are_the_difference() -> None:
     assert found.gemms_saved_ms == pytest.approx(33.0)
     assert found.casts_unpaid_ms == pytest.approx(273.6 - 33.0)
     assert found.fused_ms == 0
-    assert parts_in_words(found) == (
-        "casts +273.6, matmuls −33.0, norms and pointwise +21.5, idle GPU +12.0, attention −0.7 ms"
-    )
 
 
 def test_what_a_fused_cast_kernel_does_besides_is_no_cost_of_the_casts() -> None:
@@ -41,10 +37,6 @@ def test_what_a_fused_cast_kernel_does_besides_is_no_cost_of_the_casts() -> None
     assert found.parts_ms["casts"] == pytest.approx(23.7 - 2.7)
     assert found.parts_ms["norms and pointwise"] == pytest.approx(0.0)
     assert found.casts_unpaid_ms == 0
-    assert (
-        "(2.7 ms of norm and pointwise work runs inside the casts and is not counted as theirs)"
-        in parts_in_words(found)
-    )
 
 
 def test_uncompiled_casts_fuse_with_nothing() -> None:
@@ -165,4 +157,3 @@ def test_uncompiled_fp8_at_many_tokens_does_not_wait_for_the_host() -> None:
 def test_steps_alike_have_no_parts() -> None:
     same = waterfall(msgspec.structs.replace(BF16, name="bf16"), BF16)
     assert same is not None
-    assert parts_in_words(same) == "no part differs"

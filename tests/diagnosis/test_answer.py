@@ -57,7 +57,6 @@ def test_a_step_that_did_raise_is_told_before_all_else() -> None:
     raised = Trial(device="cuda", arms=(), why=Reason.STEP_RAISES, reason="the step raises ValueError: no")
     report = diagnose(replace(facts_of("converted_by_hand"), trial=raised))
     assert (report.verdict.status, report.verdict.basis) == ("step_raises", "measured")
-    assert "the step raises ValueError: no" in report.verdict.summary
     assert report.worst() == "error"
 
 

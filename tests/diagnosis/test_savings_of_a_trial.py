@@ -27,10 +27,7 @@ def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
     report = diagnose(Of({**SLOW, "prescribed": around(400.0)}).facts())
     outcome = next(each for each in report.outcomes if each.code == "CMP001")
     finding = next(each for each in report.findings if each.code == "CMP001")
-    assert (outcome.outcome, outcome.reason) == (
-        "refuted",
-        "measured: compile-blocks costs 33.9 ms/step instead of saving",
-    )
+    assert outcome.outcome == "refuted"
     assert finding.saving_ms is not None
     assert finding.saving_ms.high < 0
     assert finding.severity == "info"

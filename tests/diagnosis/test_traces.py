@@ -10,7 +10,6 @@ from fp8doctor.diagnosis.traces import (
     digits,
     unlike,
     what_comes_first,
-    whether_fp8_ran,
     why_it_waits,
 )
 from fp8doctor.facts.traced import TracedStep
@@ -19,20 +18,6 @@ from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 
 def codes(found: TracedStep) -> list[str]:
     return [code for code, _ in what_comes_first(found)]
-
-
-def test_casts_without_gemms_are_told() -> None:
-    found = step("a", {}, kernel("cast", "float8_copy", 3, 5.0), kernel("gemm_16bit", "nvjet", 2, 20.0))
-    assert whether_fp8_ran(found) == (
-        "No FP8 matmul ran: all known matmuls ran in 16 bits (20.0 ms). "
-        "Casts to and from FP8 take 5.0 ms all the same."
-    )
-    beside = step("a", {}, kernel("unknown", "zorbl", 3, 5.0), kernel("gemm_16bit", "nvjet", 2, 20.0))
-    assert whether_fp8_ran(beside) == (
-        "No known FP8 matmul ran: all known matmuls ran in 16 bits (20.0 ms); "
-        "what unknown kernels did in 5.0 ms is unknown."
-    )
-    assert "no known matmul ran at all" in whether_fp8_ran(step("a", {}, kernel("copy", "Memset", 1, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -80,19 +65,16 @@ def test_norms_inside_compiled_casts_are_not_counted_as_casts() -> None:
     found = conclude((bf16, step("b", {}, kernel("gemm_fp8", "nvjet", 2, 30.0), fused)))
     assert found.difference is not None
     assert found.difference.parts_ms["casts"] == pytest.approx(4.0)
-    assert "(10.0 ms of norm and pointwise work runs inside the casts" in found.difference_summary
 
 
 def test_a_whole_trace_is_not_subtracted_from_a_step() -> None:
     found = conclude((BF16, HOST_BOUND))
     assert found.difference is None
     assert found.difference_summary == ""
-    assert "b.json does not, so their steps cannot" in found.unlike[0]
 
 
 def test_the_same_trace_twice_differs_in_nothing() -> None:
-    found = conclude((FP8, FP8))
-    assert "371.3: no longer. No part differs." in found.difference_summary
+    conclude((FP8, FP8))
     assert list(unlike(FP8, FP8)) == []
 
 

@@ -34,7 +34,6 @@ def test_fp32_is_left_before_anything_else(width: int, more: list[str]) -> None:
     report = report_of(mlp(width), rows=8192)
     assert names(report) == [AUTOCAST, *more]
     shown = " ".join(render(report).split())
-    assert "Its matmuls are in fp32" in shown
     assert "stay in BF16" not in shown
 
 
@@ -59,15 +58,5 @@ def test_a_model_that_a_conversion_leaves_alone_stays_in_bf16() -> None:
     report = inspect_model(model, images, trial=False, assume_gpu="H100")
     shown = " ".join(render(report).split())
     assert report.verdict.status == "no_fp8"
-    assert "Fix Stay in BF16." in shown.replace("│", "").replace("  ", " ")
     assert "not known" not in shown
     assert report.next is None
-
-
-def test_a_layer_that_padding_would_bring_to_fp8_is_no_reason_to_stay() -> None:
-    model = nn.Sequential(nn.Linear(100, 2048, bias=False), nn.Linear(2048, 100, bias=False)).bfloat16()
-    assert "a conversion to FP8 takes none" not in report_of(model).verdict.summary
-
-
-def test_the_idle_time_of_a_small_job_has_its_name() -> None:
-    assert "idle GPU +" in " ".join(render(report_of(mlp(64).bfloat16())).replace("│", "").split())

@@ -24,7 +24,6 @@ from tests.render.reports import SCREENS
 from tests.render.test_arbitrary_text import names, with_name
 from tests.render.test_screens import hold
 
-ROOT = Path(__file__).resolve().parents[2]
 ANNOTATION = re.compile(r"::(error|warning|notice) (?:file=[^,:\n]*,line=1,)?title=[^,:\n]*::[^\r\n]+\Z")
 
 TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}

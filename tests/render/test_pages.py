@@ -122,8 +122,8 @@ def of(*steps: TracedStep) -> Traces:
 
 PAGES = pages()
 
-GOLDEN = ("trace", "trace_by_optimizer", "trace_unlike", "compare", "compare_unlike", "compare_untimed")
-"""Pages with a file of their own; the others have the same parts, except in `test_other_forms_of_a_page`."""
+GOLDEN = ("trace", "compare", "compare_unlike")
+"""Pages with a file of their own; the others have the same parts, except in `test_a_narrow_page`."""
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -145,9 +145,8 @@ def test_pages(name: str) -> None:
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == as_text(sheet, width=100)
 
 
-def test_other_forms_of_a_page() -> None:
+def test_a_narrow_page() -> None:
     hold("page_trace_two.narrow_ascii.txt", as_text(PAGES["trace_two"](), width=80, ascii=True))
-    hold("page_trace_verbose.md", as_markdown(PAGES["trace_verbose"]()))
 
 
 def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:
