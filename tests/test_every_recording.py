@@ -127,8 +127,10 @@ def carried_out(names: set[str], view: TrialView) -> list[Arm]:
 
 def the_facts_are_those_that_were_recorded(path: Path, report: Report) -> None:
     data = json.loads(text_of(path))["facts"]
-    data.get("observed", {}).pop("launch_ms", None)  # null in what an earlier version wrote
-    assert report.to_dict()["facts"] == data
+    kept = report.to_dict()["facts"]
+    for each in (kept, data):
+        each.get("observed", {}).pop("launch_ms", None)  # a null of an earlier version is not kept
+    assert kept == data
     assert not [each for each in report.outcomes if each.outcome == "crashed"]
 
 
