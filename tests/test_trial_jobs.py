@@ -115,6 +115,10 @@ def test_a_slow_host_is_told_and_turns_no_sign() -> None:
     assert not [finding.title for finding in report.findings if "0.96x" in finding.title]
 
 
+def test_a_quiet_host_is_no_change_of_the_job() -> None:
+    assert list(replayed(REPORTS / "h200-flux_like.json.gz").prescription) == []
+
+
 def test_a_recipe_that_crashed_its_process_is_named_with_the_reason() -> None:
     """A kernel that torch 2.11 makes of rowwise casts beside a concatenation reads where it may not."""
     arms = replayed(REPORTS / "h200-flux_like.json.gz").facts.trial.arms
