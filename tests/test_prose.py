@@ -24,7 +24,7 @@ PAGES = (
 )
 COMMANDS = {command.name or "": command for command in (cli.examine, *cli.main.commands.values())}
 FOLDERS = (
-    *("analysis", "checkpoints", "cli", "diagnosis", "health", "loading", "patching"),
+    *("analysis", "cli", "diagnosis", "health", "loading", "patching"),
     *("planning", "render", "trial", "worker"),
 )
 """Packages whose strings are in the style."""
