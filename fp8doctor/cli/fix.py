@@ -66,6 +66,10 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     if why:
         complain(f"{script} is unchanged: {why}")
         return FOUND
+    if _content(script, backup) != content:
+        raise UserError(
+            f"{script} was edited while fp8doctor ran, so it stays as it is; run fp8doctor fix {script} again"
+        )
     shutil.copy2(script, backup)
     write_text(script, fixed)
     complain(f"wrote {script}; {backup} is the script as it was")
