@@ -15,7 +15,7 @@ from fp8doctor.cli.console import complain, show
 from fp8doctor.cli.delivery import FOUND, OK, writable
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
-from fp8doctor.files import digest, write_text
+from fp8doctor.files import digest, regular, write_text
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
@@ -79,6 +79,7 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
 def _content(script: Path, backup: Path | None) -> bytes:
     """Read the script. Raises `UserError` if it cannot be read, or not be written with a backup."""
     try:
+        regular(script)
         content = script.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {script}: {error.strerror or error}") from None
