@@ -324,7 +324,7 @@ class Scaled:
 
 def teacher_with(temperature: torch.Tensor) -> nn.Module:
     teacher = nn.Identity()
-    teacher.temperature = temperature  # type: ignore[assignment]
+    teacher.temperature = temperature
     return teacher
 
 
