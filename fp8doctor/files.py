@@ -6,6 +6,7 @@ import glob
 import os
 import platform
 import shutil
+import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -20,13 +21,23 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
 
+def regular(path: Path) -> os.stat_result:
+    """Return a file's status. Raises `UserError` for a pipe or a device, which may never end, and OSError."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"cannot read {path}: it is not a regular file")
+    return status
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file completely or leave it unchanged. Raises `UserError`."""
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # pipes and devices cannot be replaced
+        elif os.path.islink(whole := os.path.realpath(path)):
+            raise UserError(f"cannot write {path}: its links lead back to it")
         else:
-            _replace(Path(os.path.realpath(path)), text)
+            _replace(Path(whole), text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 

@@ -46,6 +46,11 @@ PLACE = re.compile(r"\{(\w+)(?:\|([^{}]*))?\}")
 FOLDER = Path(__file__).with_name("messages")
 """Tables of the messages, one file for each library."""
 
+WORDS_END = 500
+"""Characters that stay of each end of a long word: a pattern may read to its end from each character."""
+
+LONG_WORD = re.compile(rf"(?<!\S)(\S{{{WORDS_END}}})\S+(\S{{{WORDS_END}}})")
+
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 PREFIX = re.compile(
@@ -131,7 +136,7 @@ def recognise_all(text: str) -> tuple[KnownError, ...]:
 
 def fatal_is_known(text: str) -> bool:
     """Return whether the last exception in a text is a known one, or there is none."""
-    cleaned = _cleaned(text)
+    cleaned = clean(text)
     begins = max((match.start() for match in EXCEPTION.finditer(cleaned)), default=0)
     return any(end > len(" ".join(cleaned[:begins].split())) for *_, end in _found(text))
 
@@ -166,7 +171,7 @@ def _filled(error: KnownError, match: re.Match[str], text: str) -> KnownError:
 @functools.lru_cache(maxsize=1)
 def _found(text: str) -> list[tuple[KnownError, int]]:
     """Find each known message and where its last occurrence ends."""
-    cleaned = _cleaned(text)
+    cleaned = clean(text)
     text = " ".join(cleaned.split())
     last = {
         error: matches[-1]
@@ -187,9 +192,10 @@ def _found(text: str) -> list[tuple[KnownError, int]]:
     return found if any(end > begins for _, end in found) else [*_class_of(told, cleaned), *found]
 
 
-def _cleaned(text: str) -> str:
-    """Return the end of a text without colours, prefixes of lines and progress bars."""
-    return PREFIX.sub("", COLOUR.sub("", text[-LONGEST:]).replace("\r", "\n"))
+def clean(text: str) -> str:
+    """Return the end of a text without colours, prefixes of lines, progress bars, and long words' middles."""
+    lines = PREFIX.sub("", COLOUR.sub("", text[-LONGEST:]).replace("\r", "\n"))
+    return LONG_WORD.sub(r"\1 \2", lines)
 
 
 def in_a_sentence(text: str) -> str | None:
@@ -204,6 +210,6 @@ def _argument(error: KnownError, text: str) -> str:
     """Return what to give ``explain`` for an error in a text: a check's code, or the message's own words."""
     if error.codes:
         return error.codes[0]
-    matches = re.finditer(error.pattern, " ".join(_cleaned(text).split()))
+    matches = re.finditer(error.pattern, " ".join(clean(text).split()))
     words = list(matches)[-1].group()
     return shlex.quote(words) if len(words) <= LONGEST_QUOTE else "< train.log"

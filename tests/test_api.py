@@ -422,6 +422,18 @@ def test_a_list_is_for_a_training_step_to_take_apart() -> None:
         inspect_model(model, pair, trial=False)
 
 
+@pytest.mark.parametrize("how", ["script", "trace"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_scripted_part_is_named_and_the_model_still_examined(how: str, whole: bool) -> None:
+    inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+    part = torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(2, 16))
+    model = part if whole else nn.Sequential(nn.Linear(16, 16), part)
+    report = inspect_model(model, torch.ones(8, 16), device="cpu", budget_s=1, progress=False)
+    assert report.facts.trial.arms == ()
+    assert "torch.jit" in report.facts.trial.reason
+    assert report.verdict.status in ("no_fp8", "not_measured")
+
+
 class Lazy(nn.Module):
     """A model whose first layer has no size before a batch has gone through it."""
 

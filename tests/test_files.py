@@ -117,6 +117,23 @@ def test_what_is_no_regular_file_is_written_to(tmp_path: Path) -> None:
     os.close(reader)
 
 
+def test_a_link_that_leads_to_itself_stays(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("other")
+    (tmp_path / "other").symlink_to("link")
+    with pytest.raises(UserError, match="lead back to it"):
+        write_text(tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "command", [("health",), ("report",), ("trace",), ("fix",), ("plan", "--gpu", "H100")]
+)
+def test_no_command_waits_for_a_pipe(command: tuple[str, ...], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    result = fp8doctor(*command, tmp_path / "pipe.json")
+    assert (result.exit_code, result.stdout, len(result.stderr.splitlines())) == (2, "", 1)
+
+
 def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot write .*: No such file or directory"):
         write_text(tmp_path / "none" / "report.txt", "")

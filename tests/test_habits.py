@@ -63,6 +63,13 @@ def test_a_mistyped_command_is_answered_with_the_nearest(
     assert f"There is no command, file or module '{word}'. Did you mean '{meant}'?" in result.stderr
 
 
+def test_a_withdrawn_command_is_answered_with_what_to_do_instead() -> None:
+    result = fp8doctor("checkpoint", "model.safetensors")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert "fp8doctor explain" in result.stderr
+
+
 def test_a_file_or_a_module_named_nearly_like_a_command_is_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

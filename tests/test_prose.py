@@ -18,7 +18,7 @@ from tests.readme import shown
 
 FOR_DEVELOPERS = {"ARCHITECTURE.md", "layers.md", "traps.md"}
 FOLDERS = (
-    *("analysis", "checkpoints", "cli", "diagnosis", "health", "loading", "patching"),
+    *("analysis", "cli", "diagnosis", "health", "loading", "patching"),
     *("planning", "render", "trial", "worker"),
 )
 """Packages whose strings are in the style."""

@@ -100,7 +100,7 @@ def ledger(facts: Facts) -> Ledger | None:
         each
         for each in timed_shapes(facts)
         if each.casts_ms is not None
-        and recorded(each, "gemms")
+        and each.get("gemms")
         and any(name in known for name in each.layers)
     ]
     if not shapes:

@@ -46,7 +46,7 @@ from fp8doctor.cli.options import (
     version,
     with_options,
 )
-from fp8doctor.cli.pages import checkpoint, compare, health, why
+from fp8doctor.cli.pages import compare, health, why
 from fp8doctor.cli.pages import trace as trace_
 from fp8doctor.cli.plan import plan
 from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
@@ -69,6 +69,12 @@ EXAMPLES = (
     ("fp8doctor explain CMP001 SHP", "the pages of a check, and of all that begin with SHP"),
 )
 """Command lines and what they are for."""
+
+WITHDRAWN = {
+    "checkpoint": "give the error of the load to 'fp8doctor explain', and read a file's dtypes with "
+    "safetensors.safe_open"
+}
+"""A command that there was -> what to do instead."""
 
 LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 """Errors of printing the help to a closed or full stdout."""
@@ -137,7 +143,9 @@ class Commands(click.Group):
 
 
 def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
-    """Raise a usage error for a word that is nearly a command, and no file or module."""
+    """Raise a usage error for a withdrawn command, or for a word that is nearly one and no file or module."""
+    if word in WITHDRAWN:
+        raise click.UsageError(f"The command {word!r} is withdrawn: {WITHDRAWN[word]}.")
     from difflib import get_close_matches
 
     near = get_close_matches(word, commands, 1)
@@ -333,7 +341,6 @@ def demo(**options: Any) -> int:
 
 
 main.add_command(health)
-main.add_command(checkpoint)
 main.add_command(trace_)
 main.add_command(compare)
 main.add_command(why)

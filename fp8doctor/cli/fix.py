@@ -15,7 +15,7 @@ from fp8doctor.cli.console import complain, show
 from fp8doctor.cli.delivery import FOUND, OK, writable
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
-from fp8doctor.files import digest, write_text
+from fp8doctor.files import digest, regular, write_text
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
@@ -66,6 +66,10 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     if why:
         complain(f"{script} is unchanged: {why}")
         return FOUND
+    if _content(script, backup) != content:
+        raise UserError(
+            f"{script} was edited while fp8doctor ran, so it stays as it is; run fp8doctor fix {script} again"
+        )
     shutil.copy2(script, backup)
     write_text(script, fixed)
     complain(f"wrote {script}; {backup} is the script as it was")
@@ -75,6 +79,7 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
 def _content(script: Path, backup: Path | None) -> bytes:
     """Read the script. Raises `UserError` if it cannot be read, or not be written with a backup."""
     try:
+        regular(script)
         content = script.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {script}: {error.strerror or error}") from None

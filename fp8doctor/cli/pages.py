@@ -1,4 +1,4 @@
-"""Commands that print a page, not a report: ``checkpoint``, ``compare``, ``health``, ``trace``, ``why``."""
+"""Commands that print a page, not a report: ``compare``, ``health``, ``trace``, ``why``."""
 
 from __future__ import annotations
 
@@ -221,38 +221,6 @@ def health(
             health_page.comparison(judged[0], judged[1])
             if second is not None
             else health_page.page(judged[0], verbose=verbose or wanted.format == "html")
-        ),
-    )
-    return OK
-
-
-@click.command()
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path), required=False)
-@page_options
-def checkpoint(first: Path, second: Path | None, *, format: str | None, output: Path | None) -> int:
-    """Tell what in a checkpoint is FP8, what will not load where, and how to export it.
-
-    FIRST is a folder or a file: safetensors, torch.save or DCP. With a second one, compare names, dtypes and
-    shapes. Only headers are read: nothing is loaded or unpickled, and no torch is needed.
-    """
-    paths = [first] if second is None else [first, second]
-    wanted = PageOptions.checked(format, output, paths)
-
-    from fp8doctor.checkpoints.conclusions import conclude, differences
-    from fp8doctor.checkpoints.headers import read_checkpoint
-    from fp8doctor.render import checkpoint_page
-
-    found = [read_checkpoint(each) for each in paths]
-    told = [conclude(each) for each in found]
-    changes = differences(*found) if second is not None else ()
-    deliver_page(
-        wanted,
-        lambda: checkpoint_page.as_json(found, told, changes),
-        lambda: (
-            checkpoint_page.page(found[0], told[0])
-            if second is None
-            else checkpoint_page.comparison(found[0], found[1], changes)
         ),
     )
     return OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import stat
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +28,7 @@ from fp8doctor.facts.record import (
     schema_of,
     to_builtins,
 )
+from fp8doctor.files import regular
 from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.version import VERSION
 from fp8doctor.wording import quoted
@@ -210,10 +210,7 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
 
 def _content(path: Path) -> bytes:
     """Read a report's file, unpacked if needed. Refuse pipes, devices and huge files."""
-    status = path.stat()
-    if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"cannot read {path}: it is not a regular file")
-    if status.st_size <= LARGEST_REPORT:
+    if regular(path).st_size <= LARGEST_REPORT:
         content = path.read_bytes()
         if content[:2] == _GZIP:
             content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, LARGEST_REPORT + 1)

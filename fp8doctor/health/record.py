@@ -16,6 +16,7 @@ import msgspec
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts.record import decoder
+from fp8doctor.files import regular
 from fp8doctor.version import VERSION
 
 FORMAT = 1
@@ -188,6 +189,7 @@ def read_health(path: Path) -> Health:
     bad: list[FirstBad] = []
     torn = 0
     try:
+        regular(path)
         with path.open("rb") as lines:
             for text in lines:
                 try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fp8doctor.errors import UserError, pip_line, require_torch
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.record import UnreadableDocument, decode
+from fp8doctor.files import regular
 from fp8doctor.wording import error_in_words, escaped, quoted
 
 if TYPE_CHECKING:
@@ -60,10 +61,9 @@ def read_config(target: str) -> dict[str, Any] | str:
         return target
     name = escaped(path.name)
     try:
-        if path.stat().st_size > LARGEST_CONFIG:
-            raise UserError(
-                f"{name} has {path.stat().st_size / 2**20:,.0f} MiB, too many for a configuration"
-            )
+        size = regular(path).st_size
+        if size > LARGEST_CONFIG:
+            raise UserError(f"{name} has {size / 2**20:,.0f} MiB, too many for a configuration")
         data = decode(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {escaped(target)}: {error.strerror or error}") from None

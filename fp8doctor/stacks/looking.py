@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -94,6 +95,15 @@ def is_a(thing: Any, kind: type) -> bool:
 
 def is_module(thing: Any) -> bool:
     return issubclass(type(thing), _module()[0])
+
+
+def acts_on_its_death(kind: type) -> bool:
+    """Tell if ``__del__`` of the user's or of a library that is not known frees something with an object.
+
+    The death of a copy would free it for the original too.
+    """
+    owner, _ = _on_class(kind, "__del__")
+    return owner is not None and _package(owner) not in LIBRARIES | sys.stdlib_module_names
 
 
 def is_torchscript(kind: type) -> bool:

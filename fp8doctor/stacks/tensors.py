@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from fp8doctor.stacks import te_private
-from fp8doctor.stacks.looking import class_name, home, lineage, read
+from fp8doctor.stacks.looking import acts_on_its_death, class_name, home, lineage, read
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, local_tensor
 
 if TYPE_CHECKING:
@@ -121,7 +121,12 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def with_tensors(value: Any, of: Callable[[Tensor], Any], deep: int = DEEP) -> Any:
-    """Replace every tensor by ``of(tensor)`` in copies of its containers."""
+    """Replace every tensor by ``of(tensor)`` in copies of its containers.
+
+    An object that acts on its death is not copied.
+    """
+    if acts_on_its_death(type(value)):
+        return value
     if _is_tensor(value):
         return of(value)
     if isinstance(value, Mapping):

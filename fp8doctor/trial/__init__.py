@@ -17,7 +17,7 @@ from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import is_a, tensors_of
+from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_of
 from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
 from fp8doctor.trial.conductor import conduct, without_times
 from fp8doctor.trial.copies.depth import named_in
@@ -70,13 +70,8 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
     Raises `DeviceLost`, with the trial so far, if a variant left the GPU unusable for this process. What the
     model raises becomes a reason.
     """
-    if (unsized := _without_size(job)) is not None:
-        reason = (
-            f"its parameter {unsized} has no size before a batch has gone through the lazy module that holds "
-            "it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
-        )
-        return without_times(run, NoNumber(Reason.NOT_REPLICABLE, reason))
     try:
+        _refuse_unready(job)
         job = unsharded(job)
     except NotReplicable as error:
         return without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
@@ -91,17 +86,20 @@ def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRu
         library_state.stop_new_workers(workers)
 
 
-def _without_size(job: Job) -> str | None:
-    """Name the first parameter or buffer of a lazy module that has not run yet."""
-    held = chain(tensors_of(job.model, "_parameters"), tensors_of(job.model, "_buffers"))
-    return next(
-        (
-            name
-            for name, tensor in held
-            if is_a(tensor, UninitializedParameter) or is_a(tensor, UninitializedBuffer)
-        ),
-        None,
-    )
+def _refuse_unready(job: Job) -> None:
+    """Raise `NotReplicable` for a part of ``torch.jit``, or a lazy module that has not run yet."""
+    for name, module in modules_of(job.model):
+        if is_torchscript(type(module)):
+            raise NotReplicable(
+                f"its part {name or type(module).__name__} is compiled by torch.jit, which takes no hooks "
+                "and no FP8 layers: give fp8doctor the model without torch.jit"
+            )
+    for name, tensor in chain(tensors_of(job.model, "_parameters"), tensors_of(job.model, "_buffers")):
+        if is_a(tensor, UninitializedParameter) or is_a(tensor, UninitializedBuffer):
+            raise NotReplicable(
+                f"its parameter {name} has no size before a batch has gone through the lazy module that "
+                "holds it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
+            )
 
 
 def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:

@@ -47,6 +47,7 @@ from fp8doctor.trial.measure.timer import gains
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import CONTEXT, Undisturbed, digest, free, harm, with_harm
+from fp8doctor.trial.state.user_state import of_the_job
 from fp8doctor.trial.variant import VariantPlan, explores
 from fp8doctor.wording import sentence
 
@@ -66,7 +67,8 @@ def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: T
     run.begin(Stage.BUILDING)
     run.progress("noting the state of the model", None)
     began = time.monotonic()
-    before = digest(job)
+    users = of_the_job(job)
+    before = digest(job, users)
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
     kept, guard = Undisturbed(job), Guard(job)
     with kept, kept as put_back, guard.standing():
@@ -77,7 +79,7 @@ def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: T
         still_there(run.device, "")
     except DeviceLost:
         return with_harm(trial, (*put_back, CONTEXT))
-    return with_harm(trial, (*put_back, *harm(before, digest(job))))
+    return with_harm(trial, (*put_back, *harm(before, digest(job, users))))
 
 
 def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:

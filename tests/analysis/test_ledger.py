@@ -165,8 +165,9 @@ def test_a_frozen_layer_has_two_gemms_and_a_recomputed_one_its_output_twice() ->
     assert frozen.net_ms == pytest.approx(sum(line.calls * line.net_ms for line in frozen.lines))
 
 
-def test_shapes_without_single_gemms_or_casts_are_in_no_ledger() -> None:
-    older = msgspec.structs.replace(WINS, gemms=msgspec.UNSET)
+@pytest.mark.parametrize("gemms", [msgspec.UNSET, ()])
+def test_shapes_without_single_gemms_or_casts_are_in_no_ledger(gemms: Any) -> None:
+    older = msgspec.structs.replace(WINS, gemms=gemms)
     assert ledger(facts(older)) is None
     assert ledger(facts(msgspec.structs.replace(WINS, casts_ms=None))) is None
     on_cpu = facts(WINS)

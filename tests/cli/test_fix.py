@@ -132,6 +132,27 @@ def test_a_script_whose_fixes_do_not_help_stays_as_it_is(
     assert sorted(each.name for each in script.parent.iterdir()) == ["lora.py", "report.json"]
 
 
+@pytest.mark.parametrize("edited", ["the script", "its copy"])
+@pytest.mark.parametrize("option", [(), ("--no-verify",)])
+def test_an_edit_made_while_the_script_runs_is_kept(
+    script: Path, runs: Runs, monkeypatch: pytest.MonkeyPatch, edited: str, option: tuple[str, ...]
+) -> None:
+    mine = script if edited == "the script" else script.with_name("lora.py.orig")
+    runs(report_of(script), EAGER, COMPILED)
+    run = command._watched
+
+    def editing(*arguments: Any, **options: Any) -> Document:
+        mine.write_text("an hour of work")
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(command, "_watched", editing)
+    applied = fp8doctor("fix", script, "--apply", *option)
+    assert applied.exit_code == 2
+    assert mine.name in applied.stderr.splitlines()[-1]
+    assert mine.read_text() == "an hour of work"
+    assert {SCRIPT, "an hour of work"} >= {each.read_text() for each in script.parent.glob("lora.py*")}
+
+
 def test_unverified_fixes_are_written_if_asked_for(script: Path) -> None:
     applied = fp8doctor("fix", script, "--report", report_of(script), "--apply", "--no-verify")
     assert applied.exit_code == 0, applied.output

@@ -1,11 +1,9 @@
-"""The jobs and checkpoints of ``unseen.toml``, rebuilt as far as a CPU can."""
+"""The jobs of ``unseen.toml``, rebuilt as far as a CPU can."""
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -258,23 +256,3 @@ def experts_without_tokens(patch: pytest.MonkeyPatch) -> Rebuilt:
         expert(part) for expert, part in zip(model.experts, x.chunk(8), strict=True)
     )  # type: ignore[method-assign, misc]
     return Rebuilt(ran(model, 1024), rows(8192, 1024))
-
-
-def extra_state_without_fp8(folder: Path) -> Path:
-    """What te.Linear saves after training without FP8: an empty ``_extra_state`` (0.12)."""
-    state = {"proj.weight": torch.zeros(64, 64), "proj._extra_state": io.BytesIO()}
-    torch.save(state, folder / "model.pt")
-    return folder / "model.pt"
-
-
-def huge_extra_state(folder: Path) -> Path:
-    """Each ``_extra_state`` also holds the recompute's buffer (Transformer Engine 0.4)."""
-    inner = io.BytesIO()
-    torch.save({"global_fp8_recompute_buffer": [torch.zeros(1 << 18)]}, inner)
-    state = {f"layers.{i}.weight": torch.zeros(64, 64) for i in range(4)}
-    torch.save(state | {f"layers.{i}._extra_state": inner for i in range(4)}, folder / "model.pt")
-    return folder / "model.pt"
-
-
-CHECKPOINTS = {each.__name__: each for each in (extra_state_without_fp8, huge_extra_state)}
-"""Function that writes a checkpoint, by its name."""

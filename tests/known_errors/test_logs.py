@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
+from typing import Any
 
 import pytest
 
-from fp8doctor.known_errors import fatal_is_known, in_a_sentence, recognise, recognise_all
+from fp8doctor.known_errors import (
+    WORDS_END,
+    clean,
+    fatal_is_known,
+    in_a_sentence,
+    known_errors,
+    recognise,
+    recognise_all,
+)
 
 STEPS = "".join(
     f"\r{step // 60:3d}%|{'#' * (step // 600):10}| {step}/6000 [00:{step % 60:02d}<01:30, 9.1it/s, loss=2.31]"
@@ -105,7 +116,35 @@ def test_an_unknown_last_exception_is_told_from_a_known_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "word", ["1%|", "[rank0]:", "(pid=1", "W1122 1 1 ", "Error", "\x1b[", "ERROR ", "\n", " \n"]
+    "word",
+    ["1%|", "1", "a.", "[rank0]:", "(pid=1", "W1122 1 1 ", "Error", "\x1b[", "ERROR ", "\n", " \n"],
 )
 def test_hostile_lines_are_cleaned_in_bounded_time(word: str) -> None:
     assert recognise(word * (900_000 // len(word))) == ()
+
+
+def unbounded(pattern: Any) -> Iterator[Any]:
+    """What a parsed pattern repeats without a limit."""
+    for operator, argument in pattern:
+        if operator in (_constants.MAX_REPEAT, _constants.MIN_REPEAT, _constants.POSSESSIVE_REPEAT):
+            yield from [argument[2]] if argument[1] == _constants.MAXREPEAT else []
+        arguments = argument if isinstance(argument, (tuple, list)) else (argument,)
+        for each in (part for held in arguments for part in (held if isinstance(held, list) else (held,))):
+            yield from unbounded(each) if isinstance(each, _parser.SubPattern) else ()
+
+
+def test_no_pattern_reads_further_than_a_word_without_a_limit() -> None:
+    """Words are cut, so a repeat of one character that is no blank ends. All other repeats have a limit: the
+    time grows with the text."""
+    assert list(unbounded(_parser.parse(r"a(b|(?:c.+)){2}(?!\d*)")))
+    for error in known_errors():
+        for repeated in unbounded(_parser.parse(error.pattern)):
+            assert len(repeated) == 1, error.pattern
+            assert not _compiler.compile(repeated).fullmatch(" "), error.pattern
+
+
+def test_a_long_word_is_cut_and_hides_nothing() -> None:
+    long = "1" * 5 * WORDS_END
+    log = f"{long}{FATAL.strip()}{long} {long}"
+    assert max(map(len, clean(log).split())) <= WORDS_END
+    assert recognise(log) == recognise(FATAL)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import struct
 import subprocess
 import sys
 import venv
@@ -45,7 +44,6 @@ WORKS = (
     ("why", "lm_head", ONE),
     ("plan", ONE, "--gpu", "H100,B200"),
     ("health", "health.jsonl"),
-    ("checkpoint", "model.safetensors"),
     ("trace", "trace.json"),
 )
 NEEDS_TORCH = (("model.py",), ("plan", "config.json"), ("plan", "model.py"), ("plan", "llama"))
@@ -85,8 +83,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site / "checkout.pth").write_text(f"{ROOT}\n", "utf-8")
     (folder / "model.py").write_text("import torch\nmodel = torch.nn.Linear(2, 2)\n", "utf-8")
     (folder / "config.json").write_text('{"model_type": "llama"}', "utf-8")
-    header = json.dumps({"w": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0\0")
     trace = Composed()
     trace.add("user_annotation", "ProfilerStep#1", 0, 1000, 10)
     trace.kernel("nvjet_tst_qqtst_128x128", 10, 900, launched=5)

@@ -154,6 +154,7 @@ def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:
     sheet = trace_page.page(of(replace(FP8, file=bad, gpu=bad, kernels=(kernel("unknown", bad, 1, 300.0),))))
     assert "\x1b" not in as_text(sheet, width=100)
     assert "\n#" not in as_text(sheet, width=100)
+    assert "\n#" not in as_html(sheet)
     assert "<script>" not in as_markdown(sheet)
     assert "\n# b" not in as_markdown(sheet)
     hold_sound(as_html(sheet))

@@ -300,7 +300,6 @@ MODULES = ("torch_private", "torchao_private", "te_private")
 ALLOWED = {
     "trial/state/guard.py": "torch.utils._python_dispatch and _pytree, documented for subclasses",
     "stacks/casts.py": "torch.utils._python_dispatch, documented for subclasses",
-    "checkpoints/conclusions.py": "names in checkpoints",
     "code_snippets.py": "code that users paste",
     "diagnosis/treatments.py": "code that users paste",
     "analysis/layers.py": "wrappers' names in recorded facts",

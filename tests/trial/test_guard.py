@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -305,6 +305,60 @@ def test_a_loss_that_hides_its_module_is_refused() -> None:
     trial = trial_with(lambda output, batch: centre(output, batch))
     assert trial.reason == "it would write to 'centre' of Centre, which the step names"
     assert (centre.centre._version, centre.scale.grad) == (0, None)
+
+
+class Scaled:
+    """A loss that is no module and has a learnable temperature; the class keeps one of its own, unseen."""
+
+    kept: ClassVar[dict[str, torch.Tensor]] = {}
+
+    def __init__(self, temperature: torch.Tensor) -> None:
+        self.temperature = temperature
+
+    def __call__(self, output: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (output / self.temperature).pow(2).mean()
+
+    def of_a_registry(self, output: torch.Tensor, batch: Any) -> torch.Tensor:
+        return (output / type(self).kept["temperature"]).pow(2).mean()
+
+
+def teacher_with(temperature: torch.Tensor) -> nn.Module:
+    teacher = nn.Identity()
+    teacher.temperature = temperature
+    return teacher
+
+
+def dividing_by(held: Any, read: Callable[[Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda output, batch: (output / read(held)).pow(2).mean()
+
+
+TEMPERATURES: dict[str, Callable[[torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "in a closure": lambda t: lambda output, batch: (output / t).pow(2).mean(),
+    "in a container": lambda t: dividing_by({"t": [t]}, lambda held: held["t"][0]),
+    "a default": lambda t: lambda output, batch, t=t: (output / t).pow(2).mean(),
+    "an attribute": Scaled,
+    "of the optimizer alone": lambda t: Scaled(t).of_a_registry,
+    "an attribute of a module": lambda t: dividing_by(teacher_with(t), lambda held: held.temperature),
+    "a tensor made of it": lambda t: dividing_by(t.exp(), lambda held: held),
+}
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["no gradient yet", "a gradient"])
+@pytest.mark.parametrize("place", TEMPERATURES)
+def test_a_parameter_of_the_loss_gets_no_gradient(place: str, trained: bool) -> None:
+    mine, temperature = Mine(), torch.tensor(2.0, requires_grad=True)
+    if trained:
+        temperature.pow(2).backward()
+    if place == "of the optimizer alone":
+        mine.optimizer.add_param_group({"params": [temperature]})
+    Scaled.kept = {"temperature": temperature}
+    loss, before = TEMPERATURES[place](temperature), None if not trained else (temperature.grad, 4.0)
+    trial = inspect_model(
+        mine.model, X, loss=loss, optimizer=mine.optimizer, device="cpu", budget_s=0.5
+    ).facts.trial
+    assert (trial.arms, trial.harm) == ((), ())
+    assert "its backward would reach" in trial.reason
+    assert before == (None if temperature.grad is None else (temperature.grad, temperature.grad.item()))
 
 
 def test_what_a_first_forward_writes_past_torch_is_named() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -373,6 +374,95 @@ def test_a_trial_inside_a_region_without_gradients_times_the_step(way: Any) -> N
         assert not torch.is_grad_enabled()
     assert trial.arms[0].tried
     assert trial.harm == ()
+
+
+class Folder:
+    """A scratch folder that goes with its owner, as a spill file or a cache does."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.path = path
+
+    def __del__(self) -> None:
+        self.path.rmdir()
+
+
+class Slot(Folder):
+    """A batch that gives its place in a ring back when it dies."""
+
+    def __init__(self, path: Path, x: torch.Tensor) -> None:
+        super().__init__(path)
+        self.x = x
+
+
+class Moving(Slot):
+    def to(self, device: torch.device) -> Moving:
+        self.x = self.x.to(device)
+        return self
+
+
+class Handle(nn.Module):
+    """Holds a number that a C library knows, and closes it."""
+
+    def __init__(self, open_handles: Path, number: int) -> None:
+        super().__init__()
+        self.handle = open_handles / str(number)
+        self.handle.mkdir()
+
+    def forward(self, x: torch.Tensor, batch: object = None) -> torch.Tensor:
+        assert self.handle.exists()
+        return x.mean()
+
+    def __del__(self) -> None:
+        self.handle.rmdir()
+
+
+HOLDERS: dict[str, Callable[[Any, Any], object]] = {
+    "an attribute": lambda model, held: setattr(model.first, "held", held),
+    "containers": lambda model, held: model.notes.append({"held": (1, [held])}),
+    "an object": lambda model, held: setattr(model, "held", functools.partial(print, held)),
+    "a hook": lambda model, held: model.first.register_forward_hook(functools.partial(print, held)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_the_death_of_a_copy_frees_nothing_of_the_users(holder: str, tmp_path: Path) -> None:
+    path = tmp_path / "scratch"
+    job = trained(lambda reach: there.append(path.exists()))
+    there: list[bool] = []
+    HOLDERS[holder](job.model, Folder(path))
+    trial = attempt(job)
+    assert (trial.harm, trial.arms[0].tried, there) == ((), True, [True])
+    gc.collect()
+    assert path.exists()
+
+
+@pytest.mark.parametrize("kind", [Slot, Moving])
+def test_a_batch_that_acts_on_its_death_is_not_copied(kind: type[Slot], tmp_path: Path) -> None:
+    job, path = trained(), tmp_path / "slot"
+    job.batch, job.training_step = kind(path, job.batch), lambda model, batch: model(batch.x).mean()
+    assert attempt(job).arms[0].tried
+    gc.collect()
+    assert path.exists()
+
+
+MODULES: dict[str, tuple[Callable[[Any, nn.Module], object], str]] = {
+    "a child": (lambda job, handle: job.model.second.register_module("held", handle), "second.held"),
+    "in a container": (lambda job, handle: job.model.notes.append({"held": [handle]}), "Handle"),
+    "the loss": (lambda job, handle: setattr(job, "loss", handle), "the loss: "),
+}
+
+
+@pytest.mark.parametrize("place", MODULES)
+def test_a_module_that_acts_on_its_death_is_refused(place: str, tmp_path: Path) -> None:
+    job, handle = trained(), Handle(tmp_path, 3)
+    place_it, named = MODULES[place]
+    place_it(job, handle)
+    trial = attempt(job)
+    gc.collect()
+    assert (trial.arms, trial.harm, handle.handle.exists()) == ((), (), True)
+    assert named in trial.reason
+    assert "__del__" in trial.reason
 
 
 # When it raises

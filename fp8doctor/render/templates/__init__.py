@@ -12,9 +12,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 
+LINE = "\x1e"
+"""Stands for the end of a line within text until a template is filled."""
+
+
 def fill(template: str, **values: Any) -> str:
-    """Fill one of the templates of this folder."""
-    return _templates().get_template(template).render(values).lstrip()
+    """Fill one of the templates of this folder.
+
+    No text from a report begins a line: a build server would obey ``::error::``.
+    """
+    return _templates().get_template(template).render(values).lstrip().replace(LINE, "&#10;")
 
 
 @functools.cache
@@ -43,4 +50,4 @@ def _shown(value: Any) -> Any:
     """Replace control characters and lone surrogates in text, but not in markup."""
     if type(value) is not str:
         return value
-    return "\n".join(map(printable, value.replace("\r\n", "\n").replace("\t", "    ").split("\n")))
+    return LINE.join(map(printable, value.replace("\r\n", "\n").replace("\t", "    ").split("\n")))

@@ -4,15 +4,18 @@
 in-place compile mark vanishes, hooks write to the user's lists, and every parameter exists twice. So tensors
 go into its memo (cloned, or shared between variants), wrappers around ``forward`` are rebuilt around the
 copy, and compile marks are applied again with the same settings. The user's hooks are left out, except for
-those that only ask for a gradient.
+those that only ask for a gradient. An object whose class defines ``__del__`` is not copied: the copy's death
+would delete a folder or close a handle of the original.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
+import gc
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +23,7 @@ import torch
 from torch import nn
 
 from fp8doctor.stacks.code_names import names_in
+from fp8doctor.stacks.looking import acts_on_its_death, is_module, modules_of
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of, original
 from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.trial.copies.shards import InsteadOfFsdp, filled, is_stand_in
@@ -30,6 +34,12 @@ DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule", "DTensor", "DeepSpeedEngine")
 """Classes whose copies do other work; `fp8doctor.trial.copies.unsharded` makes plain models of some."""
+
+ATOMIC = (
+    *(type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, property),
+    *(types.TracebackType, weakref.ref, str, bytes, int, float),
+)
+"""Classes of what `copy.deepcopy` takes as it is."""
 
 GRAD_ASKING = frozenset(
     {"requires_grad_", "requires_grad", "is_leaf", "isinstance", "tuple", "torch", "Tensor"}
@@ -79,6 +89,7 @@ def replicate(
         if i not in keep
     }
     kept = [(name, module) for name, module in root.named_modules() if not _below(name, dropped)]
+    memo |= shared_by_copies(root, {*memo, *(id(root.get_submodule(name)) for name in dropped)})
     if not share:
         _memoize_neighbors([module for _, module in kept], memo, device)
     for name, module in kept:
@@ -109,6 +120,31 @@ def unwrapped(model: nn.Module) -> nn.Module:
     Raises `NotReplicable` if it is sharded.
     """
     return _unwrap(model)[1]
+
+
+def shared_by_copies(root: Any, known: Iterable[int] = ()) -> dict[int, Any]:
+    """Find the objects in ``root`` that act on their death, by their ``id``. They are not copied.
+
+    ``known`` are the objects that are not searched, by their ``id``. Raises `NotReplicable` for a module: a
+    copy needs tensors of its own.
+    """
+    seen, left, shared = set(known), [root], dict[int, Any]()
+    while left:
+        value = left.pop()
+        if id(value) in seen or issubclass(type(value), ATOMIC):
+            continue
+        seen.add(id(value))
+        if not acts_on_its_death(type(value)):
+            left += gc.get_referents(value)
+        elif issubclass(type(value), nn.Module):
+            names = {id(each): name for name, each in modules_of(root)} if is_module(root) else {}
+            raise NotReplicable(
+                f"copies of its module {names.get(id(value)) or type(value).__qualname__} would run the "
+                "module's __del__; move __del__ to a class that is no module, whose objects the copies share"
+            )
+        else:
+            shared[id(value)] = value
+    return shared
 
 
 def _unwrap(model: nn.Module, *, refuse: bool = True) -> tuple[Any, nn.Module]:

@@ -20,7 +20,7 @@ from torch import nn
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import own_step
-from fp8doctor.trial.copies.replica import NotReplicable, replicate
+from fp8doctor.trial.copies.replica import NotReplicable, replicate, shared_by_copies
 from fp8doctor.trial.variant import Variant
 from fp8doctor.wording import sentence
 
@@ -36,9 +36,11 @@ def move(batch: Any, device: torch.device) -> Any:
 
     A batch with a method ``to`` of its own, such as a graph library's, moves itself.
     """
-    if not isinstance(batch, (torch.Tensor, nn.Module)) and callable(getattr(batch, "to", None)):
+    shared = shared_by_copies(batch)
+    moves_itself = not isinstance(batch, (torch.Tensor, nn.Module)) and id(batch) not in shared
+    if moves_itself and callable(getattr(batch, "to", None)):
         try:
-            return copy.deepcopy(batch).to(device)
+            return copy.deepcopy(batch, shared).to(device)
         except Exception:  # of a class of the user's or a library's
             _log.debug("a batch of %s does not move itself", type(batch), exc_info=True)
     return with_tensors(batch, lambda tensor: tensor.detach().to(device, copy=True))

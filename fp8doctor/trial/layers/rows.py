@@ -34,6 +34,7 @@ from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import Undisturbed, free, harm, of_the_users
+from fp8doctor.trial.state.user_state import of_the_job
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import sentence
 
@@ -76,7 +77,8 @@ def count_rows(
         return {}, None, []
     wanted = [linear.name for linear in facts.network.linears]
     progress("counting the rows of its layers", PART)
-    rows, reason, before, put_back = NOT_RECORDED, None, of_the_users(job), []
+    rows, reason, put_back, users = NOT_RECORDED, None, [], of_the_job(job)
+    before = of_the_users(job, users)
     try:
         kept = Undisturbed(job, keep_workers=True)
         with kept, kept as put_back:
@@ -88,7 +90,7 @@ def count_rows(
         still_there(device, PART)
         reason = sentence(error)
     free(device)
-    return rows, reason, [*put_back, *harm(before, of_the_users(job))]
+    return rows, reason, [*put_back, *harm(before, of_the_users(job, users))]
 
 
 def on_a_copy(job: Job, lists: Collection[str], wanted: Iterable[str], device: torch.device) -> Rows:

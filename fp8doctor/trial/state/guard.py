@@ -30,6 +30,8 @@ from fp8doctor.trial.state.user_state import OptimizerSettings, of_the_job, sett
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Namespaces of torch's operators that exchange tensors between processes."""
 
+TRAINED = "a trained tensor of shape {} of your loss, step or optimizer; a loss that is a module is copied"
+
 Refuse = Callable[[str], None]
 
 
@@ -38,7 +40,7 @@ class Guard:
 
     def __init__(self, job: Job) -> None:
         job = job.sharded or job
-        (_, *others), self._optimizers = of_the_job(job)
+        (_, *others), self._optimizers, trained = of_the_job(job)
         self._modules = dict(_root(job.model).named_modules())
         modules = {"the original": job.model} | {
             f"{type(each).__name__}, which the step names": each for each in others
@@ -55,9 +57,11 @@ class Guard:
         for owner, module in modules.items():
             for name, tensor in (*module.named_parameters(), *module.named_buffers()):
                 self._parameters.setdefault(id(tensor), (f"{name!r} of {owner}", tensor))
+        for tensor in trained:
+            self._parameters.setdefault(id(tensor), (TRAINED.format(tuple(tensor.shape)), tensor))
         for name, tensor in self._parameters.values():
             self._keep(name, tensor, *attached(tensor))
-            if tensor.grad is not None:
+            if tensor.is_leaf and tensor.grad is not None:
                 self._keep(f"the gradient of {name}", tensor.grad)
         for optimizer in self._optimizers:
             held = (list(getattr(optimizer, "state", {}).values()), settings_of(optimizer))
@@ -212,7 +216,7 @@ def _refuse_gradients(
             leaf._backward_hooks = None
 
     for name, each in parameters.values():
-        if each.requires_grad and each.is_leaf:
+        if each.requires_grad:
             had_hooks = each._backward_hooks is not None
             handle = each.register_hook(functools.partial(reach, name))  # type: ignore[no-untyped-call]
             stack.callback(remove, each, handle, had_hooks)

@@ -33,7 +33,7 @@ from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.trial.state import library_state, process_settings
 from fp8doctor.trial.state.library_state import buffers_apart
-from fp8doctor.trial.state.user_state import OptimizerSettings, UserObjects, of_the_job, settings_of
+from fp8doctor.trial.state.user_state import OptimizerSettings, UserObjects, UsersOwn, of_the_job, settings_of
 
 
 class Undisturbed:
@@ -54,8 +54,8 @@ class Undisturbed:
         self._settings = process_settings.read()
         self._workers = None if keep_workers else library_state.workers()
         self._handlers = self._settings.pop(process_settings.HANDLERS, {})
-        roots, optimizers = of_the_job(job)
-        self._optimizers, self._objects = OptimizerSettings(optimizers), UserObjects(roots)
+        users = of_the_job(job)
+        self._optimizers, self._objects = OptimizerSettings(users.optimizers), UserObjects(users)
         self._entries = library_state.Entries(job.model, job.loss, job.training_step)
         self._around = ExitStack()
         self._entered = self._left = False
@@ -142,10 +142,10 @@ LIBRARIES = frozenset({"site-packages", "dist-packages"})
 WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
 
-def digest(job: Job) -> Digest:
+def digest(job: Job, users: UsersOwn) -> Digest:
     """Read the state of the job and its process, by the name of each item."""
     return {
-        **of_the_users(job),
+        **of_the_users(job, users),
         "settings": process_settings.read(),
         "warning filters": list(warnings.filters),
         "threads": {thread.ident for thread in threading.enumerate() if not _of_a_library(thread)},
@@ -156,16 +156,16 @@ def digest(job: Job) -> Digest:
     }
 
 
-def of_the_users(job: Job) -> Digest:
-    """Read the part of the state that is the user's own: tensors and optimizers."""
-    roots, optimizers = of_the_job(job)
-    parameters = [tensor for root in roots for tensor in root.parameters()]
+def of_the_users(job: Job, users: UsersOwn) -> Digest:
+    """Read the part of the state that is the user's own: tensors, and optimizers of `of_the_job`."""
+    roots, optimizers, trained = users
+    parameters = [*(tensor for root in roots for tensor in root.parameters()), *trained]
     groups = [group for optimizer in optimizers for group in settings_of(optimizer)]
     states = [each for optimizer in optimizers for each in getattr(optimizer, "state", {}).values()]
     held: dict[str, list[torch.Tensor]] = {
         "parameters": [each for tensor in parameters for each in (tensor, *attached(tensor))],
         "buffers": [tensor for root in roots for tensor in root.buffers()],
-        "gradients": [tensor.grad for tensor in parameters if tensor.grad is not None],
+        "gradients": [each.grad for each in parameters if each.is_leaf and each.grad is not None],
         "optimizer state": list(tensors((groups, states))),
         "batch": list(tensors(job.batch)),
     }

@@ -11,16 +11,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in
-from fp8doctor.stacks.looking import state_of
+from fp8doctor.stacks.looking import is_a, is_module, state_of
 from fp8doctor.trial.state.process_settings import alike
 
 _log = logging.getLogger("fp8doctor")
@@ -44,9 +45,11 @@ Contents = dict[Any, tuple[Any, Any]]
 class UserObjects:
     """The user's modules and tensors as they were when this was made."""
 
-    def __init__(self, roots: Iterable[nn.Module]) -> None:
+    def __init__(self, users: UsersOwn) -> None:
         self._modules = [
-            (module, type(module), contents(vars(module))) for root in roots for module in root.modules()
+            (module, type(module), contents(vars(module)))
+            for root in users.modules
+            for module in root.modules()
         ]
         found = [
             tensor
@@ -54,6 +57,7 @@ class UserObjects:
             for tensor in (*module._parameters.values(), *module._buffers.values())
             if tensor is not None
         ]
+        found += users.trained
         tensors = {id(tensor): tensor for tensor in found}.values()
         self._tensors = [(tensor, tensor.requires_grad, contents(_attributes(tensor))) for tensor in tensors]
         self._gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
@@ -247,29 +251,44 @@ MOST = 100
 CONTAINERS = (list, tuple, set, deque)
 
 
-def of_the_job(job: Job) -> tuple[list[nn.Module], list[Any]]:
-    """List the user's modules (the job's model first) and optimizers, each once.
+class UsersOwn(NamedTuple):
+    """The job's own objects, and those that its loss and step can reach by name; each once."""
 
-    Besides the job's own these are the ones that its loss and step can reach by name.
-    """
+    modules: list[nn.Module]
+    """The job's model first."""
+    optimizers: list[Any]
+    trained: list[torch.Tensor]
+    """Tensors with gradients that are in an optimizer, a variable or an attribute."""
+
+
+def of_the_job(job: Job) -> UsersOwn:
+    """Find the user's modules, optimizers and trained tensors."""
     job = job.sharded or job
     found: list[Any] = []
     seen = set[int]()
     for function in (job.loss, job.training_step):
         _look(function, found, seen, DEPTH)
-    modules = [each for each in found if issubclass(type(each), nn.Module)]
-    optimizers = [each for each in found if not issubclass(type(each), nn.Module)]
-    return (
-        list({id(each): each for each in (job.model, *modules)}.values()),
-        [inner(each) for each in (job.optimizer, *optimizers) if each is not None],
+    modules = [job.model, *(each for each in found if is_module(each))]
+    optimizers = [job.optimizer, *job.other_optimizers, *(each for each in found if is_a(each, Optimizer))]
+    optimizers = [inner(each) for each in optimizers if each is not None]
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
+    attributes = [vars(each) for module in modules for each in module.modules()]
+    tensors = chain(
+        found, *(group["params"] for group in groups), *(attribute.values() for attribute in attributes)
     )
+    trained = [each for each in tensors if is_a(each, torch.Tensor) and each.requires_grad]
+    return UsersOwn(_each_once(modules), _each_once(optimizers), _each_once(trained))
+
+
+def _each_once(values: Iterable[Any]) -> list[Any]:
+    return list({id(each): each for each in values}.values())
 
 
 def _look(value: Any, found: list[Any], seen: set[int], depth: int) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if issubclass(type(value), (nn.Module, torch.optim.Optimizer)):
+    if issubclass(type(value), (nn.Module, Optimizer, torch.Tensor)):
         found.append(value)
     elif depth:
         for each in _named(value):
@@ -286,9 +305,10 @@ def _named(value: Any) -> Iterator[Any]:
     elif kind is FunctionType:
         yield from (value.__globals__[name] for name in names_in(value.__code__) if name in value.__globals__)
         yield from (cell.cell_contents for cell in value.__closure__ or () if cell != type(cell)())
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values())
     elif issubclass(kind, dict):
         yield from islice(dict.values(value), MOST)
     elif issubclass(kind, CONTAINERS):
         yield from islice(next(each for each in CONTAINERS if issubclass(kind, each)).__iter__(value), MOST)
-    elif not issubclass(kind, (ModuleType, type, torch.Tensor)):
+    elif not issubclass(kind, (ModuleType, type)):
         yield from state_of(value).values()

@@ -1,1 +1,0 @@
-"""Checkpoints, read by their headers alone: nothing in them is imported, unpickled or loaded."""
