@@ -57,9 +57,8 @@ def test_the_gate_decides_and_the_summary_has_the_report(
     summary = Path(runner["GITHUB_STEP_SUMMARY"]).read_text("utf-8")
     assert "FP8 is 2.5x slower than BF16" in summary
     assert (Path(runner["RUNNER_TEMP"]) / "fp8.md").read_text("utf-8").strip() == summary.strip()
-    assert (
-        Path(runner["GITHUB_OUTPUT"]).read_text("utf-8").startswith("verdict=llama_8b_eager.py: FP8 is 2.5x")
-    )
+    told = Path(runner["GITHUB_OUTPUT"]).read_text("utf-8").splitlines()
+    assert [each.partition("=")[0] for each in told] == ["verdict"]
 
 
 @pytest.mark.slow

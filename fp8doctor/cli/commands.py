@@ -65,7 +65,7 @@ EXAMPLES = (
     ("fp8doctor model.py", "time the step in FP8 and BF16 and say what to change"),
     ("fp8doctor run train.py --lr 1e-4", "watch a training script as it is"),
     ("fp8doctor model.py --no-trial --assume-gpu h200", "without a GPU, estimated for an H200"),
-    ("fp8doctor model.py --min-speedup 1.05 -o fp8.sarif", "a gate for a build server"),
+    ("fp8doctor model.py --min-speedup 1.05 -o fp8.xml", "a gate for a build server"),
     ("fp8doctor explain CMP001 SHP", "the pages of a check, and of all that begin with SHP"),
 )
 """Command lines and what they are for."""

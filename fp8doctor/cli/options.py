@@ -125,7 +125,7 @@ def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
             "--format",
             type=click.Choice(FORMATS),
             help="Format of the report. Default: from the suffix of -o (.txt, .json, .md, .html, .xml for "
-            "junit, .sarif, .github), else text. line: verdict and fix for a chat.",
+            "junit, .github), else text.",
         ),
         click.option(
             "-o",
