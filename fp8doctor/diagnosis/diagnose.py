@@ -9,15 +9,12 @@ from types import MappingProxyType
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.ledger import ledger
-from fp8doctor.analysis.rates import rates
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis import conversion
-from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import Document, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
-from fp8doctor.diagnosis.expected_verdict import estimated, is_what_it_seems
+from fp8doctor.diagnosis.expected_verdict import estimated
 from fp8doctor.diagnosis.giving_up import as_estimated
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.next_step import next_step
@@ -57,7 +54,6 @@ def diagnose(
     first = conversion.leaving_fp32(told, held, facts)
     prescription = in_agreement((*first, *begins, *held, *compiles))
     prescription = if_recorded(with_its_gain, prescription, view, findings) or prescription
-    as_it_seems = told.status not in GRAVE and is_what_it_seems(findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
     return Document(
@@ -69,9 +65,7 @@ def diagnose(
         prescription=prescription,
         outcomes=outcomes,
         next=next_step(prescription, told, facts),
-        ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
-        rates=if_recorded(rates, facts, as_it_seems=as_it_seems),
         modelled_gpu=modelled_gpu_name(facts),
     )
 

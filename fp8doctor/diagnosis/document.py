@@ -12,8 +12,6 @@ from typing import Any
 from msgspec import field
 
 from fp8doctor.analysis.arms import timed_on_cpu
-from fp8doctor.analysis.ledger import Ledger
-from fp8doctor.analysis.rates import Rates
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.answer import GRAVE, Verdict
 from fp8doctor.diagnosis.expected_verdict import failed_early, rank_failed
@@ -105,26 +103,17 @@ class Document(Record, frozen=True, kw_only=True):
     """One for every check that was selected."""
     next: Next | None = None
     """None if nothing is left to do."""
-    ledger: Ledger | None = None
-    """The saving of FP8 in every matmul, alone and in the step; None, and not written, if no shape was timed
-    matmul by matmul."""
     ignored: dict[str, str] = field(default_factory=dict)
     """Code, or how it begins -> why its checks were left out; not written if nothing is ignored with a
     reason."""
-    rates: Rates | None = None
-    """Tokens a second; None, and not written, if the tokens of a step are unknown."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed if it has none."""
 
     def to_dict(self) -> dict[str, Any]:
         """Write the report as plain values, as `report.schema.json` describes them."""
         data = to_builtins(self)
-        if self.ledger is None:
-            del data["ledger"]
         if not self.ignored:
             del data["ignored"]
-        if self.rates is None:
-            del data["rates"]
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:

@@ -19,7 +19,7 @@ from fp8doctor.finding import Finding, Outcome, Saving, Treatment
 from fp8doctor.registry import reason_of
 from fp8doctor.render.environment_page import not_timed
 from fp8doctor.render.header import counts, lacks_batch, steps_are_watched
-from fp8doctor.render.timing import Timing, labels, timing
+from fp8doctor.render.timing import Timing, timing
 from fp8doctor.render.words import HOW_KNOWN, Line, Mark, numbered
 from fp8doctor.wording import rounded_ms
 
@@ -64,8 +64,6 @@ class Details(Struct, frozen=True):
 
     counts: tuple[str, ...]
     timing: Timing | None
-    labels: dict[str, str]
-    """Variant -> its label in the table of times."""
     entries: tuple[Entry, ...]
     """The steps of the plan, then the other findings."""
     outcomes: tuple[Line, ...]
@@ -86,7 +84,6 @@ def details(report: Document) -> Details:
     return Details(
         counts=counts(facts),
         timing=if_recorded(timing, facts, fixes),
-        labels=if_recorded(labels, facts, fixes) or {},
         entries=tuple(entries(report)),
         outcomes=without_findings(report.outcomes),
         not_looked_at=not_looked_at(report),

@@ -21,7 +21,7 @@ from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import COLUMNS, timing
 from fp8doctor.render.words import variant_of
-from fp8doctor.report import Report, load_report
+from fp8doctor.report import Report
 from fp8doctor.wording import error_in_words
 from tests.checks.arms import failed, ran, timed, too_late
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
@@ -241,14 +241,6 @@ def test_what_takes_the_place_of_all_that_it_was_built_on_names_no_fix_beside_it
     assert variant_of(without, [*arms, without], True, fixes) == "FP8 without adapters, fix 1"
     of_now = Arm(name="without_adapters", base="as_is")
     assert variant_of(of_now, [*arms, of_now], True, fixes) == "FP8 without adapters"
-
-
-@pytest.mark.slow
-def test_rates_and_single_matmuls_name_the_variants_as_the_table_does() -> None:
-    """The plan ends in BF16, so FP8 is named by its changes."""
-    told = " ".join(text.render(load_report(BERT), verbose=True).split())
-    assert "measured: FP8, compiled, rowwise with BF16 weight gradients 105,100 " in told
-    assert "all fixes" not in told
 
 
 def test_a_part_of_the_plan_that_was_timed_beside_the_whole_has_a_row() -> None:
