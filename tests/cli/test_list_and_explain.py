@@ -123,9 +123,7 @@ def test_a_kind_of_message_comes_with_what_the_message_names() -> None:
     assert "fp8doctor explain SHP001" in shown
 
 
-def test_an_error_of_many_causes_comes_with_a_command_that_narrows_them() -> None:
-    shown = fp8doctor("explain", "CUDA error: an illegal memory access was encountered").stdout
-    assert "    CUDA_LAUNCH_BLOCKING=1 python train.py" in shown
+def test_an_error_of_many_causes_names_a_check() -> None:
     shown = fp8doctor("explain", "torch.OutOfMemoryError: CUDA out of memory. Tried 20.00 MiB").stdout
     assert "fp8doctor explain MEM002" in shown
 
