@@ -17,7 +17,6 @@ from fp8doctor.finding import Finding
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch.nn import Module
 
 
@@ -107,15 +106,6 @@ class Report(Document, frozen=True, kw_only=True):
             "warnings": sum(each.severity == "warning" for each in self.findings),
         }
         return {f"fp8doctor/{name}": float(number) for name, number in numbers.items() if number is not None}
-
-    def plot(self) -> Figure:
-        """Draw the parts of the step and of its difference from BF16.
-
-        Needs matplotlib. Raises `UserError` without it, or if nothing was timed.
-        """
-        from fp8doctor.render.plot import plot
-
-        return plot(self)
 
     def __str__(self) -> str:
         return self._printed("report")

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import click
 
 import fp8doctor
-from fp8doctor import cli, glossary, registry
+from fp8doctor import cli, registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
 from tests import check_pages, clinic
@@ -111,17 +111,6 @@ def llms() -> str:
     return re.sub(r"\]\((?!\.\./)", "](docs/", text("docs/index.md")).replace("](../", "](")
 
 
-def words() -> str:
-    """The glossary, with the checks whose pages lead on."""
-    return table(
-        ("word", "what it means", "checks"),
-        (
-            (", ".join(word.names), word.says, " ".join(f"[{code}](checks/{code}.md)" for code in word.codes))
-            for word in sorted(glossary.words(), key=lambda word: word.names[0].lower())
-        ),
-    )
-
-
 def shown(command: click.Command) -> list[click.Option]:
     """The options of a command that its help shows."""
     return [
@@ -191,7 +180,6 @@ def without_versions(text: str) -> str:
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"verified": verified},
-    "docs/glossary.md": {"words": words},
     "docs/options.md": {"options": options},
     "docs/plan.md": {"plan": plan},
     "docs/screen.md": {"recorded": recorded, "screen": screen},

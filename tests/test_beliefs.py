@@ -74,9 +74,5 @@ def test_a_trainer_that_honours_fp8_has_its_layers() -> None:
 
 
 def test_what_is_computed() -> None:
-    report = replay(PAGE.parent / "../tests/patients/recorded/h200-decoder_454m.json.gz", assume_gpu="H100")
-    assert report.rates is not None
-    peaks = (report.rates.fp8_peak_tokens_per_s, report.rates.bf16_peak_tokens_per_s)
-    assert all(peak and f"{float(f'{peak:.4g}'):,.0f}" in TEXT for peak in peaks)
     assert f"{amdahl(0.6, 1.5):.2f}x, and\n80 % give" in TEXT or f"{amdahl(0.6, 1.5):.2f}x, and 80 %" in TEXT
     assert f"80 % give {amdahl(0.8, 1.5):.2f}x" in TEXT

@@ -25,7 +25,6 @@ from fp8doctor.cost import (
     linear_cost,
     modelled_gpu,
     step_gemms_ms,
-    visible_amd,
     weight_casts_ms,
 )
 from fp8doctor.cost.step_cost import (
@@ -462,26 +461,6 @@ def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) 
     assert modelled_step(facts) is None
     assert eager_balance(facts, facts.network.linears) is None
     assert eager_cast_saving(facts, facts.network.linears) is None
-
-
-@pytest.mark.parametrize(
-    ("product", "name"),
-    [
-        ("AMD Instinct MI300X", "MI300X"),
-        ("AMD Instinct MI325X", "MI325X"),
-        ("AMD Instinct MI355X", "MI355X"),
-        ("AMD Instinct MI300X VF", None),
-        ("AMD Instinct MI308X", None),
-        ("AMD Radeon AI PRO R9700", None),
-    ],
-)
-def test_amd_has_a_table_of_its_own(product: str, name: str | None) -> None:
-    facts = Facts(gpus=(Gpu(name=product, visible=True),))
-    assert modelled_gpu(facts) is None
-    found = visible_amd(facts)
-    assert (found and found.name) == name
-    assert visible_amd(replace(facts, assumed_gpu="H100")) is None
-    assert visible_amd(Facts(gpus=(Gpu(name=product, visible=False),))) is None
 
 
 def test_fp8_doubles_bf16_on_amd_and_the_formats_go_with_the_architecture() -> None:

@@ -1,4 +1,4 @@
-"""Reports where they show themselves: in a notebook, at a prompt, as a figure, while they are made."""
+"""Reports where they show themselves: in a notebook, at a prompt, while they are made."""
 
 from __future__ import annotations
 
@@ -18,11 +18,8 @@ from rich.console import Console
 from torch import nn
 
 from fp8doctor import api, inspect_model, load_report
-from fp8doctor.errors import UserError
-from fp8doctor.render.timing import timing
 from fp8doctor.report import Prescription, Report
 from fp8doctor.stages import Doing, progress_line, someone_watches
-from tests.render.reports import LORA
 from tests.render.sound_html import hold_sound
 from tests.render.test_html import DEMO
 
@@ -44,7 +41,6 @@ def shown(cell: str, names: dict[str, Any]) -> Any:
 
 @pytest.mark.slow
 def test_the_example_runs_and_shows_what_it_says() -> None:
-    pytest.importorskip("matplotlib", reason="the test extra brings it")
     cells = [each for each in json.loads(NOTEBOOK.read_text("utf-8"))["cells"] if each["cell_type"] == "code"]
     assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
     names: dict[str, Any] = {"__name__": "notebook"}
@@ -55,7 +51,6 @@ def test_the_example_runs_and_shows_what_it_says() -> None:
     assert "compile" in repr(prescription)
     assert "as it is" in out[5]
     assert out[6].verdict.status == "fp8_slower"
-    assert out[7]._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -85,36 +80,6 @@ def test_what_a_prompt_shows_is_short(demo: Report) -> None:
         "saves 606.1 to 622.8 ms/step (measured)>"
     )
     assert repr(Prescription()) == "<Prescription: nothing to change>"
-
-
-@pytest.mark.slow
-def test_the_figure_has_the_bars_of_the_page(demo: Report) -> None:
-    pytest.importorskip("matplotlib", reason="the test extra brings it")
-    figure = demo.plot()
-    steps, *differences = figure.axes
-    found = timing(demo.facts)
-    assert found is not None
-    timed = [row for row in found.rows if row.arm]
-    labels = [each.get_text() for each in steps.get_yticklabels()]
-    assert labels == [f"{row.label}: {row.step} ms" for row in timed]
-    assert len(differences) == len(found.waterfalls) == 2
-    drawn = max(bar.get_x() + bar.get_width() for bar in steps.patches)
-    assert drawn == pytest.approx(917.8, abs=0.1)
-    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-
-
-def test_without_matplotlib_a_sentence_says_what_to_install(
-    demo: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(UserError, match=r"pip install matplotlib"):
-        demo.plot()
-
-
-def test_a_report_without_times_has_nothing_to_plot() -> None:
-    pytest.importorskip("matplotlib", reason="the test extra brings it")
-    with pytest.raises(UserError, match="no step was timed"):
-        LORA.plot()
 
 
 class Terminal(io.StringIO):

@@ -36,23 +36,13 @@ def traces(tmp_path: Path) -> tuple[Path, Path]:
     return paths[0], paths[1]
 
 
-def test_one_trace_and_two(traces: tuple[Path, Path]) -> None:
-    bf16, fp8 = traces
-    one = fp8doctor("trace", fp8)
-    assert (one.exit_code, one.stderr) == (0, "")
-    assert "FP8 matmuls ran: 1 a step in 60.0 ms" in one.stdout
-    both = fp8doctor("trace", bf16, fp8)
-    assert "fp8.json takes 100.0 ms a step, bf16.json 100.0" in both.stdout
-    assert "GEMMs −40.0" in both.stdout
-
-
 def test_json_is_one_document(traces: tuple[Path, Path]) -> None:
-    for args, kind in ((("trace", *traces), "traces"), (("compare", EAGER, COMPILED), "comparison")):
+    for args, kind in ((("trace", traces[1]), "traces"), (("compare", EAGER, COMPILED), "comparison")):
         result = fp8doctor(*args, "--format", "json")
         document = json.loads(result.stdout)
         assert (document["schema_version"], document["kind"]) == (1, kind)
-        assert document["difference"]["parts_ms"].keys() >= {"GEMMs", "casts", "idle"}
-        assert result.stderr == ""
+        assert (result.exit_code, result.stderr) == (0, "")
+    assert document["difference"]["parts_ms"].keys() >= {"GEMMs", "casts", "idle"}
     assert document["speedup"]["low"] < document["speedup"]["median"] < document["speedup"]["high"]
 
 
@@ -76,7 +66,7 @@ def test_verbose_shows_every_kernel(traces: tuple[Path, Path]) -> None:
 
 def test_what_is_read_is_never_written_over(traces: tuple[Path, Path], tmp_path: Path) -> None:
     before = traces[1].read_bytes()
-    result = fp8doctor("trace", *traces, "-o", traces[1])
+    result = fp8doctor("trace", traces[1], "-o", traces[1])
     assert result.exit_code == 2
     assert "would overwrite" in result.stderr
     assert traces[1].read_bytes() == before
@@ -94,18 +84,17 @@ def test_what_is_read_is_never_written_over(traces: tuple[Path, Path], tmp_path:
     ],
 )
 def test_a_bad_trace_is_a_users_mistake_in_one_sentence(
-    content: bytes | None, sentence: str, traces: tuple[Path, Path], tmp_path: Path
+    content: bytes | None, sentence: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "bad.json"
     if content is not None:
         path.write_bytes(content)
-    for args in ((path,), (traces[0], path), (path, traces[0])):
-        result = fp8doctor("trace", *args)
-        assert result.exit_code == 2
-        assert result.stdout == ""
-        assert result.stderr.startswith("fp8doctor: cannot read")
-        assert sentence in result.stderr
-        assert result.stderr.count("\n") == 1
+    result = fp8doctor("trace", path)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("fp8doctor: cannot read")
+    assert sentence in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -150,7 +139,7 @@ def test_the_speedup_that_is_asked_for_decides_the_exit_code(
     assert fp8doctor("compare", *reports, *(("--min-speedup", least) if least else ())).exit_code == code
 
 
-@pytest.mark.parametrize("args", [("trace",), ("compare", "a.json"), ("trace", "a", "b", "c")])
+@pytest.mark.parametrize("args", [("trace",), ("compare", "a.json"), ("trace", "a", "b")])
 def test_wrong_usage(args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 2
 
@@ -159,7 +148,7 @@ def test_wrong_usage(args: tuple[str, ...]) -> None:
 def test_neither_command_imports_torch(traces: tuple[Path, Path]) -> None:
     code = (
         "import sys\nfrom fp8doctor import cli\n"
-        "for args in (['trace', *sys.argv[1:3]], ['compare', *sys.argv[3:5]]):\n"
+        "for args in (['trace', sys.argv[1]], ['compare', *sys.argv[3:5]]):\n"
         "    try:\n        cli.main(args)\n    except SystemExit as end:\n        assert end.code == 0, end\n"
         "assert 'torch' not in sys.modules\n"
     )

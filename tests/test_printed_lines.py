@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fp8doctor import glossary
 from fp8doctor.code_snippets import IMPORTS, MODULES, OF_THE_SCRIPT, free_names, settings
 from fp8doctor.diagnosis.diagnose import diagnose, replay
 from fp8doctor.diagnosis.document import Document
@@ -127,15 +126,14 @@ def test_lines_of_the_checks_have_what_they_name() -> None:
     assert wrong(snippets) == {}, "import it in fp8doctor/code_snippets.py, or add it to PLACEHOLDERS"
 
 
-def test_no_page_and_no_word_names_a_package_that_it_does_not_import() -> None:
+def test_no_page_names_a_package_that_it_does_not_import() -> None:
     blocks = [
         Snippet(check.code, "\n".join(line for line in check.page.splitlines() if line.startswith("    ")))
         for check in discover()
     ]
-    words = [Snippet(word.names[0], word.says) for word in glossary.words()]
     bad = {
         each.where: match[0]
-        for each in (*blocks, *words)
+        for each in blocks
         for line in each.code.splitlines()
         for match in IN_A_CHAIN.finditer(line.partition("#")[0])
         if match[1] not in MODULES

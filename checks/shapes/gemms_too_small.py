@@ -68,8 +68,8 @@ PAYS = 1.10
 @check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
-        if found := if_recorded(of_experts, facts):
-            return found
+        if experts := if_recorded(of_experts, facts):
+            return experts
         return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
     if crossing(facts):
         return NotApplicable(reason="with so few tokens, FP8 pays off for no shape (SHP003)")

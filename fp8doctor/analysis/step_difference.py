@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from statistics import median
 
 import msgspec
@@ -185,45 +185,25 @@ def why_unknown(arm: Arm) -> str:
     return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
 
 
-def part_ms(of: Breakdown | Side, part: str) -> float:
+def part_ms(of: Breakdown, part: str) -> float:
     """Sum up one of `PARTS` in a step."""
     return sum(of.families_ms.get(family, 0.0) for family in PARTS[part])
 
 
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:
-    """Split the difference of two variants; None unless both breakdowns are reliable."""
-    one, other = breakdown_of(of), breakdown_of(against)
-    if one is None or other is None or of.step_ms is None or against.step_ms is None:
-        return None
-    fuses = bool(of.get("graphs_run"))
-    return difference(
-        Side(of.name, of.step_ms, one.families_ms, one.idle_ms, fuses),
-        Side(against.name, against.step_ms, other.families_ms, other.idle_ms, False),
-    )
-
-
-class Side(msgspec.Struct, frozen=True):
-    """One of two steps, and what it is made of."""
-
-    name: str
-    step_ms: float
-    families_ms: Mapping[str, float]
-    idle_ms: float
-    fuses: bool
-    """True if compiled kernels of it do several kinds of work at once."""
-
-
-def difference(of: Side, against: Side) -> Waterfall:
-    """Divide the difference of two steps, as their times are shown.
+    """Divide the difference of two variants; None unless both breakdowns are reliable.
 
     A compiled cast kernel does the norm or the activation before it as well. What the other step spends on
     those and this one does not is therefore no cost of the casts.
     """
-    parts = {part: part_ms(of, part) - part_ms(against, part) for part in PARTS}
-    fused = max(0.0, min(parts["casts"], -parts["norms and pointwise"])) if of.fuses else 0.0
+    one, other = breakdown_of(of), breakdown_of(against)
+    if one is None or other is None or of.step_ms is None or against.step_ms is None:
+        return None
+    parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
+    fused = max(0.0, min(parts["casts"], -parts["norms and pointwise"])) if of.get("graphs_run") else 0.0
     parts["casts"] -= fused
     parts["norms and pointwise"] += fused
-    parts[IDLE] = of.idle_ms - against.idle_ms
+    parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
     return Waterfall(of.name, against.name, whole, parts, fused, of.step_ms)

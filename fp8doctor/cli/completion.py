@@ -1,4 +1,4 @@
-"""Shell completion of codes, words and GPUs, through click's own mechanism."""
+"""Shell completion of codes and GPUs, through click's own mechanism."""
 
 from __future__ import annotations
 
@@ -21,20 +21,6 @@ def codes(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> li
         CompletionItem(f"{before}{comma}{check.code}", help=check.title)
         for check in headings()
         if check.code.startswith(begun.upper())
-    ]
-
-
-def codes_and_words(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete what `explain` knows: a code or, after a first letter, a glossary word."""
-    from click.shell_completion import CompletionItem
-
-    from fp8doctor import glossary
-
-    begun = incomplete.lower()
-    known = [(name, word) for word in glossary.words() for name in word.names] if begun else []
-    return [
-        *codes(ctx, parameter, incomplete),
-        *(CompletionItem(name, help=word.says) for name, word in known if name.lower().startswith(begun)),
     ]
 
 

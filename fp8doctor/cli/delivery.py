@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from fp8doctor.cli.gate import Gate
     from fp8doctor.diagnosis.document import Document
 
-FORMATS = ("text", "line", "json", "markdown", "html", "github", "junit", "sarif")
+FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
 ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
 suffix names no other format is written instead."""
 
-BYTES = ("json", "html", "junit", "sarif")
+BYTES = ("json", "html", "junit")
 """Formats that say which encoding they are in."""
 
 FORMAT_OF_SUFFIX = {
@@ -44,7 +44,6 @@ FORMAT_OF_SUFFIX = {
     ".md": "markdown",
     ".html": "html",
     ".xml": "junit",
-    ".sarif": "sarif",
     ".github": "github",
 }
 
@@ -298,15 +297,6 @@ def in_a_line(report: Document) -> str:
     return to_ascii(verdict) if wants_ascii() else verdict
 
 
-def for_chat(report: Document) -> str:
-    """Write job, verdict and first fix in one line."""
-    from fp8doctor.render.terminal import printable_line
-
-    fix = "".join(f". Fix: {step.treatment.summary}" for step in report.prescription[:1])
-    name = report.facts.get("target.name") or "model"
-    return printable_line(f"{name}: {in_a_line(report)}{fix}").rstrip(".")
-
-
 def judged(report: Document, wanted: ReportOptions) -> int:
     """Hold the report to the gate and say why it is missed; the exit code."""
     return exit_code(wanted.gate.missed(report))
@@ -337,8 +327,6 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
     """Write the report in a format; ``terminal`` holds options for text."""
     if format == "json":
         return report.to_json()
-    if format == "line":
-        return f"{for_chat(report)}\n"
     if format == "markdown":
         from fp8doctor.render import markdown
 
@@ -347,7 +335,7 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
         from fp8doctor.render import html
 
         return html.render(report)
-    if format in ("github", "junit", "sarif"):
+    if format in ("github", "junit"):
         return for_build_server(report, wanted, format)
     from fp8doctor.render import text
 
@@ -355,15 +343,15 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
 
 
 def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
-    """Write annotations, test cases or results, at the user's file if it is here."""
-    from fp8doctor.render.build_servers import github, junit, sarif
+    """Write annotations or test cases, at the user's file if it is here."""
+    from fp8doctor.render.build_servers import github, junit
 
     here = Path.cwd()
     absolute = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
     file = absolute.relative_to(here).as_posix() if absolute and absolute.is_relative_to(here) else ""
     if format == "junit":
         return junit(report, fail_on=wanted.gate.fail_on, file=file)
-    return github(report, file=file) if format == "github" else sarif(report, file=file)
+    return github(report, file=file)
 
 
 def show_report(report: Document, wanted: ReportOptions) -> None:

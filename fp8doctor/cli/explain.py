@@ -1,4 +1,4 @@
-"""The command ``explain``: a check by code or name, a term, or an error's text."""
+"""The command ``explain``: a check by code, name or a word in it, or an error's text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from fp8doctor.cli import completion
 from fp8doctor.cli.console import columns, show_json, show_page
 from fp8doctor.cli.delivery import OK
 from fp8doctor.cli.options import list_options
-from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 from fp8doctor.headings import fired
 
 if TYPE_CHECKING:
-    from fp8doctor.glossary import Word
     from fp8doctor.headings import Heading
     from fp8doctor.known_errors import KnownError
 
@@ -53,49 +51,39 @@ FRAME = re.compile(r'^.{0,200}\bFile "([^"\n]{1,400})", line \d+', re.MULTILINE)
 NAME = re.compile(r"[^\W_]_[^\W_]|[a-z][A-Z]")
 """Part of a name in code that ordinary words do not have."""
 
-TERM = re.compile(rf"{NAME.pattern}| |[A-Z]{{2}}|\d")
-"""Part of a glossary term that ordinary words do not have."""
-
 NOT_KNOWN = "fp8doctor does not know this exact message."
 
 ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
 
 
-@click.command(cls=ProjectCommand)
+@click.command()
 @click.argument(
     "asked",
     nargs=-1,
     metavar="CODE...|WORDS|ERROR|-",
-    shell_complete=completion.codes_and_words,
+    shell_complete=completion.codes,
 )
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
-    """Explain a check (by code, prefix or name: CMP001 SHP), a term (amax, load_in_fp8) or an error message.
+    """Explain checks (by code, prefix, name or a word in them: CMP001 SHP LoRA) or an error message.
 
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
-    from fp8doctor import glossary, known_errors
+    from fp8doctor import known_errors
     from fp8doctor.headings import headings, retired
 
     if not asked and sys.stdin.isatty():
-        raise UserError(
-            "name a code, a term or an error message, or give a log: fp8doctor explain < train.log"
-        )
-    is_log = asked in ((), ("-",))
-    text = _from_stdin() if is_log else " ".join(asked)
+        raise UserError("name a code or an error message, or give a log: fp8doctor explain < train.log")
+    text = _from_stdin() if asked in ((), ("-",)) else " ".join(asked)
     catalogue = headings(checks)
     if named := named_by(asked, (*catalogue, *retired(asked))):
         data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
         page = f"\n\n{'-' * columns()}\n\n".join(map(_page, named))
         _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
-    elif word := glossary.look_up(text):
-        _show_word(format, *word, catalogue)
     elif errors := known_errors.recognise_all(text):
         _show_errors(format, errors, catalogue, "" if known_errors.fatal_is_known(text) else ENDS_OTHERWISE)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
-    elif (not is_log or _is_a_question(text)) and (word := _word_within(text)):
-        _show_word(format, *word, catalogue)
     elif not _show_related(format, _message(text), catalogue):
         raise UserError(_not_known(text, catalogue))
     return OK
@@ -118,10 +106,7 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
 
 
 def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks with one of a few words in title or name, or all in the page.
-
-    Pages count only if they hold the whole phrase, or if no word is in the glossary.
-    """
+    """Find the checks with one of a few words in title or name, or all in the page."""
     words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
     if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE or _is_of_an_error(text):
         return []
@@ -138,8 +123,6 @@ def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
         )
 
     ranks = {check.code: rank(check) for check in catalogue}
-    if not any(any(each[:2]) for each in ranks.values()) and _word_within(text) is not None:
-        return []
     found = (check for check in catalogue if any(ranks[check.code]))
     return sorted(found, key=lambda each: ranks[each.code], reverse=True)
 
@@ -147,19 +130,6 @@ def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
 def summary(check: Heading) -> dict[str, Any]:
     """Describe a check as ``list`` and ``explain`` write it in JSON."""
     return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
-
-
-def _word_within(text: str) -> tuple[str, Word] | None:
-    """Find a glossary word in a phrase that is not an error message."""
-    from fp8doctor import glossary
-
-    return None if _is_of_an_error(text) else glossary.within(text)
-
-
-def _is_a_question(text: str) -> bool:
-    from fp8doctor.known_errors import OF_AN_ERROR
-
-    return len(text) <= LONGEST_MESSAGE and not OF_AN_ERROR.search(text)
 
 
 def _is_of_an_error(text: str) -> bool:
@@ -174,17 +144,10 @@ def _message(text: str) -> str:
 
 
 def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bool:
-    """Show errors, a word or pages that share a name with a message, if any."""
-    from fp8doctor import glossary
+    """Show errors or pages that share a name with a message, if any."""
     from fp8doctor.known_errors import known_errors
 
     wanted = _names(message)
-    words = [
-        (name, word)
-        for word in glossary.words()
-        for name in word.names
-        if word.codes and len(name) >= SHORTEST_NAME and TERM.search(name) and _count(name, message)
-    ]
     counts = {check.code: sum(_count(name, check.page) for name in wanted) for check in catalogue}
     pages = sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
     if errors := [
@@ -193,9 +156,6 @@ def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bo
         _show_errors(
             format, errors, catalogue, f"{NOT_KNOWN} These messages share a name with it:", related=True
         )
-    elif words:
-        longest = max(words, key=lambda each: len(each[0]))
-        _show_word(format, *longest, catalogue, f"{NOT_KNOWN} This term is in it:")
     elif pages := pages[:MOST_PAGES]:
         head = (*_wrapped(f"{NOT_KNOWN} These pages share a name with it:"), "", *_headings(pages))
         _show(format, {"checks": list(map(summary, pages)), "related": True}, "\n".join(head))
@@ -286,23 +246,6 @@ def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool
     )
 
 
-def _show_word(format: str, name: str, word: Word, catalogue: Sequence[Heading], head: str = "") -> None:
-    """Show a word and its checks; with a head it is only related to the text."""
-    by_code = {check.code: check for check in catalogue}
-    found = [by_code[code] for code in word.codes if code in by_code]
-    also = f" ({word.names[0]})" if name != word.names[0] else ""
-    data: dict[str, Any] = {"word": name, "says": word.says, "checks": list(map(summary, found))}
-    if head:
-        data["related"] = True
-    page = (
-        *([*_wrapped(head), ""] if head else []),
-        *_wrapped(f"{name}{also}: {word.says}"),
-        *([""] if found else []),
-        *_headings(found),
-    )
-    _show(format, data, "\n".join(page))
-
-
 def _headings(found: Sequence[Heading]) -> Iterator[str]:
     """List checks, and the command that shows the first page."""
     for each in found:
@@ -331,7 +274,7 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
         return f"no check or page has {word!r}{_alike(word, catalogue)}. 'fp8doctor list' shows the checks"
     looked = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
     if len(word.split()) <= MOST_WORDS and len(word) <= LONGEST_CODE and not _is_of_an_error(word):
-        return f"no page and no glossary entry has these words. {looked}"
+        return f"no page has these words. {looked}"
     raised = _raised_in(text)
     return (
         f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {raised or looked}"
@@ -351,10 +294,8 @@ def _raised_in(text: str) -> str | None:
 
 
 def _alike(code: str, catalogue: Sequence[Heading]) -> str:
-    """Suggest codes and words with a similar spelling."""
+    """Suggest codes with a similar spelling."""
     from difflib import get_close_matches
 
-    from fp8doctor import glossary
-
-    near = [*get_close_matches(code.upper(), [check.code for check in catalogue]), *glossary.alike(code)]
+    near = get_close_matches(code.upper(), [check.code for check in catalogue])
     return f" (did you mean {', '.join(near)}?)" if near else ""

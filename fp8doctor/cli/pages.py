@@ -159,23 +159,21 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("first", type=FILE)
-@click.argument("second", type=FILE, required=False)
+@click.argument("file", type=FILE)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every kernel.")
-def trace(first: Path, second: Path | None, *, format: str | None, output: Path | None, verbose: bool) -> int:
+def trace(file: Path, *, format: str | None, output: Path | None, verbose: bool) -> int:
     """Read a torch.profiler trace: where the time goes, and whether FP8 matmuls ran.
 
-    With a second trace, explain the difference. FIRST and SECOND are files that export_chrome_trace or
-    tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no torch are needed.
+    FILE is what export_chrome_trace or tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no
+    torch are needed.
     """
-    files = [first] if second is None else [first, second]
-    wanted = PageOptions.checked(format, output, files)
+    wanted = PageOptions.checked(format, output, [file])
 
     from fp8doctor.diagnosis.traces import conclude
     from fp8doctor.render.trace_page import page
 
-    document = conclude([read(file) for file in files])
+    document = conclude(read(file))
     deliver_page(wanted, document.to_json, lambda: page(document, verbose=verbose))
     return OK
 

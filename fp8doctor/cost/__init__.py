@@ -19,7 +19,7 @@ from fp8doctor.cost.matmul_counts import (
     rows_seen,
     step_tokens,
 )
-from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu, visible_amd
+from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
 
 __all__ = [
     "GPUS",
@@ -46,6 +46,5 @@ __all__ = [
     "rows_seen",
     "step_gemms_ms",
     "step_tokens",
-    "visible_amd",
     "weight_casts_ms",
 ]

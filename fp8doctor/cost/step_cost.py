@@ -317,11 +317,6 @@ def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
     return with_linears(facts, tuple(linears))
 
 
-def without_adapters(facts: Facts) -> Facts:
-    """Leave the adapters of the job out."""
-    return with_linears(facts, tuple(each for each in facts.network.linears if each.adapter != "adapter"))
-
-
 def with_recipe(facts: Facts, recipe: str) -> Facts:
     """Give every FP8 Linear of the job another recipe."""
     return with_linears(

@@ -9,8 +9,6 @@ from types import MappingProxyType
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.ledger import ledger
-from fp8doctor.analysis.rates import rates
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.answer.answer import Answer, answer, verdict
 from fp8doctor.answer.commands import run_again
@@ -19,7 +17,6 @@ from fp8doctor.diagnosis import conversion
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
-from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.diagnosis.giving_up import as_estimated, unless_undecided
 from fp8doctor.diagnosis.measured_savings import with_measured_savings
 from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
@@ -53,7 +50,6 @@ def diagnose(
     held = proposed if timed is None else timed
     held = if_recorded(as_estimated, held, view, findings, broken) or held
     prescription = in_agreement(if_recorded(conversion.of_bf16, held, view, findings) or held)
-    as_it_seems = is_what_it_seems(findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
     said = answer(view, findings, outcomes, prescription)
@@ -67,9 +63,7 @@ def diagnose(
         prescription=said.fixes,
         outcomes=outcomes,
         next=_next(said, facts),
-        ledger=if_recorded(ledger, facts),
         ignored=dict(reasons),
-        rates=if_recorded(rates, facts, as_it_seems=as_it_seems),
         modelled_gpu=modelled_gpu_name(facts),
         answer=said,
     )

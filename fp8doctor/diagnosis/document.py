@@ -12,8 +12,6 @@ from msgspec import field
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu
-from fp8doctor.analysis.ledger import Ledger
-from fp8doctor.analysis.rates import Rates
 from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.expected_verdict import failed_early, rank_failed
@@ -106,14 +104,9 @@ class Document(Record, frozen=True, kw_only=True):
     """One for every check that was selected."""
     next: Next | None = None
     """None if nothing is left to do."""
-    ledger: Ledger | None = None
-    """The saving of FP8 in every matmul, alone and in the step; None, and not written, if no shape was timed
-    matmul by matmul."""
     ignored: dict[str, str] = field(default_factory=dict)
     """Code, or how it begins -> why its checks were left out; not written if nothing is ignored with a
     reason."""
-    rates: Rates | None = None
-    """Tokens a second; None, and not written, if the tokens of a step are unknown."""
     answer: Any = None
     """The `fp8doctor.answer.answer.Answer` that verdict and screens are written from; not saved."""
     modelled_gpu: str = ""
@@ -123,12 +116,8 @@ class Document(Record, frozen=True, kw_only=True):
         """Write the report as plain values, as `report.schema.json` describes them."""
         data = to_builtins(replace(self, answer=None))
         del data["answer"]
-        if self.ledger is None:
-            del data["ledger"]
         if not self.ignored:
             del data["ignored"]
-        if self.rates is None:
-            del data["rates"]
         return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
 
     def to_json(self) -> str:

@@ -7,7 +7,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from fp8doctor.analysis.layer_gain import Gain, gains
-from fp8doctor.analysis.ledger import LedgerLine
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Step, Tool
@@ -44,8 +43,6 @@ class LayerReport(Record, frozen=True, kw_only=True):
     """The other layers of its shape and recipe that were timed with it."""
     shape: LayerShape | None
     """Its matmuls alone, as they were timed; layers of one shape were timed together."""
-    ledger: tuple[LedgerLine, ...]
-    """The gain of each of these matmuls from FP8, over all layers of the shape."""
     gain_ms: float | None
     """FP8's saving of a step in this layer; negative if it costs."""
     gain_basis: Basis | None
@@ -103,7 +100,6 @@ def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerRepor
         rows=if_recorded(rows_of, linear, facts),
         alike=tuple(name for name in shape.layers if name != linear.name) if shape else (),
         shape=shape,
-        ledger=_lines(shape, document),
         gain_ms=gain.ms if gain else None,
         gain_basis=("measured" if gain.measured else "modelled") if gain else None,
         modules=if_recorded(_modules, linear.name, facts) or {},
@@ -119,13 +115,6 @@ def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerRepor
 
 def _shape(name: str, facts: Facts) -> LayerShape | None:
     return next((each for each in facts.trial.shapes if name in each.layers), None)
-
-
-def _lines(shape: LayerShape | None, document: Document) -> tuple[LedgerLine, ...]:
-    if shape is None or document.ledger is None:
-        return ()
-    key = (shape.m, shape.k, shape.n, shape.recipe)
-    return tuple(each for each in document.ledger.lines if (each.m, each.k, each.n, each.recipe) == key)
 
 
 def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:

@@ -1,15 +1,15 @@
-"""Conclusions from traces of a user's profiler, in sentences and as a document."""
+"""Conclusions from a trace of a user's profiler, in sentences and as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, Side, Waterfall, difference
+from fp8doctor.analysis.step_difference import HOST_BOUND_PCT
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Tool, tool
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.traced import TracedStep
-from fp8doctor.wording import capital, labels, percent
+from fp8doctor.wording import percent
 
 
 class Hint(Record, frozen=True, kw_only=True):
@@ -20,69 +20,26 @@ class Hint(Record, frozen=True, kw_only=True):
 
 
 class Traces(Record, frozen=True, kw_only=True):
-    """One trace, or two and their difference."""
+    """A trace, in lists of one."""
 
     tool: Tool
     steps: tuple[TracedStep, ...]
     summaries: tuple[str, ...]
-    """One for each trace: whether FP8 ran, and what the GPU waits for."""
+    """Whether FP8 ran, and what the GPU waits for."""
     hints: tuple[tuple[Hint, ...], ...]
-    """For each trace."""
-    difference: Waterfall | None
-    """The second less the first; None with one trace, or if they cannot be compared."""
-    difference_summary: str
-    """Empty without a difference."""
-    unlike: tuple[str, ...]
 
     def to_json(self) -> str:
         data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "traces", **to_builtins(self)}
         return encode(data).decode()
 
 
-def conclude(steps: Sequence[TracedStep]) -> Traces:
-    """Conclude what one or two traces say."""
-    found = against(steps[1], steps[0]) if len(steps) == 2 else None
+def conclude(step: TracedStep) -> Traces:
+    """Conclude what a trace says."""
     return Traces(
         tool=tool(),
-        steps=tuple(steps),
-        summaries=tuple(
-            " ".join(filter(None, (whether_fp8_ran(step), why_it_waits(step)))) for step in steps
-        ),
-        hints=tuple(
-            tuple(Hint(code=code, text=text) for code, text in what_comes_first(step)) for step in steps
-        ),
-        difference=found,
-        difference_summary=_difference(found, *steps) if found else "",
-        unlike=tuple(unlike(*steps)) if len(steps) == 2 else (),
-    )
-
-
-def _difference(found: Waterfall, first: TracedStep, second: TracedStep) -> str:
-    """Tell by how much the second takes longer, and of which parts that is."""
-    places = digits(min(first.step_ms, second.step_ms))
-    each = " a step" if first.steps else ""
-    ratio = f", {first.step_ms / second.step_ms:.2f}x of its speed" if second.step_ms and first.steps else ""
-    parts = [
-        f"{part} {'−' if ms < 0 else '+'}{abs(ms):,.{places}f}"
-        for part, ms in sorted(found.parts_ms.items(), key=lambda item: -abs(item[1]))
-        if abs(ms) >= 0.5 * 10**-places
-    ]
-    fused = (
-        f" ({found.fused_ms:,.{places}f} ms of norm and pointwise work runs inside the casts and is not "
-        "counted as theirs)"
-        if found.fused_ms >= 0.5 * 10**-places
-        else ""
-    )
-    change = abs(found.difference_ms)
-    more = (
-        f"{change:,.{places}f} ms {'longer' if found.difference_ms > 0 else 'shorter'}{ratio}"
-        if change >= 0.5 * 10**-places
-        else "no longer"
-    )
-    return (
-        f"{capital(found.of)} takes {second.step_ms:,.{places}f} ms{each}, {found.against} "
-        f"{first.step_ms:,.{places}f}: {more}. "
-        + (f"Of that: {', '.join(parts)} ms{fused}." if parts else "No part differs.")
+        steps=(step,),
+        summaries=(" ".join(filter(None, (whether_fp8_ran(step), why_it_waits(step)))),),
+        hints=(tuple(Hint(code=code, text=text) for code, text in what_comes_first(step)),),
     )
 
 
@@ -173,33 +130,3 @@ def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
         yield "CMP001", f"the casts run as {kernels:,.0f} unfused kernels of code that is not compiled"
     if 100 * step.families_ms.get("gemm_fp32", 0.0) / step.step_ms >= FP32_TO_TELL_PCT:
         yield "STP004", "matmuls run in fp32"
-
-
-def against(of: TracedStep, other: TracedStep) -> Waterfall | None:
-    """Divide the difference of two steps; None if only one of the traces has steps."""
-    if bool(of.steps) != bool(other.steps):
-        return None
-    first, second = labels(other.file, of.file)
-    return difference(_side(of, second), _side(other, first))
-
-
-def _side(step: TracedStep, name: str) -> Side:
-    fuses = any(kernel.name.startswith("triton_") for kernel in step.kernels)
-    return Side(name, step.step_ms, step.families_ms, step.gpu_idle_ms, fuses)
-
-
-def unlike(first: TracedStep, second: TracedStep) -> Iterator[str]:
-    """Name what keeps two traces from being of the same job in the same place."""
-    one, other = labels(first.file, second.file)
-    if bool(first.steps) != bool(second.steps):
-        marked, bare = (one, other) if first.steps else (other, one)
-        yield f"{marked} marks steps and {bare} does not, so their steps cannot be compared"
-    if first.gpu != second.gpu and first.gpu and second.gpu:
-        yield f"{one} is of {first.gpu}, {other} of {second.gpu}"
-    if (first.world_size or 1) != (second.world_size or 1):
-        yield f"{one} is one rank of {first.world_size or 1}, {other} one of {second.world_size or 1}"
-    if first.with_stack != second.with_stack:
-        yield f"only {one if first.with_stack else other} was recorded with stacks, which slow the host"
-    for name, step in ((one, first), (other, second)):
-        if step.compiled:
-            yield f"torch.compile was at work in {name}, which no step does twice"

@@ -1,9 +1,8 @@
-"""The report for build servers: GitHub annotations, JUnit XML and SARIF 2.1.0."""
+"""The report for build servers: GitHub annotations and JUnit XML."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -11,7 +10,6 @@ from fp8doctor import registry
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
-from fp8doctor.facts.record import encode
 from fp8doctor.finding import Outcome
 from fp8doctor.render.details import Entry, entries
 from fp8doctor.render.terminal import printable_line, printable_lines
@@ -171,80 +169,3 @@ def _without_finding(case: Element, outcome: Outcome) -> None:
         SubElement(case, "error", message=reason, type="crashed")
     elif outcome.reason:
         SubElement(case, "system-out").text = f"{outcome.outcome}: {reason}"
-
-
-LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "note"}
-
-SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-
-ABOUT_THE_VERDICT = "Whether FP8 runs, and whether it is faster than the best BF16 of the same model."
-
-
-def sarif(report: Document, *, file: str = "") -> str:
-    """Write the document, with results in ``file`` or the report's file."""
-    place = file or file_of(report)
-    rules = list(_rules(report))
-    at = {rule["id"]: index for index, rule in enumerate(rules)}
-    results = [_result(notice, at[notice.code], place) for notice in notices(report) if _counts(notice)]
-    run = {
-        "tool": {
-            "driver": {
-                "name": report.tool.name,
-                "version": printable_line(report.tool.version),
-                "rules": rules,
-            }
-        },
-        "columnKind": "unicodeCodePoints",
-        "results": results,
-    }
-    return encode({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}).decode()
-
-
-def _counts(notice: Annotation) -> bool:
-    """Return whether it is a result; a verdict without a problem is none."""
-    return notice.code != VERDICT or notice.severity != "info"
-
-
-def _rules(report: Document) -> Iterator[dict[str, Any]]:
-    """List the rules: the verdict, and every check selected or with a finding."""
-    yield {
-        "id": VERDICT,
-        "name": "verdict",
-        "shortDescription": {"text": ABOUT_THE_VERDICT},
-        "help": {"text": ABOUT_THE_VERDICT},
-        "defaultConfiguration": {"level": "error"},
-    }
-    known = {check.code: check for check in registry.discover()}
-    found = {finding.code: finding for finding in report.findings}
-    for code in dict.fromkeys((*(outcome.code for outcome in report.outcomes), *found)):
-        if code in known:
-            check = known[code]
-            name, title, page, severity = check.name, check.title, check.page, check.severity
-        else:
-            finding = found.get(code)
-            name = printable_line(finding.name) if finding else code
-            title = page = printable_line(finding.title) if finding else code
-            severity = (finding.severity if finding else None) or "info"
-        yield {
-            "id": code,
-            "name": name,
-            "shortDescription": {"text": title or code},
-            "help": {"text": page or title or code},
-            "defaultConfiguration": {"level": LEVELS[severity]},
-        }
-
-
-def _result(notice: Annotation, rule: int, file: str) -> dict[str, Any]:
-    from urllib.parse import quote
-
-    result: dict[str, Any] = {
-        "ruleId": notice.code,
-        "ruleIndex": rule,
-        "level": LEVELS[notice.severity],
-        "message": {"text": "\n".join(filter(None, (notice.title, notice.text)))},
-        "partialFingerprints": {"fp8doctor/v1": notice.code},
-    }
-    if file:
-        place = {"artifactLocation": {"uri": quote(file)}, "region": {"startLine": 1}}
-        result["locations"] = [{"physicalLocation": place}]
-    return result

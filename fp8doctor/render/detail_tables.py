@@ -1,149 +1,15 @@
-"""Tables of details: matmuls one by one, tokens per second, and layers."""
+"""The table of layers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
-from fp8doctor.analysis.ledger import Ledger, LedgerLine
-from fp8doctor.analysis.rates import Rates
-from fp8doctor.analysis.step_difference import signed
-from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.facts import Blocks, Facts, LayerNumerics, LayerShape, Linear, recorded
 from fp8doctor.wording import percent, plural
-
-HEADS = ("ms of one matmul, alone", "calls", "BF16", "FP8", "casts", "saved", "saved, ms/step")
-
-
-class LedgerTable(Struct, frozen=True):
-    """The table; a row with one cell names the shape of those below it."""
-
-    rows: tuple[tuple[str, ...], ...]
-    sentences: tuple[str, ...]
-
-    @property
-    def shapes(self) -> list[tuple[str, list[tuple[str, ...]]]]:
-        """Each shape with the rows of its matmuls."""
-        grouped: list[tuple[str, list[tuple[str, ...]]]] = []
-        for row in self.rows[1:]:
-            if len(row) == 1:
-                grouped.append((row[0], []))
-            else:
-                grouped[-1][1].append(row)
-        return grouped
-
-
-def ledger_table(ledger: Ledger, labels: Mapping[str, str]) -> LedgerTable:
-    """Write the table of matmuls; ``labels`` are those of the table of times."""
-    rows: list[tuple[str, ...]] = []
-    for shape, lines in groupby(ledger.lines, _shape):
-        rows += [(shape,), *map(_cells, lines)]
-    return LedgerTable((HEADS, *rows), tuple(_sentences(ledger, labels)))
-
-
-def _shape(line: LedgerLine) -> str:
-    return f"{line.m} x {line.k} x {line.n} {line.recipe}, {plural(line.layers, 'layer')}"
-
-
-def _cells(line: LedgerLine) -> tuple[str, ...]:
-    in_fp8 = line.fp8_ms is not None
-    return (
-        f"  {line.layout.replace('_', ' ')}",
-        f"{line.calls:,}",
-        f"{line.bf16_ms:.3f}",
-        f"{line.fp8_ms:.3f}" if in_fp8 else "in BF16",
-        f"{line.casts_ms:.3f}" if in_fp8 else "-",
-        signed_finely(line.net_ms) if in_fp8 else "-",
-        signed(line.step_ms) if in_fp8 else "-",
-    )
-
-
-def signed_finely(ms: float) -> str:
-    """Write what one matmul saves, in thousandths of a millisecond."""
-    return f"{'−' if ms < 0 else '+'}{abs(ms):.3f}"
-
-
-def _sentences(ledger: Ledger, labels: Mapping[str, str]) -> Iterator[str]:
-    yield (
-        f"Timed alone, the matmuls of {plural(ledger.layers, 'layer')} take {ledger.bf16_ms:,.1f} ms of a "
-        f"step in BF16, in FP8 {ledger.fp8_ms:,.1f} and their casts {ledger.casts_ms:,.1f}: "
-        f"{ledger.speedup:.2f}x, saved {signed(ledger.net_ms)} ms."
-    )
-    fp8, bf16 = ledger.fp8_arm, ledger.bf16_arm
-    if fp8 and bf16 and None not in (ledger.step_gemms_saved_ms, ledger.step_casts_ms):
-        yield (
-            f"In the step matmuls save {signed(ledger.step_gemms_saved_ms or 0.0)} ms "
-            f"(alone {signed(ledger.bf16_ms - ledger.fp8_ms)}), and casts cost "
-            f"{ledger.step_casts_ms or 0.0:,.1f} ms (alone {ledger.casts_ms:,.1f}): "
-            f"{labels.get(fp8, fp8)}, against {labels.get(bf16, bf16)}. "
-            f"Not explained by single layers: {signed(ledger.unexplained_ms or 0.0)} ms."
-        )
-
-
-class RateTable(Struct, frozen=True):
-    """The same as a table."""
-
-    how: str
-    """Basis of the rates: measured, or modelled on which GPU."""
-    rows: tuple[tuple[str, str, str], ...]
-    """Variant, tokens a second, milliseconds of a step."""
-    peak: str
-    """The most that the GPU's peak allows; empty if that is not known."""
-
-
-def rate_table(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> RateTable:
-    """Write the rates.
-
-    ``fp8`` says whether the model as it is has FP8 layers, ``labels`` are names of variants as in the table
-    of times.
-    """
-    modelled = rates.variants and rates.variants[0].basis == "modelled"
-    return RateTable(
-        f"estimated for {rates.gpu}" if modelled else "measured",
-        tuple(
-            dict.fromkeys(
-                (
-                    labels.get(each.name) or variant(each.name, fp8),
-                    _round(each.tokens_per_s),
-                    f"{each.step_ms:,.1f}",
-                )
-                for each in rates.variants
-            )
-        ),
-        _peak(rates),
-    )
-
-
-def rates_in_words(rates: Rates, fp8: bool, labels: Mapping[str, str]) -> Iterator[str]:
-    """Write the sentences, as `rate_table` does the rows."""
-    table = rate_table(rates, fp8, labels)
-    if table.rows:
-        told = "; ".join(f"{name} {rate} ({ms} ms)" for name, rate, ms in table.rows)
-        yield f"Tokens a second, {table.how}: {told}."
-    if table.peak:
-        yield table.peak
-
-
-def _peak(rates: Rates) -> str:
-    if rates.bf16_peak_tokens_per_s:
-        at_fp8 = rates.fp8_peak_tokens_per_s
-        more = f", {_round(at_fp8)} at the FP8 peak" if at_fp8 else ""
-        return (
-            f"No step of this model exceeds {_round(rates.bf16_peak_tokens_per_s)} tokens/s at the dense "
-            f"BF16 peak of {rates.gpu}{more}: its matmuls alone, all else for nothing."
-        )
-    return ""
-
-
-def _round(value: float) -> str:
-    """Write four digits: no more is known."""
-    whole = f"{float(f'{value:.4g}'):,.0f}"
-    return whole if value >= 1 else f"{value:.2g}"
-
 
 MOST_ROWS = 200
 """Rows of the table; a model whose layers all differ has more, and they are counted."""

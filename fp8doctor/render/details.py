@@ -10,7 +10,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.analysis.variant_names import labels, numbered
+from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Document, Step
@@ -64,8 +64,6 @@ class Details(Struct, frozen=True):
 
     counts: tuple[str, ...]
     timing: Timing | None
-    labels: dict[str, str]
-    """Variant -> its label in the table of times."""
     entries: tuple[Entry, ...]
     """The steps of the plan, then the other findings."""
     outcomes: tuple[Line, ...]
@@ -85,7 +83,6 @@ def details(report: Document) -> Details:
     return Details(
         counts=counts(facts),
         timing=if_recorded(timing, facts),
-        labels=if_recorded(labels, facts) or {},
         entries=tuple(entries(report)),
         outcomes=without_findings(report.outcomes),
         not_looked_at=not_looked_at(report),

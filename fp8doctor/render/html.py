@@ -6,19 +6,13 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.render import charts
 from fp8doctor.render.charts import Chart, Evidence, evidence
 from fp8doctor.render.detail_tables import (
-    HEADS,
     LayerTable,
-    LedgerTable,
-    RateTable,
     layer_table,
-    ledger_table,
-    rate_table,
 )
 from fp8doctor.render.details import Details, Entry, details
 from fp8doctor.render.environment_page import for_support, variables
@@ -49,8 +43,6 @@ class View(Struct, frozen=True):
     differences: tuple[Chart, ...]
     evidence: Evidence | None
     layers: LayerTable | None
-    ledger: LedgerTable | None
-    rates: RateTable | None
     unknown: tuple[str, ...]
     """Checks that had no answer, besides what was not looked at."""
     answered: tuple[str, ...]
@@ -69,13 +61,12 @@ def fragment(report: Document) -> str:
 
 
 def _filled(template: str, report: Document) -> str:
-    return fill(template, view=view(report), words=WORDS, not_profiled=NOT_PROFILED, gemm_heads=HEADS)
+    return fill(template, view=view(report), words=WORDS, not_profiled=NOT_PROFILED)
 
 
 def view(report: Document) -> View:
     """Collect what a page shows."""
     screen, more, facts = first_screen(report), details(report), report.facts
-    fp8 = bool(if_recorded(uses_fp8, facts))
     return View(
         title=f"fp8doctor: {_name(facts)}",
         screen=screen,
@@ -86,8 +77,6 @@ def view(report: Document) -> View:
         differences=charts.differences(more.timing),
         evidence=evidence(more.timing, report.verdict),
         layers=layer_table(facts),
-        ledger=ledger_table(report.ledger, more.labels) if report.ledger else None,
-        rates=rate_table(report.rates, fp8, more.labels) if report.rates else None,
         unknown=tuple(_unknown(more)),
         answered=tuple(line.text for line in more.outcomes if line.mark != "unknown"),
         environment=(*more.counts, *_environment(facts)),

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import if_recorded
 from fp8doctor.render import environment_page
-from fp8doctor.render.detail_tables import ledger_table, rates_in_words
 from fp8doctor.render.details import Details, Entry, details, without_findings
 from fp8doctor.render.drawing import draw
 from fp8doctor.render.environment_page import for_support, variables
@@ -90,8 +87,6 @@ class _Page:
         for entry in found.entries:
             yield self.entry(entry)
         yield self.rows(found.outcomes)
-        yield self.ledger(report, found)
-        yield self.rates(report, found)
         yield [line for each in found.gaps for line in self.prose(each)]
         yield self.joined((*for_support(report.facts), *variables(report.facts)))
         yield self.prose(f"Not looked at: {found.not_looked_at}" if found.not_looked_at else "")
@@ -154,27 +149,6 @@ class _Page:
         sentences += [f"{row.label}: {row.note}." for row in timing.rows if len(row.reason) > LONGEST_REASON]
         told_lines = [line for sentence in sentences for line in self.prose(sentence, 2)]
         return [*table, *told_lines]
-
-    def ledger(self, report: Document, found: Details) -> list[str]:
-        """Write the matmuls one by one, numbers flush right; if too wide, their sum."""
-        if report.ledger is None:
-            return []
-        listed = ledger_table(report.ledger, found.labels)
-        numbers = [row for row in listed.rows if len(row) > 1]
-        widths = [max(map(columns, cells)) for cells in zip(*numbers, strict=True)]
-        lines = []
-        for row in listed.rows:
-            cells = (row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:]))
-            lines.append(f"  {'  '.join(cells)}".rstrip())
-        table = [self.paint(lines[0], DIM), *lines[1:]] if max(map(columns, lines)) <= self.width else []
-        return table + [line for sentence in listed.sentences for line in self.prose(sentence, 2)]
-
-    def rates(self, report: Document, found: Details) -> list[str]:
-        """Write the tokens per second of every variant, and the most that the GPU allows."""
-        if report.rates is None:
-            return []
-        told = rates_in_words(report.rates, bool(if_recorded(uses_fp8, report.facts)), found.labels)
-        return [line for sentence in told for line in self.prose(sentence, 2)]
 
     def rows(self, lines: tuple[Line, ...]) -> list[str]:
         """Write a mark and hanging text for each line."""

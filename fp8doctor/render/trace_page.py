@@ -1,4 +1,4 @@
-"""One or two traces of a user's profiler as a page."""
+"""A trace of a user's profiler as a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fp8doctor.diagnosis.traces import Hint, Traces, digits
 from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render.table_page import Sheet, Table
-from fp8doctor.wording import labels, percent, plural
+from fp8doctor.wording import percent, plural
 
 FAMILIES = {
     "gemm_fp8": "FP8 matmuls",
@@ -44,26 +44,14 @@ NAMES_LENGTH = 120
 
 
 def page(document: Traces, *, verbose: bool = False) -> Sheet:
-    """Lay out what the traces say; ``verbose`` shows every kernel."""
-    steps = document.steps
-    heading: tuple[str, ...] = (f"fp8doctor {document.tool.version}",)
-    if len(steps) == 1:
-        return Sheet(
-            (*heading, *_named(steps[0])),
-            document.summaries,
-            (_times(steps[0]), *_kernels(steps[0], verbose=verbose), *_hints(document.hints[0])),
-            _basis(steps),
-        )
-    parts: list[Table | str] = [f"Unlike: {'; '.join(document.unlike)}."] if document.unlike else []
-    parts.append(_side_by_side(steps, difference=document.difference is not None))
-    names = labels(steps[0].file, steps[1].file)
-    for name, step, summary, hints in zip(names, steps, document.summaries, document.hints, strict=True):
-        file, *rest = _named(step)
-        parts.append(f"{name}: {' · '.join(rest if name == file else (file, *rest))}. {summary}")
-        parts += _kernels(step, verbose=verbose)
-        parts += _hints(hints)
-    verdict = (document.difference_summary,) if document.difference_summary else ()
-    return Sheet((*heading, f"{names[1]} against {names[0]}"), verdict, tuple(parts), _basis(steps))
+    """Lay out what the trace says; ``verbose`` shows every kernel."""
+    step = document.steps[0]
+    return Sheet(
+        (f"fp8doctor {document.tool.version}", *_named(step)),
+        document.summaries,
+        (_times(step), *_kernels(step, verbose=verbose), *_hints(document.hints[0])),
+        _basis(step),
+    )
 
 
 def _named(step: TracedStep) -> Iterator[str]:
@@ -97,29 +85,6 @@ def _times(step: TracedStep) -> Table:
     return Table(
         ("ms/step" if step.steps else "ms in all", "", "share"),
         tuple((name, f"{ms:,.{places}f}", percent(100 * ms / step.step_ms)) for name, ms in rows.items()),
-    )
-
-
-def _side_by_side(steps: Sequence[TracedStep], *, difference: bool) -> Table:
-    """Both steps, part by part; with their difference if it is known."""
-    first, second = steps
-    places = digits(min(step.step_ms for step in steps))
-    one, other = _rows(first) | {ALL: first.step_ms}, _rows(second) | {ALL: second.step_ms}
-    names = sorted(
-        {**other, **one}, key=lambda name: (name == ALL, -abs(other.get(name, 0.0) - one.get(name, 0.0)))
-    )
-    rows = [
-        (
-            name,
-            *(f"{side[name]:,.{places}f}" if side.get(name) else "-" for side in (one, other)),
-            *((change(other.get(name, 0.0) - one.get(name, 0.0), places),) if difference else ()),
-        )
-        for name in names
-        if max(one.get(name, 0.0), other.get(name, 0.0)) >= 0.5 * 10**-places
-    ]
-    unit = "ms/step" if first.steps and second.steps else "ms"
-    return Table(
-        (unit, *labels(first.file, second.file), *(("difference",) if difference else ())), tuple(rows)
     )
 
 
@@ -178,28 +143,24 @@ def _hints(hints: Sequence[Hint]) -> Iterator[str]:
         yield f"Look at: {hint.text}{more}."
 
 
-def _basis(steps: Sequence[TracedStep]) -> str:
+def _basis(step: TracedStep) -> str:
     """Say how the times were taken, and what is not in them."""
     sentences = [
         "Measured by torch's profiler, whose own cost on the host is in the idle time. Every instant has one "
         "owner, so that the parts add up."
     ]
-    names = labels(steps[0].file, steps[-1].file) if len(steps) > 1 else ("",)
-    for label, step in zip(names, steps, strict=True):
-        name = f" in {label}" if label else ""
-        if step.marked_by == "optimizer":
-            sentences.append(f"Steps{name} end with Optimizer.step, of the class that steps most often.")
-        if step.with_stack:
-            sentences.append(f"Stacks were recorded{name}, which slows the host most.")
-        if step.compiled:
-            sentences.append(f"torch.compile was at work{name}: this is no step as the job repeats it.")
-        elif step.compiling_steps:
-            steps_ = plural(step.compiling_steps, "step")
-            sentences.append(f"{steps_}{name} in which torch.compile was at work left out.")
-        if step.outside_ms >= 0.5 * 10 ** -digits(step.step_ms):
-            sentences.append(f"{step.outside_ms:,.1f} ms of GPU work{name} outside the steps left out.")
-        if not step.steps:
-            sentences.append(
-                f"Nothing marks steps{name}: call profiler.step() behind each one for times of a step."
-            )
+    if step.marked_by == "optimizer":
+        sentences.append("Steps end with Optimizer.step, of the class that steps most often.")
+    if step.with_stack:
+        sentences.append("Stacks were recorded, which slows the host most.")
+    if step.compiled:
+        sentences.append("torch.compile was at work: this is no step as the job repeats it.")
+    elif step.compiling_steps:
+        sentences.append(
+            f"{plural(step.compiling_steps, 'step')} in which torch.compile was at work left out."
+        )
+    if step.outside_ms >= 0.5 * 10 ** -digits(step.step_ms):
+        sentences.append(f"{step.outside_ms:,.1f} ms of GPU work outside the steps left out.")
+    if not step.steps:
+        sentences.append("Nothing marks steps: call profiler.step() behind each one for times of a step.")
     return " ".join(sentences)

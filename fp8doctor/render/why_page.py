@@ -13,8 +13,6 @@ from fp8doctor.render.trace_page import FAMILIES, change
 from fp8doctor.render.words import HOW_KNOWN
 from fp8doctor.wording import percent, plural
 
-LAYOUTS = {"output": "output", "input_gradient": "input gradient", "weight_gradient": "weight gradient"}
-
 MOST_SHOWN = 40
 """Rows of a table of layers."""
 
@@ -23,8 +21,6 @@ def page(layer: LayerReport) -> Sheet:
     """Lay out one layer."""
     parts: list[Table | str] = [*_seen(layer), *_counted(layer)]
     parts += _timed(layer.shape) if layer.shape else ["Timed alone: not in this report."]
-    if layer.ledger:
-        parts.append(_ledger(layer))
     if layer.gain_ms is not None and layer.gain_basis is not None:
         saves = "saves" if layer.gain_ms > 0 else "costs"
         how = HOW_KNOWN[layer.gain_basis]
@@ -130,23 +126,6 @@ def _timed(shape: LayerShape) -> list[Table | str]:
     why = f" ({shape.reason})" if shape.reason else ""
     others = plural(len(shape.layers), "layer")
     return [f"{alone}{why}; of one layer in one micro-batch. The shape is that of {others}."]
-
-
-def _ledger(layer: LayerReport) -> Table:
-    rows = tuple(
-        (
-            LAYOUTS[line.layout],
-            f"{line.bf16_ms:.3f}",
-            "-" if line.fp8_ms is None else f"{line.fp8_ms:.3f}",
-            f"{line.casts_ms:.3f}",
-            change(-line.net_ms, 3),
-            str(line.calls),
-            change(-line.step_ms, 2),
-        )
-        for line in layer.ledger
-    )
-    heads = ("ms of one matmul", "BF16", "FP8", "casts", "FP8 changes", "calls", "in all layers")
-    return Table(heads, rows)
 
 
 def _modules(modules: dict[str, ModuleTime]) -> Table:

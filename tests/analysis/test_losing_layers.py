@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fp8doctor.analysis.layer_gain import gains
+from fp8doctor.analysis.layer_gain import cast_shares, gains
 from fp8doctor.analysis.losing_layers import (
     acquitted,
     crossing,
@@ -16,7 +16,8 @@ from fp8doctor.analysis.losing_layers import (
     to_keep,
 )
 from fp8doctor.analysis.significance import EVEN, Interval
-from fp8doctor.facts import Facts, Network
+from fp8doctor.facts import Facts, LayerGemm, LayerShape, Network
+from fp8doctor.recipes import RECIPES, named
 from tests.analysis.gains import LLAMA_8B, NARROW, SIDES_OF_1B, WIDE, as_timed, facts, linear, shape, timed
 from tests.checks.arms import ran
 
@@ -276,3 +277,46 @@ def test_what_was_timed_on_one_gpu_is_modelled_on_none_without_fp8() -> None:
     )
     assert crossing(of) is None
     assert list(losing(of)) == ["up"]
+
+
+LAYOUTS = ("output", "input_gradient", "weight_gradient")
+
+
+@pytest.mark.parametrize("recipe", [each.name for each in RECIPES.values() if each.cast_bytes])
+@pytest.mark.parametrize("trained", [True, False])
+def test_casts_are_divided_among_the_matmuls_that_want_them(recipe: str, trained: bool) -> None:
+    shares = cast_shares(LayerShape(m=8192, k=4096, n=1024, recipe=recipe, trained=trained))
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert list(shares) == list(LAYOUTS[: 3 if trained else 2])
+    assert all(share >= 0 for share in shares.values())
+    in_fp8 = trained and not named(recipe).weight_gradient_in_16_bits
+    assert (shares.get("weight_gradient", 0.0) > 0) == in_fp8
+
+
+@pytest.mark.parametrize(
+    ("fp8_ms", "recipe", "loses"),
+    [
+        ((0.05, 0.05, 0.50), "rowwise", False),
+        ((0.05, 0.05, 0.50), "tensorwise", True),
+        ((0.20, 0.20, 0.20), "rowwise", True),
+        ((0.20, 0.20), "rowwise", True),
+    ],
+    ids=["weight gradient", "no recipe keeps it", "all", "frozen"],
+)
+def test_only_a_weight_gradient_that_loses_is_no_reason_to_keep_the_layer_in_bf16(
+    fp8_ms: tuple[float, ...], recipe: str, loses: bool
+) -> None:
+    """torchao's ``rowwise_with_gw_hp`` keeps just that matmul in BF16."""
+    trained = len(fp8_ms) == 3
+    alone = msgspec.structs.replace(
+        shape("k", bf16=0.12 * len(fp8_ms), fp8=sum(fp8_ms), casts=0.1),
+        n=64,
+        recipe=recipe,
+        trained=trained,
+        gemms=tuple(
+            LayerGemm(layout=layout, bf16_ms=0.12, fp8_ms=ms)  # type: ignore[arg-type]
+            for layout, ms in zip(LAYOUTS, fp8_ms, strict=False)
+        ),
+    )
+    layer = msgspec.structs.replace(NARROW, recipe=recipe, requires_grad=trained)
+    assert bool(losing(facts(layer, trial=timed(alone)))) is loses

@@ -1,4 +1,4 @@
-"""Checks are listed, and a code, an error or a word is explained."""
+"""Checks are listed, and a code or an error is explained."""
 
 from __future__ import annotations
 
@@ -54,14 +54,6 @@ def test_explain_an_error_by_its_text() -> None:
     assert max(map(len, page.splitlines())) <= 100
 
 
-def test_a_log_is_not_answered_with_a_term_in_it() -> None:
-    """A term of the glossary in an unknown message is no cause."""
-    phrase = "Assertion failed in the amax history"
-    assert fp8doctor("explain", phrase).stdout.startswith("amax history: ")
-    result = CliRunner().invoke(cli.main, ["explain"], input=phrase)
-    assert result.stdout.startswith("fp8doctor does not know this exact message.")
-
-
 def test_explain_takes_an_error_from_stdin_and_without_quotes() -> None:
     as_argument = fp8doctor("explain", TRACEBACK).stdout
     assert CliRunner().invoke(cli.main, ["explain", "-"], input=TRACEBACK).stdout == as_argument
@@ -114,19 +106,13 @@ def test_an_unknown_exception_names_the_package_that_raised_it() -> None:
     assert "deep_ep" not in CliRunner().invoke(cli.main, ["explain"], input=deep + mine + raised).stderr
 
 
-@pytest.mark.parametrize(
-    ("text", "leads_to"),
-    [
-        ("IndexError: Float8Linear has too many hooks", "CMP001"),
-        ("  File 'x.py'\n" * 999 + "TypeError: set_fp8() got an unexpected keyword load_in_fp8", "MOD003"),
-    ],
-)
-def test_the_words_of_an_unknown_error_are_looked_up(text: str, leads_to: str) -> None:
+def test_the_names_of_an_unknown_error_are_looked_up() -> None:
+    text = "  File 'x.py'\n" * 999 + "TypeError: set_fp8() got an unexpected keyword load_in_fp8"
     result = fp8doctor("explain", text)
     assert result.exit_code == 0
     first, *_ = result.stdout.splitlines()
     assert first.startswith("fp8doctor does not know this exact message.")
-    assert f"fp8doctor explain {leads_to}" in result.stdout
+    assert "fp8doctor explain MOD003" in result.stdout
     assert "What to do" not in result.stdout
     assert json.loads(fp8doctor("explain", "--format", "json", text).stdout)["related"] is True
 
@@ -137,9 +123,7 @@ def test_a_kind_of_message_comes_with_what_the_message_names() -> None:
     assert "fp8doctor explain SHP001" in shown
 
 
-def test_an_error_of_many_causes_comes_with_a_command_that_narrows_them() -> None:
-    shown = fp8doctor("explain", "CUDA error: an illegal memory access was encountered").stdout
-    assert "    CUDA_LAUNCH_BLOCKING=1 python train.py" in shown
+def test_an_error_of_many_causes_names_a_check() -> None:
     shown = fp8doctor("explain", "torch.OutOfMemoryError: CUDA out of memory. Tried 20.00 MiB").stdout
     assert "fp8doctor explain MEM002" in shown
 

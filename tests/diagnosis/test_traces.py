@@ -6,9 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.diagnosis.traces import (
-    conclude,
     digits,
-    unlike,
     what_comes_first,
     why_it_waits,
 )
@@ -50,32 +48,6 @@ def test_a_gpu_that_waits_says_for_what(idle: dict[str, float], words: str) -> N
 )
 def test_what_to_look_at(found: TracedStep, expected: list[str]) -> None:
     assert codes(found) == expected
-
-
-def test_parts_of_the_difference_add_up_to_it() -> None:
-    found = conclude((BF16, FP8)).difference
-    assert found is not None
-    assert sum(found.parts_ms.values()) == pytest.approx(FP8.step_ms - BF16.step_ms)
-    assert found.fused_ms == 0.0
-
-
-def test_norms_inside_compiled_casts_are_not_counted_as_casts() -> None:
-    bf16 = step("a", {}, kernel("gemm_16bit", "nvjet", 2, 60.0), kernel("norm", "rms_norm", 2, 10.0))
-    fused = kernel("cast", "triton_red_fused__scaled_mm_abs_max_0", 2, 14.0)
-    found = conclude((bf16, step("b", {}, kernel("gemm_fp8", "nvjet", 2, 30.0), fused)))
-    assert found.difference is not None
-    assert found.difference.parts_ms["casts"] == pytest.approx(4.0)
-
-
-def test_a_whole_trace_is_not_subtracted_from_a_step() -> None:
-    found = conclude((BF16, HOST_BOUND))
-    assert found.difference is None
-    assert found.difference_summary == ""
-
-
-def test_the_same_trace_twice_differs_in_nothing() -> None:
-    conclude((FP8, FP8))
-    assert list(unlike(FP8, FP8)) == []
 
 
 @pytest.mark.parametrize(("ms", "places"), [(371.0, 1), (10.0, 1), (9.9, 2), (0.99, 3)])

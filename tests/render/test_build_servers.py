@@ -1,14 +1,12 @@
-"""Annotations, test cases and SARIF: golden files, and whatever a model is called they stay what they are."""
+"""Annotations and test cases: golden files, and whatever a model is called they stay what they are."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -18,79 +16,13 @@ from msgspec.structs import replace
 from fp8doctor import cli
 from fp8doctor.facts import Target
 from fp8doctor.finding import Outcome
-from fp8doctor.render.build_servers import github, junit, sarif
+from fp8doctor.render.build_servers import github, junit
 from fp8doctor.report import Report
 from tests.render.reports import SCREENS
 from tests.render.test_arbitrary_text import names, with_name
 from tests.render.test_screens import hold
 
 ANNOTATION = re.compile(r"::(error|warning|notice) (?:file=[^,:\n]*,line=1,)?title=[^,:\n]*::[^\r\n]+\Z")
-
-TEXT = {"type": "object", "required": ["text"], "properties": {"text": {"type": "string", "minLength": 1}}}
-LEVEL = {"enum": ["none", "note", "warning", "error"]}
-SARIF = {
-    "type": "object",
-    "required": ["$schema", "version", "runs"],
-    "properties": {
-        "version": {"const": "2.1.0"},
-        "runs": {
-            "minItems": 1,
-            "items": {
-                "required": ["tool", "results"],
-                "properties": {
-                    "tool": {
-                        "required": ["driver"],
-                        "properties": {
-                            "driver": {
-                                "required": ["name", "rules"],
-                                "properties": {
-                                    "rules": {
-                                        "uniqueItems": True,
-                                        "items": {
-                                            "required": ["id", "help", "shortDescription"],
-                                            "properties": {
-                                                "help": TEXT,
-                                                "shortDescription": TEXT,
-                                                "defaultConfiguration": {"properties": {"level": LEVEL}},
-                                            },
-                                        },
-                                    }
-                                },
-                            }
-                        },
-                    },
-                    "results": {
-                        "items": {
-                            "required": ["ruleId", "ruleIndex", "message", "level"],
-                            "properties": {
-                                "message": TEXT,
-                                "level": LEVEL,
-                                "locations": {
-                                    "items": {
-                                        "properties": {
-                                            "physicalLocation": {
-                                                "required": ["artifactLocation"],
-                                                "properties": {
-                                                    "artifactLocation": {
-                                                        "properties": {
-                                                            "uri": {"pattern": "^[!#-;=?-\\[\\]_a-z~%]+$"}
-                                                        }
-                                                    },
-                                                    "region": {"properties": {"startLine": {"minimum": 1}}},
-                                                },
-                                            }
-                                        }
-                                    }
-                                },
-                            },
-                        }
-                    },
-                },
-            },
-        },
-    },
-}
-"""What code scanning needs of SARIF 2.1.0; the whole schema has 3,300 lines and lies on the network."""
 
 
 def hold_to_their_forms(report: Report) -> None:
@@ -102,26 +34,12 @@ def hold_to_their_forms(report: Report) -> None:
         failures = suites.findall("testsuite/testcase/failure")
         assert suites.get("failures") == suites.find("testsuite").get("failures") == str(len(failures))
         assert bool(failures) == (fail_on is not None and report.reaches(fail_on))
-    document = json.loads(sarif(report))
-    jsonschema.Draft202012Validator(SARIF).validate(document)
-    run = document["runs"][0]
-    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
-    assert len(set(rules)) == len(rules)
-    assert [rules[each["ruleIndex"]] for each in run["results"]] == [
-        each["ruleId"] for each in run["results"]
-    ]
-    found = [each["ruleId"] for each in run["results"] if each["ruleId"] != "VERDICT"]
-    assert found == [finding.code for finding in report.findings]
 
 
 def test_golden_files() -> None:
     report = SCREENS["on_a_gpu"]
     hold("on_a_gpu.github.txt", github(report))
     hold("on_a_gpu.junit.xml", junit(report, fail_on="warning"))
-    document = json.loads(sarif(report, file="models/my model.py"))
-    for rule in document["runs"][0]["tool"]["driver"]["rules"]:
-        rule["help"]["text"] = rule["help"]["text"].partition("\n")[0]  # the page itself may change
-    hold("on_a_gpu.sarif.json", json.dumps(document, indent=1) + "\n")
 
 
 @pytest.mark.slow
@@ -169,12 +87,11 @@ def test_the_formats_are_written_beside_each_other(tmp_path: Path, monkeypatch: 
     summary.write_text("before\n", "utf-8")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     monkeypatch.chdir(tmp_path)
-    args = ["demo", "--format", "github", "-o", "fp8.sarif", "-o", "fp8.xml", "-o", "fp8.md"]
+    args = ["demo", "--format", "github", "-o", "fp8.xml", "-o", "fp8.md"]
     result = CliRunner().invoke(cli.main, [*args, "--fail-on", "error"])
     assert result.exit_code == 1
     assert result.stdout.startswith("::error file=llama_8b_eager.py,line=1,title=VERDICT fp8_slower::")
     assert all(ANNOTATION.match(line) for line in result.stdout.splitlines())
-    assert json.loads(Path("fp8.sarif").read_text("utf-8"))["version"] == "2.1.0"
     assert ElementTree.fromstring(Path("fp8.xml").read_bytes()).get("name") == "fp8doctor"
     assert summary.read_text("utf-8") == f"before\n{Path('fp8.md').read_text('utf-8')}\n"
 

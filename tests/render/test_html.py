@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Blocks, Linear
 from fp8doctor.render import html
 from fp8doctor.render.detail_tables import MOST_ROWS, layer_table
@@ -19,7 +18,6 @@ from fp8doctor.render.environment_page import for_support
 from fp8doctor.render.screen import first_screen
 from fp8doctor.report import Report
 from tests.accessible import faults
-from tests.analysis.test_ledger import shape
 from tests.render.reports import LORA, SCREENS
 from tests.render.sound_html import contrast, hold_sound, parsed, rules, text, variables
 from tests.render.test_arbitrary_text import NASTY, with_name
@@ -94,9 +92,7 @@ def test_the_page_has_all_its_parts_in_order(demo: Report) -> None:
         "Where the step goes",
         "What the difference is made of",
         "What else was found",
-        "Tokens a second, measured",
         "Spread and evidence",
-        "Matmul by matmul",
         "Layer by layer",
         "What was not checked",
         "Environment",
@@ -139,20 +135,6 @@ def test_the_bars_of_a_difference_lead_from_one_step_to_the_other(demo: Report) 
 def with_trial(report: Report, **facts: object) -> Report:
     trial = replace(report.facts.trial, **facts)
     return replace(report, facts=replace(report.facts, trial=trial))
-
-
-def test_every_gemm_stands_in_a_folded_table(demo: Report) -> None:
-    gemms = ((0.6, 0.35), (0.7, None), (0.8, 0.39))
-    layers = tuple(each.name for each in demo.facts.network.linears if each.out_features == 4096)
-    sides = shape((16384, 1024, 4096), *gemms, casts=0.8)
-    timed = with_trial(demo, shapes=(replace(sides, layers=layers),))
-    root = hold_sound(html.render(diagnose(timed.facts)))
-    (folded,) = (each for each in root.iter("details") if "three matmuls" in text(each.find("summary")))
-    rows = [" | ".join(map(text, row)) for row in folded.iter("tr")]
-    assert rows[0] == "ms of one matmul, alone | calls | BF16 | FP8 | casts | saved | saved, ms/step"
-    assert rows[1] == f"16384 x 1024 x 4096 tensorwise, {len(layers)} layers"
-    assert rows[3] == f"input gradient | {len(layers)} | 0.700 | in BF16 | - | - | -"
-    assert f"Timed alone, the matmuls of {len(layers)} layers take" in text(root)
 
 
 def test_a_fragment_styles_nothing_but_itself(demo: Report) -> None:

@@ -92,8 +92,8 @@ HOST_BOUND = replace(
 
 
 def pages() -> dict[str, Callable[[], Sheet]]:
-    def page(*steps: TracedStep, verbose: bool = False) -> Callable[[], Sheet]:
-        return lambda: trace_page.page(of(*steps), verbose=verbose)
+    def page(step: TracedStep, verbose: bool = False) -> Callable[[], Sheet]:
+        return lambda: trace_page.page(of(step), verbose=verbose)
 
     def reports(first: str, second: str) -> Callable[[], Sheet]:
         def compare() -> Sheet:
@@ -108,16 +108,14 @@ def pages() -> dict[str, Callable[[], Sheet]]:
         "trace_verbose": page(FP8, verbose=True),
         "trace_host_bound": page(HOST_BOUND),
         "trace_by_optimizer": page(replace(BF16, marked_by="optimizer", steps=1, compiling_steps=2)),
-        "trace_two": page(BF16, FP8),
-        "trace_unlike": page(replace(BF16, file="a" * 40, gpu="NVIDIA B200"), HOST_BOUND),
         "compare": reports("decoder_468m", "decoder_468m_compiled"),
         "compare_unlike": reports("llama_8b", "te_autocast"),
         "compare_untimed": reports("moe", "te_autocast"),
     }
 
 
-def of(*steps: TracedStep) -> Traces:
-    return replace(conclude(steps), tool=Tool(version="0"))
+def of(step: TracedStep) -> Traces:
+    return replace(conclude(step), tool=Tool(version="0"))
 
 
 PAGES = pages()
@@ -146,7 +144,7 @@ def test_pages(name: str) -> None:
 
 
 def test_a_narrow_page() -> None:
-    hold("page_trace_two.narrow_ascii.txt", as_text(PAGES["trace_two"](), width=80, ascii=True))
+    hold("page_trace.narrow_ascii.txt", as_text(PAGES["trace"](), width=80, ascii=True))
 
 
 def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:

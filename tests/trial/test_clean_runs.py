@@ -166,7 +166,6 @@ def test_a_clean_run_leaves_every_bit(
             "unsloth",
             "bitsandbytes",
             "deepspeed",
-            "matplotlib",
         )
         assert {name.partition(".")[0] for name in set(sys.modules) - loaded}.isdisjoint(stacks)
     finally:
@@ -268,6 +267,5 @@ def test_a_fresh_process_is_left_with_nothing_that_runs_or_lies_around(tmp_path:
         "unsloth",
         "bitsandbytes",
         "deepspeed",
-        "matplotlib",
     }
     assert stacks.isdisjoint(found["loaded"])
