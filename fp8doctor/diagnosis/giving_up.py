@@ -139,7 +139,9 @@ def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
         else "FP8 stays slower than BF16 with everything that was tried"
         if view.all_fp8_loses
         else "No FP8 that was timed is faster than BF16 for sure",
-        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view), for_now=view.fp8_is_undecided),
+        treatment=stay_in_bf16(
+            view.facts, f"{_why_not_fp8(end, view)}{_nan_anyway(end.arm)}", for_now=view.fp8_is_undecided
+        ),
     )
 
 
@@ -215,7 +217,7 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if view.deciding_fp8 and budget_s:
         return f"the budget of {budget_s:g} s was too short to time {_untimed(view.deciding_fp8, view.as_is)}"
     every = [each for each in view.facts.trial.arms if each.tried and each.step_ms and is_in_fp8(each)]
-    timed = list(filter(is_finite, every))
+    timed = [each for each in every if is_finite(each) or not is_finite(end.arm)]
     if every and not timed:
         return "FP8 gives NaN or infinity"
     best = min(timed, key=lambda each: each.step_ms or 0.0, default=None)
@@ -238,6 +240,12 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if best.name == ArmName.AS_IS:
         return f"your FP8 step as it is, {took}, is {fastest}"
     return f"{fastest} takes {took}"
+
+
+def _nan_anyway(bf16: Arm) -> str:
+    """Say what BF16 does not cure."""
+    found = " and ".join(bf16.get("non_finite") or ())
+    return f"; {found} {'are' if ' and ' in found else 'is'} NaN or infinite in BF16 too" if found else ""
 
 
 def _untimed(fp8: Arm, as_is: Arm | None) -> str:

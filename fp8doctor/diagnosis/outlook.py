@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from math import inf
 
 from msgspec import Struct
@@ -16,7 +16,14 @@ from fp8doctor.analysis.no_estimate import no_model_of
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN, is_even
-from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, that_help_bf16_too, traits
+from fp8doctor.analysis.treatment_table import (
+    CUDA_GRAPHS,
+    MORE_TOKENS,
+    STAY_IN_BF16,
+    in_words,
+    that_help_bf16_too,
+    traits,
+)
 from fp8doctor.analysis.trial_view import TrialView, trial_view
 from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.diagnosis.answer import GRAVE
@@ -104,9 +111,11 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
             return End(f"FP8 was not timed. Without it: {told}.", "measured")
         done = {*end.changes, STAY_IN_BF16}
         others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
-        left_out = _left_out(view, steps) if view.uses_fp8 else ()
+        left_out = _left_out(view, done) if view.uses_fp8 else ()
         rest = " ".join([_beside(steps, others, total.step_ms), *left_out])
         host = " on this busy host" if faster and view.may_become_even else ""
+        if view.own_bf16_left_out:
+            return End(f"Not timed. Without your own torch.compile: {told}{host}.{rest}")
         return End(f"{told}{host}.{rest}", "measured")
     done = set(end.changes if end else total.get("treatments", ()))
     others = [n for n, step in enumerate(steps, 1) if step.treatment.name not in done]
@@ -119,10 +128,11 @@ def _measured(view: TrialView, steps: Sequence[Step]) -> End | None:
     return End(f"{told}{rest}", "measured", beginning(total, steps, end, than))
 
 
-def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
+def _left_out(view: TrialView, done: Collection[str]) -> Iterator[str]:
     """Say what the budget left no time for and may be faster than this BF16, and how to time it."""
     longer, trial = with_more_time(view.facts), view.facts.trial
-    if untimed := [*(["compiled BF16"] if view.left_out_bf16 else ()), *_fixes_open_in_bf16(trial, steps)]:
+    late = [_form(view.left_out_bf16)] if view.left_out_bf16 else []
+    if untimed := [*late, *_changes_open_in_bf16(trial, done)]:
         how = f": {longer}" if longer and not view.fp8_is_undecided else "."
         budget_s = trial.get("budget_s")
         short = f"The budget{f' of {budget_s:g} s' if budget_s else ''} was too short to time"
@@ -134,11 +144,13 @@ def _left_out(view: TrialView, steps: Sequence[Step]) -> Iterator[str]:
         yield f"FP8 is undecided. {how}{f': {command}' if command else '.'}"
 
 
-def _fixes_open_in_bf16(trial: Trial, steps: Sequence[Step]) -> list[str]:
-    """Name the BF16 with those fixes of the plan that the budget left no time to time in BF16."""
-    late = [each.get("treatments", ()) for each in trial.arms if is_in_bf16(each.name) and lacked_time(each)]
-    open_fixes = [n for n, step in enumerate(steps, 1) if any(step.treatment.name in each for each in late)]
-    return [f"BF16 with {_numbered(open_fixes)}"] if open_fixes else []
+def _changes_open_in_bf16(trial: Trial, done: Collection[str]) -> list[str]:
+    """Name the BF16 with those changes that the budget left no time to time in BF16."""
+    late = [
+        changes_in_bf16(each.name, each.get("treatments", ())) for each in trial.arms if lacked_time(each)
+    ]
+    words = sorted(map(in_words, frozenset().union(*late).difference(done, [CUDA_GRAPHS])))
+    return [f"BF16 with {' and '.join(words)}"] if words else []
 
 
 def _numbered(fixes: Sequence[int]) -> str:
@@ -196,7 +208,7 @@ def _against(view: TrialView, total: Arm, than: str, steps: Sequence[Step]) -> s
     speedup = ratio_on_screen(measure, total)
     if view.uses_fp8 and view.left_out_bf16 is not None and speedup.high >= 1:
         more = f". To time it: {how}" if (how := with_more_time(view.facts)) else "."
-        return f"{now}{gain}; compiled BF16, which may be faster, was not timed{more}"
+        return f"{now}{gain}; {_form(view.left_out_bf16)}, which may be faster, was not timed{more}"
     ms = in_ms(measure.step_ms)
     if is_noise(measure, total, view.facts.trial):
         return f"{now}{gain}{joined} within noise of {_form(measure)} ({ms})."
@@ -227,7 +239,7 @@ def _compared(one: Arm, other: Arm, named: str) -> str:
 
 FORMS: dict[str, str] = {
     ArmName.BF16_COMPILED: "compiled BF16",
-    ArmName.BF16_AS_COMPILED: "compiled BF16",
+    ArmName.BF16_AS_COMPILED: "BF16 under your own torch.compile",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16 without checkpointing",
     ArmName.BF16_CUDA_GRAPHS: "compiled BF16 with CUDA graphs",
 }

@@ -187,8 +187,8 @@ def test_compiled_fp8_without_a_time_is_told_with_the_budget_that_times_it() -> 
 @pytest.mark.parametrize(
     ("late", "told"),
     [
-        (["bf16_prescribed"], "BF16 with fix 2"),
-        (["bf16_prescribed", "bf16_compiled", "prescribed"], "compiled BF16 and BF16 with fix 2"),
+        (["bf16_prescribed"], "BF16 with BF16 adapters"),
+        (["bf16_prescribed", "bf16_compiled", "prescribed"], "compiled BF16 and BF16 with BF16 adapters"),
     ],
 )
 def test_bf16_that_lacked_time_is_told_with_the_budget_that_times_it(late: list[str], told: str) -> None:
