@@ -174,6 +174,10 @@ STRUCTURES: dict[str, Callable[[Facts], list[Linear]]] = {
     "megatron_quant_recipe_alone": lambda facts: [
         each for each in in_te(facts) if each.features.get("quant_recipe_alone")
     ],
+    "te_delayed_accumulated": lambda facts: delayed(in_te(facts)) if facts.workload.accumulate > 1 else [],
+    "megatron_recomputes_in_bf16": lambda facts: [
+        each for each in in_te(facts) if each.features.get("recomputes_in_bf16")
+    ],
     "megatron_layer_wise_fp8_weights": lambda facts: (
         te_fp8_weights(facts) if (facts.training.optimizer or "").endswith(LAYER_WISE) else []
     ),
