@@ -139,9 +139,7 @@ def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
         else "FP8 stays slower than BF16 with everything that was tried"
         if view.all_fp8_loses
         else "No FP8 that was timed is faster than BF16 for sure",
-        treatment=stay_in_bf16(
-            view.facts, f"{_why_not_fp8(end, view)}{_nan_anyway(end.arm)}", for_now=view.fp8_is_undecided
-        ),
+        treatment=stay_in_bf16(view.facts, _why_not_fp8(end, view), for_now=view.fp8_is_undecided),
     )
 
 
@@ -240,12 +238,6 @@ def _why_not_fp8(end: PlanEnd, view: TrialView) -> str:
     if best.name == ArmName.AS_IS:
         return f"your FP8 step as it is, {took}, is {fastest}"
     return f"{fastest} takes {took}"
-
-
-def _nan_anyway(bf16: Arm) -> str:
-    """Say what BF16 does not cure."""
-    found = " and ".join(bf16.get("non_finite") or ())
-    return f"; {found} {'are' if ' and ' in found else 'is'} NaN or infinite in BF16 too" if found else ""
 
 
 def _untimed(fp8: Arm, as_is: Arm | None) -> str:
