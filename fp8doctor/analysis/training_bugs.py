@@ -44,6 +44,9 @@ class TrainingBug(NamedTuple):
     partner: str | None = None
     """A second library, whose versions also matter."""
     partner_versions: str = ""
+    probed: str = ""
+    """Code that the affected releases contain (``in: ...``) or the first fixed one (``fixed: ...``), else
+    ``no: why`` none does; `tests.versions.probed` asks the releases."""
 
     def release(self, facts: Facts) -> str:
         """Name the library with its installed version."""

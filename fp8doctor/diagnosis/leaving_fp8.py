@@ -29,7 +29,7 @@ KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 
 def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treatment:
-    """Write how to train without FP8: as the user compiles, unless a faster BF16 was timed beside it.
+    """Write how to train without FP8: as the user compiles, unless another BF16 was faster.
 
     ``for_now`` says that FP8 may turn out to be faster.
     """
