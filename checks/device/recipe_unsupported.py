@@ -168,7 +168,7 @@ def needs_of(linear: Linear, facts: Facts, gpu: Gpu) -> Recipe:
     if linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding"):
         return PLAIN_NVFP4
     version = installed(facts, "transformer_engine")
-    if version is None and capability(gpu) >= needed.below:
+    if version is None and needed.below and capability(gpu) >= needed.below:
         raise Unrecorded(Package, "version", "Transformer Engine's version decides whether it trains here")
     return PLAIN_NVFP4 if version and version >= NVFP4_ANYWHERE else needed
 

@@ -94,9 +94,8 @@ def quoted(pattern: str) -> tuple[str, ...]:
 
 
 def _alternatives(tree: Any) -> list[list[str]]:
-    (op, argument), *more = tree if len(tree) else [("", None)]
-    if str(op) == "BRANCH" and not more:
-        return [_runs(each) for each in argument[1]]
+    if len(tree) == 1 and str(tree[0][0]) == "BRANCH":
+        return [_runs(each) for each in tree[0][1][1]]
     return [_runs(tree)]
 
 
@@ -118,33 +117,34 @@ def claims(row: Row, releases: list[Version]) -> list[Claim]:
     """List the releases at the ends of a row's versions, and those next to them."""
     if MAIN in row.versions:
         return [Claim(MAIN, "absent from" not in row.versions)]
-    if row.versions[0] in "<>":
-        (since, until) = (re.search(rf"{sign}([\d.]*\d)", row.versions) for sign in (">=", "<"))
-        low, before = since, until and Version(until[1])
-        first = since and Version(since[1])
-        inside = [each for each in releases if (not first or each >= first) and (not before or each < before)]
-    else:
-        found = SPAN.search(row.versions.split("; ")[0])
-        assert found, f"{row.name}: {row.versions!r} names no versions; say why: probed"
-        low = found["first"] or found["since"] or found["in"]
-        high = found["last"] or found["until"] or found["in"]
-        inside = [
-            each
-            for each in releases
-            if (not low or _series(each, low) >= Version(low))
-            and (not high or _series(each, high) <= Version(high))
-            and (not found["before"] or each < Version(found["before"]))
-        ]
-        if found["in"]:
-            return [Claim(str(inside[-1]), True)]
-    ends = dict.fromkeys((inside[0], inside[-1]) if low else (inside[-1],))
-    before = [each for each in releases if each < inside[0]][-1:]
+    low, high, below = _span(row)
+    inside = [
+        each
+        for each in releases
+        if (not low or _series(each, low) >= Version(low))
+        and (not high or _series(each, high) <= Version(high))
+        and (not below or each < Version(below))
+    ]
     after = [each for each in releases if each > inside[-1]][:1]
     if row.probed.startswith("fixed: "):
         return [Claim(str(each), each in after) for each in (inside[-1], *after)]
-    if row.probed.startswith("in: "):  # what fixed it is known, and not what broke it
-        before = []
+    if low and low == high:  # read in one release
+        return [Claim(str(inside[-1]), True)]
+    ends = dict.fromkeys((inside[0], inside[-1]) if low else (inside[-1],))
+    known = not row.probed.startswith("in: ")  # what fixed a bug is known, and not what broke it
+    before = [each for each in releases if known and each < inside[0]][-1:]
     return [Claim(str(each), each in ends) for each in (*before, *ends, *after)]
+
+
+def _span(row: Row) -> tuple[str, str, str]:
+    """Read the first and the last release that a row names, or the one after the last."""
+    if row.versions[0] in "<>":
+        low, below = (re.search(rf"{sign}([\d.]*\d)", row.versions) for sign in (">=", "<"))
+        return low[1] if low else "", "", below[1] if below else ""
+    found = SPAN.search(row.versions.split("; ")[0])
+    assert found, f"{row.name}: {row.versions!r} names no versions; say why: probed"
+    low_end = found["first"] or found["since"] or found["in"] or ""
+    return low_end, found["last"] or found["until"] or found["in"] or "", found["before"] or ""
 
 
 def _series(release: Version, of: str) -> Version:
@@ -209,7 +209,8 @@ def probed(row: Row, folder: Path) -> Iterator[tuple[Claim, bool]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.versions.probed", description=__doc__)
-    folder = parser.add_argument("folder", type=Path) and parser.parse_args().folder
+    parser.add_argument("folder", type=Path)
+    folder: Path = parser.parse_args().folder
     lines, wrong = [f"# probed on {datetime.now(UTC):%Y-%m-%d}: package, row, versions, in, not in"], 0
     for row in rows():
         if row.probed.startswith("no: "):
