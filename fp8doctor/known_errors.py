@@ -93,6 +93,8 @@ class KnownError(NamedTuple):
     codes: tuple[str, ...] = ()
     """Checks that find the cause in advance."""
     kind: str = KINDS[0]
+    probed: str = ""
+    """``no: why`` if no release can be asked for the text, as `tests.versions.probed` does."""
 
     def filled(self, names: Mapping[str, str]) -> KnownError:
         """Write names into its places; places without a name get their default, or dots."""

@@ -4,10 +4,12 @@ What it finds. The FP8 recipe of your layers, or the one that Accelerate's varia
 this GPU or with this CUDA.
 
 Why it matters. The first step raises, or its gradients are zero. MXFP8 and NVFP4 need Blackwell (compute
-capability 10.x). 128x128 block scaling needs 9.0 and, in Transformer Engine, CUDA 12.9. Transformer Engine's
-NVFP4 also runs on 12.x (RTX 50), but its random Hadamard transform and stochastic rounding, on by default,
-need 10.0 or 10.3. Before 2.16 the step raises, before 2.19 the gradients are zero. One scale per row has
+capability 10.x). 128x128 block scaling needs 9.0 and, in Transformer Engine, CUDA 12.9. One scale per row has
 failed on 8.9, B200 and 12.0 in some versions.
+
+Transformer Engine's NVFP4 trains on 12.x (RTX 50) from 2.19 on. Before that, its random Hadamard transform
+and stochastic rounding, on by default, need 10.0 or 10.3. Up to 2.15 the step raises, and from 2.16 on the
+gradients are zero.
 
 Fix. Use a recipe that fits: tensorwise (torchao) and current scaling (Transformer Engine) run wherever FP8
 does.
@@ -36,9 +38,19 @@ https://github.com/ROCm/TransformerEngine/issues/359 ("gfx94x or gfx95x required
 
 from __future__ import annotations
 
-from fp8doctor.analysis.recipe_support import assumed_gpus, capability, has_fp8, needs, unmet, unmet_on_amd
+from packaging.version import Version
+
+from fp8doctor.analysis.recipe_support import (
+    assumed_gpus,
+    capability,
+    has_fp8,
+    installed,
+    needs,
+    unmet,
+    unmet_on_amd,
+)
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Linear
+from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Linear, Package, Unrecorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import RECIPES, Recipe
@@ -47,6 +59,11 @@ from fp8doctor.wording import plural
 
 PLAIN_NVFP4 = Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
 """Needs of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
+
+NVFP4_ANYWHERE = Version("2.19")
+"""First Transformer Engine with stochastic rounding for GPUs without the instruction ``cvt.rs``, and without
+their Hadamard kernels elsewhere. Source: #3281 and #3265, both in the branch ``release_v2.19`` and in no
+older one; not run on a 12.x."""
 
 MXFP8_VARIABLE = "ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"
 """Makes Accelerate's Transformer Engine backend ask for MXFP8, and raise if it is not available. Source:
@@ -69,7 +86,7 @@ TREATMENTS = {
     ),
     "nvfp4": Treatment(
         name="recipe-that-fits",
-        summary="NVFP4 without random Hadamard transform and stochastic rounding, or current scaling",
+        summary=f"NVFP4 without Hadamard transform and stochastic rounding, or version {NVFP4_ANYWHERE}",
         code="recipe = NVFP4BlockScaling(disable_rht=True, disable_stochastic_rounding=True)\n"
         "with te.autocast(recipe=recipe):\n    output = model(**batch)",
     ),
@@ -96,7 +113,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     if not has_fp8(gpu):
         return NotApplicable(reason="the first visible GPU has no FP8 tensor cores")
     layers = [each for each in facts.network.fp8 if each.recipe and not each.features.get("emulate")]
-    wanted = {(linear.stack, linear.recipe or ""): needs_of(linear) for linear in layers}
+    wanted = {(linear.stack, linear.recipe or ""): needs_of(linear, facts, gpu) for linear in layers}
     by_variable = not layers and mxfp8_by_variable(facts.environment.variables)
     if by_variable:
         wanted["transformer_engine", "mxfp8"] = RECIPES["transformer_engine", "mxfp8"]
@@ -143,12 +160,17 @@ def mxfp8_by_variable(variables: dict[str, str]) -> bool:
     )
 
 
-def needs_of(linear: Linear) -> Recipe:
-    """Say what a layer's recipe needs with its settings."""
-    plain = linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding")
-    if plain and linear.recipe == "nvfp4":
+def needs_of(linear: Linear, facts: Facts, gpu: Gpu) -> Recipe:
+    """Say what a layer's recipe needs with its settings, in the version that is installed."""
+    needed = needs(linear.stack, linear.recipe or "")
+    if (linear.stack, linear.recipe) != ("transformer_engine", "nvfp4") or gpu.vendor == "amd":
+        return needed
+    if linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding"):
         return PLAIN_NVFP4
-    return needs(linear.stack, linear.recipe or "")
+    version = installed(facts, "transformer_engine")
+    if version is None and needed.below and capability(gpu) >= needed.below:
+        raise Unrecorded(Package, "version", "Transformer Engine's version decides whether it trains here")
+    return PLAIN_NVFP4 if version and version >= NVFP4_ANYWHERE else needed
 
 
 def _machine(capability: str) -> Facts:

@@ -98,6 +98,14 @@ def left_out_bf16(trial: Trial) -> Arm | None:
     return left_out.get(ArmName.BF16_COMPILED)
 
 
+def own_bf16_left_out(facts: Facts) -> Arm | None:
+    """Find BF16 as the user compiles a job in FP8, if the budget left no time for it."""
+    left_out = left_out_bf16(facts.trial)
+    compiles = any(linear.get("compiled") is not None for linear in facts.linears())
+    own = left_out and (compiles or left_out.name == ArmName.BF16_AS_COMPILED)
+    return left_out if own and uses_fp8(facts) else None
+
+
 def lacked_time(planned: Arm) -> bool:
     """Return whether the budget left no time for a variant."""
     return not planned.tried and why_of(planned) in LEFT_OUT_FOR_TIME

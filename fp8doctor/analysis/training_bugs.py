@@ -44,6 +44,9 @@ class TrainingBug(NamedTuple):
     partner: str | None = None
     """A second library, whose versions also matter."""
     partner_versions: str = ""
+    probed: str = ""
+    """Code that the affected releases contain (``in: ...``) or the first fixed one (``fixed: ...``), else
+    ``no: why`` none does; `tests.versions.probed` asks the releases."""
 
     def release(self, facts: Facts) -> str:
         """Name the library with its installed version."""
@@ -173,6 +176,10 @@ STRUCTURES: dict[str, Callable[[Facts], list[Linear]]] = {
     ],
     "megatron_quant_recipe_alone": lambda facts: [
         each for each in in_te(facts) if each.features.get("quant_recipe_alone")
+    ],
+    "te_delayed_accumulated": lambda facts: delayed(in_te(facts)) if facts.workload.accumulate > 1 else [],
+    "megatron_recomputes_in_bf16": lambda facts: [
+        each for each in in_te(facts) if each.features.get("recomputes_in_bf16")
     ],
     "megatron_layer_wise_fp8_weights": lambda facts: (
         te_fp8_weights(facts) if (facts.training.optimizer or "").endswith(LAYER_WISE) else []

@@ -14,6 +14,7 @@ from fp8doctor.analysis.arms import (
     changes_in_bf16,
     fair_bf16,
     left_out_bf16,
+    own_bf16_left_out,
     ratio_on_screen,
     savings,
     timed_on_gpu,
@@ -56,6 +57,8 @@ class TrialView(Struct, frozen=True):
     """The best BF16 of the same model."""
     left_out_bf16: Arm | None
     """The compiled BF16 that the budget left no time for."""
+    own_bf16_left_out: Arm | None
+    """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
     fp8: Arm | None
     """The fastest total in FP8."""
     fp8_is_noise: bool
@@ -159,6 +162,7 @@ def trial_view(facts: Facts) -> TrialView:
         prescribed=if_recorded(arm, trial, ArmName.PRESCRIBED),
         bf16=if_recorded(best_bf16, facts),
         left_out_bf16=if_recorded(left_out_bf16, trial),
+        own_bf16_left_out=if_recorded(own_bf16_left_out, facts),
         fp8=fp8,
         fp8_is_noise=(hidden := bool(if_recorded(is_noise, bf16_of_fp8, fp8, trial))),
         achievable=None if hidden else best,

@@ -93,6 +93,8 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
     """Compare what a GPU timed; None if it timed no step."""
     facts, now, bf16 = view.facts, view.as_is, view.bf16
     end = view.end.arm if view.end and steps else now
+    if view.own_bf16_left_out and stays_in_bf16(steps):
+        end = None  # the lines keep the user's own compile, under which BF16 was not timed
     fp8 = now if view.uses_fp8 else view.fp8
     if not (now or bf16 or fp8):
         return None

@@ -24,6 +24,9 @@ SCRIPT = "script"
 TIMES_NOTHING = ("--no-trial", "--trial", "--stop", "--stop-on-nan")
 """Flags to drop: ``--stop`` replaces the last three."""
 
+WRAPPERS = ("timeout", "nohup", "nice", "time")
+"""Programs that start a command and are no part of it: a limit would end the longer one."""
+
 ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
 """Options to drop with their values, unless the value names a GPU. A stopped script has no long run."""
 
@@ -38,7 +41,7 @@ def typed_again(context: click.Context | None) -> str:
     command = ["run", "--stop"] if words[0] == "run" else []
     from fp8doctor.facts.secrets import without_credentials
 
-    started = _started_by(context.meta[TYPED])
+    started = started_by(context.meta[TYPED])
     return without_credentials(shlex.join([*started, *command, *options, *script]))
 
 
@@ -55,7 +58,7 @@ def _that_time(words: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _started_by(typed: Sequence[str]) -> list[str]:
+def started_by(typed: Sequence[str]) -> list[str]:
     """Find how fp8doctor was started, for example by ``accelerate launch``.
 
     A launcher's command line ends with the command line of the process that it starts.
@@ -67,7 +70,8 @@ def _started_by(typed: Sequence[str]) -> list[str]:
     words = parent.decode(errors="replace").removesuffix("\0").split("\0")
     before = words[: len(words) - len(typed)]
     ours = before[-2:] == ["-m", "fp8doctor"] or (before and Path(before[-1]).name == "fp8doctor")
-    if not ours or len(before) < 2 or words[len(before) :] != list(typed):
+    wrapped = before and Path(before[0]).name in WRAPPERS
+    if not ours or wrapped or len(before) < 2 or words[len(before) :] != list(typed):
         return ["fp8doctor"]
     interpreter, program, *rest = before
     command = Path(program).name

@@ -210,7 +210,7 @@ def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if isinstance(value, list) and not all(isinstance(each, str) for each in value):
             raise UserError(f"{file}: [{TABLE}] {key} is a list of texts")
         if key == "baseline":
-            value = str(file.parent / value)
+            value = str(file.parent / str(value))
         if key != "ignore":
             yield key.replace("-", "_"), [value] if key == "select" and isinstance(value, str) else value
 

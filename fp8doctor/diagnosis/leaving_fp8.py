@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fp8doctor.analysis.arms import own_bf16_left_out
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
@@ -17,7 +18,7 @@ from fp8doctor.analysis.fp8_request import (
 from fp8doctor.analysis.layers import layer_label
 from fp8doctor.analysis.plan_end import bf16_of_the_plan
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.facts import Arm, Facts, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
@@ -27,11 +28,11 @@ KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 
 def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treatment:
-    """Write how to train without FP8, in the fastest BF16 that was timed; ``why`` needs no time.
+    """Write how to train without FP8: as the user compiles, unless another BF16 was faster.
 
     ``for_now`` says that FP8 may turn out to be faster.
     """
-    bf16 = bf16_of_the_plan(facts)
+    bf16 = if_recorded(own_bf16_left_out, facts) or bf16_of_the_plan(facts)
     how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
     lines = compiled_as(bf16, facts) if bf16 else [_compile_untimed(facts)]
     how = f" for now{how}" if for_now else how
@@ -83,10 +84,10 @@ def _is_compiled(facts: Facts) -> bool:
 
 
 def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
-    """Return whether this baseline beat the one compiled the user's way."""
-    return bf16.name not in (ArmName.BF16_AS_COMPILED, ArmName.BF16_CUDA_GRAPHS) and any(
-        each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms
-    )
+    """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
+    own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
+    same = bf16.name in (ArmName.BF16_AS_COMPILED, ArmName.BF16_CUDA_GRAPHS)
+    return own and not same and own_bf16_left_out(facts) is None
 
 
 def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
@@ -98,10 +99,10 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     own = [LEAVE_OUT_OWN_COMPILE] if replaces_own_compile(bf16, facts) else []
     if bf16.name == ArmName.BF16:
         return own
-    blocks = facts.network.blocks
-    if not own and blocks and blocks_are_compiled(facts.network) and _is_compiled(facts):
+    if not own and _is_compiled(facts):
         return [KEEP_OWN_COMPILE]
-    return [*own, *(compile_all_without_cache(facts) if blocks else ["model = torch.compile(model)"])]
+    lines = compile_all_without_cache(facts) if facts.network.blocks else ["model = torch.compile(model)"]
+    return [*own, *lines]
 
 
 def without_fp8(facts: Facts) -> str:

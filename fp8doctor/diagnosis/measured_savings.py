@@ -114,7 +114,9 @@ def _with_its_part(
     if number == NO_PART or len(names) < len(links[number].names):
         elsewhere = step.treatment.name in view.savings
         return msgspec.structs.replace(step, saving_ms=None) if elsewhere else step
-    link, leads = links[number], step.treatment.name == names[0]
+    link = links[number]
+    untimed = STAY_IN_BF16 in link.names and view.own_bf16_left_out is not None
+    leads = step.treatment.name == names[0] and not untimed
     return msgspec.structs.replace(
         step,
         saving_ms=measured_saving(view.facts.trial, link.before, link.after) if leads else None,

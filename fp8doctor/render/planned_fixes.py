@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
-from fp8doctor.analysis.treatment_table import traits
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.diagnosis.document import Step
@@ -110,7 +110,10 @@ def not_timed(step: Step, facts: Facts) -> str:
     if not tried or done or step.saving_ms is not None:
         return ""
     name = step.treatment.name
-    late = next((each for each in facts.trial.arms if lacked_time(each) and name in each.treatments), None)
+    own = trial_view(facts).own_bf16_left_out if name == STAY_IN_BF16 else None
+    late = own or next(
+        (each for each in facts.trial.arms if lacked_time(each) and name in each.treatments), None
+    )
     if late:
         return f"not timed: {(sentence_of(late) or '').removeprefix('it ')}"
     if any(name in each.get("treatments", ()) for each in facts.trial.arms):

@@ -146,6 +146,8 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
     config = read(module, "config")
     if read(config, "quant_recipe") and not (read(config, "fp8") or read(config, "fp4")):
         features["quant_recipe_alone"] = True
+    if recomputes_in_bf16(config):
+        features["recomputes_in_bf16"] = True
     ranks = read(module, "tp_size")
     if read(module, "sequence_parallel") is True and isinstance(ranks, int):
         features["sequence_ranks"] = ranks
@@ -153,6 +155,15 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         if isinstance(value := read(recipe, setting), bool | str):
             features[setting] = value
     return ForwardRecord(engaged=engaged, recipe=None if recipe is None else named(recipe), features=features)
+
+
+def recomputes_in_bf16(config: Any) -> bool:
+    """Return whether Megatron's settings send FP8 modules through ``tensor_parallel.checkpoint``."""
+    if read(config, "recompute_granularity") != "selective" or not read(config, "fp8"):
+        return False
+    modules = read(config, "recompute_modules") or ()
+    in_fp8 = read(config, "fp8_dot_product_attention") or read(config, "fp8_multi_head_attention")
+    return "gdn" in modules or ("core_attn" in modules and bool(in_fp8))
 
 
 def named(recipe: Any) -> str:

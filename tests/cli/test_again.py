@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
+from fp8doctor.cli.arguments import started_by
 from fp8doctor.facts import Target
 from fp8doctor.running import launch
 from fp8doctor.running.script_messages import ScriptState
@@ -122,6 +123,21 @@ def test_a_model_is_examined_again_with_its_options(
     commands = told(fp8doctor(*shlex.split(typed)).stdout)
     assert commands
     assert all(each.startswith(f"fp8doctor {again} ") for each in commands)
+
+
+@pytest.mark.parametrize(
+    ("parent", "again"),
+    [
+        ("uv run fp8doctor", ["uv", "run", "fp8doctor"]),
+        ("timeout 400 python -m fp8doctor", ["fp8doctor"]),
+    ],
+)
+def test_a_limit_on_this_command_is_no_part_of_the_next(
+    parent: str, again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "\0".join([*parent.split(), "model.py", ""])
+    monkeypatch.setattr(Path, "read_bytes", lambda self: line.encode())
+    assert started_by(["model.py"]) == again
 
 
 @pytest.mark.slow

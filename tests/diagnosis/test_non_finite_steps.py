@@ -67,6 +67,20 @@ def test_where_bf16_is_not_finite_either_the_fastest_step_counts() -> None:
     assert end.is_as_is
 
 
+def test_nan_that_bf16_has_too_is_no_reason_to_leave_fp8_off() -> None:
+    arms: dict[str, tuple[float, ...] | str] = {"as_is": around(120.0), "bf16_compiled": around(100.0)}
+    finite, nan = (
+        trial_reason(with_nan_in(Of(arms, bases={}).facts(), **dict.fromkeys(arms, found)))
+        for found in ((), ("loss", "gradients"))
+    )
+    assert nan == finite
+
+
+def trial_reason(facts: Facts) -> str:
+    plan = diagnose(facts).prescription
+    return next(each.treatment.summary for each in plan if each.treatment.name == STAY_IN_BF16)
+
+
 def test_layers_that_overflow_alone_are_the_first_cause() -> None:
     """All steps were finite, so speed leads; the layer is named before what costs time."""
     facts = with_nan_in(STATIC_SCALE)

@@ -239,6 +239,28 @@ def test_fp8_is_judged_against_the_users_own_form_of_bf16(own_ms: float, summary
     assert "\nBF16, your torch.compile" in render(report)
 
 
+@pytest.mark.parametrize("late", ["bf16_as_compiled", "bf16_compiled"])
+def test_the_users_own_compile_stays_if_bf16_under_it_was_not_timed(late: str) -> None:
+    """Its lines then have no measured saving, and the time of another form of BF16 is no promise."""
+    arms = {**SLOW, "as_is": around(140.0), "prescribed": around(139.0), late: Reason.NO_TIME_LEFT}
+    report = diagnose(Of(arms).facts(compiled_by_block(DECODER_468M)))
+    last = report.prescription[-1]
+    assert last.treatment.code == "# leave out the conversion to FP8\n# leave your own torch.compile as it is"
+    assert last.saving_ms is None
+    assert last.treatment.name == "stay-in-bf16"
+    assert report.answer.compared.end is None
+
+
+def compiled_by_block(facts: Facts) -> Facts:
+    """The facts of a job whose blocks the user compiles."""
+    linears = tuple(
+        msgspec.structs.replace(each, compiled=each.name.rpartition(".")[0]) for each in facts.network.linears
+    )
+    blocks = tuple(msgspec.structs.replace(each, compiled=each.count) for each in facts.network.blocks)
+    network = msgspec.structs.replace(facts.network, linears=linears, blocks=blocks)
+    return msgspec.structs.replace(facts, network=network)
+
+
 EAGER = Finding(
     title="t",
     explanation="e",

@@ -14,7 +14,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
 from fp8doctor.examine import fp8_support
-from fp8doctor.facts import Facts, Gpu
+from fp8doctor.facts import Facts, Gpu, Package
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
@@ -252,18 +252,23 @@ NO_RHT = {"disable_rht": True, "disable_stochastic_rounding": True}
 
 
 @pytest.mark.parametrize(
-    ("device_of", "settings", "outcome"),
+    ("device_of", "settings", "version", "outcome"),
     [
-        (b200, {}, "healthy"),
-        (rtx5090, {}, "sick"),
-        (rtx5090, {"disable_rht": True}, "sick"),
-        (rtx5090, NO_RHT, "healthy"),
-        (h100, NO_RHT, "sick"),
+        (b200, {}, "2.18.0", "healthy"),
+        (rtx5090, {}, "2.18.0", "sick"),
+        (rtx5090, {"disable_rht": True}, "2.18.0", "sick"),
+        (rtx5090, NO_RHT, "2.18.0", "healthy"),
+        (rtx5090, {}, "2.19.0", "healthy"),
+        (rtx5090, {}, "2.20.2", "healthy"),
+        (rtx5090, {}, None, "unknown"),
+        (rtx5090, NO_RHT, None, "healthy"),
+        (h100, NO_RHT, "2.20.2", "sick"),
     ],
 )
-def test_nvfp4_of_transformer_engine_trains_by_default_on_10_x_only(
+def test_nvfp4_of_transformer_engine_trains_by_default_on_10_x_and_from_2_19_on_12_x(
     device_of: Callable[[], Device],
     settings: dict[str, bool],
+    version: str | None,
     outcome: str,
     te: ModuleType,
     machine: Machine,
@@ -274,6 +279,10 @@ def test_nvfp4_of_transformer_engine_trains_by_default_on_10_x_only(
     with te.autocast(recipe=stand_in.NVFP4BlockScaling(**settings)):
         model(torch.zeros(16, 64))
     facts = look(model)
+    packages = {"transformer_engine": Package(version=version, imported=True)}
+    facts = msgspec.structs.replace(
+        facts, software=msgspec.structs.replace(facts.software, packages=packages)
+    )
     assert outcome_of("GPU002", facts).outcome == outcome
     finding = finding_of("GPU002", facts)
     if finding and device_of is rtx5090:

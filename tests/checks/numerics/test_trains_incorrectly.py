@@ -251,6 +251,38 @@ def test_megatrons_precision_file(
     assert found == (("FP8 weights are cached and never refreshed",) if sick else ())
 
 
+@pytest.mark.parametrize(
+    ("release", "accumulate", "sick"),
+    [("1.5", 4, False), ("1.7", 4, True), ("1.7", 1, False), ("1.8", 4, False)],
+)
+def test_weights_of_the_first_micro_batch(
+    release: str, accumulate: int, sick: bool, te: Any, look: Look
+) -> None:
+    facts = with_releases(look(after_a_forward(te, [te.Linear(64, 64)])), transformer_engine=release)
+    workload = msgspec.structs.replace(facts.workload, accumulate=accumulate)
+    found = bugs(msgspec.structs.replace(facts, workload=workload))
+    assert found == (("later micro-batches read the first one's weights with a new scale",) if sick else ())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sick"),
+    [
+        ({"recompute_modules": ["core_attn"], "fp8_dot_product_attention": True}, True),
+        ({"recompute_modules": ["core_attn"], "fp8_dot_product_attention": False}, False),
+        ({"recompute_modules": ["gdn"], "fp8_dot_product_attention": False}, True),
+        ({"recompute_modules": ["moe_act"], "fp8_dot_product_attention": True}, False),
+        ({"recompute_modules": ["gdn"], "recompute_granularity": "full"}, False),
+    ],
+)
+def test_what_megatron_recomputes_outside_of_fp8(
+    settings: dict[str, Any], sick: bool, te: Any, look: Look
+) -> None:
+    model = after_a_forward(te, [te.Linear(64, 64)], stand_in.Float8CurrentScaling())
+    model[0].config = SimpleNamespace(**({"fp8": "hybrid", "recompute_granularity": "selective"} | settings))
+    found = bugs(with_releases(look(model), transformer_engine="2.8", megatron="0.19.0"))
+    assert found == (("Megatron recomputes modules outside of FP8",) if sick else ())
+
+
 class LayerWiseDistributedOptimizer(torch.optim.SGD):
     """Megatron's class of this name."""
 
