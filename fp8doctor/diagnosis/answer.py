@@ -16,6 +16,7 @@ from fp8doctor.finding import Basis, Breaks, Finding
 Status = Literal[
     "step_raises",
     "layers_do_not_learn",
+    "not_finite",
     "fp8_not_engaged",
     "no_fp8",
     "not_measured",
@@ -53,12 +54,13 @@ class Verdict(Record, frozen=True, kw_only=True):
     timed copies are the whole step, and for the lower one if the upper one is all that is known."""
 
 
-GRAVE: tuple[Status, ...] = ("step_raises", "layers_do_not_learn", "fp8_not_engaged")
+GRAVE: tuple[Status, ...] = ("step_raises", "layers_do_not_learn", "not_finite", "fp8_not_engaged")
 """Answers that count as errors whatever the severity of the findings; so does a measured ``fp8_slower``."""
 
 BROKEN: dict[Breaks, str] = {
     "step_raises": "The training step will raise",
     "layers_do_not_learn": "Layers do not learn",
+    "not_finite": "The loss is not finite",
 }
 """First words of an answer about more than speed, the most severe first."""
 

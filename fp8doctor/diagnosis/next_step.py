@@ -79,7 +79,7 @@ def may_break(outcomes: Iterable[Outcome], verdict: Verdict, facts: Facts) -> li
     if not recorded(facts, "network") or verdict.status == "step_raises":
         return []
     ran = if_recorded(ran_on_a_gpu, facts)
-    learns = verdict.status != "layers_do_not_learn"
+    learns = verdict.status not in ("layers_do_not_learn", "not_finite")
     checks = {
         check.code: check for check in registry.discover() if check.may_raise or check.may_stop_learning
     }

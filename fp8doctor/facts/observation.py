@@ -70,8 +70,8 @@ class NotFinite(Record, frozen=True, kw_only=True):
     step: Annotated[int, Meta(ge=1)] = NOT_RECORDED
     """Of the optimizer."""
     what: Literal["loss", "gradients"] = NOT_RECORDED
-    told: Prose = NOT_RECORDED
-    """The sentence that the script's user read at once: where it started, as far as known."""
+    where: Prose = NOT_RECORDED
+    """Sentences on where it started; empty if that is unknown."""
 
 
 class Rank(Record, frozen=True, kw_only=True):

@@ -35,7 +35,6 @@ from fp8doctor.render.causes import (
     Cause,
     as_sentence,
     causes_told,
-    gives_nan,
     gravest,
     keeps_fp8,
     state_now,
@@ -61,6 +60,7 @@ from fp8doctor.wording import in_ms
 FIXED = {
     "step_raises": "the step runs",
     "layers_do_not_learn": "the layers train",
+    "not_finite": "the loss stays finite",
     "fp8_not_engaged": "FP8 runs",
 }
 """Grave status -> what is so once its cause is fixed, before anything about speed."""
@@ -328,7 +328,7 @@ def _then(report: Document, steps: Sequence[Step]) -> End:
         return End(f"Compute alone, on copies. {told} {_leaner(report, steps)}".rstrip(), end.basis)
     if end.sentence:
         told = end.sentence
-        if gives_nan(report):
+        if verdict.status == "not_finite":
             told = f"{told} {_finite(report)}{_untried(report, steps)}"
         elif mended:
             told = f"{mended}: {end.told}" if end.begins == WITH_THIS_FIX else f"{mended}. {told}"

@@ -13,7 +13,7 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import Waterfall
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.diagnosis.answer import BROKEN, GRAVE
+from fp8doctor.diagnosis.answer import GRAVE
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import (
     failed_early,
@@ -136,7 +136,9 @@ def causes_told(report: Document, steps: Sequence[Step]) -> Iterator[Cause]:
     grave = gravest(report)
     if verdict.status in GRAVE and grave:
         yield _cause_from(grave)
-        if verdict.status == "layers_do_not_learn":
+        if where := verdict.status == "not_finite" and report.facts.get("not_finite.where"):
+            yield Cause(where)
+        if verdict.status in ("layers_do_not_learn", "not_finite"):
             yield from _why_slow(report)
         elif stays_in_bf16(steps) and (parts := estimated_parts(report)):
             yield Cause(parts)
@@ -320,16 +322,10 @@ def _beside_the_plan(error: Finding, steps: Sequence[Step], report: Document) ->
 
 
 def gravest(report: Document) -> Finding | None:
-    """Find what breaks the job, else the first error."""
-    breaks = (each for each in report.findings if each.get("breaks") in BROKEN)
+    """Find what the verdict says of the job, else the first error."""
+    breaks = (each for each in report.findings if each.get("breaks") == report.verdict.status)
     errors = (each for each in report.findings if each.severity == "error")
     return next(breaks, None) or next(errors, None)
-
-
-def gives_nan(report: Document) -> bool:
-    """Return whether NaN or infinity in FP8 is the worst of the job."""
-    grave = gravest(report)
-    return report.verdict.status in GRAVE and grave is not None and grave.code == NON_FINITE
 
 
 def unfixed_problems(report: Document) -> Iterator[Finding]:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from fp8doctor.analysis.arms import timed_a_model, timed_on_cpu
+from fp8doctor.analysis.arms import timed_a_model, timed_on_cpu, uses_fp8
+from fp8doctor.analysis.finite_steps import finite_steps
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.plan_end import gib_saved_at_no_cost
 from fp8doctor.analysis.significance import EVEN
@@ -19,7 +20,7 @@ from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.diagnosis.expected_verdict import FAILED_EARLY, failed_early, nothing_in_fp8
 from fp8doctor.diagnosis.planned_gain import stops_first
 from fp8doctor.facts import if_recorded, recorded
-from fp8doctor.render.causes import as_is_ms, gives_nan, state_now, times_slower
+from fp8doctor.render.causes import as_is_ms, state_now, times_slower
 from fp8doctor.render.ended_ranks import ended_rank
 from fp8doctor.render.step_parts import estimate_told
 from fp8doctor.render.timing import how_timed
@@ -35,6 +36,7 @@ OPEN = "FP8 may be faster or slower than BF16"
 WHAT: dict[str, tuple[Tone, str]] = {
     "step_raises": ("bad", "The training step raises"),
     "layers_do_not_learn": ("bad", "Layers do not learn"),
+    "not_finite": ("bad", "The loss is not finite"),
     "fp8_not_engaged": ("bad", "FP8 does not run: the job trains without it"),
     "fp8_slower": ("bad", "FP8 is slower than BF16"),
     "fp8_even": ("plain", "FP8 is about as fast as BF16"),
@@ -66,10 +68,6 @@ STOPS = "The job stops before its first step"
 """Says that FP8 does not run because nothing does."""
 
 
-NEVER_FINITE = "FP8 gives NaN: the model does not learn"
-"""Says that the user's own step is not finite in FP8."""
-
-
 ON_CPU = " on the CPU"
 """Stands behind a time that no GPU took."""
 
@@ -97,12 +95,21 @@ def headline(report: Document, steps: Sequence[Step]) -> tuple[Tone, str]:
         tone = "bad" if times_slower(report, expects) else wins
     if state := state_now(report):
         return "bad" if state.severity == "error" else tone, state.title
-    told = NEVER_FINITE if gives_nan(report) else _estimated(expects) if expects else _even(report) or what
+    if verdict.status == "not_finite":
+        return "bad", f"{what}{_in_which(report)}"
+    told = _estimated(expects) if expects else _even(report) or what
     what = _as_sure_as_timed(report, told) or _with_its_size(report, steps, told)
     if (verdict.basis == "measured" and timed_alone(facts)) or is_estimated_alone(report):
         what = re.sub(r"\bFP8 (is|would)\b", r"FP8 compute \1", what, count=1)
         return _with_whole_step(verdict, tone, what)
     return tone, what
+
+
+def _in_which(report: Document) -> str:
+    """Say whether BF16 is finite; empty if that is unknown, or if the job holds no FP8."""
+    finite = finite_steps(report.facts)
+    alone = " in FP8; in BF16 it is" if finite.bf16 else ""
+    return ", in BF16 too" if finite.bf16 is False and uses_fp8(report.facts) else alone
 
 
 def _with_whole_step(verdict: Verdict, tone: Tone, what: str) -> tuple[Tone, str]:

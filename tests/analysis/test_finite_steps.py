@@ -10,7 +10,7 @@ from fp8doctor.facts import Arm, Facts, NotFinite, Observation, Trial
 from tests.facts_of import DECODER_468M
 
 BOTH = ("loss", "gradients")
-LATER = NotFinite(step=99, what="gradients", told="step 99: the gradient is not finite.")
+LATER = NotFinite(step=99, what="gradients", where="")
 
 
 def job(*, fp8: bool = True, losses: tuple[float | None, ...] = (), **arms: tuple[str, ...] | None) -> Facts:
