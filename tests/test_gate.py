@@ -14,8 +14,9 @@ from click.testing import CliRunner, Result
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Converter, Facts, Network, Observation, Target, Trial
-from fp8doctor.report import Report
+from fp8doctor.report import Report, ReportFailed, load_report
 from tests.facts_of import DECODER_468M
+from tests.test_recorded import RECORDED
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = "Found CMP001 with --fail-on warning. Use --fail-on never to ignore findings."
@@ -193,6 +194,35 @@ MOD001 = "To convert it, see 'fp8doctor explain MOD001'."
 def test_fp8_that_is_required_is_missed_without_a_gpu(report: str, said: str) -> None:
     assert why(fp8doctor("report", report, "--fail-on", "never", "--require-fp8")) == said
     assert why(fp8doctor("report", report, "--fail-on", "never")) == ""
+
+
+BROKEN = {
+    "emulated": "MOD005",
+    "converted_by_hand": "MOD007",
+    "setting_without_effect": "MOD007",
+    "mxfp8_on_hopper": "GPU002",
+    "static_scale": "NUM001",
+    "unaligned": "SHP001",
+}
+"""Recorded jobs whose FP8 is emulated, does not learn or raises -> the check that says so."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_fp8_that_is_required_is_missed_by_a_finding_about_it(name: str) -> None:
+    saved = RECORDED / f"h200-{name}.json.gz"
+    gate = ("report", saved, "--fail-on", "never", "--require-fp8")
+    assert why(fp8doctor(*gate)).endswith(f" ({BROKEN[name]}).")
+    report = load_report(saved)
+    report.raise_for("never")
+    with pytest.raises(ReportFailed, match=BROKEN[name]):
+        report.raise_for("never", require_fp8=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama_8b", "wide_head", "te_autocast", "hidden_te"])
+def test_fp8_that_only_costs_time_is_fp8(name: str) -> None:
+    load_report(RECORDED / f"h200-{name}.json.gz").raise_for("never", require_fp8=True)
 
 
 CPU = "come from a CPU and do not apply to FP8 on a GPU."

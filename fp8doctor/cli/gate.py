@@ -72,9 +72,7 @@ class Gate(Struct, frozen=True):
     def _without_fp8(self, report: Document) -> str | None:
         if not self.require_fp8:
             return None
-        from fp8doctor.diagnosis.engagement import why_not_engaged
-
-        why = why_not_engaged(report.facts)
+        why = report.why_not_in_fp8()
         return f"FP8 is required. {why}" if why else None
 
     def _too_grave(self, report: Document) -> str | None:
