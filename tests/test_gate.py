@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Arm, Converter, Facts, Network, Observation, Target, Trial
+from fp8doctor.facts import NOT_RECORDED, Arm, Converter, Facts, Network, Observation, Target, Trial
 from fp8doctor.report import Report, ReportFailed, load_report
 from tests.facts_of import DECODER_468M
 from tests.test_recorded import RECORDED
@@ -162,6 +162,59 @@ def test_a_report_is_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
 )
 def test_two_reports_are_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
     assert why(fp8doctor("compare", *args)) == said
+
+
+def another(**parts: Any) -> Facts:
+    """The job of 90 ms with another GPU, model or batch, or with one of them unknown."""
+    facts = timed(90.0)
+    return msgspec.structs.replace(
+        facts,
+        **{name: msgspec.structs.replace(getattr(facts, name), **part) for name, part in parts.items()},
+    )
+
+
+GATES = (
+    ("report", "this.json", "--fail-on", "never", "--baseline", "80.json"),
+    ("report", "this.json", "--fail-on", "never", "--baseline", "80.json", "--max-regression", "99"),
+    ("compare", "80.json", "this.json", "--min-speedup", "0.1"),
+    ("compare", "80.json", "this.json", "--max-regression", "99"),
+    ("compare", "80.json", "this.json", "--strict"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", GATES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("GPU", {"trial": {"gpu": "NVIDIA B200"}}),
+        ("model", {"network": {"parameters": 5}}),
+        ("batch", {"workload": {"batch_size": 1}}),
+    ],
+)
+def test_times_of_unlike_jobs_pass_no_gate(what: str, parts: dict[str, Any], gate: tuple[str, ...]) -> None:
+    """A smaller batch would make any regression pass. The report is shown all the same."""
+    Report.of(diagnose(another(**parts))).save("this.json")
+    result = fp8doctor(*gate)
+    assert (result.exit_code, bool(result.stdout)) == (2, True)
+    (told,) = result.stderr.splitlines()
+    assert f": {what} " in told
+
+
+@pytest.mark.parametrize("gate", GATES[1:4], ids=" ".join)
+def test_what_is_unknown_of_a_baseline_is_said_and_does_not_differ(gate: tuple[str, ...]) -> None:
+    Report.of(diagnose(another(network={"parameters": NOT_RECORDED}))).save("this.json")
+    result = fp8doctor(*gate)
+    assert result.exit_code == 0
+    (told,) = result.stderr.splitlines()
+    assert "model" in told
+
+
+@pytest.mark.parametrize("command", [("report", "this.json"), ("compare", "80.json", "this.json")])
+def test_without_a_gate_any_two_jobs_are_compared(command: tuple[str, ...]) -> None:
+    Report.of(diagnose(another(network={"parameters": 5}))).save("this.json")
+    result = fp8doctor(*command)
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 NOTHING = "No layer of this model trains in FP8 (0 of "

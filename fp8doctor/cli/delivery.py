@@ -51,7 +51,8 @@ FORMAT_OF_SUFFIX = {
 PLAIN_SUFFIXES = ("", ".log", ".out")
 
 OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
+"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report or unlike jobs,
+Ctrl-C."""
 
 
 class ReportOptions(NamedTuple):
@@ -310,6 +311,11 @@ def for_chat(report: Document) -> str:
 
 def judged(report: Document, wanted: ReportOptions) -> int:
     """Hold the report to the gate and say why it is missed; the exit code."""
+    from fp8doctor.cli.gate import is_same_job
+
+    baseline = wanted.gate.baseline
+    if baseline and not is_same_job(baseline.facts, report.facts, baseline.name):
+        return FAILED
     return exit_code(wanted.gate.missed(report))
 
 
