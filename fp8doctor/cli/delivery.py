@@ -70,7 +70,7 @@ class ReportOptions(NamedTuple):
     verbose: bool
     quiet: bool
     again: str
-    """The user's own command, with a trial; empty if no job was named. It is printed and never saved."""
+    """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
     page: Path | None = None
@@ -378,7 +378,10 @@ def show_report(report: Document, wanted: ReportOptions) -> None:
     if wanted.format == "text" and wanted.again and report.next and not report.next.explains:
         import msgspec
 
-        command = msgspec.structs.replace(report.next, command=wanted.again)
+        from fp8doctor.diagnosis.next_step import launcher
+
+        again = f"{launcher(report.facts)}{wanted.again}"
+        command = msgspec.structs.replace(report.next, command=again)
         report = msgspec.structs.replace(report, next=command)
     terminal = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
     text = rendered(report, wanted, wanted.format, **terminal)

@@ -193,7 +193,9 @@ def run(
 
         say_what_was_not_seen(seen, settings.warmup + settings.steps)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
-            complain(no_trial(wanted.again))
+            from fp8doctor.diagnosis.next_step import launcher
+
+            complain(no_trial(f"{launcher(seen.facts)}{wanted.again}"))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
