@@ -74,6 +74,9 @@ def before_speed(answer: Verdict, facts: Facts, findings: Sequence[Finding]) -> 
     """Put what breaks the job before what FP8 does to its speed."""
     if own_step_failed(facts):
         return msgspec.structs.replace(answer, status="step_raises", basis="measured")
+    if refused := facts.get("workload.refused"):
+        summary = f"{BROKEN['step_raises']}: {refused.rstrip('.')}."
+        return msgspec.structs.replace(answer, status="step_raises", summary=summary, basis="rule")
     broken = [each for each in findings if recorded(each, "breaks")]
     for status, says in BROKEN.items():
         if worst := next((each for each in broken if each.breaks == status), None):
