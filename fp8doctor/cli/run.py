@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
@@ -222,7 +222,7 @@ def checked_health(health: Path | None, every: int | None, *, stop: bool, script
     return str(health.absolute())
 
 
-def could_be_timed(facts: Facts | None) -> bool:
+def could_be_timed(facts: Facts | None) -> TypeGuard[Facts]:
     """Return whether copies of the watched job could have been timed on a GPU."""
     from fp8doctor.facts import recorded
 
