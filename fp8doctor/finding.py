@@ -15,7 +15,7 @@ from fp8doctor.wording import escaped, minus
 
 Basis = Literal["measured", "modelled", "rule"]
 
-Breaks = Literal["step_raises", "layers_do_not_learn"]
+Breaks = Literal["step_raises", "layers_do_not_learn", "not_finite"]
 """Effect on a job besides its speed, most severe first; it decides the verdict."""
 
 

@@ -10,7 +10,6 @@ from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.diagnosis.engagement import why_not_engaged
 from fp8doctor.facts import Facts
 from fp8doctor.files import write_text
 from fp8doctor.finding import Finding
@@ -74,12 +73,12 @@ class Report(Document, frozen=True, kw_only=True):
     ) -> None:
         """Raise `ReportFailed` if a finding or the verdict is at or above ``severity``.
 
-        Use it before an expensive run. ``require_fp8`` also raises if no layer of the model trains in FP8, or
-        if the report cannot tell.
+        Use it before an expensive run. ``require_fp8`` also raises if no layer of the model trains in FP8, if
+        FP8 is emulated, raises or does not learn, or if the report cannot tell.
         """
         if severity not in ("never", *SEVERITIES):
             raise ValueError(f"severity is one of never, {', '.join(SEVERITIES)}, not {severity!r}")
-        why = why_not_engaged(self.facts) if require_fp8 else ""
+        why = self.why_not_in_fp8() if require_fp8 else ""
         reached = severity != "never" and self.reaches(severity)
         if not why and not reached:
             return

@@ -13,9 +13,10 @@ from click.testing import CliRunner, Result
 
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Arm, Converter, Facts, Network, Observation, Target, Trial
-from fp8doctor.report import Report
+from fp8doctor.facts import NOT_RECORDED, Arm, Converter, Facts, Network, Observation, Target, Trial
+from fp8doctor.report import Report, ReportFailed, load_report
 from tests.facts_of import DECODER_468M
+from tests.test_recorded import RECORDED
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = "Found CMP001 with --fail-on warning. Use --fail-on never to ignore findings."
@@ -163,6 +164,59 @@ def test_two_reports_are_held_to_the_gate(args: tuple[str, ...], said: str) -> N
     assert why(fp8doctor("compare", *args)) == said
 
 
+def another(**parts: Any) -> Facts:
+    """The job of 90 ms with another GPU, model or batch, or with one of them unknown."""
+    facts = timed(90.0)
+    return msgspec.structs.replace(
+        facts,
+        **{name: msgspec.structs.replace(getattr(facts, name), **part) for name, part in parts.items()},
+    )
+
+
+GATES = (
+    ("report", "this.json", "--fail-on", "never", "--baseline", "80.json"),
+    ("report", "this.json", "--fail-on", "never", "--baseline", "80.json", "--max-regression", "99"),
+    ("compare", "80.json", "this.json", "--min-speedup", "0.1"),
+    ("compare", "80.json", "this.json", "--max-regression", "99"),
+    ("compare", "80.json", "this.json", "--strict"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", GATES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("GPU", {"trial": {"gpu": "NVIDIA B200"}}),
+        ("model", {"network": {"parameters": 5}}),
+        ("batch", {"workload": {"batch_size": 1}}),
+    ],
+)
+def test_times_of_unlike_jobs_pass_no_gate(what: str, parts: dict[str, Any], gate: tuple[str, ...]) -> None:
+    """A smaller batch would make any regression pass. The report is shown all the same."""
+    Report.of(diagnose(another(**parts))).save("this.json")
+    result = fp8doctor(*gate)
+    assert (result.exit_code, bool(result.stdout)) == (2, True)
+    (told,) = result.stderr.splitlines()
+    assert f": {what} " in told
+
+
+@pytest.mark.parametrize("gate", GATES[1:4], ids=" ".join)
+def test_what_is_unknown_of_a_baseline_is_said_and_does_not_differ(gate: tuple[str, ...]) -> None:
+    Report.of(diagnose(another(network={"parameters": NOT_RECORDED}))).save("this.json")
+    result = fp8doctor(*gate)
+    assert result.exit_code == 0
+    (told,) = result.stderr.splitlines()
+    assert "model" in told
+
+
+@pytest.mark.parametrize("command", [("report", "this.json"), ("compare", "80.json", "this.json")])
+def test_without_a_gate_any_two_jobs_are_compared(command: tuple[str, ...]) -> None:
+    Report.of(diagnose(another(network={"parameters": 5}))).save("this.json")
+    result = fp8doctor(*command)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 NOTHING = "No layer of this model trains in FP8 (0 of "
 MOD001 = "To convert it, see 'fp8doctor explain MOD001'."
 
@@ -193,6 +247,35 @@ MOD001 = "To convert it, see 'fp8doctor explain MOD001'."
 def test_fp8_that_is_required_is_missed_without_a_gpu(report: str, said: str) -> None:
     assert why(fp8doctor("report", report, "--fail-on", "never", "--require-fp8")) == said
     assert why(fp8doctor("report", report, "--fail-on", "never")) == ""
+
+
+BROKEN = {
+    "emulated": "MOD005",
+    "converted_by_hand": "MOD007",
+    "setting_without_effect": "MOD007",
+    "mxfp8_on_hopper": "GPU002",
+    "static_scale": "NUM001",
+    "unaligned": "SHP001",
+}
+"""Recorded jobs whose FP8 is emulated, does not learn or raises -> the check that says so."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_fp8_that_is_required_is_missed_by_a_finding_about_it(name: str) -> None:
+    saved = RECORDED / f"h200-{name}.json.gz"
+    gate = ("report", saved, "--fail-on", "never", "--require-fp8")
+    assert why(fp8doctor(*gate)).endswith(f" ({BROKEN[name]}).")
+    report = load_report(saved)
+    report.raise_for("never")
+    with pytest.raises(ReportFailed, match=BROKEN[name]):
+        report.raise_for("never", require_fp8=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama_8b", "wide_head", "te_autocast", "hidden_te"])
+def test_fp8_that_only_costs_time_is_fp8(name: str) -> None:
+    load_report(RECORDED / f"h200-{name}.json.gz").raise_for("never", require_fp8=True)
 
 
 CPU = "come from a CPU and do not apply to FP8 on a GPU."

@@ -1,6 +1,7 @@
-"""NaN or infinity in FP8 only
+"""NaN or infinity in loss or gradients
 
-What it finds. Loss or gradients are not finite in FP8, while BF16 is finite with the same weights and batch.
+What it finds. Loss or gradients of your own step are not finite, or FP8 is not while BF16 is with the same
+weights and batch.
 
 Why it matters. One NaN in a gradient is in every weight after the next update, and no later step removes it.
 FP8 has less range than BF16. A value beyond 448 in E4M3 becomes NaN if the cast does not saturate; beyond
@@ -19,10 +20,9 @@ Fix. Leave the layers that overflow in BF16, or use a recipe that scales by this
 When to ignore it. If only a layer run alone overflows and all steps were finite: compiled code may saturate
 where other code does not. It is then a warning.
 
-How it is detected, and limits. The trial looks at loss and gradients in the first steps of your job, of the
-fixed step and of BF16. It feeds every FP8 layer alone with its BF16 input. If BF16 is not finite either,
-nothing is reported. If your own step is not finite, the verdict is that layers do not learn. Later steps are
-not seen.
+How it is detected, and limits. `fp8doctor run` watches the loss of every step. The trial looks at loss and
+gradients in the first steps of your job, of the fixed step and of BF16. It feeds every FP8 layer alone with
+its BF16 input. If BF16 is not finite either, FP8 is not the cause; with a random batch that is a warning.
 
 References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps first
 (`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
@@ -34,8 +34,10 @@ https://github.com/triton-lang/triton/issues/11111 https://github.com/pytorch/py
 from __future__ import annotations
 
 from fp8doctor.analysis.arms import arm, uses_fp8
+from fp8doctor.analysis.finite_steps import FiniteSteps, finite_steps
+from fp8doctor.analysis.losing_layers import is_given
 from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
-from fp8doctor.facts import NOT_RECORDED, Arm, ArmName, Facts, LayerNumerics
+from fp8doctor.facts import NOT_RECORDED, Arm, ArmName, Facts, LayerNumerics, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -63,19 +65,18 @@ NAMED = 3
     severity="error",
     explained_by=("NUM003", "NUM004"),
     changes_fp8=True,
-    may_stop_learning=True,
 )
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
+    finite = finite_steps(facts)
+    if finite.now and not finite.bf16:
+        return not_of_fp8_alone(finite, facts)
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
     seen, bf16 = checked(facts, ArmName.AS_IS, ArmName.PRESCRIBED), checked(facts, *BF16_BASELINES)
     if not seen or not bf16:
         return NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
-    bf16_too = " and ".join(
-        f"{' and '.join(each.non_finite)} in {each.name}" for each in bf16 if each.non_finite
-    )
-    if bf16_too:
-        return NotApplicable(reason=f"loss or gradients are not finite in BF16 either: {bf16_too}")
+    if finite.bf16 is False:
+        return NotApplicable(reason="loss or gradients are not finite in BF16 either")
     bad = [each for each in seen if each.non_finite]
     layers = tuple(each.name for each in facts.get("trial.numerics", ()) if each.non_finite)
     if not bad and not layers:
@@ -93,8 +94,31 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
             "finite_arms": tuple(each.name for each in (*seen, *bf16) if not each.non_finite),
             "layers": layers,
         },
-        breaks="layers_do_not_learn" if now else NOT_RECORDED,
+        breaks="not_finite" if now else NOT_RECORDED,
         treatment=treatment(facts, layers, now),
+    )
+
+
+def not_of_fp8_alone(finite: FiniteSteps, facts: Facts) -> Finding:
+    """Report NaN that BF16 gives too, or that was not compared with BF16."""
+    names = finite.now or ()
+    watched = facts.get("not_finite")
+    certain = bool(watched) or is_given(facts) or recorded(facts, "observed")
+    said = [watched.where] if watched and watched.where else []
+    if not certain:
+        said.append("The batch is random: pass a real one with example_batch().")
+    elif finite.bf16 is None:
+        said.append("fp8doctor did not see this step in BF16: train without FP8 to know if FP8 is the cause.")
+    else:
+        said.append("FP8 is not the cause.")
+    return Finding(
+        severity=None if certain else "warning",
+        title=f"NaN or infinity in {' and '.join(names)}"
+        + (f", first in step {watched.step:,}" if watched else "")
+        + (", in BF16 too" if finite.bf16 is False and uses_fp8(facts) else ""),
+        explanation=" ".join(said),
+        evidence={"non_finite": names, "step": watched.step if watched else None},
+        breaks="not_finite" if certain else NOT_RECORDED,
     )
 
 

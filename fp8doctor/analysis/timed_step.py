@@ -142,10 +142,20 @@ def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:
             yield name, one, other
 
 
+SAME_JOB = ("GPU", "model", "batch")
+"""Differences after which two times say nothing about each other."""
+
+
+def unknown_of_job(*jobs: Facts) -> list[str]:
+    """Name the parts of `SAME_JOB` that one of these jobs does not record."""
+    return [name for name in SAME_JOB if not all(if_recorded(_COMPARED[name], each) for each in jobs)]
+
+
 def _gpu(facts: Facts) -> str:
     if recorded(facts, "trial"):
         return timed_on(facts.trial)
-    return ", ".join(gpu.name for gpu in facts.gpus if gpu.get("visible", True))
+    visible = {gpu.name for gpu in facts.gpus if gpu.get("visible", True)}
+    return visible.pop() if len(visible) == 1 else ""
 
 
 def _model(facts: Facts) -> str:

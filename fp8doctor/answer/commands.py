@@ -45,11 +45,21 @@ def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None
     if kind == "live":
         return None
     if kind != "script":
-        return f"fp8doctor {of_a_file}{name}"
+        return f"{launcher(facts)}fp8doctor {of_a_file}{name}"
     dotted = "." in name and "/" not in name and not name.endswith(".py")  # older reports do not say
     module = "-m " if facts.get("target.module", dotted) else ""
-    launched = "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
-    return f"{launched}fp8doctor run {option}{module}{name} ARGS..."
+    return f"{launcher(facts)}fp8doctor run {option}{module}{name} ARGS..."
+
+
+LAUNCHER_SETS = {"ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_MODE"}
+"""Variables that ``accelerate launch`` always writes. Source: accelerate 1.15, ``utils/launch.py``."""
+
+
+def launcher(facts: Facts) -> str:
+    """Write the launcher that started the job, with a word for its options; empty without one."""
+    if facts.variables().keys() >= LAUNCHER_SETS:
+        return "accelerate launch ... -m "
+    return "torchrun ... -m " if facts.get("ranks.world_size", 1) > 1 else ""
 
 
 def more_time(facts: Facts) -> str:
@@ -99,6 +109,6 @@ def may_break(outcomes: Iterable[Outcome], facts: Facts, status: Status) -> Iter
     ]
     if not ran and any(known[each.code].may_raise for each in open_codes):
         yield "whether the step raises on a GPU"
-    learns = status != "layers_do_not_learn"
+    learns = status not in ("layers_do_not_learn", "not_finite")
     if learns and any(known[each.code].may_stop_learning for each in open_codes):
         yield "whether all layers learn"

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm_if_any, is_finite, uses_fp8
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.finite_steps import finite_steps
 from fp8doctor.analysis.fp8_request import (
     asked_by_argument,
     converted_a_copy,
@@ -23,7 +24,6 @@ from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.answer.verdict import BROKEN, Status, own_step_failed
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding
 from fp8doctor.known_errors import in_a_sentence
 
@@ -63,16 +63,19 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
             _explained(facts.trial.reason or ""),
             next(iter(errors), None),
         )
+    if refused := facts.get("workload.refused"):
+        yield Fault("step_raises", BROKEN["step_raises"], refused)
     for status, words in BROKEN.items():
-        breaking = (each for each in findings if each.get("breaks") == status and each.area != "numerics")
-        if found := next(breaking, None):
+        if status == "not_finite":
+            continue
+        if found := next((each for each in findings if each.get("breaks") == status), None):
             yield Fault(status, words, found.title, found)
     memory = if_recorded(fit, facts)
     if memory and memory.is_too_large:
         yield Fault("does_not_fit", "It does not fit into the GPU's memory (estimated)", memory.sentence)
     if told := non_finite(facts):
-        numerics = (each for each in errors if each.area == "numerics")
-        yield Fault("not_finite", "The loss is not finite", told, next(numerics, None))
+        found = next((each for each in findings if each.get("breaks") == "not_finite"), None)
+        yield Fault("not_finite", BROKEN["not_finite"], told, found)
     if uses_fp8(facts):
         if why := if_recorded(why_fp8_does_not_run, facts):
             yield Fault(
@@ -104,23 +107,12 @@ def _ended_rank(facts: Facts) -> Iterator[Fault]:
 
 
 def non_finite(facts: Facts) -> str:
-    """Say which steps have a loss or gradients that are not finite; empty if none was seen."""
-    seen = [each for name in (ArmName.AS_IS,) if (each := arm_if_any(facts, name)) and not is_finite(each)]
-    bf16 = [
-        each for name in BF16_BASELINES if (each := arm_if_any(facts, name)) and recorded(each, "non_finite")
-    ]
-    watched = None in (facts.get("observed.losses") or ())
-    if not seen and not watched:
+    """Say which of the job's own steps is not finite, and whether BF16 is; empty if none was seen."""
+    seen = finite_steps(facts)
+    if not seen.now:
         return ""
-    too = (
-        "in BF16 too"
-        if any(not is_finite(each) for each in bf16)
-        else "BF16 is finite"
-        if bf16
-        else "BF16 was not timed"
-    )
-    what = " and ".join(seen[0].non_finite or ()) if seen else "the loss of a watched step"
-    return f"NaN or infinity in {what}; {too}"
+    bf16 = {True: "BF16 is finite", False: "in BF16 too", None: "BF16 was not looked at"}[seen.bf16]
+    return f"NaN or infinity in {' and '.join(seen.now)}; {bf16}"
 
 
 def _of_engagement(errors: Sequence[Finding]) -> Finding | None:

@@ -30,6 +30,7 @@ GRAVE: tuple[Status, ...] = ("step_raises", "layers_do_not_learn", "not_finite",
 BROKEN: dict[Breaks, str] = {
     "step_raises": "The training step will raise",
     "layers_do_not_learn": "Layers do not learn",
+    "not_finite": "The loss is not finite",
 }
 """First words of an answer about more than speed, the most severe first."""
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import click
 
-from fp8doctor.files import same_file
-
-TYPED = "fp8doctor.typed"
-"""Key in click's context: the words after ``fp8doctor``, as typed."""
-
 ORDERED = "fp8doctor.ordered"
-"""Key: the same words with the command first; an empty word means examining a target."""
+"""Key in click's context: the words after ``fp8doctor``, the command first; an empty word means examining a
+target."""
 
 SCRIPT = "script"
 """Key: the script's words in ``run``."""
@@ -32,7 +25,7 @@ ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
 
 
 def typed_again(context: click.Context | None) -> str:
-    """Write the command that times the same job on a GPU; empty if no job was named."""
+    """Write the command that times the same job on a GPU, without a launcher; empty if no job was named."""
     words = context.meta.get(ORDERED) if context else None
     if context is None or not words or (words[0] != "run" and "target" not in context.params):
         return ""
@@ -41,8 +34,7 @@ def typed_again(context: click.Context | None) -> str:
     command = ["run", "--stop"] if words[0] == "run" else []
     from fp8doctor.facts.secrets import without_credentials
 
-    started = started_by(context.meta[TYPED])
-    return without_credentials(shlex.join([*started, *command, *options, *script]))
+    return without_credentials(shlex.join(["fp8doctor", *command, *options, *script]))
 
 
 def _that_time(words: Sequence[str]) -> Iterator[str]:
@@ -56,27 +48,6 @@ def _that_time(words: Sequence[str]) -> Iterator[str]:
                 yield from (name, value)
         elif name not in TIMES_NOTHING:
             yield word
-
-
-def started_by(typed: Sequence[str]) -> list[str]:
-    """Find how fp8doctor was started, for example by ``accelerate launch``.
-
-    A launcher's command line ends with the command line of the process that it starts.
-    """
-    try:
-        parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-    except OSError:
-        return ["fp8doctor"]
-    words = parent.decode(errors="replace").removesuffix("\0").split("\0")
-    before = words[: len(words) - len(typed)]
-    ours = before[-2:] == ["-m", "fp8doctor"] or (before and Path(before[-1]).name == "fp8doctor")
-    wrapped = before and Path(before[0]).name in WRAPPERS
-    if not ours or wrapped or len(before) < 2 or words[len(before) :] != list(typed):
-        return ["fp8doctor"]
-    interpreter, program, *rest = before
-    command = Path(program).name
-    found = shutil.which(command) if Path(interpreter).name.startswith("python") and rest else None
-    return [command, *rest] if found and same_file(Path(found), Path(program)) else before
 
 
 def options_with_value(command: click.Command) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.arguments import ORDERED, TYPED, first_word, options_with_value
+from fp8doctor.cli.arguments import ORDERED, first_word, options_with_value
 from fp8doctor.cli.console import (
     WIDEST,
     complain,
@@ -97,7 +97,7 @@ class Commands(click.Group):
             ordered = ["", *args]
         else:
             ordered = [args[at], *args[:at], *args[at + 1 :]]
-        ctx.meta[TYPED], ctx.meta[ORDERED] = list(args), list(ordered)
+        ctx.meta[ORDERED] = list(ordered)
         return super().parse_args(ctx, ordered)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -50,7 +50,8 @@ FORMAT_OF_SUFFIX = {
 PLAIN_SUFFIXES = ("", ".log", ".out")
 
 OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report, Ctrl-C."""
+"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report or unlike jobs,
+Ctrl-C."""
 
 
 class ReportOptions(NamedTuple):
@@ -68,7 +69,7 @@ class ReportOptions(NamedTuple):
     verbose: bool
     quiet: bool
     again: str
-    """The user's own command, with a trial; empty if no job was named. It is printed and never saved."""
+    """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
     page: Path | None = None
@@ -299,6 +300,11 @@ def in_a_line(report: Document) -> str:
 
 def judged(report: Document, wanted: ReportOptions) -> int:
     """Hold the report to the gate and say why it is missed; the exit code."""
+    from fp8doctor.cli.gate import is_same_job
+
+    baseline = wanted.gate.baseline
+    if baseline and not is_same_job(baseline.facts, report.facts, baseline.name):
+        return FAILED
     return exit_code(wanted.gate.missed(report))
 
 
@@ -359,7 +365,10 @@ def show_report(report: Document, wanted: ReportOptions) -> None:
     if wanted.format == "text" and wanted.again and report.next and not report.next.explains:
         import msgspec
 
-        command = msgspec.structs.replace(report.next, command=wanted.again)
+        from fp8doctor.answer.commands import launcher
+
+        again = f"{launcher(report.facts)}{wanted.again}"
+        command = msgspec.structs.replace(report.next, command=again)
         report = msgspec.structs.replace(report, next=command)
     terminal = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
     text = rendered(report, wanted, wanted.format, **terminal)

@@ -72,9 +72,7 @@ class Gate(Struct, frozen=True):
     def _without_fp8(self, report: Document) -> str | None:
         if not self.require_fp8:
             return None
-        from fp8doctor.diagnosis.engagement import why_not_engaged
-
-        why = why_not_engaged(report.facts)
+        why = report.why_not_in_fp8()
         return f"FP8 is required. {why}" if why else None
 
     def _too_grave(self, report: Document) -> str | None:
@@ -131,6 +129,25 @@ class Gate(Struct, frozen=True):
         most = self.baseline.most_pct
         found = regression(self.baseline.facts, report.facts, self.baseline.name, most)
         return longer_than(found, most) if found else None
+
+
+def is_same_job(first: Facts, second: Facts, name: str) -> bool:
+    """Say if the report saved as ``name`` is of another job than the second, or if that is not known.
+
+    Return False if GPU, model or batch differ.
+    """
+    from fp8doctor.analysis.timed_step import SAME_JOB, unknown_of_job, unlike
+    from fp8doctor.cli.console import complain
+
+    apart = [f"{what} {one}, not {other}" for what, one, other in unlike(first, second) if what in SAME_JOB]
+    if apart:
+        complain(
+            f"exit code 2: {name} is of another job, so their times cannot be compared: {'; '.join(apart)}. "
+            "Compare with a report that --save wrote of this job."
+        )
+    elif unknown := unknown_of_job(first, second):
+        complain(f"{name} may be of another job: the reports do not record {' and '.join(unknown)} of both.")
+    return not apart
 
 
 def longer_than(found: str, most_pct: float) -> str:

@@ -168,7 +168,8 @@ gate_options = with_options(
     click.option(
         "--require-fp8",
         is_flag=True,
-        help="Exit with 1 if no layer of the model trains in FP8, or fp8doctor cannot tell.",
+        help="Exit with 1 if no layer trains in FP8, if FP8 is emulated, raises or does not learn, or if "
+        "fp8doctor cannot tell.",
     ),
     number(
         "--min-speedup",

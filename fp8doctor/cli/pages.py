@@ -10,7 +10,7 @@ import click
 
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
-from fp8doctor.cli.delivery import OK, exit_code, format_of, keep_apart, writable
+from fp8doctor.cli.delivery import FAILED, OK, exit_code, format_of, keep_apart, writable
 from fp8doctor.cli.options import FILE, STRICT, fail_on, number, with_options
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
@@ -107,6 +107,7 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
     """
     wanted = PageOptions.checked(format, output, [first, second])
 
+    from fp8doctor.cli.gate import is_same_job
     from fp8doctor.diagnosis.comparison import compared
     from fp8doctor.diagnosis.diagnose import replay
     from fp8doctor.render.compare_page import page
@@ -114,6 +115,9 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
     documents = replay(first), replay(second)
     found = compared(*documents, (first.name, second.name))
     deliver_page(wanted, found.to_json, lambda: page(found, documents))
+    asked = any(each not in (None, False, "never") for each in gates.values())
+    if asked and not is_same_job(documents[0].facts, documents[1].facts, first.name):
+        return FAILED
     return exit_code(tuple(missed(found, documents, **gates)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
@@ -190,7 +190,9 @@ def run(
 
         say_what_was_not_seen(seen, settings.warmup + settings.steps)
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
-            complain(no_trial(wanted.again))
+            from fp8doctor.answer.commands import launcher
+
+            complain(no_trial(f"{launcher(seen.facts)}{wanted.again}"))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
@@ -217,7 +219,7 @@ def checked_health(health: Path | None, every: int | None, *, stop: bool, script
     return str(health.absolute())
 
 
-def could_be_timed(facts: Facts | None) -> bool:
+def could_be_timed(facts: Facts | None) -> TypeGuard[Facts]:
     """Return whether copies of the watched job could have been timed on a GPU."""
     from fp8doctor.facts import recorded
 

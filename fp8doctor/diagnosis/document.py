@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.diagnosis.expected_verdict import failed_early, rank_failed
+from fp8doctor.diagnosis.engagement import why_not_engaged
+from fp8doctor.diagnosis.expected_verdict import failed_early, invalidates, rank_failed
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, recorded
 from fp8doctor.facts.record import (
@@ -146,6 +147,15 @@ class Document(Record, frozen=True, kw_only=True):
         slower = self.verdict.status == "fp8_slower" and measured
         failed = failed_early(self.facts) or rank_failed(self.facts)
         return "error" if slower or failed or self.verdict.status in GRAVE else None
+
+    def why_not_in_fp8(self) -> str:
+        """Say why no layer trains in FP8, or what keeps it from training as it should; empty if it does."""
+        if why := why_not_engaged(self.facts):
+            return why
+        for each in self.findings:
+            if recorded(each, "breaks") or (each.severity == "error" and invalidates(each)):
+                return f"{each.title.rstrip('.')} ({each.code})."
+        return self.verdict.summary if self.verdict.status == "step_raises" else ""
 
     def reaches(self, severity: Severity) -> bool:
         """Return whether something is at or above ``severity``."""

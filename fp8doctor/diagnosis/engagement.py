@@ -81,8 +81,8 @@ def _gap(facts: Facts, fact: str) -> str:
 
 
 CAUSE = "GPU001"
-LEARNS = "layers_do_not_learn"
-"""Codes that hold in BF16 too."""
+IN_BF16_TOO = ("layers_do_not_learn", "not_finite")
+"""What a finding about FP8 may say of a step without it."""
 
 
 def without_its_symptoms(
@@ -92,7 +92,9 @@ def without_its_symptoms(
     if not any(each.code == CAUSE and recorded(each, "breaks") for each in findings):
         return tuple(findings), tuple(outcomes)
     of_fp8 = {check.code for check in registry.discover() if check.changes_fp8}
-    dropped = {each.code for each in findings if each.code in of_fp8 and each.get("breaks") != LEARNS}
+    dropped = {
+        each.code for each in findings if each.code in of_fp8 and each.get("breaks") not in IN_BF16_TOO
+    }
     reason = f"no FP8 step runs on this GPU ({CAUSE})"
     return (
         tuple(

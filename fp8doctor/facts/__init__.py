@@ -15,7 +15,7 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.incomplete import missing_fact
 from fp8doctor.facts.machine import AccelerateConfig, Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
-from fp8doctor.facts.observation import Observation, Rank, Ranks
+from fp8doctor.facts.observation import NotFinite, Observation, Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,
@@ -87,6 +87,7 @@ __all__ = [
     "MemoryParts",
     "ModuleTime",
     "Network",
+    "NotFinite",
     "Observation",
     "Package",
     "Rank",
@@ -139,6 +140,8 @@ class Facts(Record, frozen=True, kw_only=True):
     workload: Workload = NOT_RECORDED
     observed: Observation = NOT_RECORDED
     """Steps of the user's own script; not recorded if none was watched to its end."""
+    not_finite: NotFinite = NOT_RECORDED
+    """Not recorded if every watched step was finite, or none was watched."""
     ranks: Ranks = NOT_RECORDED
     """The processes of the job that a launcher started; not recorded if the script is the only one."""
     trial: Trial = NOT_RECORDED

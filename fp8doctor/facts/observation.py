@@ -64,6 +64,16 @@ class Observation(Record, frozen=True, kw_only=True):
     ``steps_ms``."""
 
 
+class NotFinite(Record, frozen=True, kw_only=True):
+    """The first step of a script whose loss or gradients were not finite."""
+
+    step: Annotated[int, Meta(ge=1)] = NOT_RECORDED
+    """Of the optimizer."""
+    what: Literal["loss", "gradients"] = NOT_RECORDED
+    where: Prose = NOT_RECORDED
+    """Sentences on where it started; empty if that is unknown."""
+
+
 class Rank(Record, frozen=True, kw_only=True):
     """One process of the job."""
 

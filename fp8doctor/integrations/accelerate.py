@@ -22,9 +22,9 @@ def check(
 ) -> Report | None:
     """Examine what ``accelerator.prepare`` returned, and raise `ReportFailed`.
 
-    It raises for a finding at or above ``fail_on``. With ``require_fp8`` it also raises if no layer trains in
-    FP8, or the report cannot tell. Precision and micro-batches come from the accelerator; ``options`` are
-    those of `inspect_model`. Only the main process checks; the others get None.
+    It raises for a finding at or above ``fail_on``. ``require_fp8`` is that of `Report.raise_for`.
+    Precision and micro-batches come from the accelerator; ``options`` are those of `inspect_model`. Only the
+    main process checks; the others get None.
     """
     check_fail_on(fail_on)
     if not accelerator.is_main_process:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 def fp8doctor() -> Callable[..., Report]:
     """Return a function that examines a model: ``fp8doctor(model, batch)``.
 
-    The test fails for a finding at or above ``fail_on="error"``. With ``require_fp8=True`` it also fails if
-    no layer trains in FP8, or the report cannot tell. Nothing is timed without ``trial=True``. The other
-    options are those of ``fp8doctor.inspect_model``.
+    The test fails for a finding at or above ``fail_on="error"``. ``require_fp8`` is that of
+    `Report.raise_for`. Nothing is timed without ``trial=True``. The other options are those of
+    ``fp8doctor.inspect_model``.
     """
     return examined
 

@@ -122,7 +122,7 @@ def _random_state_kept() -> Iterator[None]:
 
 def _drawn(screen: Screen, canvas: Canvas, *, colour: bool) -> str:
     sections: list[Sequence[RenderableType]] = [
-        tuple(_heading(screen, canvas)),
+        tuple(_heading(screen, canvas)) if screen.job else (),
         (_panel(screen.box, canvas),),
         *(tuple(_fix(each, canvas)) for each in screen.fixes),
         tuple(_steps(screen, canvas)),

@@ -80,42 +80,45 @@ class NoticeLine(Struct, frozen=True):
     code: str
 
 
-class Screen(Struct, frozen=True):
+class Screen(Struct, frozen=True, kw_only=True):
     """The first screen, in reading order; a part without content is empty."""
 
-    job: tuple[str, ...]
-    machine: tuple[str, ...]
-    facts: tuple[tuple[str, str], ...]
+    job: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
+    facts: tuple[tuple[str, str], ...] = ()
     """What decides about FP8 in this job: a label, and a line."""
     box: Box
-    variants: tuple[VariantRow, ...]
-    method: str
+    variants: tuple[VariantRow, ...] = ()
+    method: str = ""
     """How the variants were timed; empty if none was."""
-    untimed: str
-    ranks: RankLines | None
-    fixes: tuple[Fix, ...]
-    notices: tuple[NoticeLine, ...]
-    notes: str
-    areas: tuple[tuple[Mark, str], ...]
-    made_up: str
-    ignored: str
-    next: tuple[str, ...]
-    command: str
+    untimed: str = ""
+    ranks: RankLines | None = None
+    fixes: tuple[Fix, ...] = ()
+    notices: tuple[NoticeLine, ...] = ()
+    notes: str = ""
+    areas: tuple[tuple[Mark, str], ...] = ()
+    made_up: str = ""
+    ignored: str = ""
+    next: tuple[str, ...] = ()
+    command: str = ""
     """Begins one of ``next`` and stays whole, so that it can be copied; empty if none looks at the job."""
 
 
 def first_screen(report: Document, *, quiet: bool = False, held_in: str = "") -> Screen:
     """Write the first screen of a report.
 
-    ``quiet`` leaves out notes and what could be done next. ``held_in`` names Python's variable of the report.
+    ``quiet`` writes the answer, warnings and errors alone, those that head a fix too. ``held_in`` names
+    Python's variable of the report.
     """
     facts = report.facts
     steps = report.prescription
     heads = {step.code for step in steps}
-    beside = [each for each in report.findings if each.code not in heads]
+    beside = [each for each in report.findings if quiet or each.code not in heads]
     timed, said = if_recorded(timing, facts), box(report.answer)
     troubled = {each.area for each in report.findings} | {each.area for each in _crashed(report)}
     notices = tuple(_notices(report, beside, steps))
+    if quiet:
+        return Screen(box=said, notices=tuple(each for each in notices if each.mark != "info"))
     return Screen(
         job=(f"fp8doctor {report.tool.version}", *filter(None, [model(facts)])),
         machine=machine(facts, report.modelled_gpu),
@@ -127,11 +130,11 @@ def first_screen(report: Document, *, quiet: bool = False, held_in: str = "") ->
         ranks=ranks(facts),
         fixes=tuple(shown_fix(step, steps, facts) for step in steps),
         notices=notices,
-        notes="" if quiet else _notes(report, {code for step in steps for code in step.mends}),
-        areas=() if quiet else tuple(_areas(report, troubled)),
-        made_up="" if quiet else made_up(facts),
+        notes=_notes(report, {code for step in steps for code in step.mends}),
+        areas=tuple(_areas(report, troubled)),
+        made_up=made_up(facts),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
-        next=() if quiet else tuple(_next(report, steps, notices, held_in)),
+        next=tuple(_next(report, steps, notices, held_in)),
         command=report.next.command if report.next and not report.next.explains else "",
     )
 

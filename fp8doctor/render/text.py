@@ -47,8 +47,8 @@ def render(
 ) -> str:
     """Write the report as text, at most ``width`` columns wide; code lines stay whole.
 
-    ``verbose`` adds the details, ``quiet`` leaves out everything below a warning. ``held_in`` names the
-    variable of Python that holds the report.
+    ``verbose`` adds the details, ``quiet`` leaves the verdict, warnings and errors alone. ``held_in`` names
+    the variable of Python that holds the report.
     """
     width = max(width, NARROWEST)
     page = _Page(width, _coloured if colour else _plain, {mark: MARKS[mark][ascii] for mark in MARKS})

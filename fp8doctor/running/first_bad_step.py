@@ -236,6 +236,11 @@ class LongWatch:
         self._removable = register_optimizer_step_pre_hook(self._before)
 
     @property
+    def found(self) -> FirstBad | None:
+        """The first step that is not finite so far."""
+        return self._bad.found
+
+    @property
     def called(self) -> Called:
         """Listener for calls of the model, for a window that watches them anyway."""
         return self._bad.called

@@ -12,7 +12,7 @@ import statistics
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.examine.torch_state import compiled_nothing
-from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
@@ -97,7 +97,7 @@ class ScriptObserver:
         """The examined job, kept for a trial."""
         self.captured: Capture | None = None
         """The captured batch, kept for a trial."""
-        self.done = False
+        self.complete = self.done = False
         self.timing = self.stopping = False
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
@@ -262,7 +262,7 @@ class ScriptObserver:
         if self.long is not None:
             self.long.know(found, optimizer)
         collect()  # what was looked at refers to itself, and would keep a model that the script deletes
-        self.channel.send(Observed(self.facts.to_dict(), complete=False))
+        self.tell()
 
     def open(self, main: Stepper, optimizer: Optimizer) -> None:
         """Start the window for the main optimizer's model.
@@ -301,7 +301,7 @@ class ScriptObserver:
         if self.long is not None:
             self.long.know(found, optimizer)
         self.forget()
-        self.channel.send(Observed(self.facts.to_dict(), complete=True))
+        self.tell(complete=True)
         if self.settings.budget_s is None:
             self.job = self.captured = None
         assert observation is not None  # the fewest steps that can be asked for are enough
@@ -327,7 +327,7 @@ class ScriptObserver:
             gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
             self.channel.send(Note(f"no step was profiled: {recording.problem}"))
         self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
-        self.channel.send(Observed(self.facts.to_dict(), complete=True))
+        self.tell()
         if self.settings.stop and self.settings.rank is None:
             return
         if self.job is not None and self.settings.at_end:
@@ -356,7 +356,7 @@ class ScriptObserver:
                 self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
             finally:
                 self.timing = False
-            self.channel.send(Observed(self.facts.to_dict(), complete=True))
+            self.tell()
 
     def move_captured(self, job: Job, device: torch.device) -> None:
         """Move the job's batch and gradients."""
@@ -414,7 +414,7 @@ class ScriptObserver:
         """Examine a script that failed before its first step."""
         if self.facts is None and not self.done:
             self.facts = self.examination.without_a_step(only_trainer(self.living))
-            self.channel.send(Observed(self.facts.to_dict(), complete=False))
+            self.tell()
 
     def closed(self) -> int:
         """Report an unfinished window at the end. Return the main optimizer's steps."""
@@ -424,11 +424,26 @@ class ScriptObserver:
         if self.recording is not None:
             self.recording.end(CUT_SHORT)
             self.finish()
-        if self.done or self.window is None or self.facts is None:
+        if self.facts is None:
             return steps
-        self.window.end()
-        observation = self.window.observation(self.names(), self.share)
-        if observation is not None:
-            self.facts = msgspec.structs.replace(self.facts, observed=observation)
-            self.channel.send(Observed(self.facts.to_dict(), complete=False))
+        told = self.facts
+        if not self.done and self.window is not None:
+            self.window.end()
+            observation = self.window.observation(self.names(), self.share)
+            if observation is not None:
+                self.facts = msgspec.structs.replace(self.facts, observed=observation)
+        late = self.long is not None and self.long.found is not None and not recorded(told, "not_finite")
+        if late or self.facts is not told:
+            self.tell()
         return steps
+
+    def tell(self, *, complete: bool = False) -> None:
+        """Send all facts so far, with the first step that was not finite. A window stays ``complete``."""
+        assert self.facts is not None
+        self.complete = self.complete or complete
+        if self.long is not None and (bad := self.long.found) is not None:
+            what: Literal["loss", "gradients"] = "loss" if bad.what == "loss" else "gradients"
+            where = bad.sentence.removeprefix(f"step {bad.step:,}: the {bad.what} is not finite.").strip()
+            found = NotFinite(step=bad.step, what=what, where=where)
+            self.facts = msgspec.structs.replace(self.facts, not_finite=found)
+        self.channel.send(Observed(self.facts.to_dict(), complete=self.complete))

@@ -10,7 +10,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -351,6 +351,13 @@ def fake_tensor_mode(**settings: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(**settings)
+
+
+def without_fake_tensors() -> AbstractContextManager[object]:
+    """Return a context in which tensors are real, within a mode of fake ones (2.6 to 2.15)."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    return unset_fake_temporarily()
 
 
 FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"

@@ -24,7 +24,7 @@ from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
-from fp8doctor.trial.layers.fake_forward import with_calls, with_rows
+from fp8doctor.trial.layers.fake_forward import with_calls, with_refusal, with_rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
@@ -41,6 +41,7 @@ __all__ = [
     "lost_with",
     "run_trial",
     "with_calls",
+    "with_refusal",
     "with_rows",
 ]
 

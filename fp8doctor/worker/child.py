@@ -138,14 +138,14 @@ def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stage
     # Read the surroundings again, because loading may have changed variables and imports.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
-    from fp8doctor.trial import with_calls, with_rows
+    from fp8doctor.trial import with_calls, with_refusal, with_rows
 
     facts = with_calls(job, facts)
     tried = None
     if asked["trial"] is not None:
         tried = _trial(channel, job, facts, asked)
     counted = (
-        with_rows(job, facts, in_bf16=asked["planned"])
+        with_refusal(job, with_rows(job, facts, in_bf16=asked["planned"]))
         if tried is None
         else msgspec.structs.replace(facts, trial=tried)
     )

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.cli.arguments import started_by
+from fp8doctor.answer.commands import run_again
 from fp8doctor.facts import Target
 from fp8doctor.running import launch
 from fp8doctor.running.script_messages import ScriptState
@@ -23,6 +23,18 @@ from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED = load_report(ROOT / "tests" / "running" / "recorded" / "h200-fsdp2.json.gz").facts
+SCRIPT = Path(sys.executable).with_name("fp8doctor")
+MODEL = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(64, 64))
+if __name__ == "__main__":
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(2, 64)).sum().backward()
+        optimizer.step()
+"""
 SECRET = f"hf_{'a1' * 17}"
 
 
@@ -125,34 +137,39 @@ def test_a_model_is_examined_again_with_its_options(
     assert all(each.startswith(f"fp8doctor {again} ") for each in commands)
 
 
-@pytest.mark.parametrize(
-    ("parent", "again"),
-    [
-        ("uv run fp8doctor", ["uv", "run", "fp8doctor"]),
-        ("timeout 400 python -m fp8doctor", ["fp8doctor"]),
-    ],
-)
-def test_a_limit_on_this_command_is_no_part_of_the_next(
-    parent: str, again: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = "\0".join([*parent.split(), "model.py", ""])
-    monkeypatch.setattr(Path, "read_bytes", lambda self: line.encode())
-    assert started_by(["model.py"]) == again
-
-
 @pytest.mark.slow
-def test_a_launcher_is_named_with_its_words(tmp_path: Path) -> None:
-    """It is found by its command line, which ends with ours; this one starts its last words, as all do."""
-    launcher = tmp_path / "launcher.py"
-    launcher.write_text(
-        "import subprocess, sys\n"
-        "at = sys.argv.index('-m')\n"
-        "sys.exit(subprocess.call([sys.executable, *sys.argv[at:]]))\n"
-    )
-    model = tmp_path / "model.py"
-    model.write_text("from torch import nn\nmodel = nn.Sequential(nn.Linear(64, 64))\n")
-    words = [sys.executable, str(launcher), "--mixed_precision", "bf16", "-m", "fp8doctor", str(model)]
+@pytest.mark.parametrize(
+    "started", [[sys.executable, "-m", "fp8doctor"], [str(SCRIPT)]], ids=["-m", "script"]
+)
+@pytest.mark.parametrize("words", ["'my model.py' --no-trial", "run --device cpu 'my model.py' --lr 1"])
+def test_no_command_holds_what_the_caller_put_in_front(
+    started: list[str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "my model.py").write_text(MODEL)
+    wrapped = ["timeout", "400", "nice", *started, *shlex.split(words)]
     done = subprocess.run(
-        [*words, "--no-trial"], capture_output=True, text=True, timeout=LONGEST_S, cwd=ROOT, check=False
+        wrapped, capture_output=True, text=True, timeout=LONGEST_S, cwd=tmp_path, check=False
     )
-    assert f"{shlex.join(words)}\n" in done.stdout
+    printed = done.stdout + done.stderr
+    assert told(printed)
+    assert not {"timeout", "nice", "python", str(SCRIPT)}.intersection(printed.split())
+    assert "'my model.py'" in printed
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({}, ""),
+        ({"ACCELERATE_MIXED_PRECISION": "fp8"}, ""),
+        (
+            {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_DYNAMO_MODE": "default"},
+            "accelerate launch ... -m ",
+        ),
+    ],
+    ids=["none", "exported by hand", "accelerate"],
+)
+def test_a_launcher_is_named_by_what_it_sets(variables: dict[str, str], launcher: str) -> None:
+    """Without it the job would be another: its precision is an option of the launcher."""
+    environment = msgspec.structs.replace(WATCHED.environment, variables=variables)
+    again = run_again(msgspec.structs.replace(WATCHED, environment=environment))
+    assert again == f"{launcher}fp8doctor run fsdp2.py ARGS..."

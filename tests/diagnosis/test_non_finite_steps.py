@@ -29,7 +29,7 @@ def with_nan_in(facts: Facts, **found: tuple[str, ...]) -> Facts:
 def test_nan_in_fp8_leads_the_recorded_screen() -> None:
     report = diagnose(STATIC_SCALE)
     said = first_screen(report).answer
-    assert (report.verdict.status, said.tone) == ("layers_do_not_learn", "bad")
+    assert (report.verdict.status, said.tone) == ("not_finite", "bad")
     assert said.why[1].startswith("FP8 takes "), "why it is slow, too"
     assert [step.code for step in report.prescription] == ["NUM001", "CMP001"]
 
@@ -61,7 +61,9 @@ def test_no_plan_ends_in_a_step_that_is_not_finite(now: tuple[str, ...]) -> None
 def test_where_bf16_is_not_finite_either_the_fastest_step_counts() -> None:
     arms: dict[str, tuple[float, ...] | str] = {"as_is": around(80.0), "bf16_compiled": around(100.0)}
     facts = with_nan_in(Of(arms).facts(), as_is=("loss",), bf16_compiled=("loss",))
-    assert diagnose(facts).verdict.status == "fp8_faster"
+    report = diagnose(facts)
+    assert report.verdict.status == "not_finite"
+    assert first_screen(report).answer.what == "The loss is not finite, in BF16 too"
     end = trial_view(facts).end
     assert end is not None
     assert end.is_as_is

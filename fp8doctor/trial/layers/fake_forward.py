@@ -19,13 +19,15 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.tensors import tensors, with_tensors
-from fp8doctor.stacks.torch_private import fake_tensor_mode
+from fp8doctor.stacks.torch_private import fake_tensor_mode, without_fake_tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.replica import replicate, unwrapped
@@ -33,6 +35,10 @@ from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import Seen, seen_calls, with_seen, without_seen
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
+
+LARGEST_REAL = 2**28
+"""Most bytes of the tensors that a function is tried with. A choice: no batch of a larger layer is called
+refused."""
 
 LONGEST_S = 10.0
 """Seconds that the forward may take. A choice: the decoders, encoders and mixtures that were tried take less
@@ -72,6 +78,85 @@ def with_calls(job: Job, facts: Facts) -> Facts:
     except _NotCounted as error:
         return without_seen(facts, str(error))
     return with_seen(facts, found)
+
+
+def with_refusal(job: Job, facts: Facts) -> Facts:
+    """Add the exception that torch raises for a user's batch, if its rows were not counted.
+
+    Only one that real tensors of these shapes and dtypes raise too.
+    """
+    given = facts.get("workload.batch_source") == "given"
+    if not given or recorded(facts, "workload.rows") or not recorded(facts, "network.linears"):
+        return facts
+    casts = any(linear.use == "training" for linear in facts.linears())
+    casts = casts or facts.get("training.autocast_within") is not False
+    lists = [blocks.name for blocks in facts.blocks()]
+    try:
+        refused = _of_a_fork(job, lambda: _refusal(job, lists, any_dtype=casts), str)
+    except _NotCounted:
+        return facts
+    workload = msgspec.structs.replace(facts.workload, refused=refused)
+    return msgspec.structs.replace(facts, workload=workload) if refused else facts
+
+
+def _refusal(job: Job, lists: list[str], *, any_dtype: bool) -> str:
+    plan = depth.plans(unwrapped(job.model), depth.named_in(unwrapped(job.model), lists))[-1]
+    mode, model, batch = _faked(job, plan)
+    refusals = _Refusals(any_dtype=any_dtype)
+    try:
+        with mode, torch.no_grad(), _autocast(job), refusals:
+            rows.one_forward(job, model, batch)
+    except Exception as error:
+        return refusals.said if error is refusals.error else ""
+    return ""
+
+
+class _Refusals(TorchFunctionMode):
+    """Raises what torch's public functions raise for real tensors of the same sizes, and notes the last.
+
+    Other exceptions are of fake tensors, which have no data. With ``any_dtype`` dtypes alone are no reason:
+    FP8 layers and autocasts cast their input.
+    """
+
+    def __init__(self, *, any_dtype: bool) -> None:
+        super().__init__()
+        self._any_dtype = any_dtype
+        self.error: RuntimeError | None = None
+        self.said = ""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given, error, result = (args, kwargs or {}), None, None
+        try:
+            result = function(*args, **given[1])
+        except RuntimeError as raised:
+            error = raised
+        mixed = function is functional.linear and len({each.dtype for each in tensors(given)}) > 1
+        if mixed or type(error) is RuntimeError:  # fakes multiply mixed dtypes
+            name = resolve_name(function) or "._"
+            real = None if "._" in name else self._raised(function, given)
+            if real is not None:
+                self.error, self.said, error = real, f"{name}: {real}".splitlines()[0], real
+        if error is not None:
+            raise error
+        return result
+
+    def _raised(self, function: Any, given: Any) -> RuntimeError | None:
+        """Return the exception for real tensors."""
+        if sum(each.numel() * each.element_size() for each in tensors(given)) > LARGEST_REAL:
+            return None
+        with without_fake_tensors():
+            args, kwargs = with_tensors(given, self._real)
+            try:
+                function(*args, **kwargs)
+            except RuntimeError as error:
+                return error if type(error) is RuntimeError else None
+        return None
+
+    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = torch.float32 if self._any_dtype and tensor.is_floating_point() else tensor.dtype
+        return torch.zeros(tensor.shape, dtype=dtype)
 
 
 class _NotCounted(Exception):

@@ -9,7 +9,7 @@ from torch import nn
 
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
-from fp8doctor.facts import Facts, Linear, Network, Trial, recorded
+from fp8doctor.facts import Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.arms import failed, ran
@@ -46,9 +46,10 @@ def test_an_overflow_that_only_fp8_has_is_named_and_bf16_mends_it() -> None:
 
 def test_a_step_that_bf16_cannot_do_either() -> None:
     model = in_fp8(decoder(None, lambda x: x * torch.inf))
-    answer = non_finite(tried(model, batch(), "as_is", "bf16"))
-    assert isinstance(answer, NotApplicable)
-    assert "not finite in BF16 either" in answer.reason
+    finding = non_finite(tried(model, batch(), "as_is", "bf16"))
+    assert isinstance(finding, Finding)
+    assert (finding.breaks, finding.treatment) == ("not_finite", None)
+    assert finding.title == "NaN or infinity in loss and gradients, in BF16 too"
 
 
 @pytest.mark.nightly
@@ -69,11 +70,10 @@ def with_arms(facts: Facts, *arms: object) -> Facts:
     return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
 
 
-def test_a_step_of_the_user_that_is_not_finite_does_not_learn() -> None:
-    """One NaN in a gradient is in every weight after the next update."""
+def test_a_step_of_the_user_that_is_not_finite_is_the_verdict() -> None:
     now = non_finite(SICK)
     assert isinstance(now, Finding)
-    assert now.breaks == "layers_do_not_learn"
+    assert now.breaks == "not_finite"
     fixed_only = (
         ran("as_is", non_finite=()),
         ran("bf16", non_finite=()),
@@ -103,21 +103,22 @@ def test_any_bf16_that_is_not_finite_clears_fp8(names: tuple[str, ...]) -> None:
     bf16 = (
         ran(name, non_finite=("gradients",) if name in names else ()) for name in ("bf16", "bf16_compiled")
     )
-    answer = non_finite(with_arms(SICK, ran("as_is", non_finite=("gradients",)), *bf16))
-    assert isinstance(answer, NotApplicable)
-    assert answer.reason == "loss or gradients are not finite in BF16 either: " + " and ".join(
-        f"gradients in {name}" for name in names
-    )
+    made_up = with_arms(SICK, ran("as_is", non_finite=("gradients",)), *bf16)
+    finding = non_finite(made_up)
+    assert isinstance(finding, Finding)
+    assert finding.title == "NaN or infinity in gradients, in BF16 too"
+    assert (finding.severity, recorded(finding, "breaks")) == ("warning", False), "the batch is random"
+    given = msgspec.structs.replace(made_up, workload=Workload(batch_source="given"))
+    assert non_finite(given).breaks == "not_finite"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     "arms",
     [
         (failed("as_is", "it raises"), ran("bf16", non_finite=())),
-        (ran("as_is", non_finite=("loss",)), failed("bf16", "it raises")),
         (ran("as_is", non_finite=None), ran("bf16", non_finite=())),
     ],
-    ids=["no FP8", "no BF16", "nobody saw"],
+    ids=["no FP8", "nobody saw"],
 )
 def test_without_both_there_is_no_answer(arms: tuple[object, ...]) -> None:
     assert isinstance(non_finite(with_arms(SICK, *arms)), NotApplicable)

@@ -1,0 +1,45 @@
+"""Which of the job's own step and BF16 is finite: nobody's NaN is put on FP8 that BF16 gives too."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor.analysis.finite_steps import FiniteSteps, finite_steps
+from fp8doctor.facts import Arm, Facts, NotFinite, Observation, Trial
+from tests.facts_of import DECODER_468M
+
+BOTH = ("loss", "gradients")
+LATER = NotFinite(step=99, what="gradients", where="")
+
+
+def job(*, fp8: bool = True, losses: tuple[float | None, ...] = (), **arms: tuple[str, ...] | None) -> Facts:
+    facts = DECODER_468M
+    if not fp8:
+        plain = tuple(replace(each, use="none") for each in facts.network.linears)
+        facts = replace(facts, network=replace(facts.network, linears=plain))
+    if losses:
+        facts = replace(facts, observed=Observation(losses=losses))
+    timed = tuple(Arm(name=name, tried=True, non_finite=found) for name, found in arms.items())
+    return replace(facts, trial=Trial(arms=timed)) if arms else facts
+
+
+@pytest.mark.parametrize(
+    ("facts", "now", "bf16"),
+    [
+        (job(), None, None),
+        (job(as_is=None, bf16=None), None, None),
+        (job(as_is=(), bf16=()), (), True),
+        (job(as_is=BOTH, bf16=()), BOTH, True),
+        (job(as_is=BOTH, bf16=(), bf16_compiled=("loss",)), BOTH, False),
+        (job(losses=(1.0, None)), ("loss",), None),
+        (job(losses=(1.0, None), as_is=("gradients",), bf16=()), BOTH, True),
+        (job(fp8=False, losses=(1.0, 0.9)), (), True),
+        (job(fp8=False, losses=(1.0, None)), ("loss",), False),
+        (replace(job(losses=(1.0, 0.9)), not_finite=LATER), ("gradients",), None),
+    ],
+)  # fmt: skip
+def test_what_was_seen_is_told_of_the_step_that_it_was_seen_in(
+    facts: Facts, now: tuple[str, ...] | None, bf16: bool | None
+) -> None:
+    assert finite_steps(facts) == FiniteSteps(now, bf16)

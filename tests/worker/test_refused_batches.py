@@ -1,0 +1,88 @@
+"""A batch that the model cannot take is the verdict without a GPU too, and no other model is accused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torchao.float8 import convert_to_float8_training
+
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.examine import examine
+from fp8doctor.facts import Target, Workload
+from fp8doctor.loading.job import Job
+from fp8doctor.report import Report
+from fp8doctor.trial import with_refusal
+
+
+def looked_at(model: nn.Module, batch: torch.Tensor, *, fp8: bool = False) -> Report:
+    if fp8:
+        convert_to_float8_training(model)
+    job = Job(model, Target(kind="file", name="model.py"), Workload(batch_source="given"), batch)
+    return Report.of(diagnose(with_refusal(job, examine(job))))
+
+
+def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).to(dtype)
+
+
+class Asking(nn.Module):
+    """Asks for the data, which a fake tensor does not have."""
+
+    def __init__(self, ask: str) -> None:
+        super().__init__()
+        self.ask, self.layer = ask, nn.Linear(64, 64).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.ask == "item":
+            return self.layer(x) * float(x.sum().item())
+        if self.ask == "pointer":
+            x.data_ptr()
+        if self.ask == "caught":
+            try:
+                functional.linear(x[:, 1:], self.layer.weight)
+            except RuntimeError:
+                return self.layer(x)
+        return self.layer(x[x.sum(-1) > 0] if self.ask == "mask" else x)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_a_shape_that_a_layer_cannot_multiply(fp8: bool) -> None:
+    report = looked_at(layers(), torch.ones(16, 63, dtype=torch.bfloat16), fp8=fp8)
+    assert (report.verdict.status, report.worst()) == ("step_raises", "error")
+    assert "(16x63 and 64x64)" in report.verdict.summary
+    assert "(16x63 and 64x64)" in str(report)
+
+
+def test_a_dtype_that_a_layer_cannot_multiply() -> None:
+    report = looked_at(layers(), torch.ones(16, 64))
+    assert report.verdict.status == "step_raises"
+
+
+@pytest.mark.parametrize("ask", ["item", "pointer", "mask", "caught", ""])
+def test_what_only_a_fake_tensor_cannot_do_is_no_fault(ask: str) -> None:
+    report = looked_at(Asking(ask), torch.ones(16, 64, dtype=torch.bfloat16))
+    assert report.verdict.status != "step_raises"
+
+
+class UnderAutocast(nn.Module):
+    """Has no effect without a GPU, where it would cast the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64).bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return self.layer(x)
+
+
+def test_an_autocast_of_the_models_own_may_take_another_dtype() -> None:
+    assert looked_at(UnderAutocast(), torch.ones(16, 64)).verdict.status != "step_raises"
+
+
+def test_fp8_layers_may_take_another_dtype() -> None:
+    """They cast their input: only its shape can be refused."""
+    report = looked_at(layers(), torch.ones(16, 64), fp8=True)
+    assert report.verdict.status != "step_raises"
