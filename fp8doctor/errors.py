@@ -49,8 +49,7 @@ def require_torch(wanted: str, *others: str) -> None:
     enough = " (a CPU build is enough)" if others else ""
     raise UserError(
         f"{wanted} needs torch {OLDEST_TORCH} or newer{enough}, and the Python that runs fp8doctor has "
-        f'{lacks}. Add --python "$(which python)" to use the Python that you train with, or type: '
-        f"{torch_line(*others)}"
+        f"{lacks}. Install fp8doctor in the environment you train in, or type: {torch_line(*others)}"
     )
 
 

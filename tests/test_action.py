@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,13 +23,15 @@ STEPS = {step["name"]: step for step in ACTION["runs"]["steps"]}
 
 @pytest.fixture
 def runner(tmp_path: Path) -> dict[str, str]:
-    """The variables of a runner, whose folder has fp8doctor where the first step installs it."""
-    program = tmp_path / "fp8doctor/bin/fp8doctor"
-    program.parent.mkdir(parents=True)
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m fp8doctor "$@"\n')
-    program.chmod(0o755)
+    """The variables of a runner, with fp8doctor in the Python that trains."""
     files = {name: str(tmp_path / name.lower()) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
-    return {**os.environ, **files, "RUNNER_TEMP": str(tmp_path), "TRAINS": "python", "LC_ALL": "C.UTF-8"}
+    return {
+        **os.environ,
+        **files,
+        "RUNNER_TEMP": str(tmp_path),
+        "TRAINS": sys.executable,
+        "LC_ALL": "C.UTF-8",
+    }
 
 
 def checked(arguments: str, runner: dict[str, str]) -> subprocess.CompletedProcess[str]:

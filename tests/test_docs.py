@@ -143,6 +143,6 @@ def test_no_page_installs_a_name_that_is_not_published() -> None:
     files += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     told = {path.name: found[0] for path in files if (found := UNPUBLISHED.search(path.read_text("utf-8")))}
     assert told == {}
-    assert UNPUBLISHED.search("uvx fp8doctor --python .venv model.py")
+    assert UNPUBLISHED.search("uvx fp8doctor model.py")
     assert UNPUBLISHED.search("pip install -U 'fp8doctor[torch]'")
     assert not UNPUBLISHED.search('pip install "fp8doctor @ git+$FP8DOCTOR"')

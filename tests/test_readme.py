@@ -141,9 +141,7 @@ def test_every_command_has_a_row() -> None:
 
 def test_reports_share_their_options() -> None:
     gates = {*project.GATE} - {"fail_on"}
-    every = {
-        frozenset(readme.names(command) - gates - {"python"}) for command in (cli.env, cli.report_, cli.demo)
-    }
+    every = {frozenset(readme.names(command) - gates) for command in (cli.env, cli.report_, cli.demo)}
     assert len(every) == 1
     assert all(gates <= readme.names(command) for command in (cli.examine, cli.run, cli.report_))
     assert every.pop() < readme.names(cli.examine)

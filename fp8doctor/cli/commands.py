@@ -35,7 +35,6 @@ from fp8doctor.cli.explain import explain, summary
 from fp8doctor.cli.fix import fix
 from fp8doctor.cli.options import (
     FILE,
-    PYTHON,
     count,
     gate_options,
     list_options,
@@ -49,7 +48,7 @@ from fp8doctor.cli.options import (
 from fp8doctor.cli.pages import checkpoint, compare, health, why
 from fp8doctor.cli.pages import trace as trace_
 from fp8doctor.cli.plan import plan
-from fp8doctor.cli.project import ProjectCommand, ReplayCommand, TargetCommand
+from fp8doctor.cli.project import ProjectCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.errors import UserError
 from fp8doctor.stages import BUDGET_S, LONG_BUDGET_S
@@ -247,7 +246,6 @@ def main() -> None:
         help="Save the profiled step as a Chrome trace (.gz compresses); other variants next to it.",
     ),
 )
-@PYTHON
 @gate_options
 @output_options
 @click.option(
@@ -269,7 +267,6 @@ def examine(
     budget: float | None,
     device: str | None,
     trace: Path | None,
-    python: str | None,
     **options: Any,
 ) -> int:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.
@@ -299,7 +296,6 @@ def examine(
         seq=seq,
         load_timeout=load_timeout,
         trial=trial,
-        python=python,
     )
 
 
@@ -309,14 +305,13 @@ main.add_command(plan)
 
 
 @main.command(cls=ProjectCommand)
-@PYTHON
 @output_options
-def env(python: str | None, **options: Any) -> int:
+def env(**options: Any) -> int:
     """Check the environment, the packages and the GPUs, without a model."""
-    return examine_and_deliver(None, options, layers=None, batch=None, seq=None, python=python)
+    return examine_and_deliver(None, options, layers=None, batch=None, seq=None)
 
 
-@main.command("report", cls=ReplayCommand)
+@main.command("report", cls=ProjectCommand)
 @click.argument("saved", type=click.Path(path_type=Path))
 @gate_options
 @output_options
@@ -339,7 +334,7 @@ main.add_command(compare)
 main.add_command(why)
 
 
-@main.command("list", cls=ProjectCommand)
+@main.command("list")
 @list_options
 def list_(format: str, checks: tuple[Path, ...]) -> int:
     """List all checks."""

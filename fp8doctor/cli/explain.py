@@ -14,7 +14,6 @@ from fp8doctor.cli import completion
 from fp8doctor.cli.console import columns, show_json, show_page
 from fp8doctor.cli.delivery import OK
 from fp8doctor.cli.options import list_options
-from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
 from fp8doctor.headings import fired
 
@@ -57,7 +56,7 @@ NOT_KNOWN = "fp8doctor does not know this exact message."
 ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
 
 
-@click.command(cls=ProjectCommand)
+@click.command()
 @click.argument(
     "asked",
     nargs=-1,

@@ -60,18 +60,6 @@ def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> st
     return gpu_spec(value).name if value is not None else None
 
 
-def interpreter(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """Find the file of an interpreter, which may be named as on a command line."""
-    if value is None:
-        return None
-    import shutil
-
-    found = shutil.which(value) or shutil.which(str(Path(value) / "bin" / "python"))
-    if found is None:
-        raise click.BadParameter(f"{value} is not a Python interpreter", ctx, parameter)
-    return str(Path(found).absolute())
-
-
 def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value:
         show_page(f"fp8doctor {VERSION}")
@@ -174,13 +162,6 @@ STRICT = click.option(
     "--strict",
     is_flag=True,
     help="Exit with 1 if nothing was measured on a GPU, or the times are too noisy to compare.",
-)
-
-PYTHON = click.option(
-    "--python",
-    metavar="PATH",
-    callback=interpreter,
-    help="The Python that has your torch, if you installed fp8doctor with pipx or uvx.",
 )
 
 gate_options = with_options(

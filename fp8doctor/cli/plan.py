@@ -9,7 +9,7 @@ import click
 
 from fp8doctor.cli.console import complain, complain_of_printed, progress
 from fp8doctor.cli.delivery import FAILED, OK
-from fp8doctor.cli.options import PYTHON, count, number, seconds, with_options
+from fp8doctor.cli.options import count, number, seconds, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
@@ -95,7 +95,6 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
         show_default=True,
     ),
 )
-@PYTHON
 @page_options
 def plan(
     config: str,
@@ -104,7 +103,6 @@ def plan(
     lora: tuple[int, tuple[str, ...]] | None,
     framework: str | None,
     load_timeout: float,
-    python: str | None,
     format: str | None,
     output: Path | None,
     **options: Any,
@@ -130,7 +128,7 @@ def plan(
 
     facts = saved_facts(source)
     if facts is None:
-        facts = examined(config, options["batch"], options["seq"], load_timeout, python)
+        facts = examined(config, options["batch"], options["seq"], load_timeout)
     if facts is None:
         return FAILED
     document = plan_document(facts, gpus, options_for(facts, given))
@@ -138,9 +136,7 @@ def plan(
     return OK
 
 
-def examined(
-    config: str, batch: int | None, seq: int | None, load_timeout: float, python: str | None
-) -> Facts | None:
+def examined(config: str, batch: int | None, seq: int | None, load_timeout: float) -> Facts | None:
     """Build the model in a worker without its weights; None if that failed, which was said."""
     from fp8doctor.worker.parent import examine_in_worker
     from fp8doctor.worker.printed import Printed
@@ -154,7 +150,6 @@ def examined(
                 batch=batch,
                 seq=seq,
                 load_timeout=load_timeout,
-                python=python,
                 progress=say,
                 printed=printed,
             )

@@ -21,7 +21,7 @@ from fp8doctor.cli.delivery import (
     writable,
 )
 from fp8doctor.cli.options import FILE, count, gate_options, number, report_options, seconds, with_options
-from fp8doctor.cli.project import Project, ProjectCommand
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError, has_torch, torch_line
 from fp8doctor.files import digest
 from fp8doctor.stages import STEPS, WARMUP
@@ -48,9 +48,6 @@ class Run(ProjectCommand):
     """
 
     of_the_gate = False
-
-    def runs_code_of(self, project: Project) -> bool:
-        return True
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = first_word(args, set(options_with_value(self)), ("-m",))

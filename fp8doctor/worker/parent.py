@@ -37,7 +37,6 @@ from fp8doctor.loading.target import compiled, locate, refuse_script
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.wording import escaped
-from fp8doctor.worker.interpreter import checked_interpreter
 from fp8doctor.worker.printed import Printed
 from fp8doctor.worker.protocol import (
     Begun,
@@ -64,18 +63,16 @@ MOST_WORKERS = 4
 """Workers that may die in one variant each before the trial is given up."""
 
 _BOOT = """\
-import importlib.util, json, signal, sys
+import importlib.util, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
-for name, file in {**json.loads(sys.argv[2]), "fp8doctor": sys.argv[1]}.items():
-    spec = importlib.util.spec_from_file_location(name, file)
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
+spec = importlib.util.spec_from_file_location("fp8doctor", sys.argv[1])
+sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["fp8doctor"])
 from fp8doctor.worker.child import serve
-serve(sys.argv[3])
+serve(sys.argv[2])
 """
-"""Code of the child, run with ``-P``: this same fp8doctor and the packages that it borrows from this
-interpreter, without changes to ``sys.path``. SIGINT ends it like any signal: a terminal's keys reach only its
-parent."""
+"""Code of the child, run with ``-P``: this same fp8doctor, without changes to ``sys.path``. SIGINT ends it
+like any signal: a terminal's keys reach only its parent."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,6 @@ def examine_in_worker(
     load_timeout: float = 600,
     trial: TrialRequest | None = None,
     planned: bool = False,
-    python: str | None = None,
     progress: Callable[[Doing], None],
     printed: Printed | None = None,
 ) -> Examination:
@@ -108,16 +104,15 @@ def examine_in_worker(
     come back with the problem. If it dies in a variant of the trial, another starts without that variant,
     `MOST_WORKERS` in all; times that are already known are kept. The trial's budget begins here, holds for
     all children, and a child that exceeds it is killed. If it is ``planned``, a configuration is a
-    target too, and the model is built on the meta device. ``python`` is another interpreter for the child.
-    ``printed`` holds back its stderr.
+    target too, and the model is built on the meta device. ``printed`` holds back its
+    stderr.
     """
-    borrowed = checked_interpreter(python) if python else {}
     config = planned and target is not None and is_config(target)
     source = locate(target) if target is not None and not config else None
     if source is not None and source.path is not None:
         compiled(source.path)
         refuse_script(source)
-    if target is not None and not python:
+    if target is not None:
         require_torch(f"examining {escaped(target)}", *(("transformers",) if config else ()))
     facts = Facts(
         target=source.target() if source else Target(kind="environment", name="environment", attribute=None)
@@ -133,8 +128,6 @@ def examine_in_worker(
         "began": time.monotonic(),
         "ends": None,
         "skip": {},
-        "python": python or sys.executable,
-        "borrowed": borrowed,
     }
     traces: dict[str, str | None] = {}
     for _ in range(MOST_WORKERS):
@@ -293,12 +286,11 @@ class _Child:
             request = {**request, "channel": write_end, "parent": os.getpid(), "read_end": self._read_end}
             self._process = subprocess.Popen(
                 [
-                    request["python"],
+                    sys.executable,
                     "-P",
                     "-c",
                     _BOOT,
                     str(Path(fp8doctor.__file__).resolve()),
-                    json.dumps(request["borrowed"]),
                     json.dumps(request),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -27,7 +27,6 @@ def test_a_worker_examines_what_is_named(worker: Worker) -> None:
             "batch": 4,
             "seq": None,
             "load_timeout": 600.0,
-            "python": None,
         }
     ]
     rows = json.loads(result.stdout)["rows"]

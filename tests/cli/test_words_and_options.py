@@ -24,7 +24,6 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
         "batch": None,
         "seq": None,
         "load_timeout": 600.0,
-        "python": None,
     }
     assert worker.asked == [{**asked, "trial": TrialRequest()}]
     assert "CMP001" in result.stdout
@@ -42,7 +41,7 @@ def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
 )
 def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
     assert fp8doctor(*args).exit_code == 0
-    asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0, "python": None}
+    asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}
     assert worker.asked == [{**asked, "trial": TrialRequest()}]
 
 
@@ -100,7 +99,7 @@ def test_env_examines_no_model(worker: Worker) -> None:
         gaps={},
     )
     result = fp8doctor("env")
-    assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None, "python": None}]
+    assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None}]
     assert result.exit_code == 0
     assert "! No GPU here: FP8 cannot be timed on this machine" in result.stdout
     assert "No model was examined" not in result.stdout

@@ -159,7 +159,9 @@ def test_a_torch_of_the_users_that_is_too_old_is_named(
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: found)
     if refused:
-        with pytest.raises(UserError, match=r"it needs torch 2\.6 or newer, and .* has 2\.5\.1\+cu121\. Add"):
+        with pytest.raises(
+            UserError, match=r"it needs torch 2\.6 or newer, and .* has 2\.5\.1\+cu121\. Install"
+        ):
             require_torch("it")
     else:
         require_torch("it")

@@ -395,6 +395,7 @@ def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
     program = """
         import os, signal, sys
         from fp8doctor.worker.parent import _Child
+        sys.executable = "./waits"
 
         def interrupted_at(event):
             events = 0
@@ -406,7 +407,7 @@ def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
                     os.kill(os.getpid(), signal.SIGINT)
             signal.alarm(60)
             try:
-                with _Child({"python": "./waits", "borrowed": {}}, None) as child:
+                with _Child({}, None) as child:
                     looks = child.lines()
                     next(looks)
                     sys.setprofile(count)
