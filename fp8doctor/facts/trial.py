@@ -209,8 +209,7 @@ class Arm(Record, frozen=True, kw_only=True):
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
     beside: str | None = NOT_RECORDED
-    """The variant next to which it was timed alone, because the memory did not hold all at once; None if all
-    took turns."""
+    """Of older reports: the variant next to which it was timed alone; None if all took turns."""
     tokens_ratio: float = NOT_RECORDED
     """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it
     is has."""

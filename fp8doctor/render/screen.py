@@ -65,7 +65,7 @@ LONGEST_REASON = 200
 
 WITHOUT_A_PRONOUN = {
     "^it changes (.+), which has no time$": r"needs \1, which was not timed",
-    "too small for it$": "too small",
+    "(too small|too little memory left) for it$": r"\1",
     "^it ": "",
 }
 """Reason of one variant -> reason of several."""

@@ -117,7 +117,7 @@ def timing(facts: Facts, fixes: Mapping[str, int] | None = None) -> Timing | Non
         _with_unknown_memory([_row(arm, names, spread(script_interval(arm, facts.trial))) for arm in arms])
     )
     columns = (*COLUMNS, "idle") if any(row.parts for row in rows) else ()
-    notes = (*_notes(facts.trial, arms, names), *_routing(facts), *_circumstances(facts.trial, names))
+    notes = (*_notes(facts.trial, arms, names), *_routing(facts), *_circumstances(facts.trial))
     found = _waterfalls(facts, names)
     return Timing(rows, columns, tuple(map(_difference, found)), notes, _basis(facts.trial, arms), found)
 
@@ -367,11 +367,9 @@ def how_timed(facts: Facts) -> str:
     return _depth(facts.trial) or "measured"
 
 
-def _circumstances(trial: Trial, names: Mapping[str, str]) -> Iterator[str]:
-    """Say where the trial ran, and which variants it could not time next to the others."""
+def _circumstances(trial: Trial) -> Iterator[str]:
+    """Say where the trial ran, and with which budget."""
     timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
-    if apart := [names[arm.name] for arm in timed if arm.get("beside")]:
-        yield f"Memory did not hold all at once: {', '.join(apart)} took turns with BF16 only."
     if timed and recorded(trial, "own_process"):
         where = "a process of its own" if trial.own_process else "your process, on copies of the model"
         yield f"The trial ran in {where}."

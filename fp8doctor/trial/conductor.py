@@ -42,7 +42,7 @@ from fp8doctor.trial.measure.host_bound_probe import add_if_host_bound
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
-from fp8doctor.trial.measure.rounds import time_in_pairs, time_in_turn
+from fp8doctor.trial.measure.rounds import time_in_turn
 from fp8doctor.trial.measure.timer import gains
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
@@ -182,7 +182,7 @@ def _gaining(samples: Samples, plan: Plan, plans: Sequence[VariantPlan]) -> list
 
 
 def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
-    """Add the final rounds, pairs and numerics, and keep the times if the GPU is lost.
+    """Add the final rounds and numerics, and keep the times if the GPU is lost.
 
     ``against`` forbids the final rounds, ``enough_s`` is a budget that those left out would fit in.
     """
@@ -196,7 +196,6 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
             final = best_total(window, against)
             if final:
                 tracer.explain(final.attempts, final.samples)
-            time_in_pairs(tracer, attempts, samples)
             trial = report(tracer, attempts, samples, enough_s, final)
             run.keep(trial)
             run.progress("measuring what FP8 does to each layer", NUMERICS)

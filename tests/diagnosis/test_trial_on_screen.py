@@ -60,18 +60,6 @@ def test_the_screen_shows_what_the_trial_found_by_itself() -> None:
     assert "fused-optimizer is faster, timed with all else equal." in screen
 
 
-def test_the_screen_says_what_did_not_fit_beside_the_others() -> None:
-    facts = Of(SLOW).facts()
-    arms = tuple(
-        msgspec.structs.replace(arm, beside="bf16" if arm.name == "prescribed" else None)
-        for arm in facts.trial.arms
-    )
-    screen = render(
-        diagnose(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms)))
-    )
-    assert "FP8 with fix 1 took turns with BF16 only." in " ".join(screen.split())
-
-
 def test_slower_fp8_that_no_check_explains_is_not_called_fine() -> None:
     arms = {"as_is": around(38.0), "bf16": around(29.9)}
     compiled = tuple(msgspec.structs.replace(each, compiled="") for each in DECODER_468M.network.linears)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
-from fp8doctor.trial.measure import layout, rounds
+from fp8doctor.trial.measure import layout
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -30,7 +30,6 @@ from fp8doctor.trial.measure.memory_fit import (
     step_gib,
 )
 from fp8doctor.trial.measure.peak_memory import Held, Turn
-from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import VariantPlan, as_it_is
 
@@ -225,24 +224,6 @@ def test_what_exceeds_the_gpu_is_let_go_of(gpu: float, fits: bool, monkeypatch: 
     conductor._build(cast(Bench, stand_in), attempts, run)
     assert (attempts[1].no_number is None) is bool(attempts[1].ready) is fits
     assert stand_in.let_go_of == (0 if fits else 1)
-
-
-@pytest.mark.parametrize(("frees_gib", "again"), [(0.1, False), (5.0, True)])
-def test_an_arm_is_tried_in_a_pair_where_letting_go_of_the_others_frees_memory(
-    frees_gib: float, again: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failed = Attempt(planned("heavy"), no_number=NoNumber(Reason.OUT_OF_MEMORY, "too small"))
-    tried: list[str] = []
-
-    def pair(tracer: Tracer, attempt: Attempt, *_: Any) -> tuple[Attempt, dict[Any, Any]]:
-        tried.append(attempt.plan.name)
-        return attempt, {}
-
-    monkeypatch.setattr(rounds, "room_gib", lambda device: 60.0)
-    monkeypatch.setattr(rounds, "_pair", pair)
-    tracer = Tracer(cast(Bench, StandInBench(frees_gib)), TrialRun(CPU, Budget(1e6)))
-    rounds.time_in_pairs(tracer, [AS_IS, failed], {})
-    assert tried == (["heavy"] if again else [])
 
 
 def ten_blocks() -> nn.Module:

@@ -29,7 +29,7 @@ TIMES = {"as_is": 20.0, "bf16": 10.0}
         (BF16, ("as_is", "bf16"), True, 1.0),
         (BF16, ("as_is",), True, None),  # it raised in the window
         (AS_IS, ("as_is",), False, 1.0),
-        (AS_IS, ("as_is", "bf16"), False, 1.0),  # BF16 was timed in a pair
+        (AS_IS, ("as_is", "bf16"), False, 1.0),
     ],
 )
 def test_a_copy_is_held_to_what_it_is_a_copy_of(

@@ -51,8 +51,6 @@ class Attempt:
     plan: VariantPlan
     ready: list[Ready] = field(default_factory=list)
     no_number: NoNumber | None = None
-    beside: str | None = None
-    """The variant next to which it was timed alone, because not all fit at once."""
     proof: StepProof | None = None
     build_s: float = 0.0
     profiled: tuple[ProfiledStep, ...] | None = None
@@ -73,7 +71,7 @@ class Attempt:
 def raised(error: Exception) -> NoNumber:
     """Make the reason of a variant whose step raises."""
     if isinstance(error, torch.OutOfMemoryError):
-        return NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
+        return NoNumber(Reason.OUT_OF_MEMORY, "the GPU has too little memory left for it")
     if isinstance(error, OriginalTouched):
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     return NoNumber(Reason.RAISES, f"it raises {sentence(error)}")

@@ -46,10 +46,6 @@ SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
 ALIKE = 1.01
 """Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1%."""
 
-WORTH_FREEING = 0.01
-"""Share of the free memory that the other variants have to hold for a pair without them to be worth its
-build. A choice."""
-
 
 def room_gib(device: torch.device) -> float | None:
     """Count the free memory, and what the allocator keeps unused; None on a CPU."""
@@ -120,7 +116,7 @@ def not_fitting(
 ) -> NoNumber | None:
     """Explain why a variant that saves no memory is not tried; None if it may fit.
 
-    ``frees_gib`` is what the other variants hold. A variant that fits only without them is left to a pair.
+    ``frees_gib`` is what the other variants hold. A variant that fits only without them is out of memory.
     """
     base = next((each for each in attempts if each.plan.name == plan.base), None)
     if room is None or base is None or not plan.treatments or not SAVE_NO_MEMORY.issuperset(plan.treatments):
@@ -132,7 +128,7 @@ def not_fitting(
     if least is None or not exceeds(least, room):
         return None
     if not exceeds(least, room + frees_gib):
-        return NoNumber(Reason.OUT_OF_MEMORY, "the GPU's memory is too small for it")
+        return NoNumber(Reason.OUT_OF_MEMORY, "the GPU has too little memory left for it")
     return NoNumber(
         Reason.DOES_NOT_FIT,
         f"it was not tried: modelled from {words}, its step takes at least {least:.0f} GiB, "

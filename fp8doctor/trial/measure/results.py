@@ -180,7 +180,6 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
         window=window,
         peak_gib=NOT_RECORDED if peak and peak_gib is None else peak_gib,
         static_gib=plan.full([each.static_gib for each in holds]),
-        beside=attempt.beside,
         cuts=tuple(cuts),
         breakdown=_breakdown(plan, attempt, at.median),
         memory=memory_parts(plan, peak_gib, holds),
