@@ -208,6 +208,8 @@ class Arm(Record, frozen=True, kw_only=True):
     """None on a CPU. If the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
+    beside: str | None = NOT_RECORDED
+    """Of older reports: the variant next to which it was timed alone; None if all took turns."""
     tokens_ratio: float = NOT_RECORDED
     """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it
     is has."""
