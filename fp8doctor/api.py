@@ -93,21 +93,22 @@ def inspect_model(
         training_step=training_step,
         autocast=autocast,
         accumulate=accumulate,
+        reads_data=trial,
     )
     from fp8doctor.examine import examine
-    from fp8doctor.trial import with_calls, with_rows
+    from fp8doctor.trial import without_forward
 
     try:
         if layers is not None:
             job = _cut(job, examine(job).network, layers)
-        facts = msgspec.structs.replace(with_calls(job, examine(job)), assumed_gpu=gpu)
+        facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
         if optimizer is not None and job.optimizer is None:
             facts = _with_uncalled_optimizer(facts, optimizer)
         if trial:
             with _telling(progress) as tell:
                 facts = _timed(job, facts, device, (budget_s, began), selected, ignored, tell)
         if not recorded(facts, "trial"):
-            facts = with_rows(job, facts)
+            facts = without_forward(facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
     except UserError as error:
         raise ValueError(str(error)) from None
@@ -122,9 +123,17 @@ def check_limits(budget_s: Any, layers: Any = None) -> None:
 
 
 def _job(
-    model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
+    model: Any,
+    batch: Any,
+    *,
+    loss: Any,
+    optimizer: Any,
+    training_step: Any,
+    autocast: Any,
+    accumulate: Any,
+    reads_data: bool,
 ) -> Job:
-    """Describe the training of a model. A Trainer's plan supplies missing arguments."""
+    """Describe the training of a model. A Trainer's plan supplies missing arguments, and its data if read."""
     trainer = model if is_trainer(model) else None
     plan = plan_of(model) if trainer is not None else None
     root = _checked_model(plan.model if plan else model)
@@ -142,7 +151,7 @@ def _job(
         accumulate = accumulate if accumulate != 1 else plan.accumulate
     own_step = training_step is not None
     given = checked_batch(batch, "batch", own_step=own_step) if batch is not None else None
-    made = resolve(root, given, plan=plan, trainer=trainer)
+    made = resolve(root, given, plan=plan, trainer=trainer if reads_data else None)
     return Job(
         model=root,
         target=Target(kind="live", name=type(core(root)).__name__, attribute=None),
@@ -188,12 +197,13 @@ def _timed(
 
     ``within`` is a budget that began at a clock.
     """
-    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
+    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial, with_calls
     from fp8doctor.trial.measure.trial_run import choose_device
 
     where = choose_device(device)
     if where is None:
         return facts
+    facts = with_calls(job, facts)
     proposed = hypotheses(facts, select=selected, ignore=ignored)
     budget = budget_for(job, facts, *within)
     teller = Teller(lambda doing, arm: tell(doing), budget.end)

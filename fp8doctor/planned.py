@@ -130,7 +130,7 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
         raise UserError(f"fp8doctor.plan() does not run model files such as {config}; pass the model")
     from fp8doctor.loading.job import Job
     from fp8doctor.loading.synthetic_batch import describe, resolve
-    from fp8doctor.trial import with_rows
+    from fp8doctor.trial import without_forward
 
     if not hasattr(config, "named_modules"):
         raise UserError(
@@ -140,4 +140,4 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
     workload = describe(config, made, computes_loss=False, optimizer=False, autocast=None, accumulate=1)
     live = Target(kind="live", name=type(config).__name__, attribute=None)
     job = Job(model=config, target=live, workload=workload, batch=made.value)
-    return with_rows(job, examine(job), in_bf16=True)
+    return without_forward(examine(job))

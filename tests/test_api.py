@@ -19,6 +19,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import inspect_model
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
+from tests.looked import looked
 
 
 class Block(nn.Module):
@@ -403,7 +404,7 @@ class OnGraphs(nn.Module):
 @pytest.mark.slow
 def test_a_batch_of_a_users_own_class_is_the_one_argument() -> None:
     batch = Graphs(Graph(torch.ones(64, 32), torch.ones(256, 48)), torch.ones(64))
-    facts = inspect_model(convert_to_float8_training(OnGraphs()), batch, trial=False).facts
+    facts = looked(convert_to_float8_training(OnGraphs()), batch).facts
     assert facts.workload.rows == {"of_nodes": (64,), "of_edges": (256,)}
 
 
@@ -417,7 +418,7 @@ def test_a_list_is_for_a_training_step_to_take_apart() -> None:
 
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 16)))
     pair = [torch.ones(64, 32), torch.ones(64, 16)]
-    assert inspect_model(model, pair, training_step=step, trial=False).facts.workload.rows == {"0": (64,)}
+    assert looked(model, pair, training_step=step).facts.workload.rows == {"0": (64,)}
     with pytest.raises(TypeError, match="not list"):
         inspect_model(model, pair, trial=False)
 

@@ -18,7 +18,7 @@ from fp8doctor import inspect_model
 from fp8doctor.cost import rows_seen
 from fp8doctor.facts import Linear
 from fp8doctor.report import Report
-from fp8doctor.trial.layers import fake_forward
+from tests.looked import looked
 
 transformers = pytest.importorskip("transformers")
 
@@ -338,15 +338,10 @@ CONVERTED = tuple(
 
 @pytest.mark.slow
 @each_of(CONVERTED)
-def test_a_converted_model_is_seen_as_converted(
-    untouched: Untouched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_converted_model_is_seen_as_converted(untouched: Untouched) -> None:
     """torchao's own classes are the truth; compiled block by block, nothing is left to find but the
     shapes."""
     float8 = pytest.importorskip("torchao.float8")
-    monkeypatch.setattr(
-        fake_forward, "LONGEST_S", 0.1
-    )  # rows are not asked for, and those of Mamba take 10 s
     model = untouched.build().bfloat16()
     heads = {id(model.get_output_embeddings())}  # type: ignore[operator]
     float8.convert_to_float8_training(
@@ -468,7 +463,7 @@ def test_layers_that_are_shared_by_repetition() -> None:
         model(input_ids=ids, labels=ids).loss.backward()
     counted = {str(operator): flops for operator, flops in counter.get_flop_counts()["Global"].items()}
     in_fp8 = convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
-    facts = inspect_model(in_fp8, {"input_ids": ids}, trial=False).facts
+    facts = looked(in_fp8, {"input_ids": ids}).facts
     assert sum(
         each.flops_per_token * sum(rows_seen(each, facts)) for each in facts.network.linears
     ) == pytest.approx(counted["aten.mm"] + counted["aten.addmm"], rel=1e-2)

@@ -54,9 +54,7 @@ def why_no_losses(first: Facts, second: Facts, names: tuple[str, str]) -> Iterat
             )
             yield f"{watched}, so that no loss of the same step is known of both"
     elif losses[0] or losses[1]:
-        name, facts = (names[0], first) if not losses[0] else (names[1], second)
-        seen = recorded(facts, "observed.losses")
-        yield f"the loss of {name} was not {'in the output of its model' if seen else 'recorded'}"
+        yield f"the loss of {names[bool(losses[0])]} was not recorded"
 
 
 def _losses(facts: Facts) -> Losses | None:

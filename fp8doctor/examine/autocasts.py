@@ -125,7 +125,7 @@ def _is_autocast(value: Any) -> bool:
 def undecided(facts: Facts) -> bool:
     """Tell if only a forward shows this job's calls, or an autocast that its code does not name."""
     calls = any(
-        each.form == "called_in_forward" and each.active is None
+        each.form == "called_in_forward" and not recorded(each, "flag")
         for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())
     )
     fp32 = facts.training.get("autocast", "unknown") is None and any(

@@ -38,9 +38,8 @@ class Observation(Record, frozen=True, kw_only=True):
     backwards: Annotated[int, Meta(ge=0)] | None = NOT_RECORDED
     """Backward passes in one step, which are its micro-batches; None if they differ or none was seen."""
     losses: tuple[float | None, ...] | None = NOT_RECORDED
-    """Of every step, the loss that the model's output carries, in this process: the mean over its
-    micro-batches, or the sum if each is a share of the step's. None within it if one was not finite. None if
-    an output carried none."""
+    """Of every step, the sum of the losses that its backward passes begin at, in this process, with
+    the factor of a loss scaler. None within it if one was not finite. None if a step had none."""
     compiled: Annotated[int, Meta(ge=0)] = NOT_RECORDED
     """Frames that Dynamo compiled during the window; a step that compiled tells nothing."""
     optimizers: tuple[str, ...] = NOT_RECORDED

@@ -79,7 +79,7 @@ def _losses(found: Comparison) -> Iterator[str]:
             yield f"Beware: the loss of {step.name} is NaN or infinite at step {since}."
     yield (
         f"Training loss: measured, the mean of {plural(losses.steps, 'step')} of either run, "
-        f"{losses.first_step} to {losses.last_step}, as the model's output carries it. Whether both runs "
+        f"{losses.first_step} to {losses.last_step}. Whether both runs "
         "began at the same weights and saw the same data is not known here: only then is the difference that "
         "of the precision."
     )

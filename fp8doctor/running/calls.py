@@ -22,6 +22,7 @@ from fp8doctor.running.traceback_frames import without_own_frame
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.torch_private import COMPILED_CALL, without_modes
+from fp8doctor.trial.layers.seen_calls import CallsSeen
 
 _log = logging.getLogger("fp8doctor")
 
@@ -43,12 +44,11 @@ class Calls:
         self, modules: Iterable[nn.Module], called: Called, inside: Iterable[nn.Module] = ()
     ) -> None:
         inner = tuple(inside)
-        self._called, self._inside = called, {id(each) for each in inner}
+        outer = {id(each): each for each in (*modules, *inner)}
+        self._called, self._inside, self._outer = called, {id(each) for each in inner}, set(outer)
         self._depth, self._thread = 0, get_ident()
-        of_kinds: dict[type, list[nn.Module]] = {}
-        for each in (*modules, *inner):
-            of_kinds.setdefault(type(each), []).append(each)
-        self._marks = [_Mark(self, kind, each) for kind, each in of_kinds.items()]
+        self._within: CallsSeen | None = None
+        self._marks = self._outer_marks = self._marked(outer.values())
         self._compiling = _Compiling(self._place, self._take_off)
 
     def begin(self) -> None:
@@ -61,6 +61,25 @@ class Calls:
         self._compiling.end()
         self._take_off()
 
+    def tell_within(self, modules: Iterable[nn.Module], seen: CallsSeen) -> None:
+        """Also tell of the calls of these modules, until the outermost call that runs or comes returns."""
+        self._take_off()
+        outer = (alive for mark in self._outer_marks for alive in mark.modules())
+        together = {id(each): each for each in (*outer, *modules)}
+        self._marks, self._within = self._marked(together.values()), seen
+        self._place()
+
+    def _tell_no_more(self) -> None:
+        self._take_off()
+        self._marks, self._within = self._outer_marks, None
+        self._place()
+
+    def _marked(self, modules: Iterable[nn.Module]) -> list[_Mark]:
+        of_kinds: dict[type, list[nn.Module]] = {}
+        for each in modules:
+            of_kinds.setdefault(type(each), []).append(each)
+        return [_Mark(self, kind, each) for kind, each in of_kinds.items()]
+
     def _place(self) -> None:
         for mark in self._marks:
             mark.place()
@@ -71,8 +90,8 @@ class Calls:
 
     def _leave_inside(self, called: nn.Module) -> None:
         """Stop watching inside compiled regions once another module is called."""
-        if self._inside and id(called) not in self._inside:
-            for mark in self._marks:
+        if self._inside and id(called) in self._outer - self._inside:
+            for mark in (*self._marks, *self._outer_marks):
                 mark.leave(self._inside)
             self._inside.clear()
 
@@ -82,12 +101,19 @@ class Calls:
         try:
             if get_ident() != self._thread:
                 return call(*args, **kwargs)
-            then = self._notify(self._called, module, args, kwargs) if self._depth == 0 else None
-            self._depth += 1
+            outer = id(module) in self._outer
+            then = self._notify(self._called, module, args, kwargs) if outer and not self._depth else None
+            within, self._depth = self._within, self._depth + outer
+            if within is not None:
+                self._notify(within.enter, module, (args, kwargs))
             try:
                 output = call(*args, **kwargs)
             finally:
-                self._depth -= 1
+                self._depth -= outer
+                if within is not None:
+                    within.leave(module)
+                    if not self._depth:
+                        self._tell_no_more()
         except BaseException as error:
             without_own_frame(error)
             raise
@@ -118,6 +144,10 @@ class _Mark:
         if self._modules and vars(self._kind).get(COMPILED_CALL) is (self._own if self._had else None):
             with suppress(TypeError):  # a class that cannot be written to
                 type.__setattr__(self._kind, COMPILED_CALL, self)
+
+    def modules(self) -> list[nn.Module]:
+        """Return the watched modules that are alive."""
+        return [alive for each in self._modules.values() if (alive := each()) is not None]
 
     def leave(self, modules: Collection[int]) -> None:
         """Stop watching these modules, given by id."""

@@ -19,13 +19,12 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
-from fp8doctor.examine.autocasts import undecided
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.examine.fp8_support import fp8_arguments
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
-from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training
+from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import Batch, describe
@@ -35,11 +34,14 @@ from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stages import Course, Doing, Teller
+from fp8doctor.trial.copies.replica import unwrapped
+from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE, with_seen, without_seen
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
 FAILED_EARLY = "the script failed before its first step"
 NOT_SEEN_YET = "the steps were not watched to the end of the window"
 NO_CALL = "no training call of the model itself was seen in the window"
+NO_LAYER = "no layer of the model was called by itself in the watched step"
 COMPILED_FUNCTION = (
     "a function of the script is compiled, and marking a model that it may call would compile it again"
 )
@@ -137,10 +139,8 @@ class ScriptExaminer:
         )
         with without_modes(), variables_put_back():
             facts = examine(job)
-            if batch.value is not None and undecided(facts):
-                from fp8doctor.trial import with_calls
-
-                facts = with_calls(job, facts)
+            if captured is not None and window is not None and recorded(facts, "network.linears"):
+                facts = _with_watched(facts, model, window)
         asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
         return job, msgspec.structs.replace(facts, environment=asked)
 
@@ -150,13 +150,14 @@ class ScriptExaminer:
 
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
         """Add a trial on copies to the facts, if there is a device for it."""
-        from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
+        from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial, with_calls
         from fp8doctor.trial.measure.trial_run import choose_device
 
         settings = self.settings
         device = choose_device(settings.device)
         if device is None:
             return facts
+        facts = with_calls(job, facts)
         proposed = hypotheses(
             facts, select=settings.select, ignore=settings.ignore, checks=tuple(map(Path, settings.checks))
         )
@@ -175,6 +176,16 @@ class ScriptExaminer:
             except DeviceLost as lost:
                 trial = lost_with(lost, run)
         return msgspec.structs.replace(facts, trial=trial)
+
+
+def _with_watched(facts: Facts, model: nn.Module, window: StepWindow) -> Facts:
+    """Add what the layers ran in, in a step of the script's."""
+    wanted = [each.name for each in facts.network.linears]
+    seen, rows = window.seen_calls(unwrapped(model, refuse=False), wanted)
+    if not seen.regions:
+        return without_seen(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
+    counted = msgspec.structs.replace(facts.workload, rows=rows or NOT_RECORDED)
+    return with_seen(msgspec.structs.replace(facts, workload=counted), seen)
 
 
 def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:

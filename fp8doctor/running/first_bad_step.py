@@ -5,7 +5,7 @@ gave it, so the batch runs forward once more, and the first module with an outpu
 Gradients that are not finite show in the next step's loss, so nothing waits for them. A backward pass spoils
 all layers before the one where it started, so the last spoiled layer is named.
 
-`LongWatch` looks for it to the script's end, and samples FP8's health if asked for.
+`LongWatch` looks for it to the script's end with ``--stop-on-nan`` or ``--health``, and samples FP8's health.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KEPT = 2
 """Steps whose gradients are kept: weights that are not finite spoil the next step's loss."""
 
 LARGEST = 2**26
-"""Most bytes of a batch that is kept until the next one comes. A choice."""
+"""Most bytes of a batch that is kept until its step ends. A choice."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BadStepWatch:
         self._calls = self._last = None
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep a call's arguments until the next."""
+        """Keep a call's arguments until the next, or the step's end."""
         if in_backward() is not False or not torch.is_grad_enabled():
             return
         given = list(tensors((args, kwargs)))
@@ -103,7 +103,8 @@ class BadStepWatch:
                 self._report(step, "loss", *self._where())
 
     def after_step(self, step: int) -> None:
-        """Keep the gradients' magnitudes until a loss is not finite."""
+        """Keep the gradients' magnitudes until a loss is not finite, and forget the batch."""
+        self._last = None
         if self.found is None and self._losses.largest is not None:
             self._recent.append((step, *self._losses.largest))
 
@@ -214,7 +215,7 @@ STOPPED = 1
 
 
 class LongWatch:
-    """Watches every step of the main optimizer; no hook is left on the script's modules between samples."""
+    """Watches every step of the main optimizer, if asked; no hook is left on modules between samples."""
 
     def __init__(self, settings: WatchOptions, send: Callable[[Message], None]) -> None:
         self._stops, self._send = settings.stop_on_nan, send

@@ -27,7 +27,6 @@ from torch import nn
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.health.record import CastHealth, HealthLayer, Row, significant
 from fp8doctor.running.calls import Calls
-from fp8doctor.running.step_window import OF_ALL
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
 from fp8doctor.stacks.casts import Casts, Measured, decibels, measured
 from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of, parameters_of
@@ -40,6 +39,10 @@ from fp8doctor.trial.state.library_state import open_autocast
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
+
+OF_ALL = "num_items_in_batch"
+"""Argument of transformers' models (4.46 on): the tokens of all micro-batches, by which they divide the
+loss."""
 
 ROWS = 16
 """Multiple that torch's FP8 matmul wants of each side."""

@@ -6,6 +6,7 @@ an event tells when they are there.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -37,6 +38,7 @@ class Backwards:
         own: Any = torch.autograd.backward
         watch = self
 
+        @functools.wraps(own)  # so that it pickles
         def backward(*arguments: Any, **settings: Any) -> Any:
             then = None
             if get_ident() == watch._thread and in_backward() is False:
@@ -61,19 +63,34 @@ class Backwards:
 
 _log = logging.getLogger("fp8doctor")
 
+
+def numbers(roots: Any) -> list[torch.Tensor]:
+    """Copy the losses that a backward pass begins at; a distributed tensor would need a collective."""
+    try:
+        with torch.no_grad(), without_modes():
+            return [
+                each.detach().reshape(1).clone()
+                for each in ((roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()))
+                if type(each) is torch.Tensor and each.numel() == 1 and not captured(each)
+            ]
+    except Exception:
+        _log.debug("a loss could not be read", exc_info=True)
+        return []
+
+
 SHARE = 0.004
 """Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
 
 
 class _Fetched:
-    """A loss on its way from a device to the host."""
+    """A loss of `numbers` on its way from a device to the host."""
 
     def __init__(self, loss: torch.Tensor) -> None:
         self._event: Any = None
-        self._loss = loss.detach().reshape(1).clone()
+        self._loss = loss
         if loss.is_cuda:
-            device, self._loss = self._loss, torch.empty(1, dtype=loss.dtype, pin_memory=True)
-            self._loss.copy_(device, non_blocking=True)
+            self._loss = torch.empty(1, dtype=loss.dtype, pin_memory=True)
+            self._loss.copy_(loss, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(loss.device))
 
@@ -129,13 +146,8 @@ class StepLosses:
         return sum(each.read() for each in self._losses) if self._losses else None
 
     def _ran(self, roots: Any) -> Callable[[], None] | None:
-        try:
-            with torch.no_grad(), without_modes():
-                for root in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
-                    if type(root) is torch.Tensor and root.numel() == 1 and not captured(root):
-                        self._losses.append(_Fetched(root))
-        except Exception:
-            _log.debug("a loss could not be read", exc_info=True)
+        with without_modes():
+            self._losses += map(_Fetched, numbers(roots))
         return self._after if self._parameters and (self.wants_norm or not self._rest) else None
 
     def _after(self) -> None:

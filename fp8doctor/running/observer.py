@@ -102,12 +102,12 @@ class ScriptObserver:
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
         self.long: LongWatch | None = None
-        """Watches to the script's end."""
+        """Watches to the script's end, if asked."""
 
     def install(self) -> None:
         """Watch conversions and the steps of all optimizers."""
         self.begin()
-        if not self.settings.stop:
+        if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
             self.long = LongWatch(self.settings, self.channel.send)
             self.long.install()
         self.handle = register_optimizer_step_post_hook(self.hook)
@@ -280,6 +280,7 @@ class ScriptObserver:
             self.settings.steps,
             main.steps,
             () if found is None else found.callable,
+            model=None if found is None else found.model,
             inside=found.inside if found is not None and compiled_nothing() else (),
             capture=not main.closure,
             keep=self.settings.budget_s is not None,

@@ -9,23 +9,24 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import partial
-from statistics import fmean, median_low
+from statistics import median_low
 from threading import get_ident
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.calls import Called, Calls
-from fp8doctor.running.capture import AutocastsOpened, Capture, autocast_around, carried_loss
-from fp8doctor.running.losses import Backwards
+from fp8doctor.running.capture import AutocastsOpened, Capture, autocast_around
+from fp8doctor.running.losses import Backwards, numbers
+from fp8doctor.running.stepped_model import outside_compiled
 from fp8doctor.running.traceback_frames import without_own_frame
-from fp8doctor.stacks.tensors import captured
 from fp8doctor.stacks.torch_private import (
     counters,
     frames_compiled,
@@ -33,13 +34,12 @@ from fp8doctor.stacks.torch_private import (
     loader_iterator,
     without_modes,
 )
+from fp8doctor.trial.copies import depth
+from fp8doctor.trial.layers import rows
+from fp8doctor.trial.layers.seen_calls import CallsSeen, Seen
 
 FEWEST_STEPS = 3
 """Steps that an incomplete window needs for a median."""
-
-OF_ALL = "num_items_in_batch"
-"""Argument of transformers' models (4.46 on): the tokens of all micro-batches, by which they divide the
-loss."""
 
 
 @dataclass
@@ -54,20 +54,11 @@ class _TimedStep:
     waits: list[tuple[Moment, Moment]] = field(default_factory=list)
     """Begin and end of each wait for a batch."""
     losses: list[torch.Tensor] = field(default_factory=list)
-    """One copy per call, without a graph: the script may overwrite its own."""
-    shares: bool = False
-    """The losses add up to the step's loss (see `OF_ALL`)."""
-
-    def returned(self, output: Any) -> None:
-        """Note the loss in a call's output; a distributed tensor would need a collective."""
-        loss = carried_loss(output)
-        if loss is not None and type(loss) is torch.Tensor and loss.numel() == 1 and not captured(loss):
-            self.losses.append(loss.detach().clone())
+    """Copies without a graph: the script may overwrite its own."""
 
     def loss(self) -> float | None:
         """Return the step's loss, None if not finite. Waits for the GPU."""
-        losses = [each.item() for each in self.losses]
-        loss = sum(losses) if self.shares else fmean(losses)
+        loss = sum(each.item() for each in self.losses)
         return loss if math.isfinite(loss) else None
 
 
@@ -80,6 +71,7 @@ class StepWindow:
         warmup: int,
         modules: tuple[nn.Module, ...],
         *,
+        model: nn.Module | None = None,
         inside: tuple[nn.Module, ...] = (),
         capture: bool,
         keep: bool = False,
@@ -89,12 +81,15 @@ class StepWindow:
         """Watch calls of ``modules``.
 
         ``inside`` are modules within compiled regions that have not run yet. ``capture`` notes the batch of
-        one call, and ``keep`` copies its data for a trial. Without ``mark`` no call is watched: the modules
-        only give the device. ``tell`` hears of calls too.
+        one call and what the modules of ``model`` run in, and ``keep`` copies its data for a trial. Without
+        ``mark`` no call is watched: the modules only give the device. ``tell`` hears of calls too.
         """
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
         self._captures, self._keep, self._tell = capture, keep, tell
+        self._model = None if model is None else weakref.ref(model)
+        self._seen = CallsSeen()
+        self._compiled: tuple[int, ...] = ()
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls, self._waits = (
@@ -184,14 +179,24 @@ class StepWindow:
         """Training calls of the step in the middle, at least 1."""
         return max(1, median_low(each.calls for each in self._done)) if self._done else 1
 
+    def seen_calls(self, model: nn.Module, wanted: Iterable[str]) -> tuple[Seen, rows.Rows]:
+        """Tell what the wanted layers ran in, and their rows; none if compiled code ran one of them."""
+        whole = depth.Plan((), (depth.Cut({}),))
+        layers, _ = rows.found(model, whole, model, wanted)
+        seen = msgspec.structs.replace(
+            self._seen.seen(layers, model, self._compiled), autocast=self.autocasts.seen
+        )
+        return seen, {} if seen.compiled else self._seen.rows(layers)
+
     def _losses(self) -> tuple[float | None, ...] | None:
-        if not all(each.losses and len(each.losses) == each.calls for each in self._done):
+        if not all(each.losses for each in self._done):
             return None
         with without_modes():
             return tuple(each.loss() for each in self._done)
 
     def _ran_backward(self, roots: Any) -> None:
         self._step.backwards += 1
+        self._step.losses += numbers(roots)
 
     def _waited(self, begin: Moment, end: Moment) -> None:
         self._step.waits.append((begin, end))
@@ -203,22 +208,20 @@ class StepWindow:
             self._tell(module, args, kwargs)
         step, self.seen = self._step, True
         step.calls += 1
-        step.shares = kwargs.get(OF_ALL) is not None
         if step.first_call is None:
             step.first_call, self.autocast = self._clock.now(), autocast_around(module)
         if self._captures and self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
-            return partial(_all, (step.returned, self.captured.returned))
-        return step.returned
+            if self._model is not None and (model := self._model()) is not None:
+                outside, compiled = outside_compiled(model)
+                self._compiled = tuple(map(id, compiled))
+                self._calls.tell_within(outside, self._seen)
+            return self.captured.returned
+        return None
 
 
 def _if_alike(counts: set[int]) -> int | None:
     return counts.pop() if len(counts) == 1 and counts != {0} else None
-
-
-def _all(listeners: tuple[Callable[[Any], None], ...], output: Any) -> None:
-    for each in listeners:
-        each(output)
 
 
 _log = logging.getLogger("fp8doctor")

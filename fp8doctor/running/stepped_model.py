@@ -191,6 +191,15 @@ def _marked(modules: list[nn.Module]) -> list[nn.Module]:
     return [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
 
 
+def outside_compiled(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """Return a model's modules that compiled code does not run, and the compiled regions among them."""
+    tree = [each for _, each in modules_of(model)]
+    marked = _marked(tree)
+    inside = {id(below) for each in marked for _, below in modules_of(each) if below is not each}
+    outside = [each for each in tree if id(each) not in inside]
+    return outside, [each for each in marked if id(each) not in inside]
+
+
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
     """Return the modules that no module contains."""
     held = {id(child) for module in modules for child in children_of(module).values()}

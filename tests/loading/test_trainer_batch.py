@@ -18,6 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from fp8doctor import forked, inspect_model
 from fp8doctor.loading import trainer as loaded_trainer
+from tests.looked import looked
 
 ROWS, LENGTH, SIZE = 12, 10, 3
 
@@ -87,7 +88,7 @@ def test_the_batch_of_its_own_data_loader(make: Make) -> None:
     data = Counting()
     trainer = make(data, bf16=True, gradient_accumulation_steps=2, dataloader_num_workers=2)
     before, generator = state(trainer), data.generator.get_state()
-    report = inspect_model(trainer)
+    report = looked(trainer)
     workload = report.facts.workload
     assert (workload.batch_source, workload.batch_size, workload.tokens) == ("given", SIZE, SIZE * LENGTH)
     assert (workload.loss_source, workload.accumulate) == ("output.loss", 2)
@@ -101,7 +102,7 @@ def test_the_batch_of_its_own_data_loader(make: Make) -> None:
 
 def test_a_model_that_will_be_compiled(make: Make) -> None:
     trainer = make(Counting(), torch_compile=True, torch_compile_backend="aot_eager")
-    report = inspect_model(trainer)
+    report = looked(trainer)
     (mark,) = report.facts.training.compile_marks
     assert (mark.name, mark.form, mark.backend) == ("", "wrapped", "aot_eager")
     assert trainer.model_wrapped is trainer.model
@@ -109,7 +110,7 @@ def test_a_model_that_will_be_compiled(make: Make) -> None:
 
 def test_an_iterator_is_not_consumed(make: Make) -> None:
     data = Stream()
-    report = inspect_model(make(data, max_steps=1), trial=False)
+    report = looked(make(data, max_steps=1))
     assert report.facts.workload.tokens == SIZE * LENGTH
     assert next(data.rows)["input_ids"][0] == 0
 
@@ -145,7 +146,7 @@ def test_a_data_loader_of_a_subclass_and_what_its_loss_alone_takes(make: Make) -
 
 
 def test_data_that_raise(make: Make) -> None:
-    report = inspect_model(make([{"input_ids": torch.ones(3)}, {}]), trial=False)
+    report = looked(make([{"input_ids": torch.ones(3)}, {}]))
     workload = report.facts.workload
     assert workload.batch_source == "made up"
     assert workload.note is not None
@@ -167,7 +168,7 @@ class Lines(Counting):
 def test_an_open_file_stays_where_it_is(make: Make, tmp_path: Path) -> None:
     data = Lines(tmp_path / "lines")
     with data.file:
-        assert inspect_model(make(data), trial=False).facts.workload.batch_source == "given"
+        assert looked(make(data)).facts.workload.batch_source == "given"
         assert data.file.readline() == "0\n"
 
 
@@ -188,7 +189,7 @@ class Starting(Counting):
 @pytest.mark.slow
 def test_a_process_that_the_data_have_started_ends_with_the_reading(make: Make) -> None:
     data = Starting()
-    assert inspect_model(make(data), trial=False).facts.workload.batch_source == "given"
+    assert looked(make(data)).facts.workload.batch_source == "given"
     os.close(data.tell)
     with os.fdopen(data.listen, "rb") as left:
         assert left.read() == b""  # the last that could write has ended
@@ -206,7 +207,7 @@ def test_a_batch_that_cannot_be_read_back(make: Make) -> None:
         def get_train_dataloader(self) -> Any:
             return [Unreadable()]
 
-    note = inspect_model(make(Counting(), Sending), trial=False).facts.workload.note
+    note = looked(make(Counting(), Sending)).facts.workload.note
     assert note is not None
     assert "the Trainer's own data gave none: ValueError: invalid literal" in note
 
@@ -233,16 +234,21 @@ class Dying(Counting):
 @pytest.mark.parametrize("data", [Endless, Dying])
 def test_data_that_never_come(data: type[Counting], make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaded_trainer, "LONGEST_S", 0.2)
-    workload = inspect_model(make(data()), trial=False).facts.workload
+    workload = looked(make(data())).facts.workload
     assert workload.batch_source == "made up"
     assert workload.note is not None
     assert "ended early, or took longer than" in workload.note
 
 
 def test_without_data_or_with_a_batch_of_the_users(make: Make) -> None:
-    workload = inspect_model(make(None), trial=False).facts.workload
+    workload = looked(make(None)).facts.workload
     assert workload.batch_source == "made up"
     assert workload.note is not None
     assert "own data" not in workload.note
     given = {"input_ids": torch.ones(1, 4, dtype=torch.int64)}
-    assert inspect_model(make(Dying()), given, trial=False).facts.workload.tokens == 4
+    assert looked(make(Dying()), given).facts.workload.tokens == 4
+
+
+def test_a_look_reads_none_of_it(make: Make) -> None:
+    workload = inspect_model(make(Dying()), trial=False).facts.workload
+    assert workload.batch_source == "made up"

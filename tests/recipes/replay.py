@@ -15,9 +15,9 @@ from unittest import mock
 
 import pytest
 
-from fp8doctor import inspect_model
 from fp8doctor.registry import discover
 from fp8doctor.report import Report
+from tests.looked import looked
 from tests.markdown import table
 from tests.recipes import in_te, in_torchao, without_fp8
 from tests.recipes.judged import JUDGED, MENDED
@@ -57,9 +57,7 @@ def surroundings(recipe: Recipe) -> Iterator[None]:
 def replayed(recipe: Recipe) -> Report:
     """The report on a rebuilt recipe."""
     with surroundings(recipe):
-        return inspect_model(
-            recipe.build(), recipe.batch(), trial=False, assume_gpu=recipe.gpu, autocast=recipe.autocast
-        )
+        return looked(recipe.build(), recipe.batch(), assume_gpu=recipe.gpu, autocast=recipe.autocast)
 
 
 def codes(report: Report, *severities: str) -> list[str]:

@@ -53,8 +53,15 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def observer(heard: Heard) -> Iterator[ScriptObserver]:
-    settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None)
+def stop_on_nan() -> bool:
+    return False
+
+
+@pytest.fixture
+def observer(heard: Heard, stop_on_nan: bool) -> Iterator[ScriptObserver]:
+    settings = WatchOptions(
+        "train.py", STEPS, WARMUP, stop=False, budget_s=None, device=None, stop_on_nan=stop_on_nan
+    )
     observer = ScriptObserver(heard, settings)
     observer.install()
     yield observer

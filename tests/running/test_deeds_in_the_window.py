@@ -121,10 +121,8 @@ def without_an_observer() -> dict[str, tuple[Any, ...]]:
 def test_a_deed_in_the_window(
     name: str, without_an_observer: dict[str, tuple[Any, ...]], observer: ScriptObserver, heard: Heard
 ) -> None:
-    """And after it, where the class keeps its mark until the script ends."""
+    """And after it."""
     assert done(DEEDS[name], observer) == without_an_observer[name]
-    assert observer.long is not None
-    observer.long.ended()
     assert COMPILED_CALL not in vars(Own)
     assert len(heard.facts.observed.steps_ms) == STEPS
 

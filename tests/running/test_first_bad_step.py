@@ -98,6 +98,11 @@ def test_the_layer_is_named(kind: str, spoil: Any, observer: ScriptObserver, hea
     assert said[0].startswith(f"step {BAD}: {CASES[spoil].format(layer)}")
 
 
+@pytest.fixture
+def stop_on_nan() -> bool:
+    return True
+
+
 @pytest.fixture(autouse=True)
 def _every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of a millisecond would have their gradients read in some steps only."""

@@ -75,9 +75,15 @@ def test_losses_that_are_shares_of_a_steps_loss(observer: ScriptObserver, heard:
     assert heard.facts.observed.losses == pytest.approx(whole)
 
 
-def test_a_loss_outside_of_the_models_output_is_not_seen(observer: ScriptObserver, heard: Heard) -> None:
-    train(Net(), WARMUP + STEPS)
-    assert heard.facts.observed.losses is None
+def test_losses_of_a_loop_with_its_own_loss_function(observer: ScriptObserver, heard: Heard) -> None:
+    model, losses = Net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(WARMUP + STEPS):
+        loss = model(torch.randn(8, 16)).pow(2).mean()
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    assert heard.facts.observed.losses == pytest.approx(losses[WARMUP:])
 
 
 def test_a_loss_that_is_no_number(observer: ScriptObserver, heard: Heard) -> None:

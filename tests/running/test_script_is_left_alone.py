@@ -31,7 +31,7 @@ from tests.running.loops import Net, Slicing, train
 def test_the_model_is_not_kept_alive(steps: int, observer: ScriptObserver) -> None:
     model = Net()
     train(model, steps)
-    assert COMPILED_CALL in vars(type(model))  # keeps the last batch, and no module
+    assert (COMPILED_CALL in vars(type(model))) is (steps <= WARMUP + 1)
     ended = weakref.ref(model)
     gc.disable()
     try:
@@ -176,8 +176,6 @@ def test_a_model_that_raises_in_the_window(observer: ScriptObserver) -> None:
     assert not [each for each in frames if "fp8doctor/running" in each]
     train(model, STEPS, optimizer=optimizer)
     assert COMPILED_CALL not in vars(model)
-    assert observer.long is not None
-    observer.long.ended()
     assert COMPILED_CALL not in vars(type(model))
 
 

@@ -70,6 +70,10 @@ class FP8GlobalStateManager:
         """What an autocast calls when it is opened, by these names; ``fp8_autocast_enter`` before 2.9."""
         cls.enabled, cls.recipe = enabled, fp8_recipe or DelayedScaling()
 
+    @classmethod
+    def autocast_exit(cls, enabled: bool, _graph: bool) -> None:
+        """What it calls when it is closed; ``fp8_autocast_exit`` before 2.9."""
+
 
 @contextmanager
 def autocast(enabled: bool = True, recipe: Any = None, fp8_recipe: Any = None) -> Iterator[None]:
@@ -83,6 +87,8 @@ def autocast(enabled: bool = True, recipe: Any = None, fp8_recipe: Any = None) -
         yield
     finally:
         FP8GlobalStateManager.enabled, FP8GlobalStateManager.recipe = before
+        leave = manager.autocast_exit if hasattr(manager, "autocast_exit") else manager.fp8_autocast_exit
+        leave(enabled, _graph=False)
 
 
 class TransformerEngineBaseModule(nn.Module):
@@ -230,9 +236,10 @@ def install(monkeypatch: pytest.MonkeyPatch, flavour: str = "quantization") -> M
     for each in (Linear, LayerNormLinear, LayerNormMLP, GroupedLinear):
         setattr(library, each.__name__, each)
     if flavour == "fp8":
-        enter = vars(FP8GlobalStateManager)["autocast_enter"]
-        monkeypatch.setattr(FP8GlobalStateManager, "fp8_autocast_enter", enter, raising=False)
-        monkeypatch.delattr(FP8GlobalStateManager, "autocast_enter")
+        for name in ("autocast_enter", "autocast_exit"):
+            method = vars(FP8GlobalStateManager)[name]
+            monkeypatch.setattr(FP8GlobalStateManager, f"fp8_{name}", method, raising=False)
+            monkeypatch.delattr(FP8GlobalStateManager, name)
     setattr(library, "autocast" if flavour == "quantization" else "fp8_autocast", autocast)
     sys.modules[state].FP8GlobalStateManager = FP8GlobalStateManager  # type: ignore[attr-defined]
     return library

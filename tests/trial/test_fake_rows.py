@@ -18,7 +18,6 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor import inspect_model
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
@@ -225,10 +224,3 @@ def test_without_a_batch_or_without_fp8_nothing_is_counted() -> None:
     assert reason(counted(replace(frames(), batch=None))) == "there is no batch to run the model on"
     plain = replace(frames(), model=Frames())
     assert counted(plain) == examine(plain)
-
-
-@pytest.mark.slow
-def test_an_inspection_without_a_trial_counts_them() -> None:
-    of = frames()
-    found = inspect_model(of.model, of.batch, trial=False).facts.workload
-    assert found.rows["frames"] == (512,)

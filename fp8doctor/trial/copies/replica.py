@@ -114,12 +114,12 @@ def replicate(
     return (wrapper_context(replica) if wrapper_context else replica), memo
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module, *, refuse: bool = True) -> nn.Module:
     """Return the user's own root module, without ``torch.compile`` and DistributedDataParallel.
 
-    Raises `NotReplicable` if it is sharded.
+    Raises `NotReplicable` if it is sharded, unless ``refuse`` is False.
     """
-    return _unwrap(model)[1]
+    return _unwrap(model, refuse=refuse)[1]
 
 
 def shared_by_copies(root: Any, known: Iterable[int] = ()) -> dict[int, Any]:

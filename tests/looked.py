@@ -1,0 +1,22 @@
+"""What ``fp8doctor model.py --no-trial`` reports of a model: its worker runs a forward on fake tensors, which
+``inspect_model`` does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from fp8doctor import api
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.examine import examine
+from fp8doctor.report import Report
+from fp8doctor.trial import with_calls, with_rows
+
+UNGIVEN = dict.fromkeys(("loss", "optimizer", "training_step", "autocast")) | {"accumulate": 1}
+
+
+def looked(model: Any, batch: Any = None, *, assume_gpu: str | None = None, **given: Any) -> Report:
+    job = api._job(model, batch, **{**UNGIVEN, **given}, reads_data=True)
+    facts = with_rows(job, with_calls(job, examine(job)))
+    return Report.of(diagnose(msgspec.structs.replace(facts, assumed_gpu=api._known_gpu(assume_gpu))))
