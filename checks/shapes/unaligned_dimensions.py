@@ -200,7 +200,7 @@ def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
 
 def widened(linears: list[Linear], network: Network) -> list[str]:
     """Write each width at the next multiple: as a setting of transformers, else by distinct layers."""
-    lines = {}
+    lines: dict[str, None] = {}
     for linear in sorted(linears, key=lambda each: (each.in_features, each.out_features)):
         k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
         settings = {side: setting(side, linear, network) for side in (k, n) if side % multiple}

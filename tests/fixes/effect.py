@@ -160,7 +160,7 @@ def learning(job: Job) -> dict[str, Any]:
     return {"losses": [losses[0], losses[-1]], "unchanged": unchanged}
 
 
-def found_in(report: Report) -> dict[str, str]:
+def found_in(report: Report) -> dict[str, str | None]:
     """Return the codes of the findings and the severity of each."""
     return {finding.code: finding.severity for finding in report.findings}
 

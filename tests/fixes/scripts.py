@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 LLAMA = """
 from tests.examine.models import llama, lora, mixtral
@@ -347,7 +348,7 @@ def build_model():
 
 model = build_model()
 """
-OF_TE = {
+OF_TE: dict[str, Any] = {
     "model": LAYERS_OF_TE,
     "convert": "",
     "batch": "\nbatch = torch.randn(256, 256).bfloat16()\n",
