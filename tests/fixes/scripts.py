@@ -231,6 +231,9 @@ batch = {"input_ids": tokens, "labels": torch.arange(4)}
     ),
     "untied": Script(
         ("MOD008",),
+        unlike=(
+            "peft",
+        ),  # a head that is made after PEFT froze the model trains, and does not once it is tied
         model=LLAMA.replace("llama()", "llama(tie_word_embeddings=True)"),
         convert=f"""
 {CONVERT}
