@@ -62,6 +62,7 @@ MODULES = {
     "te": "import transformer_engine.pytorch as te",
     "functools": "import functools",
     "math": "import math",
+    "os": "import os",
 }
 """Name of a module -> the line that imports it."""
 

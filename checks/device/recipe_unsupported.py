@@ -50,6 +50,7 @@ from fp8doctor.analysis.recipe_support import (
     unmet_on_amd,
 )
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
+from fp8doctor.diagnosis.treatments import with_recipe
 from fp8doctor.facts import NOT_RECORDED, Facts, Gpu, Linear, Package, Unrecorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -73,12 +74,6 @@ YES = ("1", "true", "yes", "y", "t", "on")
 """Values that Accelerate's ``str_to_bool`` reads as true."""
 
 TREATMENTS = {
-    "torchao": Treatment(
-        name="recipe-that-fits",
-        summary="convert with the tensorwise recipe, which every GPU with FP8 tensor cores runs",
-        code='config = Float8LinearConfig.from_recipe_name("tensorwise")\nconvert_to_float8_training(model, '
-        "config=config)",
-    ),
     "transformer_engine": Treatment(
         name="recipe-that-fits",
         summary="current scaling, which every GPU with FP8 tensor cores runs",
@@ -147,9 +142,18 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
             "asked_by": MXFP8_VARIABLE if by_variable else plural(len(affected), "FP8 layer"),
         },
         breaks="step_raises" if layers and not ran_on_a_gpu(facts) else NOT_RECORDED,
-        treatment=TREATMENTS[
-            "accelerate" if by_variable else "nvfp4" if nvfp4 else "torchao" if gpu.vendor == "amd" else stack
-        ],
+        treatment=TREATMENTS["accelerate" if by_variable else "nvfp4" if nvfp4 else stack]
+        if by_variable or (stack == "transformer_engine" and gpu.vendor != "amd")
+        else tensorwise(facts),
+    )
+
+
+def tensorwise(facts: Facts) -> Treatment:
+    """Convert with torchao's recipe that needs the least."""
+    return Treatment(
+        name="recipe-that-fits",
+        summary="convert with the tensorwise recipe, which every GPU with FP8 tensor cores runs",
+        code=with_recipe("tensorwise", facts),
     )
 
 

@@ -33,6 +33,7 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 
 from __future__ import annotations
 
+from fp8doctor.analysis.by_accelerate import ALL_GATHER
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Accelerate, Distributed, Facts, Linear
@@ -42,9 +43,6 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 FLAG = "enable_fsdp_float8_all_gather"
-
-VARIABLE = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"
-"""Where Accelerate reads the flag, on by default. Source: ``AORecipeKwargs``, accelerate 1.13 to 1.15."""
 
 ON = "config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
 
@@ -132,7 +130,7 @@ def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
         treatment=Treatment(
             name="no-float8-all-gather",
             summary="switch the flag off if FSDP2 does not shard the model",
-            code=f"export {VARIABLE}=false"
+            code=f"export {ALL_GATHER}=false"
             if may_have_converted(facts)
             else convert_again(facts, config=OFF),
         ),

@@ -9,8 +9,8 @@ and they get no gradient; torchao's dynamic inference tensors raise there, excep
 such a base saves memory but is no faster than on BF16. In transformers 4.57 to 5.21, FP8Linear has no
 backward: layers in front of it learn nothing, without an error. `torch._scaled_mm` has no derivative either.
 
-Fix. For speed, load BF16 weights and convert them for training (torchao 0.18). For memory, keep the FP8
-weights and expect no speedup.
+Fix. Keep the FP8 weights if BF16 does not fit, and expect no speedup. If BF16 weights fit, load them and
+convert them for training (torchao 0.18); these lines raise on weights that are stored in FP8.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
@@ -45,11 +45,13 @@ from fp8doctor.analysis.layers import (
     named,
     stores_fp8,
 )
+from fp8doctor.analysis.memory import USABLE
+from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
-from fp8doctor.diagnosis.treatments import convert_all_but
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, if_recorded
+from fp8doctor.diagnosis.treatments import NOT_THE_HEAD, TAKES, convert_all_but, converting
+from fp8doctor.facts import NOT_RECORDED, Facts, Linear, if_recorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -70,10 +72,7 @@ BACKWARD_SINCE = Version("5.22.0")
 ROWS = 16
 """Multiple of rows that the matmul of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
 
-UNNAMED = (
-    'convert_to_float8_training(model, module_filter_fn=lambda layer, name: "lora_" not in name\n'
-    "    and not (layer.in_features % 16 or layer.out_features % 16))   # and not your head"
-)
+LOADED = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
 
 CAUSAL_LM = "ForCausalLM"
 """How the classes of decoders end in Hugging Face's libraries."""
@@ -145,7 +144,8 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         explanation="This is FP8 for inference and for memory"
         + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
         + "At best the forward matmul runs in FP8, and "
-        f"{NO_BACKWARD if cut else backward_of(stored, facts)}.",
+        f"{NO_BACKWARD if cut else backward_of(stored, facts)}."
+        + (" It saves memory; do not expect it to be faster than BF16." if trained and stored else ""),
         evidence={
             "stored_linears": len(stored),
             "linears": len(facts.network.linears),
@@ -155,13 +155,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
             "classes": tuple(kinds),
             "first": stored[0].name if stored else None,
         },
-        treatment=Treatment(
-            name="train-in-fp8",
-            summary="load BF16 weights and convert them for FP8 training",
-            code=lines(facts),
-        )
-        if trained
-        else None,
+        treatment=from_bf16(facts) if trained else None,
     )
 
 
@@ -202,38 +196,29 @@ def without_backward(layers: list[Linear], facts: Facts) -> Finding:
     )
 
 
-def lines(facts: Facts) -> str:
-    """Write how to train this in FP8: by Hugging Face's names, or with the blocks of this very model."""
-    network = facts.network
-    if network.get("kind", CAUSAL_LM).endswith(CAUSAL_LM):
-        return (
-            "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)\n"
-            'convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")\n'
-            "for layer in model.model.layers:\n    layer.compile()"
-        )
-    converted = if_recorded(conversion, facts) or UNNAMED
-    rebuilt = "# model: rebuilt with weights in BF16" + (", LoRA around them" if lora(network) else "")
-    return "\n".join((rebuilt, converted, *compile_all(network)))
+def from_bf16(facts: Facts) -> Treatment | None:
+    """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts."""
+    network, memory = facts.network, if_recorded(fit, facts)
+    takes = [linear for linear in network.linears if if_recorded(would_convert, linear, facts)]
+    if not takes or memory is None or memory.bf16.gib > USABLE * memory.gpu_gib:
+        return None
+    adapted = any(linear.get("adapter") for linear in network.linears)
+    whole = network.get("kind", "").endswith(CAUSAL_LM) and not adapted
+    rebuilt = LOADED if whole else "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
+    out = [linear.name for linear in network.linears if linear not in takes]
+    converted = if_recorded(convert_all_but, out, facts) or f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}"
+    return Treatment(
+        name="train-in-fp8",
+        summary="load BF16 weights, which fit, and convert them for FP8 training",
+        code="\n".join((rebuilt, converted, *compile_all(network))),
+        kind="sketch",
+    )
 
 
-def lora(network: Network) -> bool:
-    """Whether layers are wrapped by LoRA's matrices, as far as that was recorded."""
-    return any(linear.get("adapter") for linear in network.linears)
-
-
-def conversion(facts: Facts) -> str | None:
-    """Write the line that converts the stored layers, if few lines can name all that must stay out."""
-    linears = facts.network.linears
-    stored = any(map(stores_fp8, linears))
-    out = [
-        linear.name
-        for linear in linears
-        if (stored and not stores_fp8(linear))
-        or linear.role in ("head", "router")
-        or not fits_fp8(linear)
-        or any(rows % ROWS for rows in rows_seen(linear, facts))
-    ]
-    return convert_all_but(out, facts) if out else "convert_to_float8_training(model)"
+def would_convert(linear: Linear, facts: Facts) -> bool:
+    """Whether a conversion would take this layer with BF16 weights, and FP8 its rows."""
+    ragged = any(rows % ROWS for rows in rows_seen(linear, facts))
+    return stores_fp8(linear) and linear.role not in ("head", "router") and fits_fp8(linear) and not ragged
 
 
 def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:

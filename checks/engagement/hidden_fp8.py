@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.layers import flops_share_pct
+from fp8doctor.diagnosis.treatments import switched_on
 from fp8doctor.facts import Accelerate, Facts
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -104,7 +105,7 @@ def way_out(facts: Facts, by_variable: bool, asked: str | None) -> tuple[str, st
     if by_variable and not asked:
         return "unset the backend, or ask for FP8", "unset ACCELERATE_FP8_BACKEND   # for BF16"
     ask = "ask for FP8 in the script too" if asked else "unset the backend, or ask for FP8"
-    return ask, 'accelerator = Accelerator(mixed_precision="fp8")   # for FP8'
+    return ask, f"{switched_on(facts)}   # for FP8"
 
 
 def _prepared(precision: str) -> Facts:

@@ -30,6 +30,7 @@ bias only. https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_line
 
 from __future__ import annotations
 
+from fp8doctor.diagnosis.treatments import convert_again
 from fp8doctor.facts import Conversion, Facts, Network, Training
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -39,11 +40,6 @@ CONVERT_FIRST = Treatment(
     name="convert-first",
     summary="convert first, then add hooks and compile",
     code="convert_to_float8_training(model)\nmodel.up.register_forward_hook(hook)\nmodel.up.compile()",
-)
-KEEP_SUBCLASSES = Treatment(
-    name="keep-subclasses",
-    summary="convert plain nn.Linear only, so a subclass keeps its forward",
-    code="convert_to_float8_training(model, module_filter_fn=lambda module, name: type(module) is nn.Linear)",
 )
 
 
@@ -97,7 +93,16 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
             "classes": seen.lost_forwards,
             "first": names[0],
         },
-        treatment=KEEP_SUBCLASSES if seen.without_forward else CONVERT_FIRST,
+        treatment=keep_subclasses(facts) if seen.without_forward else CONVERT_FIRST,
+    )
+
+
+def keep_subclasses(facts: Facts) -> Treatment:
+    """Convert plain Linears only, and leave out what the script leaves out now."""
+    return Treatment(
+        name="keep-subclasses",
+        summary="convert plain nn.Linear only, so a subclass keeps its forward",
+        code=convert_again(facts, only="type(layer) is nn.Linear"),
     )
 
 

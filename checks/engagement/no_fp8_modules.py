@@ -13,7 +13,10 @@ Fix. Train the model that was converted, and check it after the conversion (acce
     accelerator = Accelerator(mixed_precision="fp8")          # before: only the flag
 
     from accelerate import Accelerator
-    accelerator = Accelerator(mixed_precision="fp8")
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig
+    recipe = AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))  # unless FSDP2 shards the model
+    accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])
     model, optimizer = accelerator.prepare(model, optimizer)  # after: train what it returns
 
 When to ignore it. Before `Trainer.train()` or `prepare`: a sound model has no FP8 layer yet. Without proof
@@ -41,7 +44,8 @@ from fp8doctor.analysis.fp8_request import (
 )
 from fp8doctor.analysis.layers import FP8_MULTIPLE, fits_fp8
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.facts import Accelerate, Facts, Linear, Use, recorded
+from fp8doctor.diagnosis.treatments import convert_model, switched_on
+from fp8doctor.facts import Accelerate, Facts, Linear, Use, if_recorded, recorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
@@ -52,11 +56,12 @@ CONVERTER = "convert_to_float8_training"
 ENDS_SKIPPED = 2
 """Linears that Accelerate's torchao path skips, the first and the last. Source: 1.15 ``utils/ao.py``."""
 
+PREPARE = "model, optimizer = accelerator.prepare(model, optimizer)"
+
 LOOK_LATER = Treatment(
     name="look-after-prepare",
     summary="check the model after its conversion, or after one training step",
-    code="model, optimizer = accelerator.prepare(model, optimizer)\nprint(inspect_model(model, "
-    "optimizer=optimizer))",
+    code=f"{PREPARE}\nprint(inspect_model(model, optimizer=optimizer))",
 )
 """Advice without proof that the conversion was due."""
 
@@ -123,11 +128,7 @@ def of_a_copy(copied: int, facts: Facts) -> Finding:
         explanation=f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to "
         "another model, which no optimizer updates. The converter changes the model you pass, in place.",
         evidence={"fp8_layers_of_the_copy": copied, "linears": len(linears), "fp8_layers": 0},
-        treatment=Treatment(
-            name="convert",
-            summary="convert the model that trains, before you create its optimizer",
-            code="convert_to_float8_training(model)   # not a copy of it",
-        ),
+        treatment=conversion("convert the model that trains, before you create its optimizer", facts),
     )
 
 
@@ -140,10 +141,10 @@ def of_an_argument(argument: str, facts: Facts) -> Finding:
         "profiled step ran no FP8 matmul. The script ignores its argument here: look for a warning in its "
         "output. Some scripts do this on a GPU without FP8.",
         evidence={"asked_by": argument, "linears": len(linears), "fp8_layers": 0},
-        treatment=Treatment(
-            name="convert",
-            summary="convert the model that trains, or find out why the script ignores its argument",
-            code="convert_to_float8_training(model)   # before you create the optimizer",
+        treatment=conversion(
+            "convert the model that trains before you create the optimizer, or find out why the script "
+            "ignores its argument",
+            facts,
         ),
     )
 
@@ -161,7 +162,7 @@ def not_due(facts: Facts) -> str | None:
 def of_the_call(facts: Facts) -> Finding:
     """Report a converter that was called, or is named in the code, for a model without FP8 layers."""
     linears = facts.network.linears
-    cause, treatment = why_replaced_none(linears)
+    cause, treatment = why_replaced_none(facts)
     certain = converted_nothing(facts)
     happened = (
         f"{CONVERTER} was called, but replaced no Linear by an FP8 layer"
@@ -180,19 +181,22 @@ def of_the_call(facts: Facts) -> Finding:
     )
 
 
-def why_replaced_none(linears: tuple[Linear, ...]) -> tuple[str, Treatment]:
+def conversion(summary: str, facts: Facts) -> Treatment | None:
+    """Describe converting the model; None if it has nothing to convert."""
+    code = if_recorded(convert_model, facts)
+    return Treatment(name="convert", summary=summary, code=code) if code else None
+
+
+def why_replaced_none(facts: Facts) -> tuple[str, Treatment | None]:
     """Find the most likely reason why a converter replaced nothing."""
+    linears = facts.network.linears
     if of_conv1d := for_conv1d(linears):
         return of_conv1d
     such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
     return (
         "Either the filter accepted none, because it compares names that this model does not "
         f"have{such_as}, or the layers of this model were created after the call.",
-        Treatment(
-            name="convert",
-            summary="let the filter accept the layers, and convert the model that trains",
-            code="convert_to_float8_training(model)   # or with a filter that accepts the model's own names",
-        ),
+        conversion("let the filter accept the layers, and convert the model that trains", facts),
     )
 
 
@@ -211,7 +215,7 @@ def conversion_due(facts: Facts) -> str | None:
     return None
 
 
-def why_none(facts: Facts) -> tuple[str, Treatment]:
+def why_none(facts: Facts) -> tuple[str, Treatment | None]:
     """Find the most likely reason and its fix, from the layers' kinds."""
     linears = facts.network.linears
     aligned = [linear for linear in linears if fits_fp8(linear)]
@@ -223,8 +227,7 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
             Treatment(
                 name="convert",
                 summary="convert the model before it trains",
-                code="model, optimizer = accelerator.prepare(model, optimizer)   # or "
-                "convert_to_float8_training(model)",
+                code=f"{switched_on(facts)}\n{PREPARE}",
             ),
         )
     if not aligned:
@@ -251,8 +254,7 @@ def why_none(facts: Facts) -> tuple[str, Treatment]:
         Treatment(
             name="convert",
             summary="convert the model that trains",
-            code='accelerator = Accelerator(mixed_precision="fp8")\nmodel, optimizer = '
-            "accelerator.prepare(model, optimizer)",
+            code=f"{switched_on(facts)}\n{PREPARE}",
         ),
     )
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fp8doctor.analysis.by_accelerate import exported
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.layers import (
@@ -77,7 +78,7 @@ REASONS = {
         "convert-with-torchao",
         "make the unaligned sides multiples of 16, or convert with torchao, which skips only the layer "
         "itself",
-        "export ACCELERATE_FP8_BACKEND=AO   # or choose widths divisible by 16 in the model's configuration",
+        "",
     ),
     "wrapped": (
         "are inside a compiled wrapper, so their names begin with _orig_mod. and an exact-name filter "
@@ -135,8 +136,8 @@ REASONS = {
         "are the first or the last Linear, which Accelerate's torchao path skips",
         "own-filter",
         "convert with your own filter that leaves out only the head",
-        'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(module_filter_func=lambda '
-        'module, name: name != "lm_head")])',
+        'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig('
+        'pad_inner_dim=True), module_filter_func=lambda module, name: name != "lm_head")])',
     ),
     "filter": (
         "were left out by the conversion's filter",
@@ -238,7 +239,12 @@ def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> s
     if why == "experts":
         code = REASONS[why][-1] if has_op_configs(facts) else OLD_EXPERTS
         return code.format(kind=layers[0].kind.rpartition(".")[2])
-    if why != "filter" or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
+    if why == "sibling":
+        switched = exported(facts, ACCELERATE_FP8_BACKEND="AO")
+        return f"{switched}   # or choose widths divisible by 16 in the model's configuration"
+    if why not in ("filter", "wrapped", "end") or any(
+        linear.stack == "transformer_engine" for linear in facts.network.linears
+    ):
         return None
     out = [linear.name for linear in facts.network.linears if linear not in left and may_be_taken(linear)]
     return if_recorded(convert_all_but, out, facts)

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from packaging.version import Version
 
+from fp8doctor.analysis.by_accelerate import exported
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, precision_of, was_prepared
 from fp8doctor.analysis.recipe_support import READS_BACKEND_SINCE, at_least
 from fp8doctor.facts import Accelerate, Facts
@@ -150,7 +151,8 @@ def by_order(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="name-backend-and-precision",
             summary="name the backend, and compile if it is torchao",
-            code="export ACCELERATE_FP8_BACKEND=AO   # keeps torchao; or TE, which needs no compilation\n"
+            code=exported(facts, ACCELERATE_FP8_BACKEND="AO")
+            + "   # keeps torchao; or TE, which needs no compilation\n"
             "accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation train.py",
         ),
     )

@@ -37,6 +37,7 @@ import re
 
 from packaging.version import Version
 
+from fp8doctor.analysis.by_accelerate import exported
 from fp8doctor.analysis.fp8_request import asked_by_environment
 from fp8doctor.analysis.recipe_support import installed, transformer_engine_line
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
@@ -52,7 +53,7 @@ PACKAGES = {"AO": "torchao", "TE": "transformer_engine", "MSAMP": "msamp"}
 
 INSTALL = {
     "AO": "pip install --upgrade torchao",
-    "MSAMP": "export ACCELERATE_FP8_BACKEND=AO   # MS-AMP is no longer maintained",
+    "MSAMP": "{}   # MS-AMP is no longer maintained",
 }
 """What to run when nothing more is known; for Transformer Engine the versions depend on cuDNN's."""
 
@@ -143,7 +144,7 @@ def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
             if known
             else transformer_engine_line(facts)
             if backend == "TE"
-            else INSTALL[backend],
+            else INSTALL[backend].format(exported(facts, ACCELERATE_FP8_BACKEND="AO")),
         ),
     )
 

@@ -29,6 +29,7 @@ https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/commands/l
 
 from __future__ import annotations
 
+from fp8doctor.analysis.by_accelerate import exported
 from fp8doctor.analysis.fp8_request import launched_with_fp8, was_prepared
 from fp8doctor.analysis.recipe_support import READS_BACKEND_SINCE, at_least
 from fp8doctor.facts import Accelerate, Facts
@@ -84,8 +85,8 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
         treatment=Treatment(
             name="spell-backend",
             summary="write the backend in capitals" if right else f"name one of {', '.join(BACKENDS)}",
-            code=f"export ACCELERATE_FP8_BACKEND={right or 'AO'}   # instead of --fp8_backend; or in YAML, "
-            f"fp8_config: {{backend: {right or 'AO'}}}",
+            code=exported(facts, ACCELERATE_FP8_BACKEND=right or "AO")
+            + f"   # instead of --fp8_backend; or in YAML, fp8_config: {{backend: {right or 'AO'}}}",
         ),
     )
 

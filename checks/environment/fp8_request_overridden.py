@@ -28,8 +28,10 @@ https://github.com/hiyouga/LlamaFactory/issues/9500
 
 from __future__ import annotations
 
+from fp8doctor.analysis.by_accelerate import exported, settings
 from fp8doctor.analysis.fp8_request import asked_by_environment, precision_of
 from fp8doctor.analysis.recipe_support import capability
+from fp8doctor.diagnosis.treatments import switched_on
 from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, Value
 from fp8doctor.facts.examples import example
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -105,7 +107,9 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
             "the spelling",
             "Accelerate accepts fp8 in lower case only. Accelerator trains without mixed precision; a "
             "Trainer of transformers 5 fails.",
-            _treatment("spell the precision in lower case", "export ACCELERATE_MIXED_PRECISION=fp8"),
+            _treatment(
+                "spell the precision in lower case", exported(facts, ACCELERATE_MIXED_PRECISION="fp8")
+            ),
         )
     if "unsloth" in packages and packages["unsloth"].imported:
         return (
@@ -125,7 +129,7 @@ def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
         "set the variable.",
         _treatment(
             "let the Accelerator read the environment, or pass it fp8",
-            'accelerator = Accelerator(mixed_precision="fp8")',
+            switched_on(facts),
         ),
     )
 
@@ -152,7 +156,7 @@ def culprit_of_trainer(
             f"warning.{rewritten}{default}",
             _treatment(
                 "switch both flags off, so the launcher decides",
-                f"args = {name}(..., bf16=False, fp16=False)",
+                arguments(name, facts),
             ),
         )
     if trainer.mixed_precision == "no" and int((transformers or "0").partition(".")[0]) >= LATE_SINCE:
@@ -162,11 +166,17 @@ def culprit_of_trainer(
             f"transformers {transformers} reads ACCELERATE_MIXED_PRECISION once, when you create {name}.",
             _treatment(
                 "set the variable first",
-                f'os.environ["ACCELERATE_MIXED_PRECISION"] = "fp8"\nargs = {name}(..., bf16=False, '
-                "fp16=False)",
+                arguments(name, facts, ACCELERATE_MIXED_PRECISION="fp8"),
             ),
         )
     return None
+
+
+def arguments(name: str, facts: Facts, **variables: str) -> str:
+    """Write a Trainer's arguments that leave the precision to the variables, set before them."""
+    needed = settings(facts, **variables).items()
+    lines = [f'os.environ["{variable}"] = "{value}"' for variable, value in needed]
+    return "\n".join([*lines, f"args = {name}(..., bf16=False, fp16=False)"])
 
 
 def _treatment(summary: str, code: str) -> Treatment:

@@ -32,6 +32,7 @@ https://github.com/modelscope/ms-swift/issues/9723 https://github.com/NVIDIA/Tra
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 
 from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
@@ -49,6 +50,9 @@ from fp8doctor.wording import plural
 
 WORTH_MENTIONING_PCT = 1.0
 """Percent of the matmul FLOPs below which skipped layers do not matter: half the noise of a step (2%)."""
+
+OF_AN_MLP = re.compile(r"\bmlp\.(gate|up|down)_proj\b")
+"""Layers of transformers between ``hidden_size`` and ``intermediate_size``."""
 
 LEAST_WIDTH = 2 * FP8_MULTIPLE
 """Features from which a side may be padded: below, padding costs as much (17 to 32) as FP8 can save."""
@@ -85,7 +89,7 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     small = [each for each in raising if hardly_counts(each) and each.name not in kept]
     kept |= {each.name for each in small}
     padded = [linear for linear in offenders if linear.name not in kept]
-    causes, changes = [], [*widened(padded), *left_as_they_are(classifiers, across, small)]
+    causes, changes = [], [*widened(padded, facts.network), *left_as_they_are(classifiers, across, small)]
     if raising:
         first = raising[0]
         more = f" (and {len(raising) - 1} more of {len(fp8)} FP8 layers)" if len(raising) > 1 else ""
@@ -194,14 +198,28 @@ def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
     )
 
 
-def widened(linears: list[Linear]) -> list[str]:
-    """Write each distinct layer at the next multiples, a line each."""
-    shapes = {(linear.in_features, linear.out_features, multiple_of(linear)) for linear in linears}
-    return [
-        f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})   # was nn.Linear({k}, {n}): multiples "
-        f"of {multiple}"
-        for k, n, multiple in sorted(shapes)
-    ]
+def widened(linears: list[Linear], network: Network) -> list[str]:
+    """Write each width at the next multiple: as a setting of transformers, else by distinct layers."""
+    lines: dict[str, None] = {}
+    for linear in sorted(linears, key=lambda each: (each.in_features, each.out_features)):
+        k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
+        settings = {side: setting(side, linear, network) for side in (k, n) if side % multiple}
+        new = {f"config.{name} = {round_up(side, multiple)}": f"{side}" for side, name in settings.items()}
+        if not all(settings.values()):
+            wide = f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})"
+            new = {wide: f"nn.Linear({k}, {n})"}
+        lines |= {f"{line}   # was {old}: multiples of {multiple}": None for line, old in new.items()}
+    return list(lines)
+
+
+def setting(side: int, linear: Linear, network: Network) -> str | None:
+    """Name the setting that makes a side this wide; None outside transformers, or if unclear."""
+    if not network.get("save_pretrained"):
+        return None
+    if side == network.get("vocabulary"):
+        return "vocab_size"
+    between = OF_AN_MLP.search(linear.name) and side != network.get("hidden_size")
+    return "intermediate_size" if between else None
 
 
 def counts_classes(linear: Linear, network: Network) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.facts import CompileMark, Linear, Network
+from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE, in_its_place, in_python
+from fp8doctor.facts import CompileMark, Facts, Linear, Network
 
 FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(0|[1-9][0-9]*)((?:\..+)?)")
 LAST_NUMBER = re.compile(r"((?:.*\.)?)(0|[1-9][0-9]*)((?:\.[^\d].*?)?)")
@@ -79,18 +79,38 @@ def before_wrapping(names: Iterable[str], linears: Sequence[Linear]) -> list[str
 
     LoRA's own matrices, which `kept_out` leaves out, are left out.
     """
-    if not has_lora(linears):
-        return list(names)
-    plain = [name.replace(BASE, "").removeprefix(ROOT) for name in names if OF_LORA not in name]
+    if has_lora(linears):
+        names = [name for name in names if OF_LORA not in name]
+    plain = [name.replace(BASE, "").removeprefix(ROOT) for name in names]
     return list(dict.fromkeys(each for name in plain for each in (COPY.sub("", name), name)))
 
 
-def kept_out(linears: Sequence[Linear]) -> str:
-    """Write the condition under which a filter takes a layer that is not in ``keep``."""
-    if not has_lora(linears):
-        return "name not in keep"
-    root = f'.removeprefix("{ROOT}")' if any(each.name.startswith(ROOT) for each in linears) else ""
-    return f'"{OF_LORA}" not in name and name.replace("{BASE}", ""){root} not in keep'
+def kept_out(facts: Facts | None) -> str:
+    """Write the condition under which a filter takes a layer that is not in ``keep``.
+
+    A conversion passes names with the parts that wrappers added by then, so it may come before the wrapping
+    or after it.
+    """
+    linears = facts.linears() if facts else ()
+    adapters = f'"{OF_LORA}" not in name and ' if has_lora(linears) else ""
+    return f"{adapters}name{''.join(_without_wrappers(facts, linears))} not in keep"
+
+
+def _without_wrappers(facts: Facts | None, linears: Sequence[Linear]) -> Iterator[str]:
+    """Write the calls that take the wrappers of this model out of a name, in an order that nests."""
+    around = facts.get("network.wrappers", ()) if facts else ()
+    marks = facts.get("training.compile_marks", ()) if facts else ()
+    regions = facts.get("training.checkpointing", ()) if facts else ()
+    if "OptimizedModule" in around or any(mark.get("form") == "wrapped" for mark in marks):
+        yield '.replace("_orig_mod.", "")'
+    if any(each.get("form") == "wrapper" for each in regions):
+        yield '.replace("_checkpoint_wrapped_module.", "")'
+    if any(each in KEEP_IT_IN_MODULE for each in around):
+        yield '.removeprefix("module.")'
+    if any(BASE in each.name for each in linears):
+        yield f'.replace("{BASE}", "")'
+    if any(each.name.startswith(ROOT) for each in linears):
+        yield f'.removeprefix("{ROOT}")'
 
 
 def has_lora(linears: Iterable[Linear]) -> bool:

@@ -19,7 +19,7 @@ from fp8doctor.analysis.modelled_speedup import (
     modelled_conversion,
     to_convert,
 )
-from fp8doctor.analysis.module_names import names_in_python
+from fp8doctor.analysis.module_names import before_wrapping, names_in_python
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
@@ -28,7 +28,7 @@ from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compil
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import IN_FP32
 from fp8doctor.diagnosis.leaving_fp8 import compiled_as
-from fp8doctor.diagnosis.treatments import autocast_bf16, compile_blocks, describe, keep
+from fp8doctor.diagnosis.treatments import autocast_bf16, compile_blocks, converting, describe
 from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, keeps_users_compilation, recipe_of
 from fp8doctor.finding import Finding, Saving, Treatment
@@ -151,12 +151,10 @@ def _is_compiled_by_user(facts: Facts, fp8: str) -> bool:
 
 def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: bool) -> Treatment:
     """Convert these layers with a recipe of torchao, before the job wraps them and compiles them itself."""
-    kept = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
-    sets = names_in_python(kept)
-    arguments = ["model"]
+    left = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
+    sets = names_in_python(before_wrapping(left, facts.linears()))
     made = RECIPES[("torchao", recipe)]
-    arguments += [] if made is default_of("torchao") else [f"config={made.config}"]
-    arguments += ["module_filter_fn=lambda layer, name: name not in keep"] if sets else []
+    config = "" if made is default_of("torchao") else made.config
     distributed = facts.get("training.distributed")
     wrapper = distributed.get("wrapper") if distributed else None
     later = [f"{wrapper} and the optimizer"] if wrapper else []
@@ -165,7 +163,7 @@ def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: b
     return Treatment(
         name=f"convert-{recipe}",
         summary=f"convert to FP8 ({recipe})",
-        code="\n".join([*own, *keep(sets), f"convert_to_float8_training({', '.join(arguments)})"]),
+        code="\n".join([*own, converting(facts, sets, config=config)]),
     )
 
 

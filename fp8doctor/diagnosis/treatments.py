@@ -6,12 +6,20 @@ carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
+from fp8doctor.analysis.by_accelerate import ALL_GATHER, in_script
 from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, covered_by_blocks, cuda_graphs
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
-from fp8doctor.analysis.layers import in_python, layer_label, may_be_taken
+from fp8doctor.analysis.layers import (
+    fits_fp8,
+    in_python,
+    is_nn_linear,
+    layer_label,
+    may_be_taken,
+    would_be_converted,
+)
 from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.treatment_table import (
@@ -32,11 +40,16 @@ MOST_LINES = 3
 """Lines for layers that are in 16 bits anyway. A choice of length."""
 
 
+TAKES = '"lora_" not in name and not (layer.in_features % 16 or layer.out_features % 16)'
+"""What a conversion takes, if few lines cannot name what it must leave out."""
+
+NOT_THE_HEAD = "   # and not your head"
+
 ORDINARY_WEIGHTS = Treatment(
     name="no-float8-all-gather",
     summary="switch FSDP's float8 all-gather off if you do not use FSDP: the layers then keep ordinary "
     "weights, which can be saved and which the optimizer holds",
-    code="export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false   # for Accelerate and the Trainer\n"
+    code=f"export {ALL_GATHER}=false   # for Accelerate and the Trainer\n"
     "# or: Float8LinearConfig(..., enable_fsdp_float8_all_gather=False)",
 )
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
@@ -68,18 +81,9 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     return Treatment(
         name=KEEP_IN_BF16,
         summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
-        code="\n".join((*keep(sets), _conversion(linears, named, facts) + note)),
+        code=_as_now(sets, note, [linear for linear in linears if linear.name in named], facts),
         layers=tuple(layers),
     )
-
-
-def keep(sets: Sequence[str]) -> list[str]:
-    """Write the lines that collect the names of layers to leave out."""
-    return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
-
-
-def _accelerator(arguments: str) -> str:
-    return f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs({arguments})])'
 
 
 def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
@@ -89,6 +93,40 @@ def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
     return (now, "") if len(now) <= MOST_LINES else ([], "   # with what your filter leaves out now")
 
 
+def _left_out_by_default(linears: Sequence[Linear]) -> bool:
+    """Return whether Accelerate's own filter leaves out what is left out now.
+
+    Source: ``convert_model_to_fp8_ao``, accelerate 1.15.
+    """
+    modules = [each for each in linears if each.use != "none" or is_nn_linear(each)]
+    ends = (*modules[:1], *modules[-1:])
+    return all(each in ends or not fits_fp8(each) for each in linears if may_be_taken(each))
+
+
+def keep(sets: Sequence[str]) -> list[str]:
+    """Write the lines that collect the names of layers to leave out."""
+    return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
+
+
+def converting(
+    facts: Facts | None,
+    sets: Sequence[str] = (),
+    note: str = "",
+    *,
+    config: str = "",
+    only: str = "",
+    converter: str = TORCHAO.converter,
+) -> str:
+    """Write the lines that convert all but the names in these sets, by whoever converts the model now."""
+    kept = kept_out(facts) if sets else ""
+    takes = " and ".join(filter(None, ("" if only in kept else only, kept)))
+    if facts and may_have_converted(facts):
+        return "\n".join((*keep(sets), in_script(facts, config=config, takes=takes) + note))
+    arguments = ["model", *([f"config={config}"] if config else [])]
+    arguments += [f"module_filter_fn=lambda layer, name: {takes}"] if takes else []
+    return "\n".join((*keep(sets), f"{converter}({', '.join(arguments)}){note}"))
+
+
 def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     """Return the lines that convert with this config and these names only.
 
@@ -96,22 +134,36 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     """
     linears = facts.linears()
     config = config or if_recorded(_config, linears) or ""
-    arguments = [f"config={config}"] if config else []
-    if may_have_converted(facts):  # its own filter leaves out what is left out now
-        arguments += [f"module_filter_func=lambda layer, name: {only}"] if only else []
-        return _accelerator(", ".join(arguments))
-    sets, note = if_recorded(_left_out_now, linears) or ([], "")
-    kept = kept_out(linears)
-    only = "" if only and only in kept and sets else only
-    if wanted := " and ".join(filter(None, (only, kept if sets else ""))):
-        arguments.append(f"module_filter_fn=lambda layer, name: {wanted}")
-    return "\n".join((*keep(sets), f"convert_to_float8_training({', '.join(('model', *arguments))}){note}"))
+    as_usual = may_have_converted(facts) and not only and if_recorded(_left_out_by_default, linears)
+    sets, note = ([], "") if as_usual else if_recorded(_left_out_now, linears) or ([], "")
+    return converting(facts, sets, note, config=config, only=only)
+
+
+def convert_model(facts: Facts) -> str | None:
+    """Return the lines that convert a model in 16 bits; None if it has no layer that they could convert."""
+    linears = facts.network.linears
+    taken = [linear for linear in linears if would_be_converted(linear)]
+    sets, note = _left_out_now([linear for linear in linears if linear not in taken])
+    if not taken:
+        return None
+    return f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}" if note else converting(facts, sets)
+
+
+def switched_on(facts: Facts) -> str:
+    """Return the lines that switch FP8 on through Accelerate, whose own filter would take LoRA's matrices."""
+    linears = facts.linears()
+    if not any(each.get("adapter") == "adapter" and fits_fp8(each) for each in linears):
+        return in_script(facts)
+    sets, note = _left_out_now([linear for linear in linears if not would_be_converted(linear)])
+    if note:
+        return f"{in_script(facts, takes=TAKES)}{NOT_THE_HEAD}"
+    return "\n".join((*keep(sets or ["set()"]), in_script(facts, takes=kept_out(facts))))
 
 
 def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear."""
     sets, note = _left_out_now(facts.linears())
-    kept = kept_out(facts.linears()) if sets else ""
+    kept = kept_out(facts) if sets else ""
     return mxfp8_treatment(name, facts.linears(), keep(sets), kept, note)
 
 
@@ -120,28 +172,21 @@ def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
 
     None if no few lines name them.
     """
-    linears = facts.network.linears
-    sets = names_in_python(before_wrapping(layers, linears)) or ["set()"]
-    if len(sets) > MOST_LINES:
-        return None
-    converted = {linear.name for linear in linears if linear.use == "training"}
-    return "\n".join((*keep(sets), _conversion(linears, converted, facts)))
+    sets = names_in_python(before_wrapping(layers, facts.network.linears)) or ["set()"]
+    return None if len(sets) > MOST_LINES else _as_now(sets, "", facts.network.fp8, facts)
 
 
-def _conversion(linears: Sequence[Linear], layers: Collection[str], facts: Facts | None) -> str:
-    """Return the line that converts all but ``keep``, for the stack of these layers."""
-    converted = [linear for linear in linears if linear.name in layers]
+def _as_now(sets: Sequence[str], note: str, converted: Sequence[Linear], facts: Facts | None) -> str:
+    """Return the lines that convert all but these names, by the stack of the converted layers."""
     built = next((each for each in map(stack_of, converted) if not each.converter), None)
     if built:
-        return f"# build these as torch.nn.Linear, not as {built.layer or layer_label(converted[0])}"
-    leave = f"lambda layer, name: {kept_out(linears)}"
-    if facts and may_have_converted(facts):
-        return _accelerator(f"module_filter_func={leave}")
-    if any(map(is_mxfp8, converted)):
-        return quantize_mxfp8(converted, kept_out(linears))
-    config, stack = _config(converted), stack_of(converted[0]) if converted else TORCHAO
-    line = f"{stack.converter}(model, {f'config={config}, ' if config else ''}module_filter_fn={leave})"
-    return "\n".join(filter(None, (stack.converter_import, line)))
+        instead = f"# build these as torch.nn.Linear, not as {built.layer or layer_label(converted[0])}"
+        return "\n".join((*keep(sets), instead + note))
+    if any(map(is_mxfp8, converted)) and not (facts and may_have_converted(facts)):
+        return "\n".join((*keep(sets), quantize_mxfp8(converted, kept_out(facts)) + note))
+    stack = stack_of(converted[0]) if converted else TORCHAO
+    lines = converting(facts, sets, note, config=_config(converted), converter=stack.converter)
+    return "\n".join(filter(None, (stack.converter_import, lines)))
 
 
 def _config(linears: Sequence[Linear]) -> str:
@@ -173,7 +218,7 @@ def _in_mxfp8(facts: Facts) -> str:
     linears = facts.linears()
     fp8 = [linear for linear in linears if linear.use == "training"]
     sets, note = _left_out_now(linears)
-    kept = kept_out(linears) if sets else ""
+    kept = kept_out(facts) if sets else ""
     return "\n".join((*keep(sets), *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fp8doctor.analysis.by_accelerate import ALL_GATHER
 from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.fp8_weights import is_grouped, quantize_mxfp8
 from fp8doctor.analysis.layers import would_be_converted
@@ -28,7 +29,7 @@ compiled = TorchDynamoPlugin(backend="inductor", use_regional_compilation=True)
 accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe], dynamo_plugin=compiled)"""
 
 TRL = """\
-export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO
+export ACCELERATE_MIXED_PRECISION=fp8 ACCELERATE_FP8_BACKEND=AO{wrapped}
 # and SFTConfig(bf16=False, fp16=False, torch_compile=True): with its default, bf16, nothing is converted"""
 
 TORCHTITAN_EXPERTS = """
@@ -73,7 +74,7 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
         flags = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
         gather = "".join(f" --quantize.linear.float8.{each}" for each in flags if gathers)
         yield "torchtitan", torchtitan.converter(name, (), gather)
-        yield "trl", TRL
+        yield "trl", TRL.format(wrapped="" if gathers else f" {ALL_GATHER}=false")
         gather = "\nfp8_enable_fsdp_float8_all_gather: true\nfsdp_version: 2" if gathers else ""
         yield "axolotl", f"fp8: true{gather}\ntorch_compile: true"
     else:

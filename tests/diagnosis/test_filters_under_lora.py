@@ -1,11 +1,15 @@
-"""A printed filter leaves the same layers out whether the conversion comes before LoRA or after it."""
+"""A printed filter leaves the same layers out whether the conversion comes before wrapping or after it."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torchao.float8 import convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 
@@ -30,30 +34,48 @@ def adapted(base: nn.Module) -> PeftModel:
 
 def in_fp8(model: nn.Module) -> set[str]:
     return {
-        name.removeprefix("base_model.model.").removesuffix(".base_layer")
+        re.sub(
+            r"(?<![^.])(_orig_mod|module|base_model\.model|_checkpoint_wrapped_module)\.", "", name
+        ).removesuffix(".base_layer")
         for name, layer in model.named_modules()
         if isinstance(layer, Float8Linear)
     }
 
 
-def facts(whole: bool) -> Facts:
-    """Of a model that PEFT wraps whole, or of one into which it put its layers."""
-    model = adapted(convert_to_float8_training(Base().bfloat16()))
-    return examine(
-        Job(model=model if whole else model.base_model.model, target=Target(), workload=Workload())
-    )
+def facts(model: nn.Module) -> Facts:
+    return examine(Job(model=model, target=Target(), workload=Workload()))
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["injected", "wrapped whole"])
-@pytest.mark.parametrize("after", [False, True], ids=["before LoRA", "after LoRA"])
+def by_block(model: nn.Module) -> nn.Module:
+    for i, block in enumerate(model.layers):
+        model.layers[i] = torch.compile(block)
+    return model
+
+
+WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "injected": lambda model: adapted(model).base_model.model,
+    "LoRA": adapted,
+    "compiled": torch.compile,
+    "compiled by block": by_block,
+    "compiled LoRA": lambda model: torch.compile(adapted(model)),
+    "LoRA of a compiled model": lambda model: adapted(torch.compile(model)),
+    "LoRA of compiled blocks": lambda model: adapted(by_block(model)),
+    "data parallel LoRA": lambda model: nn.DataParallel(adapted(model)),
+    "compiled data parallel": lambda model: torch.compile(nn.DataParallel(model)),
+    "checkpointed": checkpoint_wrapper,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPINGS.values(), ids=WRAPPINGS)
+@pytest.mark.parametrize("after", [False, True], ids=["before wrapping", "after wrapping"])
 @pytest.mark.parametrize("way", ["keep", "all but"])
-def test_it_leaves_the_same_layers_out(whole: bool, after: bool, way: str) -> None:
-    seen, root = facts(whole), "base_model.model." if whole else ""
-    kept = [f"{root}layers.{i}.q.base_layer" for i in range(2)]
+def test_it_leaves_the_same_layers_out(wrap: Callable[[nn.Module], nn.Module], after: bool, way: str) -> None:
+    seen = facts(wrap(convert_to_float8_training(Base().bfloat16())))
+    kept = [each.name for each in seen.linears() if ".q" in each.name and "lora_" not in each.name]
     code = keep_in_bf16(kept, seen).code if way == "keep" else convert_all_but(kept, seen)
     model: nn.Module = Base().bfloat16()
     if after:
-        model = adapted(model) if whole else adapted(model).base_model.model
+        model = wrap(model)
     exec(
         code or "", {"model": model, "convert_to_float8_training": convert_to_float8_training, "torch": torch}
     )

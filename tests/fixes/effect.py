@@ -9,10 +9,11 @@ import shlex
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from fp8doctor.analysis.fp8_weights import trained_fp8_weights
@@ -27,8 +28,8 @@ from fp8doctor.report import Report
 from fp8doctor.trial import with_calls, with_rows
 from tests.fixes.scripts import SCRIPTS, Script, wrapped
 
-STEPS = 100
-"""Training steps after which the loss must have fallen."""
+STEPS = 12
+"""Training steps after which the loss must have fallen and every trained weight must have changed."""
 
 FALLEN = 0.9
 """Largest last loss, as a share of the first, that counts as fallen. A convention of these tests."""
@@ -45,10 +46,24 @@ IN_PLACE_OF = {
 RIGHT_AFTER = "# right after the conversion"
 """Comment of a fix whose lines a user writes there, before the model is wrapped."""
 
+SERIOUS = ("error", "warning")
+
+SAYS_SO = "MOD007"
+"""The finding about weights that do not train, which a fix for another finding leaves as they are."""
+
+OF_ITS_SIZE = ("SHP002",)
+"""Findings that are true of layers as small as these once they really run in FP8."""
+
 LEFT_OUT = {"# leave out your own torch.compile": "compile"}
 """Comment of a fix -> the part of the script that a user then deletes."""
 
 Effect = dict[str, Any]
+
+
+def place_of(code: str) -> str:
+    """Name the part of a script that a fix replaces; ``fix`` if a user writes it at the end."""
+    marks = IN_PLACE_OF.items()
+    return next((part for part, lines in marks if any(each in code for each in lines)), "fix")
 
 
 def with_fix(script: Script, fix: Treatment | None) -> tuple[str, dict[str, str]]:
@@ -61,14 +76,9 @@ def with_fix(script: Script, fix: Treatment | None) -> tuple[str, dict[str, str]
                 name, _, value = each.partition("=")
                 variables = {**variables, name: value} if verb == "export" else without(variables, name)
     elif fix is not None:
-        code = fix.code
         parts |= {part: "" for comment, part in LEFT_OUT.items() if comment in fix.code}
-        part = next(
-            (part for part, marks in IN_PLACE_OF.items() if any(each in fix.code for each in marks)), ""
-        )
-        if RIGHT_AFTER in fix.code:
-            part, code = "convert", f"{script.convert}\n{fix.code}"
-        parts |= {part or "fix": code}
+        late = RIGHT_AFTER in fix.code
+        parts |= {"convert": f"{script.convert}\n{fix.code}"} if late else {place_of(fix.code): fix.code}
     text = "import torch\ntorch.manual_seed(0)\n" + "\n".join(
         f"{code}{FROZEN_NOW if name == 'wrap' else ''}" for name, code in parts.items()
     )
@@ -113,8 +123,9 @@ def started(script: Script, fix: Treatment | None = None) -> Job:
         Path(file.name).unlink()
 
 
-def report_on(job: Job) -> Report:
-    return Report.of(diagnose(with_rows(job, with_calls(job, examine(job)))))
+def facts_of(job: Job, script: Script) -> Facts:
+    facts = msgspec.structs.replace(with_calls(job, examine(job)), assumed_gpu=script.gpu)
+    return with_rows(job, facts)
 
 
 def frozen(job: Job) -> list[str]:
@@ -127,16 +138,31 @@ def frozen(job: Job) -> list[str]:
     )
 
 
-def losses(job: Job) -> list[float]:
-    """Train and return the first loss and the last."""
-    found = []
+def trained(job: Job) -> dict[str, torch.Tensor]:
+    """Copy every weight that trains, without the wrapper that holds it."""
+    named = {
+        name: each for name, each in job.model.named_parameters() if each.requires_grad and each.ndim > 1
+    }
+    inside = {name: getattr(each, "_tensor", getattr(each, "_data", each)) for name, each in named.items()}
+    return {name: each.detach().clone() for name, each in inside.items()}
+
+
+def learning(job: Job) -> dict[str, Any]:
+    """Train, and return the first loss and the last, and the names of the weights that did not change."""
+    before, losses = trained(job), []
     for _ in range(STEPS):
         job.optimizer.zero_grad()
         loss = job.training_step(job.model, job.batch) if job.training_step else job.model(**job.batch).loss
         loss.backward()
         job.optimizer.step()
-        found.append(loss.item())
-    return [found[0], found[-1]]
+        losses.append(loss.item())
+    unchanged = [name for name, each in trained(job).items() if torch.equal(each, before[name])]
+    return {"losses": [losses[0], losses[-1]], "unchanged": unchanged}
+
+
+def found_in(report: Report) -> dict[str, str | None]:
+    """Return the codes of the findings and the severity of each."""
+    return {finding.code: finding.severity for finding in report.findings}
 
 
 def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
@@ -145,7 +171,7 @@ def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
     ``explored`` names treatments that the trial proposes by itself, whose lines are printed too.
     """
     job = started(script)
-    facts = with_rows(job, with_calls(job, examine(job)))
+    facts = facts_of(job, script)
     report = Report.of(diagnose(facts))
     found = [(each.treatment, each.code) for each in report.findings if each.treatment]
     found += [(fix, None) for name in explored if (fix := proposed(name, facts))]
@@ -155,11 +181,7 @@ def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
         one = fixes.setdefault(fix.code, new)
         one["for"] += [code] if code else []
         one["explored"] |= code is None
-    return {
-        "codes": [finding.code for finding in report.findings],
-        "fixes": list(fixes.values()),
-        "frozen": frozen(job),
-    }
+    return {"codes": found_in(report), "fixes": list(fixes.values()), "frozen": frozen(job)}
 
 
 def proposed(name: str, facts: Facts) -> Treatment | None:
@@ -170,34 +192,42 @@ def proposed(name: str, facts: Facts) -> Treatment | None:
 
 
 def effect(script: Script, fix: Treatment) -> Effect:
-    """Return what a fix did: the findings after it, what is frozen, and the losses of the training."""
+    """Return what a fix did: the findings after it, what is frozen, and how the training went."""
     job = started(script, fix)
-    report = report_on(job)
+    report = Report.of(diagnose(facts_of(job, script)))
     with torch.compiler.set_stance("default" if torch.cuda.is_initialized() else "force_eager"):
-        trained = losses(job)
-    return {"codes": [each.code for each in report.findings], "frozen": frozen(job), "losses": trained}
+        return {"codes": found_in(report), "frozen": frozen(job), **learning(job)}
 
 
-def defects(effect: Effect, codes: list[str], frozen: list[str]) -> list[str]:
-    """Say what a fix for findings with these codes did wrong."""
+def defects(effect: Effect, codes: Collection[str], *before: dict[str, Any]) -> list[str]:
+    """Say what a fix for findings with these codes did wrong to scripts that were like this before.
+
+    The first is the one that the fix was applied to, another the one that it was printed for.
+    """
     if "raised" in effect:
         return [effect["raised"]]
     first, last = effect["losses"]
     found = [f"{code} is still found" for code in codes if code in effect["codes"]]
-    if effect["frozen"] != frozen:
-        found.append(f"frozen parameters: {len(frozen)} before, {len(effect['frozen'])} after")
+    for code, severity in effect["codes"].items():
+        if code in OF_ITS_SIZE:
+            continue
+        if severity in SERIOUS and not any(each["codes"].get(code) in SERIOUS for each in before):
+            found.append(f"{code} is new, {severity}")
+    if effect["frozen"] != before[0]["frozen"]:
+        found.append(f"frozen parameters: {len(before[0]['frozen'])} before, {len(effect['frozen'])} after")
     if not last < FALLEN * first:
         found.append(f"the loss does not fall: {first:.3f} at first, {last:.3f} after {STEPS} steps")
+    if effect["unchanged"] and SAYS_SO not in effect["codes"]:
+        found.append(f"{len(effect['unchanged'])} weights do not change, as {effect['unchanged'][0]}")
     return found
 
 
 def answered(order: str) -> str:
     """Carry out an order, which is JSON: print for a script, or apply a fix to it; ``raised`` says what it
     raised."""
-    name, how, *fix = json.loads(order)
+    name, how, first, *fix = json.loads(order)
     torch.set_num_threads(1)
-    script = wrapped(SCRIPTS[name], how)
-    assert script is not None
+    script = wrapped(SCRIPTS[name], how, first)
     try:
         answer = effect(script, Treatment(**fix[0])) if fix else printed(script)
     except BaseException as error:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 LLAMA = """
 from tests.examine.models import llama, lora, mixtral
 model = llama().bfloat16()
 """
 
-CONVERT = """
+BODY = """
+def body(module, name):
+    return isinstance(module, torch.nn.Linear) and "lm_head" not in name and "lora" not in name
+
+
+"""
+CONVERT = f"""
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")
+{BODY}
+convert_to_float8_training(model, module_filter_fn=body)
 """
 
 COMPILE = """
-for layer in model.model.layers:
+for layer in [each for each in model.modules() if type(each).__name__ == "LlamaDecoderLayer"]:
     layer.compile()
 """
 
@@ -26,7 +34,7 @@ batch = {"input_ids": tokens, "labels": tokens}
 """
 
 ADAMW = """
-optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
 """
 
 
@@ -49,12 +57,22 @@ class Script:
     device: str = "cpu"
     variables: tuple[tuple[str, str], ...] = ()
     """Environment variables, set before the script starts."""
-    wrappings: tuple[str, ...] = ("plain", "compiled", "ddp", "peft")
-    """Names of `WRAPPINGS` under which the script triggers the same findings."""
+    unlike: tuple[str, ...] = ()
+    """Parts of `WRAPPINGS` under which the script does not trigger its findings, or is no script."""
+    wrapped_first: bool = False
+    """True if the model is converted and compiled after it was wrapped."""
+    gpu: str | None = None
+    """The GPU that the findings are for."""
+
+    @property
+    def wrappings(self) -> tuple[str, ...]:
+        """Return the names of `WRAPPINGS` under which the script triggers its findings."""
+        return tuple(how for how in WRAPPINGS if not any(each in how for each in self.unlike))
 
     def parts(self) -> dict[str, str]:
         """Return the parts in the order in which they run."""
-        names = ("accelerator", "model", "convert", "compile", "wrap", "batch", "optimizer", "prepare")
+        changed = ("wrap", "convert", "compile") if self.wrapped_first else ("convert", "compile", "wrap")
+        names = ("accelerator", "model", *changed, "batch", "optimizer", "prepare")
         parts = {name: getattr(self, name) for name in names}
         if self.device != "cpu":
             parts["model"] += f"model.to({self.device!r})\n"
@@ -78,6 +96,14 @@ PREPARE = """
 model, optimizer = accelerator.prepare(model, optimizer)
 """
 
+MXFP8 = f"""
+from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
+from torchao.quantization import quantize_
+config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL)
+{BODY}
+quantize_(model, config, filter_fn=body)
+"""
+
 MLP = """
 from tests.examine.models import Stacked
 model = Stacked().bfloat16()
@@ -89,25 +115,47 @@ from torch.distributed import HashStore
 torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 """
 
-WRAPPINGS = {
-    "plain": "",
+LAYERS = {
     "compiled": "\nmodel = torch.compile(model)\n",
+    "blocks": """
+for blocks in [each for each in model.modules() if type(each) is torch.nn.ModuleList]:
+    for i, block in enumerate(blocks):
+        blocks[i] = torch.compile(block)
+""",
     "ddp": f"""{DISTRIBUTED}
 model = torch.nn.parallel.DistributedDataParallel(model)
 """,
     "peft": PEFT,
+    "accelerate": """
+from accelerate import Accelerator
+model = Accelerator(mixed_precision="no").prepare(model)
+""",
 }
-"""How users wrap a model: name -> the lines that do so. Accelerate's ``prepare`` has scripts of its own."""
+"""How users wrap a model: name -> the lines that do so."""
 
-UNCOMPILED = ("plain", "ddp", "peft")
-ALONE = ("plain",)
+WRAPPINGS = (
+    "plain",
+    *LAYERS,
+    "ddp(peft)",
+    "ddp(compiled)",
+    "compiled(peft)",
+    "peft(compiled)",
+    "accelerate(peft)",
+)
+"""One wrapper, or one in another."""
+
+EAGER_ONLY = ("compiled", "blocks")
+"""Wrappings that compile the layers."""
+EVERY = (*LAYERS,)
 
 SCRIPTS = {
-    "eager": Script(("CMP001", "SHP002"), wrappings=UNCOMPILED),
-    "backend": Script(("CMP002",), compile=COMPILE.replace("()", '(backend="aot_eager")')),
+    "eager": Script(("CMP001", "SHP002"), unlike=EAGER_ONLY),
+    "backend": Script(
+        ("CMP002",), unlike=("blocks",), compile=COMPILE.replace("compile()", 'compile(backend="aot_eager")')
+    ),
     "linears compiled": Script(
         ("CMP004",),
-        wrappings=UNCOMPILED,
+        unlike=EAGER_ONLY,
         compile="""
 for module in model.modules():
     if type(module).__name__ == "Float8Linear":
@@ -116,11 +164,7 @@ for module in model.modules():
     ),
     "emulated": Script(
         ("MOD005",),
-        convert="""
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-config = Float8LinearConfig(emulate=True)
-convert_to_float8_training(model, config=config, module_filter_fn=lambda module, name: name != "lm_head")
-""",
+        convert=CONVERT.replace("(model, ", "(model, config=Float8LinearConfig(emulate=True), "),
         compile=COMPILE,
     ),
     "nothing taken": Script(
@@ -129,15 +173,16 @@ convert_to_float8_training(model, config=config, module_filter_fn=lambda module,
 from torchao.float8 import convert_to_float8_training
 convert_to_float8_training(model, module_filter_fn=lambda module, name: name == "no such layer")
 """,
+        compile=COMPILE,
     ),
     "fp32 weights": Script(("MEM003",), model=LLAMA.replace(".bfloat16()", ""), compile=COMPILE),
     "eager attention": Script(
         ("MEM004",), model=LLAMA.replace("llama()", 'llama(attn_implementation="eager")'), compile=COMPILE
     ),
-    "fp32 adapters": Script(("LORA002",), wrap="\nmodel = lora(model)\n", compile=COMPILE, wrappings=ALONE),
+    "fp32 adapters": Script(("LORA002",), wrap="\nmodel = lora(model)\n", compile=COMPILE, unlike=EVERY),
     "adapters converted": Script(
         ("LORA003",),
-        wrappings=("plain", "compiled", "ddp"),
+        unlike=("peft",),
         model=f"{LLAMA}{PEFT}",
         convert="""
 from torchao.float8 import convert_to_float8_training
@@ -150,13 +195,13 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
         accelerator=ACCELERATOR,
         prepare=PREPARE,
         variables=FP8_LAUNCH,
-        wrappings=ALONE,
+        unlike=EVERY,
     ),
     "accelerate, lora": Script(
         ("MOD007", "LORA003"),
         convert="",
         wrap=PEFT,
-        wrappings=ALONE,
+        unlike=EVERY,
         accelerator=ACCELERATOR,
         prepare=PREPARE,
         variables=FP8_LAUNCH,
@@ -182,23 +227,21 @@ batch = {"input_ids": tokens, "labels": torch.arange(4)}
     "mxfp8 with biases": Script(
         ("MOD013",),
         model=LLAMA.replace("llama()", "llama(attention_bias=True, mlp_bias=True)"),
-        convert="""
-from torch import nn
-from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
-from torchao.quantization import quantize_
-config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_EMULATED_RCEIL)
-quantize_(model, config, filter_fn=lambda module, name: isinstance(module, nn.Linear) and name != "lm_head")
-""",
+        convert=MXFP8,
     ),
     "untied": Script(
         ("MOD008",),
+        unlike=(
+            "peft",
+        ),  # a head that is made after PEFT froze the model trains, and does not once it is tied
         model=LLAMA.replace("llama()", "llama(tie_word_embeddings=True)"),
         convert=f"""
 {CONVERT}
 new = torch.nn.Linear(64, 256, bias=False, dtype=torch.bfloat16)
-new.weight.data.copy_(model.lm_head.weight.data)
+decoder = next(each for each in model.modules() if type(each).__name__ == "LlamaForCausalLM")
+new.weight.data.copy_(decoder.lm_head.weight.data)
 from torchao.float8.float8_linear import Float8Linear
-model.lm_head = Float8Linear.from_float(new, config=Float8LinearConfig())
+decoder.lm_head = Float8Linear.from_float(new, config=Float8LinearConfig())
 """,
         compile=COMPILE,
     ),
@@ -223,19 +266,56 @@ batch = {"x": torch.randn(3, 32, 64, dtype=torch.bfloat16), "time": torch.randn(
         accelerator=ACCELERATOR,
         prepare=PREPARE,
         variables=(*FP8_LAUNCH, ("FP8_BACKEND", "te")),
-        wrappings=ALONE,
+        unlike=EVERY,
+    ),
+    "accelerate in bf16": Script(
+        ("ENV001",),
+        convert="",
+        accelerator=ACCELERATOR.replace("()", '(mixed_precision="bf16")'),
+        prepare=PREPARE,
+        compile=COMPILE,
+        variables=FP8_LAUNCH[:1],
+        unlike=("compiled", "blocks", "ddp", "accelerate"),
+    ),
+    "never prepared": Script(
+        ("MOD001",),
+        convert="",
+        accelerator=ACCELERATOR,
+        optimizer=f"{ADAMW}\nmodel(**batch).loss.backward()",
+        compile=COMPILE,
+        variables=FP8_LAUNCH,
+        unlike=EVERY,
+    ),
+    "mxfp8 on an H100": Script(
+        ("GPU002",),
+        convert=MXFP8.replace("_EMULATED", ""),
+        gpu="H100",
+        unlike=("accelerate",),
+    ),
+    "hooks kept by subclasses": Script(
+        ("MOD011",),
+        model=f"""{LLAMA}
+class Scaled(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 1.0
+
+
+for layer in model.model.layers:
+    layer.mlp.up_proj.__class__ = Scaled
+""",
+        compile=COMPILE,
     ),
     "debug switch": Script(
-        ("ENV006",), wrappings=ALONE, variables=(("TORCH_LOGS", "+dynamo"), ("CUDA_LAUNCH_BLOCKING", "1"))
+        ("ENV006",), unlike=EVERY, variables=(("TORCH_LOGS", "+dynamo"), ("CUDA_LAUNCH_BLOCKING", "1"))
     ),
 }
 
 
-def wrapped(script: Script, how: str) -> Script | None:
-    """Return the script with its model wrapped in this way as well; None where that is not how it is done."""
-    if how not in script.wrappings:
-        return None
-    return script if how == "plain" else dataclasses.replace(script, wrap=WRAPPINGS[how])
+def wrapped(script: Script, how: str, first: bool = False) -> Script:
+    """Return the script with its model wrapped in this way as well, before the conversion or after it."""
+    inside_out = reversed(how.rstrip(")").split("(")) if how != "plain" else ()
+    wrap = script.wrap + "".join(LAYERS[each] for each in inside_out)
+    return dataclasses.replace(script, wrap=wrap, wrapped_first=first)
 
 
 LAYERS_OF_TE = """
@@ -271,21 +351,19 @@ def build_model():
 
 model = build_model()
 """
-OF_TE = {
+OF_TE: dict[str, Any] = {
     "model": LAYERS_OF_TE,
     "convert": "",
     "batch": "\nbatch = torch.randn(256, 256).bfloat16()\n",
     "forward": "output = model(batch)",
     "device": "cuda",
-    "wrappings": ("plain",),
+    "unlike": EVERY,
 }
 INSIDE_AUTOCAST = "with te.autocast(enabled=True):\n    output = model(batch)"
 
 ON_A_GPU = {
     **{
-        name: dataclasses.replace(
-            script, device="cuda", wrappings=tuple(dict.fromkeys(("plain", *script.wrappings[:2])))
-        )
+        name: dataclasses.replace(script, device="cuda")
         for name, script in SCRIPTS.items()
         if name
         in (

@@ -57,6 +57,10 @@ def test_transformer_engine_gets_the_lines_that_were_applied(name: str) -> None:
         assert printed.code in applied
 
 
+TODAY = '.replace("_orig_mod.", "")'
+"""What a filter of a compiled model has gained since. The recorded scripts convert before they compile, so it
+changes no name there."""
+
 OF_TORCHAO = {
     f"{row['script']}, {row['wrapped']}": row for row in ROWS if not row["script"].startswith("te ")
 }
@@ -70,4 +74,4 @@ def test_torchao_gets_the_lines_that_were_applied(row: dict[str, Any]) -> None:
     about = {*ON_A_GPU[row["script"]].codes}
     for fix in row["fixes"]:
         if "effect" in fix and about & {*fix["for"]}:
-            assert today[fix["name"]] == fix["code"]
+            assert today[fix["name"]].replace(TODAY, "") == fix["code"]

@@ -24,6 +24,7 @@ from fp8doctor.code_snippets import with_imports
 from fp8doctor.facts import Facts, Linear, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.environment.live import finding_of
+from tests.examine.models import llama
 from tests.stand_ins import transformer_engine
 
 Look = Callable[..., Facts]
@@ -252,6 +253,16 @@ class Mixer(nn.Module):
             for _ in range(2)
         )
         self.head = nn.Linear(64, 16)
+
+
+def test_a_width_of_transformers_is_padded_in_its_configuration(look: Look) -> None:
+    model = llama(intermediate_size=120, vocab_size=250)
+    finding = unaligned_dimensions(look(convert_to_float8_training(model)))
+    assert isinstance(finding, Finding)
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"config": model.config})
+    again = type(model)(model.config)
+    assert unaligned_dimensions(look(convert_to_float8_training(again))) is None
 
 
 def test_a_number_of_patches_is_not_padded(look: Look) -> None:
