@@ -115,7 +115,8 @@ def memory_row(facts: Facts) -> str:
         return f"under {LEAST_GIB} of {found.gpu_gib:.1f} GiB at the peak (estimated)"
     drops = f"{least_with_layerdrop(now, facts):.1f} to " if facts.get("training.layerdrop") else ""
     form = f"{'with' if found.form == LOW else 'in'} {found.form}"
-    told = f"about {drops}{now.gib:.1f} of {found.gpu_gib:.1f} GiB at the peak"
+    least = "about" if now.activations is not None else "at least"
+    told = f"{least} {drops}{now.gib:.1f} of {found.gpu_gib:.1f} GiB at the peak"
     return f"{told} {form}, {other.gib:.1f} in {name} ({_parts(now)}){fits}"
 
 

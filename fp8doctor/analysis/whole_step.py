@@ -78,7 +78,7 @@ class WholeStep(Struct, frozen=True):
 
 def timed_alone(facts: Facts) -> bool:
     """Tell if the timed copies lack the communication that the job has, or take less than its own step."""
-    spread = _is_spread(facts) and bool(facts.get("trial.arms", ()))
+    spread = _is_spread(facts) and any(each.tried for each in facts.arms())
     return spread or bool(if_recorded(script_overhead, facts))
 
 

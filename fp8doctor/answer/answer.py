@@ -100,11 +100,11 @@ class Answer(Struct, frozen=True):
     def is_settled(self) -> bool:
         """Return whether no time would change the answer: a fault stops the job, nothing takes FP8, or the
         estimate is sure of its side, its size and the plan's end."""
-        if self.fault and (
-            self.status in ("step_raises", "does_not_fit", "fp8_not_engaged") or not self.fault.finding
-        ):
-            return True
         found, later = self.speedup, self.compared.end_speedup
+        if self.fault and (self.status == "does_not_fit" or not self.fault.finding):
+            return True
+        if self.status in ("step_raises", "fp8_not_engaged"):
+            return later is None or later.side != "open"
         ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))
         if found is None:
             return self.takes_no_fp8
@@ -137,7 +137,7 @@ def answer(
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault))[:MOST_CAUSES],
+        causes=tuple(_causes(view, findings, steps, fault, state))[:MOST_CAUSES],
         fixes=tuple(steps),
         memory=if_recorded(fit, facts) if known else None,
         bound=None if view.size_is_wrong else view.bound,
@@ -200,11 +200,11 @@ def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, fl
 
 
 def _causes(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], fault: Fault | None
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], fault: Fault | None, state: str
 ) -> Iterator[Cause]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes."""
     facts = view.facts
-    told = set[str]()
+    told = {each.code for each in findings if each.area == "engagement"} if state else set[str]()
     if fault:
         told |= {fault.finding.code} if fault.finding else set()
         if fault.reason:
@@ -225,7 +225,7 @@ def _explaining(
     undone = {code for step in steps if step.treatment.name == STAY_IN_BF16 for code in step.mends}
     fixed = {code for step in steps for code in step.mends}
     for each in sorted(findings, key=lambda each: each.code not in undone):
-        if each.severity == "info" or _gained_nothing(each):
+        if each.severity == "info" or _gained_nothing(each) or (each.area == "memory" and not each.saving_ms):
             continue
         if each.code in undone or (each.code not in fixed and _seeks_a_cause(view, findings)):
             yield each
@@ -272,23 +272,35 @@ def _open(
     """List what could change the verdict or the plan, the gravest first, each with its command."""
     facts, speedup, whole = view.facts, said.speedup, said.whole
     again, longer = run_again(facts) or "", with_more_time(facts)
-    time_it = again if failed_to_time(facts) else timed(facts) or LIVE
+    time_it = again if failed_to_time(facts) else longer or timed(facts) or LIVE
     measured = speedup is not None and speedup.basis == "measured"
     if view.left_out_bf16 and not (measured and said.leaves_fp8 is False and speedup and speedup.high < 1):
-        yield Open(what="compiled BF16 was not timed", command=longer or time_it)
+        yield Open(what="compiled BF16 was not timed", command=time_it)
     elif view.deciding_fp8:
-        yield Open(what="compiled FP8 was not timed", command=longer or time_it)
+        yield Open(what="compiled FP8 was not timed", command=time_it)
     elif measured and (said.status == "open" or view.may_become_even):
-        yield Open(what="noise may decide, so time it on a quiet machine", command=longer or time_it)
+        yield Open(what="noise may decide, so time it on a quiet machine", command=time_it)
     elif whole and whole[0] < 1 < whole[1]:
         other = "BF16" if said.has_fp8 else "FP8"
         yield Open(what=f"the whole step, so run the script in {other} too and compare", command=again)
     elif measured and said.compared.lacks_fair_bf16:
-        yield Open(what="BF16 with the same changes was not timed", command=longer or time_it)
+        yield Open(what="BF16 with the same changes was not timed", command=time_it)
+    elif measured and not said.leaves_fp8 and (late := _late(said.fixes)):
+        yield Open(what=f"the step with fix {late} was not timed, so change it and time it", command=time_it)
     elif not measured and not said.is_settled:
         yield Open(what=_untimed(said), command=time_it)
     for question in may_break(outcomes, facts, said.status):
         yield Open(what=question, command=again)
+
+
+def _late(fixes: Sequence[Step]) -> str:
+    """Number the fixes of a timed job that were not timed; empty if all were."""
+    late = (
+        str(number)
+        for number, each in enumerate(fixes, 1)
+        if not (each.together or (each.saving_ms and each.saving_ms.basis == "measured"))
+    )
+    return " and ".join(late)
 
 
 LIVE = "inspect_model(model, batch) on a GPU"

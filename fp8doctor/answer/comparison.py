@@ -80,7 +80,20 @@ class Comparison(Struct, frozen=True):
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
     found = if_recorded(_timed, view, steps) if view.on_gpu else None
-    return found or if_recorded(_estimated, view.facts, findings, tuple(steps)) or _watched(view.facts)
+    if found and (found.speedup or view.uses_fp8 or not found.bf16):
+        return found
+    estimate = if_recorded(_estimated, view.facts, findings, tuple(steps))
+    if found and estimate and estimate.speedup and found.bf16:
+        return _beside(found, estimate, found.bf16, estimate.speedup)
+    return found or estimate or _watched(view.facts)
+
+
+def _beside(found: Comparison, estimate: Comparison, bf16: Variant, speedup: Number) -> Comparison:
+    """Estimate FP8 next to the timed BF16 of a job without FP8, if no FP8 was timed."""
+    ms = bf16.ms.value
+    times = Number(ms / speedup.value, ms / speedup.high, ms / speedup.low, "modelled")
+    fp8 = replace(estimate.fp8, ms=times) if estimate.fp8 else None
+    return replace(found, fp8=fp8, speedup=speedup, gpu=estimate.gpu)
 
 
 def speed(of: Arm, against: Arm, facts: Facts) -> Number:
@@ -239,6 +252,12 @@ def _planned(
     found = None if more_tokens else estimated_gain(expects, planned)
     if found is None and expects.as_is is not None and not more_tokens and not planned.recipes:
         return None, None, None  # the plan changes nothing that the cost model knows
+    if more_tokens and now is not None and now.ms.basis == "measured":
+        return (
+            None,
+            None,
+            None,
+        )  # the watched step waits as long with more tokens, which the estimate leaves out
     gain = _gain(found)
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
     end_ms = planned.parts.bf16_ms / planned.best

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, SHOWN_MS, signed
 from fp8doctor.analysis.whole_step import in_bounds
-from fp8doctor.answer.answer import Answer, Cause
+from fp8doctor.answer.answer import WIDEST, Answer, Cause
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
@@ -25,6 +25,7 @@ Tone = Literal["bad", "good", "plain"]
 TEMPLATES = {
     "title.fault": "{title}",
     "title.side": "{fp8} {verb} {size} than BF16",
+    "title.wide": "{fp8} {verb} {interval} than BF16",
     "title.even": "{fp8} {verb} as fast as BF16",
     "title.open": "Open: {fp8} {verb} {low:.2f}x to {high:.2f}x the speed of BF16",
     "title.whole": "{title}; the whole step {bounds}",
@@ -32,15 +33,15 @@ TEMPLATES = {
     "title.unknown": "Open: whether FP8 {verb} faster than BF16",
     "title.no_fp8": "No FP8 training here",
     "numbers.two": "{fp8:,.1f} and {bf16:,.1f} ms/step, {basis}",
+    "numbers.fault": "FP8 {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
     "numbers.one": "{now:,.1f} ms/step, {basis}",
     "why.cause": "{title}",
     "why.cost": "{title}: {ms:,.1f} ms",
     "why.parts": "{parts} ms{where}",
-    "why.after": "Estimated {after}",
     "why.unknown": "No estimate: {reason}",
     "fix.step": "{summary}",
     "fix.memory": "{fix}",
-    "fix.nothing": "Nothing to change",
+    "fix.nothing": "Nothing to change for speed",
     "fix.unknown": "No fix is known",
     "fix.off": "Leave FP8 off",
     "fix.stay": "Stay in BF16",
@@ -53,7 +54,7 @@ TEMPLATES = {
     "sure.side": "the side yes, the size no: {interval}, {rounds}{doubts}",
     "sure.no": "no, {rounds}{doubts}",
     "sure.likely": "likely: {interval}, estimated for {gpu}",
-    "sure.either": "no: estimated for {gpu}, nothing was timed",
+    "sure.either": "no: {timed}estimated for {gpu}",
     "sure.fault": "yes, {seen}",
     "sure.cpu": "not for a GPU: a CPU timed the steps",
     "open.question": "{what}",
@@ -137,7 +138,8 @@ def _tone(said: Answer) -> Tone:
     if said.fault or said.errors or slower or said.status in GRAVE:
         return "bad"
     speedup = said.speedup
-    good = speedup is not None and speedup.side == "faster" and not said.on_cpu
+    whole_open = bool(said.whole and said.whole[0] < 1)
+    good = speedup is not None and speedup.side == "faster" and not said.on_cpu and not whole_open
     return "good" if good and not (said.memory and said.memory.may_be_too_large) else "plain"
 
 
@@ -154,6 +156,8 @@ def _title(said: Answer) -> Line:
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
     elif found.side == "even":
         title = say("title.even", fp8=fp8, verb=verb)
+    elif found.basis != "measured" and found.high >= WIDEST * found.low:
+        title = say("title.wide", fp8=fp8, verb=verb, interval=_interval(found))
     else:
         title = say("title.side", fp8=fp8, verb=verb, size=_size(found))
     if said.whole:
@@ -166,7 +170,8 @@ def _numbers(said: Answer) -> Line | None:
     fp8, bf16, now = said.compared.fp8, said.compared.bf16, said.compared.now
     if said.speedup and fp8 and bf16:
         each = tuple(dict.fromkeys(HOW[one.ms.basis] for one in (fp8, bf16)))
-        return say("numbers.two", fp8=fp8.ms.value, bf16=bf16.ms.value, basis=" and ".join(each))
+        case = "numbers.fault" if said.fault else "numbers.two"
+        return say(case, fp8=fp8.ms.value, bf16=bf16.ms.value, basis=" and ".join(each))
     if now:
         return say("numbers.one", now=now.ms.value, basis=HOW[now.ms.basis])
     return None
@@ -208,9 +213,7 @@ def _why(said: Answer) -> Iterator[Line]:
         named += [f"other {signed(rest)}"] if abs(rest) >= SHOWN_MS else []
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
-    if said.compared.after and said.speedup is None and said.compared.end_speedup:
-        yield say("why.after", after=said.compared.after)
-    elif said.unknown:
+    if said.unknown and not said.compared.end_speedup:
         yield say("why.unknown", reason=said.unknown)
 
 
@@ -235,6 +238,8 @@ def _fix(said: Answer) -> Iterator[Line]:
     slower = found is not None and found.side == "slower"
     if said.fault:
         yield say("fix.unknown")
+    elif said.takes_no_fp8:
+        yield say("fix.stay")
     elif slower:
         yield say("fix.off" if said.has_fp8 else "fix.stay")
     elif found is not None and found.side in ("even", "faster") and not said.open:
@@ -259,8 +264,10 @@ def _then(said: Answer) -> Iterator[Line]:
         return
     basis = "" if end.ms.basis == "measured" else " (estimated)"
     told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
+    if said.is_compute and end.ms.basis == "measured":
+        told = [f"compute alone: {told[0]}"]
     if gain:
-        told.append(_than(gain, "now"))
+        told.append(_than(gain, "its copy now" if said.is_compute and end.ms.basis == "measured" else "now"))
     if than_bf16 and than_bf16.side == "open":
         told.append(say("then.range", low=than_bf16.low, high=than_bf16.high, basis="").text)
     elif than_bf16:
@@ -274,8 +281,9 @@ def _then(said: Answer) -> Iterator[Line]:
 def _sure(said: Answer) -> Iterator[Line]:
     found = said.speedup
     if said.fault:
-        seen = "it was seen when the step ran" if said.basis == "measured" else "it was read from the job"
-        yield say("sure.fault", seen=seen)
+        seen = "the fault was seen when the step ran" if said.basis == "measured" else "read from the job"
+        doubts = ", but the times may be off" if said.doubts and said.fixes else ""
+        yield say("sure.fault", seen=f"{seen}{doubts}")
         return
     if said.on_cpu and found is not None and found.basis == "measured":
         yield say("sure.cpu")
@@ -285,7 +293,10 @@ def _sure(said: Answer) -> Iterator[Line]:
     interval = _interval(found)
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
-        yield say(how, interval=interval, gpu=said.compared.gpu or "this GPU")
+        clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
+        other = "BF16" if said.has_fp8 else "FP8"
+        timed = f"only your step was timed, {other} is " if clock else "nothing was timed, "
+        yield say(how, interval=interval, timed=timed, gpu=said.compared.gpu or "this GPU")
         return
     rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")
     doubts = f": {'; '.join(said.doubts)}" if said.doubts else ""
