@@ -144,10 +144,6 @@ class Waterfall(msgspec.Struct, frozen=True):
     step_ms: float
     """Step of ``of``."""
 
-    @property
-    def gemms_saved_ms(self) -> float:
-        return -self.parts_ms["GEMMs"]
-
 
 def without_parts_of_a_cpu(facts: Facts) -> Facts:
     """Drop the profiles of a trial on a CPU, whose operators are no kernels."""
