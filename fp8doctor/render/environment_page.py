@@ -56,6 +56,13 @@ class Item(Struct, frozen=True):
     lines: str = ""
 
 
+ELSEWHERE = "fp8doctor model.py --assume-gpu H200"
+"""Estimates for a GPU of another machine."""
+
+WITH_CUDA = "pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130"
+"""Puts a torch that uses the GPU in the place of one that does not."""
+
+
 def no_model(report: Document) -> bool:
     """Return whether the report is of the machine alone, without a severe finding."""
     facts = report.facts
@@ -130,8 +137,10 @@ def _software(facts: Facts) -> Iterator[Item]:
     hip = software.get("hip")
     built = f"CUDA {cuda}" if cuda else f"ROCm {hip}" if hip else "built without CUDA"
     known = recorded(software, "cuda") or recorded(software, "hip")
-    mark: Mark = "info" if _is_cpu_build(facts) else "healthy"
-    yield Item(mark, "torch", f"{version}, {built}" if known else short_version(torch))
+    unused = _is_cpu_build(facts) and bool(facts.get("gpus"))
+    mark: Mark = "bad" if unused else "info" if _is_cpu_build(facts) else "healthy"
+    told = f"{version}, {built}" if known else short_version(torch)
+    yield Item(mark, "torch", told, WITH_CUDA if unused else "")
 
 
 def _driver(facts: Facts) -> Iterator[Item]:
@@ -153,11 +162,12 @@ def _gpus(report: Document) -> Iterator[Item]:
             many = f"{count} x " if count > 1 else ""
             fp8 = has_fp8(gpu)
             scalings = (if_recorded(_scalings, facts, gpu) or "") if fp8 else "no FP8 tensor cores"
-            command = "" if fp8 else "fp8doctor model.py --assume-gpu H200"
+            command = "" if fp8 else ELSEWHERE
             label = f"{many}{gpu_label(gpu)}"
             yield Item("healthy" if fp8 else "bad", "GPU", f"{label}: {scalings or 'FP8'}", command)
     elif not findings:
-        yield Item("warning", "GPU", "none")
+        hidden = len(facts.get("gpus", ()))
+        yield Item("warning", "GPU", f"{hidden} hidden from this process" if hidden else "none", ELSEWHERE)
     for each in findings:
         if each.code != NO_TENSOR_CORES or each.treatment:  # else the GPU's line says it
             yield _of_finding("GPU", each, least="info" if gpus and not _is_cpu_build(facts) else "warning")
