@@ -87,7 +87,9 @@ class Answer(Struct, frozen=True):
 
     @property
     def basis(self) -> Basis | None:
-        """Say how the speedup is known, else the step."""
+        """Say how a fault is known, else the speedup, else the step."""
+        if self.fault and self.fault.was_seen:
+            return "measured"
         known = self.speedup or (self.compared.now.ms if self.compared.now else None)
         return known.basis if known else None
 
@@ -324,7 +326,7 @@ def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: st
     step = timed_step(facts, "")
     estimate = None
     if not (measured and not said.on_cpu) and said.has_fp8 and not any(map(invalidates, findings)):
-        expects = if_recorded(expected_speedup, facts, tuple(findings))
+        expects = compared if compared.gpu else if_recorded(expected_speedup, facts, tuple(findings))
         estimate = expects.as_is if expects else None
     gives = compared.end_speedup or (speedup if not said.has_fp8 else None)
     low, high = said.whole or (None, None)
@@ -336,7 +338,7 @@ def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: st
         speedup_low=of_fp8.low if of_fp8 else None,
         speedup_high=of_fp8.high if of_fp8 else None,
         basis=said.basis if said.fault is None or said.basis == "measured" else "rule",
-        achievable_speedup=gives.value if gives else None,
+        achievable_speedup=gives.value if gives and (gives.side != "open" or not on_clock) else None,
         estimated_speedup=estimate,
         step_ms=now.ms.value if on_clock and now else None,
         bf16_step_ms=bf16.ms.value if bf16 and bf16.ms.basis == "measured" else None,

@@ -73,6 +73,8 @@ class Comparison(Struct, frozen=True):
     """Part of the step -> what FP8 takes longer there; together they are `fp8` - `bf16`."""
     gpu: str = ""
     """The GPU that estimates are of."""
+    as_is: float | None = None
+    """The estimated speedup of the step as it is."""
     after: str = ""
     """What has to be done before the step can be estimated, in words."""
 
@@ -215,6 +217,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         end_speedup=end_speedup,
         parts_ms=_estimated_parts(expects) if speedup and (converts or expects.as_is) else {},
         gpu=expects.gpu,
+        as_is=expects.as_is,
         after=expects.after,
     )
 

@@ -39,6 +39,8 @@ class Fault(Struct, frozen=True):
     reason: str = ""
     finding: Finding | None = None
     """The check's finding, if one says it."""
+    was_seen: bool = False
+    """True if it happened when the job ran; False if it was read from the job."""
 
 
 def fault_of(facts: Facts, findings: Sequence[Finding]) -> Fault | None:
@@ -49,9 +51,9 @@ def fault_of(facts: Facts, findings: Sequence[Finding]) -> Fault | None:
 def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     errors = [each for each in findings if each.severity == "error"]
     if error := facts.get("script_error"):
-        yield Fault("open", "The script failed before its first step", _explained(error))
+        yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True)
     elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
-        yield Fault("open", FAILED_EARLY, "The exception is in the script's output")
+        yield Fault("open", FAILED_EARLY, "The exception is in the script's output", was_seen=True)
     if not recorded(facts, "network"):
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return
@@ -62,6 +64,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
             "The training step raises",
             _explained(facts.trial.reason or ""),
             next(iter(errors), None),
+            was_seen=True,
         )
     if refused := facts.get("workload.refused"):
         yield Fault("step_raises", BROKEN["step_raises"], refused)
@@ -75,7 +78,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
         yield Fault("does_not_fit", "It does not fit into the GPU's memory (estimated)", memory.sentence)
     if told := non_finite(facts):
         found = next((each for each in findings if each.get("breaks") == "not_finite"), None)
-        yield Fault("not_finite", BROKEN["not_finite"], told, found)
+        yield Fault("not_finite", BROKEN["not_finite"], told, found, was_seen=True)
     if uses_fp8(facts):
         if why := if_recorded(why_fp8_does_not_run, facts):
             yield Fault(
@@ -103,7 +106,8 @@ def _ended_rank(facts: Facts) -> Iterator[Fault]:
         for each in facts.ranks.processes if recorded(facts, "ranks") else ():
             if each.get("end") == end:
                 unseen = "A signal, a crash in native code or os._exit: no exception was seen"
-                yield Fault("open", words.format(each.rank), _explained(each.get("error") or unseen))
+                reason = _explained(each.get("error") or unseen)
+                yield Fault("open", words.format(each.rank), reason, was_seen=True)
 
 
 def non_finite(facts: Facts) -> str:

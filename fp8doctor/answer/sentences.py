@@ -1,7 +1,6 @@
 """Every sentence of an answer: a template for each line and case. A sentence computes nothing.
 
-`TEMPLATES` is a closed set; ``docs/sentences.md`` counts how often the recordings use each. Add one only if
-three recordings need it.
+`TEMPLATES` is a closed set. Add one only if three recordings need it.
 """
 
 from __future__ import annotations
@@ -281,7 +280,7 @@ def _then(said: Answer) -> Iterator[Line]:
 def _sure(said: Answer) -> Iterator[Line]:
     found = said.speedup
     if said.fault:
-        seen = "the fault was seen when the step ran" if said.basis == "measured" else "read from the job"
+        seen = "the fault was seen when the job ran" if said.basis == "measured" else "read from the job"
         doubts = ", but the times may be off" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return

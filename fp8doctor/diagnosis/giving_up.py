@@ -64,7 +64,7 @@ def unless_undecided(
 ) -> tuple[Step, ...]:
     """Drop giving FP8 up if nothing compared it with BF16, and the estimate of the other fixes holds 1."""
     others = tuple(step for step in proposed if step.treatment.name != STAY_IN_BF16)
-    if view.on_gpu and view.bf16:
+    if len(others) == len(proposed) or (view.on_gpu and view.bf16):
         return tuple(proposed)
     expects = if_recorded(planned_speedup, view.facts, findings, others)
     return others if expects and not expects.loses and uses_fp8(view.facts) else tuple(proposed)
