@@ -291,7 +291,8 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     A check counts the kernels of some layers, without the host. A measured plan keeps its savings.
     """
     now, end, gain = compared.now, compared.end, compared.gain
-    if compared.speedup is not None and compared.speedup.basis == "measured":
+    of = gain or compared.speedup
+    if of is not None and of.basis == "measured":
         return tuple(steps)
     stays = stays_in_bf16(steps)
     held = [
