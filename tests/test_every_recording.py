@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, ratio_on_screen, timed_on_gpu
 from fp8doctor.analysis.compile_coverage import compiles_each_block
+from fp8doctor.analysis.memory_fit import Fit
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN
@@ -75,6 +77,7 @@ def test_a_recording(path: Path) -> None:
     no_fix_undoes_another(found.report)
     every_format_is_sound(found, WIDTHS[ALL.index(path) % len(WIDTHS)])
     a_screen_agrees_with_itself(found)
+    numbers_of_the_box_are_those_of_the_answer(found)
     assert (found.view.end is not None) == timed(found.view)
     if found.view.end:
         a_plan_arrives_where_it_says(found, found.view.end)
@@ -99,7 +102,8 @@ def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
     for each in (each for each in view.facts.trial.arms if each.tried and each.step_ms):
         if each.name in BASELINES or is_in_fp8(each):
             faster = ratio_on_screen(end.arm, each)
-            hidden = end.is_as_is and (faster.low <= 1 or is_noise(end.arm, each, view.facts.trial))
+            alike = end.is_as_is or end.in_bf16 != is_in_fp8(each)
+            hidden = alike and (faster.low <= 1 or is_noise(end.arm, each, view.facts.trial))
             broken = not is_finite(each) and is_finite(view.bf16)
             assert hidden or broken or each.step_ms * (1 + SELF_CHECK_TOLERANCE) >= end.arm.step_ms, each.name
 
@@ -253,9 +257,49 @@ def snippets(report: Report) -> Iterator[str]:
     yield from (each.treatment.code for each in findings if each.treatment)
 
 
+NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?")
+
+
+def numbers_of_the_box_are_those_of_the_answer(found: Replay) -> None:
+    """None is computed in a sentence, and the named parts add up to what FP8 takes longer."""
+    said, lines = found.report.answer, [*found.screen.box.lines]
+    known = {str(number) for number in range(1, len(said.fixes) + 1)}
+    known.update(*(_written(each) for each in _leaves(said)))
+    printed = {
+        number for each in lines if each.template != "why.parts" for number in NUMBER.findall(each.text)
+    }
+    assert printed <= known
+    for each in (each for each in lines if each.template == "why.parts"):
+        signs = re.findall(r"([+−])([\d,]+\.\d)", each.text)
+        parts = [float(ms.replace(",", "")) * (-1 if sign == "−" else 1) for sign, ms in signs]
+        assert sum(parts) == pytest.approx(sum(said.compared.parts_ms.values()), abs=0.05 * (len(parts) + 2))
+
+
+def _leaves(of: Any) -> Iterator[Any]:
+    """List what a record holds, down to its numbers and words."""
+    if isinstance(of, Fit):
+        yield from (of.sentence, of.fix)
+    elif isinstance(of, Struct):
+        yield from _leaves([if_recorded(getattr, of, name) for name in of.__struct_fields__])
+    elif isinstance(of, dict | list | tuple):
+        for each in of.values() if isinstance(of, dict) else of:
+            yield from _leaves(each)
+    else:
+        yield of
+
+
+def _written(leaf: Any) -> set[str]:
+    """Write a number in every form that a sentence has for it."""
+    if isinstance(leaf, str):
+        return {*NUMBER.findall(leaf)}
+    if not isinstance(leaf, int | float) or not leaf or not math.isfinite(leaf):
+        return set()
+    return {f"{each:,.{digits}f}" for each in (abs(leaf), 1 / abs(leaf)) for digits in (0, 1, 2)}
+
+
 def a_screen_agrees_with_itself(found: Replay) -> None:
     report, screen, view = found
-    assert first_screen(report, quiet=True).fixes == screen.fixes
+    assert first_screen(report, quiet=True).box == screen.box
     ended = report.facts.ranks.processes if recorded(report.facts, "ranks") else ()
     errors = [each.error for each in ended if each.get("end") == "raised" and each.get("error")]
     assert all(each in (report.answer.fault.reason if report.answer.fault else "") for each in errors)

@@ -11,8 +11,6 @@ from torch import nn
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from fp8doctor.analysis.compile_coverage import compile_treatment
-from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts
 from tests.examine.models import SIZES, llama, lora, network, training
 
@@ -59,29 +57,3 @@ def test_the_cache_goes_where_blocks_are_compiled(build: Callable[[], nn.Module]
     exec(code, {"model": model, "torch": torch})
     assert training(model).use_cache is False
     assert any(blocks.compiled == blocks.count for blocks in network(model).blocks)
-
-
-@pytest.mark.parametrize("build", [lambda: llama("meta", use_cache=True), gemma])
-@pytest.mark.parametrize("name", ["cache-off", "compile-blocks"])
-def test_the_trials_own_treatments_say_the_same(build: Callable[[], nn.Module], name: str) -> None:
-    model = build()
-    treatment = describe(name, facts_of(model))
-    assert treatment is not None
-    exec(treatment.code, {"model": model, "torch": torch})
-    assert training(model).use_cache is False
-
-
-def test_staying_in_bf16_compiles_a_class_of_torch_too() -> None:
-    names = {"model": nn.Sequential(nn.Linear(32, 32)), "torch": torch}
-    exec(stay_in_bf16(Facts()).code, names)
-    assert [mark.compiles for mark in training(names["model"]).compile_marks] == [True]
-
-
-def test_a_model_that_is_compiled_whole_keeps_its_cache() -> None:
-    facts = facts_of(llama("meta", use_cache=True))
-    assert (
-        compile_treatment(
-            facts, [linear for linear in facts.network.linears if "layers" not in linear.name] * 5
-        ).code
-        == "model.compile()"
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ from torchao.float8.float8_linear import Float8Linear
 from transformers.pytorch_utils import Conv1D
 
 from fp8doctor import inspect_model
-from fp8doctor.analysis.layers import EVERY_ROLE, in_its_place, in_python, named, would_be_converted
-from fp8doctor.facts.examples import float8
+from fp8doctor.analysis.layers import EVERY_ROLE, would_be_converted
 
 
 class Mixed(nn.Module):
@@ -58,56 +56,3 @@ def test_it_is_what_torchao_converts() -> None:
 )
 def test_what_widens_it(widened: dict[str, Any], added: set[str]) -> None:
     assert said(**widened) - said() == added
-
-
-class OddlyNamed(nn.Module):
-    """Names that transformers, timm and users give and that Python does not take as attributes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_module("0", nn.Sequential(nn.Linear(32, 32)))
-        self.add_module("proj-out", nn.Linear(32, 32))
-        self.add_module("class", nn.ModuleList([Mixed(), Mixed()]))
-        self.dict = nn.ModuleDict({"global": Mixed(), "local": Mixed(), "0": Mixed()})
-        self.plain = nn.Module()
-        self.plain.add_module("1", nn.ModuleList([nn.ModuleList([nn.Linear(32, 32)])]))
-        self.keyed = nn.ModuleDict({"lambda": nn.Linear(32, 32), 'say "it"': nn.Linear(32, 32)})
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        OddlyNamed,
-        Mixed,
-        lambda: nn.Sequential(Mixed(), Mixed()),
-        lambda: nn.DataParallel(OddlyNamed()),
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(32, 32)), nn.ModuleDict({"global": Mixed()})),
-    ],
-)
-def test_every_module_can_be_written_and_put_in_its_place(build: Callable[[], nn.Module]) -> None:
-    model = build()
-    network = inspect_model(model, trial=False).facts.network
-    inside = model.module if isinstance(model, nn.DataParallel) else model
-    for name, module in inside.named_modules():
-        assert eval(in_python(name, network), {"model": model}) is module
-    weight = in_python(f"{network.linears[0].name}.weight", network)
-    assert isinstance(eval(weight, {"model": model}), nn.Parameter)
-    for name, module in list(inside.named_modules())[1:]:
-        made = nn.Identity()
-        exec(in_its_place(name, "replaced({})", network), {"model": model, "replaced": lambda old: made})  # noqa: B023
-        assert inside.get_submodule(name) is made
-        inside.set_submodule(name, module)
-
-
-@pytest.mark.parametrize(
-    ("count", "of", "told"),
-    [
-        (1, 9, ": head (2048 x 50257)"),
-        (2, 2, ": head (2048 x 50257) and head (2048 x 50257)"),
-        (3, 9, ", such as head (2048 x 50257)"),
-        (3, 3, ""),
-    ],
-)
-def test_a_title_names_one_or_two_layers_with_their_sides(count: int, of: int, told: str) -> None:
-    layers = [float8("head", in_features=2048, out_features=50257)] * count
-    assert named(layers, of) == told

@@ -28,22 +28,6 @@ def test_a_step_in_bf16_does_neither() -> None:
     assert held(BF16) == ("bf16_compiled", False, False)
 
 
-def test_a_treatment_called_after_bf16_changes_a_step_in_fp8() -> None:
-    kept = ran("keep-in-bf16", 80.0, treatments=("keep-in-bf16",), base=ArmName.AS_IS)
-    assert held(kept) == ("bf16_compiled", True, False)
-
-
-def test_what_helps_bf16_too_is_not_held_to_a_bf16_without_it() -> None:
-    assert held(ran("autocast-bf16", 80.0, treatments=("autocast-bf16",), base=ArmName.AS_IS)) is None
-
-
-def test_what_is_built_on_a_change_that_helps_bf16_too_is_not_held_to_a_bf16_without_it() -> None:
-    adapters = ran("prescribed_first", 80.0, treatments=("adapters-to-bf16",), base=ArmName.AS_IS)
-    recipe = ran("te-block", 70.0, treatments=("te-block",), base="prescribed_first")
-    assert held(recipe, adapters) is None
-    assert held(recipe) == ("bf16_compiled", True, False), "what it is built on has no arm"
-
-
 def test_a_step_of_the_first_window_is_held_to_the_bf16_of_that_window() -> None:
     """In which the host, or the clocks, may have been others."""
     first = [ran("as_is_first", 60.0), ran("bf16_first", 52.0), ran("bf16_compiled_first", 45.0)]

@@ -58,24 +58,3 @@ def test_a_step_that_did_raise_is_told_before_all_else() -> None:
     report = diagnose(replace(facts_of("converted_by_hand"), trial=raised))
     assert (report.verdict.status, report.verdict.basis) == ("step_raises", "measured")
     assert report.worst() == "error"
-
-
-@pytest.mark.slow
-def test_what_was_frozen_before_the_conversion_need_not_learn() -> None:
-    facts = facts_of("lora_converted")
-    adapted = tuple(
-        replace(each, requires_grad=True) if each.adapter == "base" else each
-        for each in facts.network.linears
-    )
-    training = replace(
-        facts.training,
-        parameters_outside_optimizer=1,
-        first_outside_optimizer=(),
-        optimizer="torch.optim.SGD",
-    )
-    report = diagnose(
-        replace(facts, network=replace(facts.network, linears=adapted), training=training),
-        select=["MOD007"],
-    )
-    assert [each.code for each in report.findings] == ["MOD007"]
-    assert report.verdict.status == "not_measured"

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.analysis.trial_view import trial_view
-from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.prescription import as_timed
 from fp8doctor.examine import examine
@@ -73,15 +72,6 @@ def test_what_is_saved_is_told_by_its_cause() -> None:
     assert "your own" not in first.treatment.code + second.treatment.code
 
 
-def test_lines_in_place_of_the_users_own_compile_say_so() -> None:
-    model = torch.compile(Stacked().bfloat16())
-    second = conversion_of(of(model, BLOCKS, ran("float8_tensorwise_as_compiled", 95.0)))[1]
-    assert second.treatment.code.startswith("# leave out your own torch.compile\nfor block in ")
-    own = conversion_of(of(model, BLOCKS, OWN))
-    assert [step.treatment.name for step in own] == ["convert-rowwise"]
-    assert own[0].treatment.code.splitlines()[-3] == "# before your own torch.compile, which stays as it is"
-
-
 def test_blocks_that_are_compiled_stay_so() -> None:
     """The model is converted before them, and before it is wrapped: its names are those without a prefix."""
     model = Stacked().bfloat16()
@@ -94,12 +84,6 @@ def test_blocks_that_are_compiled_stay_so() -> None:
     *_, _before, keep, convert = step.treatment.code.splitlines()
     assert keep == 'keep = {"head"}'
     assert convert.startswith("convert_to_float8_training(model, ")
-
-
-def test_fp32_weights_are_told_their_autocast() -> None:
-    arm = ran("float8_tensorwise", 60.0, treatments=("autocast-bf16", "convert-tensorwise", "compile-blocks"))
-    names = [step.treatment.name for step in conversion_of(of(Stacked(), arm))]
-    assert names == ["convert-tensorwise", "autocast-bf16", "compile-blocks"]
 
 
 @pytest.mark.parametrize(
@@ -115,24 +99,3 @@ def test_fp32_weights_are_told_their_autocast() -> None:
 def test_nothing_is_converted_that_does_not_pay(arms: tuple[Arm, ...], device: str) -> None:
     steps = conversion_of(of(Stacked().bfloat16(), *arms, device=device))
     assert not [step for step in steps if step.treatment.name.startswith("convert")]
-
-
-def test_bf16_that_is_faster_compiled_is_compiled() -> None:
-    """As most who train in BF16 could, and FP8 gains nothing on top of it."""
-    (step,) = conversion_of(of(Stacked().bfloat16(), BLOCKS, ran("bf16_compiled", 85.0)))
-    assert step.treatment.code == "for block in model.blocks:\n    block.compile()"
-    assert step.saving_ms is not None
-    assert step.saving_ms.middle == 15.0
-
-
-def test_the_report_holds_it() -> None:
-    report = diagnose(of(Stacked().bfloat16(), BLOCKS))
-    assert [step.treatment.name for step in report.prescription] == ["convert-tensorwise", "compile-blocks"]
-
-
-def test_a_plan_that_was_timed_gets_no_autocast_that_was_not() -> None:
-    """The trial times autocast by itself. Checks that propose it are left out here."""
-    facts = of(Stacked(), ran("bf16_compiled", 97.0))
-    report = diagnose(facts, ignore=("MEM003", "CMP007"))
-    assert report.verdict.basis == "measured"
-    assert "autocast-bf16" not in {step.treatment.name for step in report.prescription}

@@ -11,8 +11,6 @@ from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, TREATMENTS
-from fp8doctor.checks.engagement import fp8_storage_only
-from fp8doctor.checks.step import host_bound
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.dialects import from_table, tables
 from fp8doctor.facts import Facts, Package
@@ -67,17 +65,6 @@ def test_each_row_is_of_a_treatment_and_is_whole(name: str) -> None:
             assert all(isinstance(key, str) for key in yaml.safe_load(code))
         elif not code.splitlines()[-1].startswith("unset"):
             ast.parse(code)
-
-
-def test_a_recipe_is_named_as_torchao_does() -> None:
-    treatment = Treatment(name="convert-rowwise_with_gw_hp", summary="convert", code="pass")
-    assert 'from_recipe_name("rowwise_with_gw_hp")' in from_table("unsloth", treatment).code
-    assert from_table("unsloth", replace(treatment, name="convert-base-first")).code == "pass"
-
-
-def test_no_framework_keeps_the_lines() -> None:
-    for module in (fp8_storage_only, host_bound):
-        assert "Unsloth" not in str(lines(module.SICK))
 
 
 @pytest.mark.parametrize("name", tables())

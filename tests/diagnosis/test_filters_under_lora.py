@@ -82,20 +82,3 @@ def test_it_leaves_the_same_layers_out(wrap: Callable[[nn.Module], nn.Module], a
     assert in_fp8(model) == {f"layers.{i}.{each}" for i in range(2) for each in ("up", "gate")}
     assert code is not None
     assert "lora_A" not in code, "its matrices are named together"
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before LoRA", "after LoRA"])
-def test_a_layer_that_peft_trains_whole_is_left_out_too(after: bool) -> None:
-    def saved(base: nn.Module) -> nn.Module:
-        return get_peft_model(base, LoraConfig(r=4, target_modules=["q"], modules_to_save=["gate"]))
-
-    seen = examine(Job(model=saved(Base().bfloat16()), target=Target(), workload=Workload()))
-    kept = [each.name for each in seen.linears() if ".gate." in each.name]
-    model: nn.Module = Base().bfloat16()
-    names = {"model": saved(model) if after else model}
-    exec(
-        keep_in_bf16(kept, seen).code,
-        {**names, "convert_to_float8_training": convert_to_float8_training},
-    )
-    called = {name for name in in_fp8(model) if not name.endswith("original_module")}
-    assert not any("gate" in name for name in called)

@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.torchtitan import short, written
-from fp8doctor.diagnosis.treatments import checkpointing_off, keep_in_bf16, recipe
+from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts
 from fp8doctor.report import Report
 
@@ -83,31 +81,3 @@ def test_layers_are_left_out_by_the_names_that_it_looks_for(facts: Facts) -> Non
     assert 'Float8LinearConverter.Config(recipe_name="rowwise", filter_fqns=["wk", "lm_head"]' in code
     assert "--quantize.linear.float8.filter_fqns=wk,output" in code
     assert short({"layers.1.wk"}, facts.network.linears) == ["layers.1.wk"]
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("recipe-rowwise-with-gw-hp", 'Float8LinearConverter.Config(recipe_name="rowwise_with_gw_hp"'),
-        ("recipe-tensorwise", "# up to v0.2.2; later ones have rowwise only:"),
-        ("recipe-mxfp8", 'MXFP8LinearConverter.Config(fqns=["layers"]'),
-    ],
-)
-def test_recipes(name: str, told: str, facts: Facts) -> None:
-    assert told in written(recipe(name, facts), facts).code
-
-
-def test_its_mxfp8_converter_leaves_no_layer_out(facts: Facts) -> None:
-    linears = tuple(replace(each, recipe="mxfp8") for each in facts.network.linears if each.use == "training")
-    in_mxfp8 = replace(facts, network=replace(facts.network, linears=linears))
-    fix = keep_in_bf16(["layers.0.wk"], in_mxfp8)
-    assert written(fix, in_mxfp8) is fix
-
-
-def test_checkpointing(facts: Facts) -> None:
-    assert "activation_checkpoint=None" in written(checkpointing_off(facts), facts).code
-
-
-def test_facts_without_a_model_stay_as_they_are(facts: Facts) -> None:
-    found = report(Llama3Model)
-    assert in_dialect(found.findings, Facts()) is found.findings

@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.diagnosis.traces import (
-    digits,
-    what_comes_first,
-    why_it_waits,
-)
+from fp8doctor.diagnosis.traces import what_comes_first, why_it_waits
 from fp8doctor.facts.traced import TracedStep
 from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 
@@ -48,8 +44,3 @@ def test_a_gpu_that_waits_says_for_what(idle: dict[str, float], words: str) -> N
 )
 def test_what_to_look_at(found: TracedStep, expected: list[str]) -> None:
     assert codes(found) == expected
-
-
-@pytest.mark.parametrize(("ms", "places"), [(371.0, 1), (10.0, 1), (9.9, 2), (0.99, 3)])
-def test_short_steps_have_more_decimals(ms: float, places: int) -> None:
-    assert digits(ms) == places

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Arm, ArmCut, Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, Saving, Treatment
-from fp8doctor.render import text
 from tests.facts_of import DECODER_468M
 
 
@@ -18,7 +17,7 @@ from tests.facts_of import DECODER_468M
 class Of:
     """Arms as (name, ms per round, treatments)."""
 
-    arms: dict[str, tuple[float, ...] | str]
+    arms: Mapping[str, tuple[float, ...] | str]
     device: str = "cuda"
     treatments: tuple[str, ...] = ("compile-blocks",)
     reliable: bool = True
@@ -70,11 +69,6 @@ class Of:
                 else {}
             ),
         )
-
-
-def render(report: Document) -> str:
-    """The report with all that is known."""
-    return text.render(report, verbose=True)
 
 
 def around(ms: float, spread: float = 0.2) -> tuple[float, ...]:

@@ -107,6 +107,6 @@ def test_a_summary_that_cannot_be_written_costs_a_sentence(
 
 @pytest.mark.parametrize(("fail_on", "failed"), [("info", 0), ("error", 0)])
 def test_a_verdict_that_nothing_is_wrong_with_is_no_failure(fail_on: Any, failed: int) -> None:
-    report = replace(SCREENS["compiled_decoder"], findings=(), prescription=())
+    report = replace(SCREENS["eager_decoder"], findings=(), prescription=())
     suites = ElementTree.fromstring(junit(report, fail_on=fail_on))
     assert suites.get("failures") == str(failed)

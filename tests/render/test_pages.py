@@ -156,10 +156,3 @@ def test_nothing_of_a_trace_steers_a_terminal_or_markdown() -> None:
     assert "<script>" not in as_markdown(sheet)
     assert "\n# b" not in as_markdown(sheet)
     hold_sound(as_html(sheet))
-
-
-def test_a_name_that_is_too_wide_is_cut_and_says_so() -> None:
-    table = Table(("name", "n"), (("x" * 90, "1", "y" * 90),), text="text")
-    text = as_text(Sheet(("h",), (), (table,), ""), width=60)
-    assert "xxx..." in text
-    assert "yyy..." in text

@@ -9,17 +9,13 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.step_difference import PARTS, REST
-from fp8doctor.diagnosis.next_step import more_time_s
-from fp8doctor.facts import Arm, Facts, Family
+from fp8doctor.answer.commands import more_time_s
+from fp8doctor.facts import Arm, Family
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.render import text
-from fp8doctor.render.terminal import columns
-from fp8doctor.render.timing import COLUMNS, timing
-from fp8doctor.render.words import variant_of
+from fp8doctor.render.timing import COLUMNS
 from fp8doctor.report import Report
-from tests.checks.arms import ran, timed, too_late
-from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
-from tests.diagnosis.trials import Of, around
+from tests.checks.arms import timed, too_late
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, unprofiled
 from tests.facts_of import DECODER_468M
 from tests.render.reports import report
 
@@ -37,152 +33,10 @@ ARMS = (
     too_late("recipe-rowwise"),
 )
 
-TABLE = """\
-  ms/step            FP8 matmul  other matmul  casts  attention  other  idle
-  BF16 compiled               -          62.4      -       11.1   17.9   1.3
-  FP8 as you run it        25.2           4.2  273.6       10.4   39.4  13.3
-  FP8, compiled            32.1           4.2   23.7       10.1   15.1   3.1
-  FP8, compiled, against BF16 compiled: −4.4 ms = matmuls −26.1, casts +21.0, idle GPU +1.8,
-  attention −1.0, optimizer −0.1 ms (2.7 ms of norm and pointwise work runs inside the casts and is
-  not counted as theirs).
-"""
-"""What the first screen does not say: the bars in numbers, and the second difference."""
-
 
 def of(*arms: Arm, **trial: Any) -> Report:
     facts = timed(DECODER_468M, *arms)
-    return report(
-        msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, **trial)),
-        "FP8 runs at 0.25x of BF16.",
-    )
-
-
-def notes(*arms: Arm, **trial: Any) -> tuple[str, ...]:
-    found = timing(of(*arms, **trial).facts)
-    assert found is not None
-    return found.notes
-
-
-def test_the_table_says_where_the_time_goes() -> None:
-    assert TABLE in text.render(of(*ARMS), verbose=True)
-
-
-def test_a_treatment_that_is_the_whole_prescription_has_one_row() -> None:
-    alone = msgspec.structs.replace(ARMS[3], name="compile-blocks")
-    other = ran("cache-off", 99.0, treatments=("cache-off",))
-    rows = [
-        row.label
-        for row in (timing(timed(DECODER_468M, *ARMS, alone, other)) or pytest.fail("no table")).rows
-    ]
-    assert rows == [
-        "BF16",
-        "BF16 compiled",
-        "FP8 as you run it",
-        "FP8 with all fixes",
-        "FP8 rowwise",
-        "FP8, no KV cache",
-    ]
-
-
-@pytest.mark.parametrize("width", [40, 60, 79, 86, 87, 100, 140])
-@pytest.mark.parametrize("ascii", [False, True])
-def test_no_line_is_wider_than_asked(width: int, ascii: bool) -> None:
-    screen = text.render(of(*ARMS), width=width, ascii=ascii, verbose=True)
-    assert all(columns(line) <= width and line == line.rstrip() for line in screen.splitlines())
-
-
-def test_there_is_nothing_to_note_where_the_parts_are_plain() -> None:
-    assert notes(*ARMS) == ()
-
-
-def test_unreliable_parts_are_called_so_and_explain_nothing() -> None:
-    facts = of(replaced(FP8_EAGER, reliable=False, scale=1.4, busy_ms=512.5), BF16).facts
-    found = timing(facts)
-    assert found is not None
-    assert found.differences == ()
-
-
-def test_a_recipe_that_was_timed_by_block_says_so() -> None:
-    arms = [
-        Arm(name="compile-blocks", base="as_is", treatments=("compile-blocks",)),
-        Arm(name="recipe-rowwise", base="compile-blocks", treatments=("recipe-rowwise",)),
-    ]
-    assert variant_of(arms[0], arms, True, {}) == "FP8, compiled"
-    [*arms, Arm(name="bf16_as_compiled")]
-    Arm(name="prescribed", base="as_is", treatments=("a", "b", "c"))
-
-
-@pytest.mark.parametrize(
-    ("change", "fixes", "label"),
-    [
-        ("cuda-graphs", {"cuda-graphs": 1}, "FP8 with fix 1"),
-        ("recipe-rowwise", {"cuda-graphs": 1}, "FP8 rowwise, compiled"),
-        ("recipe-rowwise", {"recipe-rowwise": 2, "cuda-graphs": 1}, "FP8 rowwise, compiled"),
-        ("recipe-rowwise", {"compile-blocks": 1}, "FP8 rowwise, fix 1"),
-        ("recipe-rowwise", {}, "FP8 rowwise, compiled"),
-        ("recipe-rowwise", None, "FP8 rowwise, all fixes"),
-    ],
-)
-def test_what_was_built_on_a_plan_of_before_names_what_is_in_it(
-    change: str, fixes: dict[str, int] | None, label: str
-) -> None:
-    """CUDA graphs stand for the compiled blocks that they were tried on, and are the plan now."""
-    arms = [
-        Arm(name="prescribed", base="as_is", treatments=("cuda-graphs",)),
-        Arm(name="prescribed_first", base="as_is_first", treatments=("compile-blocks",)),
-        Arm(name=change, base="prescribed_first", treatments=(change,)),
-    ]
-    assert variant_of(arms[2], arms, True, fixes) == label
-
-
-def test_what_takes_the_place_of_all_that_it_was_built_on_names_no_fix_beside_itself() -> None:
-    arms = [
-        Arm(name="prescribed", base="as_is", treatments=("compile-blocks", "checkpointing-off")),
-        Arm(name="prescribed_first", base="as_is", treatments=("compile-blocks",)),
-        Arm(name="cuda-graphs", base="prescribed_first", treatments=("cuda-graphs",)),
-    ]
-    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
-    assert variant_of(arms[2], arms, True, fixes) == "FP8, CUDA graphs"
-    without = Arm(name="without_adapters", base="prescribed_first")
-    assert variant_of(without, [*arms, without], True, fixes) == "FP8 without adapters, fix 1"
-    of_now = Arm(name="without_adapters", base="as_is")
-    assert variant_of(of_now, [*arms, of_now], True, fixes) == "FP8 without adapters"
-
-
-def test_a_part_of_the_plan_that_was_timed_beside_the_whole_has_a_row() -> None:
-    """Others are built on it, and findings name its time."""
-    arms = {"as_is": around(366.1), "bf16_compiled": around(92.7), "prescribed": around(88.3)}
-    facts = Of(
-        {**arms, "prescribed_first": around(99.0), "checkpointing-off": around(88.3)},
-        treatments=("compile-blocks", "checkpointing-off"),
-        bases={"checkpointing-off": "prescribed_first", "prescribed_first": "as_is"},
-    ).facts()
-    first = msgspec.structs.replace(facts.trial.arms[3], treatments=("compile-blocks",))
-    trial = msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms[:3], first, facts.trial.arms[4]))
-    facts = msgspec.structs.replace(facts, trial=trial)
-    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
-    told = timing(facts, fixes)
-    assert told is not None
-    alone = timing(facts, {"compile-blocks": 1})
-    assert alone is not None
-    unplanned = timing(facts, {"checkpointing-off": 1})
-    assert unplanned is not None
-    assert "FP8, compiled" in [row.label for row in unplanned.rows]
-
-
-def test_a_model_without_fp8_has_the_difference_that_fp8_would_make() -> None:
-    plain = tuple(
-        msgspec.structs.replace(each, stack="torch", use="none") for each in DECODER_468M.network.linears
-    )
-    without: Facts = msgspec.structs.replace(
-        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=plain)
-    )
-    arms = (
-        msgspec.structs.replace(BF16, name="as_is"),
-        msgspec.structs.replace(FP8_COMPILED, name="float8_tensorwise", treatments=()),
-    )
-    found = timing(timed(without, *arms))
-    assert found is not None
+    return report(msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, **trial)))
 
 
 def test_every_family_has_its_column_and_its_part() -> None:
@@ -198,15 +52,6 @@ WIDE = ("recipe-rowwise", "recipe-rowwise-with-gw-hp")
 
 def waiting(*names: str) -> tuple[Arm, ...]:
     return tuple(too_late(name, name) for name in names)
-
-
-def test_what_the_budget_left_no_time_for_stands_in_one_line_and_how_to_time_it_below() -> None:
-    found = timing(of(*ARMS[:-1], *waiting(*WIDE, "fused-optimizer"), budget_s=60.0).facts)
-    assert found is not None
-    assert more_time_s(of(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0).facts.trial) == 120.0
-    assert more_time_s(of(*ARMS[:-1], budget_s=60.0).facts.trial) is None
-    known = of(*ARMS[:-1], *waiting(*WIDE), budget_s=60.0, elapsed_s=118.0, enough_s=90.0)
-    assert more_time_s(known.facts.trial) == 90.0
 
 
 @pytest.mark.parametrize(

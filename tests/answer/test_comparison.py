@@ -1,0 +1,93 @@
+"""The steps that an answer compares, and what they cost to compute."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor.answer.answer import Answer
+from fp8doctor.cost.step_cost import with_linears_compiled
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.facts import NOT_RECORDED, Facts
+from tests import replays
+from tests.analysis.test_noise import rounds
+from tests.checks.arms import timed
+from tests.checks.step.profiled import BF16, FP8_COMPILED
+from tests.facts_of import DECODER_468M
+
+
+def facts_of(name: str) -> Facts:
+    return replays.of("patients", f"h200-{name}").report.facts
+
+
+def untimed(name: str) -> Facts:
+    return replace(facts_of(name), trial=NOT_RECORDED)
+
+
+@pytest.mark.parametrize("name", ["decoder_468m", "decoder_454m"])
+def test_then_is_the_estimate_of_the_fixed_job(name: str) -> None:
+    """Carried out by its lines, the plan gives the job whose own estimate is what was promised."""
+    report = diagnose(untimed(name), select=["CMP001"])
+    assert [step.code for step in report.prescription] == ["CMP001"]
+    fixed = with_linears_compiled(report.facts, yes=True)
+    expects = expected_speedup(fixed, ())
+    assert expects is not None
+    assert expects.parts is not None
+    assert expects.as_is is not None
+    assert report.answer.compared.end.ms.value == pytest.approx(
+        expects.parts.bf16_ms / expects.as_is, rel=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["decoder_468m", "lora"])
+def test_no_estimate_is_computed_again_and_again(name: str) -> None:
+    for facts in (facts_of(name), untimed(name)):
+        called = calls_of(facts)
+        assert called["trial_view"] <= 1
+        assert called["expected_speedup"] <= 3
+        assert called["planned_speedup"] <= 3
+
+
+def calls_of(facts: Facts) -> Counter[str]:
+    called: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, _: object) -> None:
+        if event == "call" and "fp8doctor" in frame.f_code.co_filename:
+            called[frame.f_code.co_name] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        diagnose(facts)
+    finally:
+        sys.setprofile(before)
+    return called
+
+
+def by_kernels(*bf16_ms: float) -> Answer:
+    """FP8 whose matmuls take 36.3 of 88.3 ms, beside a BF16 whose kernels take 92.7 whatever its rounds."""
+    fp8 = rounds(replace(FP8_COMPILED, name="as_is", treatments=()), 88.0, 88.2, 88.3, 88.4, 88.6)
+    said: Answer = diagnose(timed(DECODER_468M, fp8, rounds(BF16, *bf16_ms))).answer
+    return said
+
+
+def test_what_the_kernel_times_rule_out_is_not_believed() -> None:
+    """The matmuls take 62.4 of 92.7 ms in BF16 and 36.3 in FP8: no step can be 1.9x as fast."""
+    said = by_kernels(160.0, 162.0, 165.0, 167.0, 170.0)
+    assert said.doubts
+    assert said.bound is None
+    assert by_kernels(92.5, 92.6, 92.7, 92.8, 92.9).doubts == ()
+
+
+@pytest.mark.parametrize("bf16_ms", [60.0, 200.0])
+def test_a_time_of_a_cpu_is_no_verdict_on_a_gpu(bf16_ms: float) -> None:
+    """Neither a success nor a defect."""
+    arms = (rounds(BF16, *[bf16_ms] * 5), rounds(replace(FP8_COMPILED, name="as_is"), *[100.0] * 5))
+    report = diagnose(timed(DECODER_468M, *arms, device="cpu"), select=["STP"])
+    assert report.answer.on_cpu
+    assert report.worst() is None

@@ -1,0 +1,50 @@
+"""What could change an answer is open, and one command on the screen answers the gravest of it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from fp8doctor.answer.sentences import box
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import NOT_RECORDED, Facts
+from fp8doctor.facts.arm_names import Reason
+from tests import replays
+from tests.analysis.test_whole_step import recorded_job, with_trial
+from tests.diagnosis.trials import SLOW, Of, around
+
+FP8 = {"as_is": around(90.0), "bf16": around(103.6)}
+
+
+def estimated() -> Facts:
+    """A compiled decoder whose estimate holds 1."""
+    return replace(replays.of("patients", "h200-decoder_468m_compiled").report.facts, trial=NOT_RECORDED)
+
+
+QUESTIONS = {
+    "compiled BF16 was left out": lambda: Of({**FP8, "bf16_compiled": Reason.NO_TIME_LEFT}).facts(),
+    "compiled FP8 was left out": lambda: Of({**SLOW, "prescribed": Reason.NO_TIME_LEFT}, bases={}).facts(),
+    "noise": lambda: Of({**FP8, "as_is": around(90.0, spread=20.0)}).facts(),
+    "the whole step": lambda: with_trial(recorded_job(), 37.1, 46.4),
+    "an estimate that holds 1": estimated,
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_has_one_command(name: str) -> None:
+    said = diagnose(QUESTIONS[name]()).answer
+    lines = [each.template for each in box(said).lines]
+    assert said.open
+    assert said.command
+    assert lines.count("open.command") == 1
+
+
+def test_a_decided_answer_has_none() -> None:
+    said = diagnose(Of(SLOW, bases={}).facts()).answer
+    assert said.open == ()
+    assert said.command == ""
+
+
+def test_questions_differ() -> None:
+    asked = {diagnose(facts()).answer.open[0].what for facts in QUESTIONS.values()}
+    assert len(asked) == len(QUESTIONS)

@@ -1,0 +1,75 @@
+"""A plan ends in the variant with the fewest changes of those that are as fast as the fastest."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
+from fp8doctor.analysis.plan_end import PlanEnd, plan_end
+from fp8doctor.facts import Facts
+from tests.diagnosis.trials import Of, around
+
+CHANGES = {"as_is": 0, "bf16_compiled": 1, "compile-blocks": 1, "prescribed": 2}
+"""Variant -> changes of a job in FP8; the last is compiled and in another recipe."""
+
+
+def facts(times: dict[str, tuple[float, ...]], not_finite: str = "") -> Facts:
+    bases = {"compile-blocks": "as_is", "prescribed": "as_is"}
+    found = Of({**times}, treatments=("compile-blocks", "recipe-rowwise"), bases=bases).facts()
+    arms = tuple(
+        replace(each, non_finite=("loss",) if each.name == not_finite else ()) for each in found.trial.arms
+    )
+    return replace(found, trial=replace(found.trial, arms=arms))
+
+
+def end_of(times: dict[str, tuple[float, ...]], not_finite: str = "") -> PlanEnd:
+    found = plan_end(facts(times, not_finite))
+    assert found is not None
+    return found
+
+
+TIMES = st.one_of(st.floats(50.0, 200.0), st.floats(99.0, 103.0))
+
+
+@settings(max_examples=60)
+@given(st.tuples(TIMES, TIMES, TIMES, TIMES), st.sampled_from(["", "compile-blocks", "prescribed"]))
+def test_nothing_simpler_is_as_fast(times: tuple[float, ...], not_finite: str) -> None:
+    ms = dict(zip(CHANGES, times, strict=True))
+    end = end_of({name: around(each, 0.0) for name, each in ms.items()}, not_finite)
+    rest = {name: each for name, each in ms.items() if name != not_finite}
+    limit = (1 + SELF_CHECK_TOLERANCE) * min(rest.values()) * 1.002
+    assert end.arm.name in rest
+    assert end.is_as_is or rest[end.arm.name] <= limit
+    assert end.is_as_is or rest[end.arm.name] < rest["as_is"]
+    surely = (1 + SELF_CHECK_TOLERANCE) * min(rest.values()) * 0.998
+    simpler = {name for name in rest if CHANGES[name] < CHANGES[end.arm.name]}
+    assert not {name for name in simpler if rest[name] <= surely}
+
+
+WIDE = (70.0, 78.0, 79.0, 80.0, 110.0)
+"""Rounds that hold 100 ms."""
+
+
+@pytest.mark.parametrize(
+    ("times", "end"),
+    [
+        ({"as_is": around(100.0), "prescribed": WIDE}, "as_is"),
+        ({"as_is": around(150.0), "compile-blocks": around(82.0), "prescribed": WIDE}, "compile-blocks"),
+        ({"as_is": around(150.0), "bf16_compiled": around(82.0), "prescribed": WIDE}, "prescribed"),
+    ],
+    ids=["the user's own stays", "noise ties in one precision", "noise alone changes no precision"],
+)
+def test_noise(times: dict[str, tuple[float, ...]], end: str) -> None:
+    assert end_of({"bf16_compiled": around(120.0), **times}).arm.name == end
+
+
+def test_where_bf16_is_not_finite_either_the_fastest_step_counts() -> None:
+    times = {"as_is": around(100.0), "bf16_compiled": around(120.0), "prescribed": around(80.0)}
+    found = facts(times)
+    arms = tuple(replace(each, non_finite=("loss",)) for each in found.trial.arms)
+    end = plan_end(replace(found, trial=replace(found.trial, arms=arms)))
+    assert end is not None
+    assert end.arm.name == "prescribed"
