@@ -1,0 +1,37 @@
+"""Write ``docs/sentences.md``, each sentence of an answer and who needs it: ``python -m tests.sentences``."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from fp8doctor.answer.sentences import TEMPLATES
+from tests.markdown import ROOT, table
+from tests.replays import ALL, replayed
+
+PAGE = ROOT / "docs" / "sentences.md"
+
+HEAD = """# The sentences of an answer
+
+The box on the first screen fills these templates of `fp8doctor/answer/sentences.py`, and no others. The last column
+counts the recordings that use each, of {count}. Add a template only if three recordings need it.
+`python -m tests.refresh sentences` writes this page.
+
+"""
+
+
+def rows(used: Counter[str]) -> list[tuple[str, ...]]:
+    return [(f"`{name}`", f"`{words}`", str(used[name])) for name, words in TEMPLATES.items()]
+
+
+def counted() -> Counter[str]:
+    """Count the recordings whose answer uses each template."""
+    boxes = (replayed(path).screen.box for path in ALL)
+    return Counter(name for box in boxes for name in {line.template for line in box.lines})
+
+
+def page() -> str:
+    return HEAD.format(count=len(ALL)) + table(("template", "words", "recordings"), rows(counted()))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
