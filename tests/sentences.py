@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from unittest.mock import patch
 
+from fp8doctor.answer import sentences
 from fp8doctor.answer.sentences import TEMPLATES
 from tests.markdown import ROOT, table
 from tests.replays import ALL, replayed
@@ -24,9 +26,13 @@ def rows(used: Counter[str]) -> list[tuple[str, ...]]:
 
 
 def counted() -> Counter[str]:
-    """Count the recordings whose answer uses each template."""
-    boxes = (replayed(path).screen.box for path in ALL)
-    return Counter(name for box in boxes for name in {line.template for line in box.lines})
+    """Count the recordings whose answer uses each template, alone or as a part of another."""
+    used = Counter[str]()
+    for path in ALL:
+        with patch.object(sentences, "say", wraps=sentences.say) as say:
+            sentences.box(replayed(path).report.answer)
+        used.update({call.args[0] for call in say.call_args_list})
+    return used
 
 
 def page() -> str:
