@@ -14,8 +14,8 @@ PAGE = ROOT / "docs" / "sentences.md"
 
 HEAD = """# The sentences of an answer
 
-The box on the first screen fills these templates of `fp8doctor/answer/sentences.py`, and no others. The last column
-counts the recordings that use each, of {count}. Add a template only if three recordings need it.
+The box on the first screen fills these templates of `fp8doctor/answer/sentences.py`, and no others. The last
+column counts the recordings that use each, of {count}. Add a template only if three recordings need it.
 `python -m tests.refresh sentences` writes this page.
 
 """
