@@ -23,6 +23,7 @@ WRITERS = {
     "complaints": "tests.complaints.replay",
     "unseen": "tests.complaints.unseen",
     "check_pages": "tests.check_pages",
+    "sentences": "tests.sentences",
     "screens": "pytest -q -p no:cacheprovider tests/render",
 }
 """What ``python -m`` runs to write each kind of file. Files that need a GPU or another torch are left out."""

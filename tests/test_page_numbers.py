@@ -27,15 +27,12 @@ RECORDING = re.compile(r"`(h[12]00\w*-\w+)`")
 MEASURED = re.compile(r"`tests/benchmarks/(measured/\w+\.json\.gz)`")
 
 NOT_MEASURED_HERE = {
-    "CKP003": {"3.4x": "pytorch/ao#2445"},
     "MOD004": {"1.3x": "Amdahl's law"},
     "SHP005": {
         "1.69x": "NVIDIA's documentation",
         "1.58x": "NVIDIA's documentation",
         "1.40x": "NVIDIA's documentation",
     },
-    "STP003": {"1.17x": "Amdahl's law"},
-    "STP005": {"1.5x": "Amdahl's law", "1.25x": "Amdahl's law"},
 }
 """Code -> number -> whose it is. What was measured here belongs into a recording."""
 
@@ -60,6 +57,7 @@ def of_recording(name: str) -> frozenset[str]:
     for arm in arms:
         if recorded(arm, "breakdown") and arm.breakdown:
             times += arm.breakdown.families_ms.values()
+    times += map(abs, document.answer.compared.parts_ms.values())
     said = " ".join((document.verdict.summary, *(each.title for each in document.findings)))
     return frozenset(
         [f"{each:,.1f} ms" for each in times]

@@ -16,9 +16,9 @@ from tests.markdown import GENERATED, ROOT, split_sentences, text
 from tests.not_said import not_said, phrases
 from tests.readme import shown
 
-FOR_DEVELOPERS = {"ARCHITECTURE.md", "layers.md", "traps.md"}
+FOR_DEVELOPERS = {"ARCHITECTURE.md", "layers.md", "sentences.md", "traps.md"}
 FOLDERS = (
-    *("analysis", "cli", "diagnosis", "health", "loading", "patching"),
+    *("analysis", "answer", "cli", "diagnosis", "health", "loading", "patching"),
     *("planning", "render", "trial", "worker"),
 )
 """Packages whose strings are in the style."""

@@ -35,7 +35,9 @@ from tests.markdown import (
 )
 
 README = text("README.md")
-NOT_FOR_USERS = ("docs/ARCHITECTURE.md", "docs/BELIEFS.md", "docs/layers.md", "docs/traps.md")
+NOT_FOR_USERS = tuple(
+    f"docs/{name}.md" for name in ("ARCHITECTURE", "BELIEFS", "layers", "sentences", "traps")
+)
 PAGES = tuple(page for page in written_by_hand() if page not in NOT_FOR_USERS)
 """What is written for users."""
 

@@ -45,7 +45,7 @@ MOST_PCT = 50.0
 """Percent of the matmul FLOPs without heads and routers from which experts in 16 bits limit FP8."""
 
 LITTLE = 1.10
-"""Speedup of all matmuls below which FP8 is not worth its casts: as in STP003."""
+"""Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
 
 
 @check("MOD012", "experts-not-reached", area="engagement", severity="warning", changes_fp8=True)

@@ -79,7 +79,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     if told := non_finite(facts):
         found = next((each for each in findings if each.get("breaks") == "not_finite"), None)
         yield Fault("not_finite", BROKEN["not_finite"], told, found, was_seen=True)
-    if uses_fp8(facts):
+    if if_recorded(uses_fp8, facts):
         if why := if_recorded(why_fp8_does_not_run, facts):
             yield Fault(
                 "fp8_not_engaged",

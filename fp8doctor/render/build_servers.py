@@ -103,9 +103,6 @@ def _escaped(text: str, marks: dict[str, str]) -> str:
     return "".join(marks.get(each, each) for each in text)
 
 
-NOT_TIMED = ("not_measured", "too_noisy")
-"""Verdicts that are no answer."""
-
 COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 """Attribute of a suite -> the elements that it counts."""
 
@@ -126,7 +123,7 @@ def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "
         suite.set("timestamp", printable_line(report.created_at))
     case = SubElement(suite, "testcase", classname="fp8doctor", name="verdict")
     if not _fails(case, verdict, fail_on if report.verdict_severity() else None):
-        if verdict.name in NOT_TIMED:
+        if verdict.name == "open":
             SubElement(case, "skipped", message=verdict.title)
         else:
             SubElement(case, "system-out").text = verdict.title

@@ -74,7 +74,7 @@ def row(recipe: Recipe, report: Report) -> tuple[str, ...]:
     return (
         name,
         recipe.gpu,
-        "no" if report.verdict.status == "no_fp8" else "yes",
+        "yes" if report.answer.has_fp8 or report.verdict.status == "fp8_not_engaged" else "no",
         ", ".join(judged) or "-",
         " ".join(codes(report, "info")) or "-",
     )

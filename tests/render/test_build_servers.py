@@ -21,6 +21,7 @@ from fp8doctor.report import Report
 from tests.render.reports import SCREENS
 from tests.render.test_arbitrary_text import names, with_name
 from tests.render.test_screens import hold
+from tests.replays import of
 
 ANNOTATION = re.compile(r"::(error|warning|notice) (?:file=[^,:\n]*,line=1,)?title=[^,:\n]*::[^\r\n]+\Z")
 
@@ -103,6 +104,12 @@ def test_a_summary_that_cannot_be_written_costs_a_sentence(
     result = CliRunner().invoke(cli.main, ["demo", "--format", "github"])
     assert result.exit_code == 0
     assert result.stderr == "fp8doctor: cannot write to $GITHUB_STEP_SUMMARY: No such file or directory\n"
+
+
+def test_an_open_verdict_is_skipped() -> None:
+    report = of("patients", "h200-decoder_454m_compiled").report
+    verdict, *_ = ElementTree.fromstring(junit(report)).iter("testcase")
+    assert [child.tag for child in verdict] == ["skipped"]
 
 
 @pytest.mark.parametrize(("fail_on", "failed"), [("info", 0), ("error", 0)])
