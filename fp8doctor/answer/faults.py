@@ -116,7 +116,7 @@ def non_finite(facts: Facts) -> str:
     if not seen.now:
         return ""
     bf16 = {True: "BF16 is finite", False: "in BF16 too", None: "BF16 was not looked at"}[seen.bf16]
-    return f"NaN or infinity in {' and '.join(seen.now)}; {bf16}"
+    return f"NaN or infinity in the {' and '.join(seen.now)}; {bf16}"
 
 
 def _of_engagement(errors: Sequence[Finding]) -> Finding | None:

@@ -78,6 +78,46 @@ def numbers(roots: Any) -> list[torch.Tensor]:
         return []
 
 
+class LossLog:
+    """Keeps copies of each step's losses from `begin` to `end`; `first_bad` reads them, and waits for the GPU."""
+
+    def __init__(self) -> None:
+        self._backwards = Backwards(self._ran)
+        self._step: list[torch.Tensor] = []
+        self._unread: list[tuple[int, list[torch.Tensor]]] = []
+        self._bad: int | None = None
+        self._watches = False
+
+    def begin(self) -> None:
+        """Watch the backward passes of this thread."""
+        self._backwards.begin()
+        self._watches = True
+
+    def end(self) -> None:
+        """Stop watching; a second call does nothing."""
+        if self._watches:
+            self._backwards.end()
+        self._watches = False
+
+    def stepped(self, step: int) -> None:
+        """Note the end of this step of an optimizer."""
+        if self._step:
+            self._unread.append((step, self._step))
+        self._step = []
+
+    def first_bad(self) -> int | None:
+        """Return the first step with a loss that is not finite, None if none was seen."""
+        unread, self._unread = self._unread, []
+        for step, losses in unread:
+            if self._bad is None and not all(math.isfinite(float(each)) for each in losses):
+                self._bad = step
+        return self._bad
+
+    def _ran(self, roots: Any) -> None:
+        if self._bad is None:
+            self._step += numbers(roots)
+
+
 SHARE = 0.004
 """Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
 

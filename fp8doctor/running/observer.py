@@ -25,6 +25,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
 from fp8doctor.running.first_bad_step import LongWatch
+from fp8doctor.running.losses import LossLog
 from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
@@ -101,6 +102,8 @@ class ScriptObserver:
         self.timing = self.stopping = False
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
+        self.losses = LossLog()
+        """Of all steps until the watching ends."""
         self.long: LongWatch | None = None
         """Watches to the script's end, if asked."""
 
@@ -119,6 +122,7 @@ class ScriptObserver:
         if converted:
             self.examination.watch = None
         self.watch.__enter__()
+        self.losses.begin()
 
     def name_target(self, target: Target) -> None:
         """Name the model in the report."""
@@ -229,6 +233,7 @@ class ScriptObserver:
         self.all_steps += 1
         stepper.steps += 1
         stepper.last = self.all_steps
+        self.losses.stepped(stepper.steps)
         return stepper
 
     def choose_main(self) -> None:
@@ -318,6 +323,7 @@ class ScriptObserver:
         assert self.facts is not None
         assert self.recording is not None
         recording, self.recording, self.done = self.recording, None, True
+        self.losses.end()
         observed, gaps = self.facts.observed, dict(self.facts.gaps) if recorded(self.facts, "gaps") else {}
         try:
             observed = recording.added_to(observed) if recording.problem is None else observed
@@ -404,6 +410,7 @@ class ScriptObserver:
     def give_up(self, why: str) -> None:
         """Stop watching, and report why."""
         self.done = True
+        self.losses.end()
         if self.window is not None:
             self.window.end()
         if self.recording is not None:
@@ -420,6 +427,7 @@ class ScriptObserver:
     def closed(self) -> int:
         """Report an unfinished window at the end. Return the main optimizer's steps."""
         steps = self.main.steps if self.main is not None else 0
+        self.losses.end()
         if self.long is not None:
             self.guarded(self.long.ended)
         if self.recording is not None:
@@ -433,18 +441,23 @@ class ScriptObserver:
             observation = self.window.observation(self.names(), self.share)
             if observation is not None:
                 self.facts = msgspec.structs.replace(self.facts, observed=observation)
-        late = self.long is not None and self.long.found is not None and not recorded(told, "not_finite")
-        if late or self.facts is not told:
+        if self.facts is not told or (self._not_finite() is not None and not recorded(told, "not_finite")):
             self.tell()
         return steps
+
+    def _not_finite(self) -> NotFinite | None:
+        """Return the first step that was not finite so far, None if none was seen. Waits for the GPU."""
+        if self.long is not None and (bad := self.long.found) is not None:
+            what: Literal["loss", "gradients"] = "loss" if bad.what == "loss" else "gradients"
+            where = bad.sentence.removeprefix(f"step {bad.step:,}: the {bad.what} is not finite.").strip()
+            return NotFinite(step=bad.step, what=what, where=where)
+        step = self.losses.first_bad()
+        return None if step is None else NotFinite(step=step, what="loss", where="")
 
     def tell(self, *, complete: bool = False) -> None:
         """Send all facts so far, with the first step that was not finite. A window stays ``complete``."""
         assert self.facts is not None
         self.complete = self.complete or complete
-        if self.long is not None and (bad := self.long.found) is not None:
-            what: Literal["loss", "gradients"] = "loss" if bad.what == "loss" else "gradients"
-            where = bad.sentence.removeprefix(f"step {bad.step:,}: the {bad.what} is not finite.").strip()
-            found = NotFinite(step=bad.step, what=what, where=where)
+        if (found := self._not_finite()) is not None:
             self.facts = msgspec.structs.replace(self.facts, not_finite=found)
         self.channel.send(Observed(self.facts.to_dict(), complete=self.complete))
