@@ -15,7 +15,7 @@ GPU = "B200"
 STAND_IN = ""
 CAUSE = "experts too small for the casts of MXFP8"
 QUOTE = "Looks like it works only for big MoE models?"
-EXPECTED = ("SHP002", "STP002")
+EXPECTED = ("SHP002",)
 
 
 def build_model() -> nn.Module:

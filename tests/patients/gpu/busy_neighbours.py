@@ -13,7 +13,7 @@ from te_tiny import example_batch, loss
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("STP001", "STP009")
+MUST = ("STP001",)
 MUST_NOT = ("MOD001", "MOD002", "CMP001", "CKP002", "SHP001")
 
 NEIGHBOUR = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(100_000))"

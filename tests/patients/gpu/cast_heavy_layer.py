@@ -13,7 +13,7 @@ import torch.nn as nn
 from decoder_468m import Block
 from torchao.float8 import convert_to_float8_training
 
-MUST = ("STP002", "CMP001")
+MUST = ("CMP001",)
 MUST_NOT = ("CMP002", "CMP003", "CMP005", "MOD001", "MOD003", "SHP001", "STP001", "STP004")
 
 FRAMES, FEATURES, WIDTH = 128, 256, 2048

@@ -10,7 +10,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torchao.float8 import convert_to_float8_training
 
 MUST: tuple[str, ...] = ()
-MUST_NOT = ("CKP001", "CKP002", "CKP003", "CMP001", "CMP002", "MOD001", "SHP001")
+MUST_NOT = ("CKP001", "CKP002", "CMP001", "CMP002", "MOD001", "SHP001")
 HEALTHY = True
 
 WIDTH, HIDDEN, ROWS = 2048, 8192, 81920

@@ -7,7 +7,7 @@ from llama_8b_lora_r8 import adapted, example_batch
 
 __all__ = ["build_model", "example_batch"]
 
-MUST = ("LORA001", "LORA004")
+MUST = ()
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "LORA003")
 
 

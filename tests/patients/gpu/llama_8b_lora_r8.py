@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 
 __all__ = ["adapted", "build_model", "example_batch"]
 
-MUST = ("LORA001", "LORA004")
+MUST = ()
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "LORA003")
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
-MUST = ("STP006",)
+MUST = ()
 MUST_NOT = ("CMP001", "CMP002", "CMP003", "MOD001", "SHP001")
 
 WIDTH = 4096

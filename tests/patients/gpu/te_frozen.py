@@ -7,7 +7,7 @@ from te_autocast import Model, example_batch, loss, trained_once
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("LORA004",)
+MUST = ()
 MUST_NOT = ("MOD001", "MOD002", "MOD007", "CMP001", "CKP002", "SHP001")
 
 
