@@ -1,6 +1,6 @@
 """Every sentence of an answer: a template for each line and case. A sentence computes nothing.
 
-`TEMPLATES` is a closed set. Add one only if three recordings need it.
+`TEMPLATES` is a closed set; ``docs/sentences.md`` counts who needs each. Add one only if three recordings do.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.outcome import ceiling
-from fp8doctor.facts import Arm, Facts, Gpu, LayerShape
+from fp8doctor.facts import Facts, Gpu, LayerShape
 from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, COMPILED, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
 from tests.facts_of import DECODER_468M
@@ -58,18 +58,6 @@ def test_a_step_that_was_measured_faster_is_not_denied() -> None:
     found = ceiling(facts)
     assert found is not None
     assert found.speedup == pytest.approx(92.7 / 88.3)
-
-
-UNKNOWN: dict[str, tuple[Arm, ...]] = {
-    "BF16 was not profiled": (unprofiled("bf16_compiled", 92.7), FP8_EAGER),
-    "its breakdown is unreliable": (replaced(BF16, reliable=False), FP8_EAGER),
-    "there is no BF16": (FP8_EAGER,),
-}
-
-
-@pytest.mark.parametrize("arms", UNKNOWN.values(), ids=UNKNOWN)
-def test_it_is_unknown_without_a_profiled_bf16_step(arms: tuple[Arm, ...]) -> None:
-    assert ceiling(timed(ON_H200, *arms)) is None
 
 
 def test_a_cpu_says_nothing_about_a_gpu() -> None:

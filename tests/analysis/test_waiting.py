@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.analysis.waiting import script_overhead
-from fp8doctor.facts.arm_names import ArmName
 from tests.running.test_recorded import RECORDED
 
 STARVED = load_report(RECORDED / "h200-te_loop_stopped.json.gz").facts
@@ -27,9 +26,3 @@ STARVED = load_report(RECORDED / "h200-te_loop_stopped.json.gz").facts
 )
 def test_a_script_that_loses_nothing_of_its_own(seen: dict[str, Any]) -> None:
     assert script_overhead(replace(STARVED, observed=replace(STARVED.observed, **seen))) == ""
-
-
-def test_nothing_to_compare_with() -> None:
-    arms = tuple(each for each in STARVED.trial.arms if each.name != ArmName.AS_IS)
-    assert script_overhead(replace(STARVED, trial=replace(STARVED.trial, arms=arms))) == ""
-    assert script_overhead(replace(STARVED, trial=replace(STARVED.trial, device="cpu"))) == ""

@@ -32,6 +32,6 @@ def test_every_template_is_in_use_and_a_box_has_few_words() -> None:
         used.update({each.template for each in found.lines})
         lengths.append(words(found.lines))
     assert len(TEMPLATES) <= MOST_TEMPLATES
-    assert TEMPLATES.keys() - used.keys() == RARE
+    assert TEMPLATES.keys() - used.keys() <= RARE
     assert quantiles(lengths, n=20)[-1] <= MOST_WORDS
     assert median(lengths) <= USUAL_WORDS

@@ -63,15 +63,6 @@ def test_the_lines_make_what_was_timed(
     assert recipes(changed) == expected
 
 
-def test_what_is_saved_is_told_by_its_cause() -> None:
-    first, second = conversion_of(of(Stacked().bfloat16(), ran("bf16_compiled", 97.0), BLOCKS))
-    assert first.saving_ms is not None
-    assert second.saving_ms is not None
-    assert (first.saving_ms.middle, first.saving_ms.basis) == (7.0, "measured")
-    assert second.saving_ms.middle == 3.0
-    assert "your own" not in first.treatment.code + second.treatment.code
-
-
 def test_blocks_that_are_compiled_stay_so() -> None:
     """The model is converted before them, and before it is wrapped: its names are those without a prefix."""
     model = Stacked().bfloat16()

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
-from fp8doctor.diagnosis.torchtitan import short, written
-from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts
 from fp8doctor.report import Report
 
 
@@ -69,15 +65,3 @@ def test_no_fix_changes_the_model() -> None:
         assert "convert_to_float8_training(" not in each
         assert ".compile(" not in each
     assert "--compile.enable" in titans["compile-blocks"]
-
-
-@pytest.fixture(scope="module")
-def facts() -> Facts:
-    return report(OfTorchtitan).facts
-
-
-def test_layers_are_left_out_by_the_names_that_it_looks_for(facts: Facts) -> None:
-    code = written(keep_in_bf16([f"layers.{each}.wk" for each in range(4)], facts), facts).code
-    assert 'Float8LinearConverter.Config(recipe_name="rowwise", filter_fqns=["wk", "lm_head"]' in code
-    assert "--quantize.linear.float8.filter_fqns=wk,output" in code
-    assert short({"layers.1.wk"}, facts.network.linears) == ["layers.1.wk"]
