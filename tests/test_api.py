@@ -432,7 +432,7 @@ def test_a_scripted_part_is_named_and_the_model_still_examined(how: str, whole: 
     report = inspect_model(model, torch.ones(8, 16), device="cpu", budget_s=1, progress=False)
     assert report.facts.trial.arms == ()
     assert "torch.jit" in report.facts.trial.reason
-    assert report.verdict.status in ("no_fp8", "not_measured")
+    assert report.verdict.status in ("no_fp8", "open")
 
 
 class Lazy(nn.Module):

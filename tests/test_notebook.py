@@ -73,7 +73,7 @@ def test_what_follows_can_be_typed_where_it_is_printed(demo: Report) -> None:
 
 
 def test_what_a_prompt_shows_is_short(demo: Report) -> None:
-    assert repr(demo) == "<Report: fp8_slower, 3 findings, 1 step to take>"
+    assert repr(demo) == "<Report: fp8_slower, 1 finding, 1 step to take>"
     assert repr(demo.findings[0]) == "<CMP001 warning eager-float8: 224 of 224 FP8 Linears are not compiled>"
     assert repr(demo.prescription) == (
         "1. <CMP001 compile-blocks: compile block by block, after the conversion to FP8, "

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fp8doctor import cli
+from fp8doctor.diagnosis.document import SCHEMA_VERSION
 from tests.profiling.composed import Composed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +41,7 @@ def test_json_is_one_document(traces: tuple[Path, Path]) -> None:
     for args, kind in ((("trace", traces[1]), "traces"), (("compare", EAGER, COMPILED), "comparison")):
         result = fp8doctor(*args, "--format", "json")
         document = json.loads(result.stdout)
-        assert (document["schema_version"], document["kind"]) == (1, kind)
+        assert (document["schema_version"], document["kind"]) == (SCHEMA_VERSION, kind)
         assert (result.exit_code, result.stderr) == (0, "")
     assert document["difference"]["parts_ms"].keys() >= {"GEMMs", "casts", "idle"}
     assert document["speedup"]["low"] < document["speedup"]["median"] < document["speedup"]["high"]

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fp8doctor import cli
+from fp8doctor.diagnosis.document import SCHEMA_VERSION
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
@@ -54,7 +55,11 @@ def test_a_part_of_a_name_or_a_pattern_means_several(layer: str, count: int) -> 
 
 def test_json_of_one_layer() -> None:
     data = json.loads(why("blocks.0.mlp.down", "decoder_454m", "--format", "json").stdout)
-    assert (data["schema_version"], data["kind"], data["seen"]["name"]) == (1, "layer", "blocks.0.mlp.down")
+    assert (data["schema_version"], data["kind"], data["seen"]["name"]) == (
+        SCHEMA_VERSION,
+        "layer",
+        "blocks.0.mlp.down",
+    )
     assert (data["shape"]["m"], data["rows"], data["keep_in_bf16"]) == (16384, 16384, False)
     assert (len(data["alike"]), data["gain_basis"]) == (23, "measured")
 

@@ -3,10 +3,10 @@
 What it finds. Something asked for FP8, but no module and no parameter of the model is in FP8.
 
 Why it matters. Asking for FP8 only sets a flag; FP8 layers compute in FP8, and a conversion must put them in
-place. Without them, every matmul runs in BF16 and the step is exactly as slow as before, while flags and logs
-say fp8. Common reasons: nothing reads the flag. Accelerate converts `nn.Linear` only, and GPT-2's layers are
-`Conv1D`. Under Accelerate, torchao skips sides not divisible by 16, and the first and last Linear. A
-`module_filter_fn` compares names that this model does not have.
+place. Without them, every matmul runs in BF16 and the step is as slow as before, while flags say fp8. Common
+reasons: nothing reads the flag. Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`. Under
+Accelerate, torchao skips sides not divisible by 16, and the first and last Linear. A `module_filter_fn`
+compares names that this model does not have.
 
 Fix. Train the model that was converted, and check it after the conversion (accelerate 1.15).
 

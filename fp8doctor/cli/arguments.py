@@ -24,17 +24,19 @@ ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
 """Options to drop with their values, unless the value names a GPU. A stopped script has no long run."""
 
 
-def typed_again(context: click.Context | None) -> str:
-    """Write the command that times the same job on a GPU, without a launcher; empty if no job was named."""
+def typed_again(context: click.Context | None) -> tuple[str, str]:
+    """Write the command that times the same job on a GPU, without a launcher, and the script's words apart,
+    so that an option fits between; both are empty if no job was named."""
     words = context.meta.get(ORDERED) if context else None
     if context is None or not words or (words[0] != "run" and "target" not in context.params):
-        return ""
+        return "", ""
     script = context.meta.get(SCRIPT, []) if words[0] == "run" else []
     options = _that_time(words[1 : len(words) - len(script)])
     command = ["run", "--stop"] if words[0] == "run" else []
     from fp8doctor.facts.secrets import without_credentials
 
-    return without_credentials(shlex.join(["fp8doctor", *command, *options, *script]))
+    ours = shlex.join(["fp8doctor", *command, *options])
+    return without_credentials(ours), without_credentials(shlex.join(script))
 
 
 def _that_time(words: Sequence[str]) -> Iterator[str]:

@@ -68,7 +68,7 @@ class ReportOptions(NamedTuple):
     assume_gpu: str | None
     verbose: bool
     quiet: bool
-    again: str
+    again: tuple[str, str]
     """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
@@ -360,16 +360,27 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
     return github(report, file=file)
 
 
+def as_typed(command: str, facts: Facts, again: tuple[str, str]) -> str:
+    """Put the words that the user typed in place of those of a command that a report writes from its facts."""
+    from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
+
+    options = {timed(facts): "", with_more_time(facts): more_time(facts)}
+    if not command or command not in options:
+        return command
+    ours, script = again
+    return launcher(facts) + " ".join(filter(None, (ours, options[command], script)))
+
+
 def show_report(report: Document, wanted: ReportOptions) -> None:
     """Print the report; as text it names the command that the user typed."""
-    if wanted.format == "text" and wanted.again and report.next and not report.next.explains:
+    if wanted.format == "text" and wanted.again[0] and report.answer:
         import msgspec
 
-        from fp8doctor.answer.commands import launcher
-
-        again = f"{launcher(report.facts)}{wanted.again}"
-        command = msgspec.structs.replace(report.next, command=again)
-        report = msgspec.structs.replace(report, next=command)
+        opened = tuple(
+            msgspec.structs.replace(each, command=as_typed(each.command, report.facts, wanted.again))
+            for each in report.answer.open
+        )
+        report = msgspec.structs.replace(report, answer=msgspec.structs.replace(report.answer, open=opened))
     terminal = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
     text = rendered(report, wanted, wanted.format, **terminal)
     show(text.encode() if wanted.format in BYTES else text)

@@ -192,7 +192,7 @@ def run(
         if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
             from fp8doctor.answer.commands import launcher
 
-            complain(no_trial(f"{launcher(seen.facts)}{wanted.again}"))
+            complain(no_trial(f"{launcher(seen.facts)}{' '.join(wanted.again).strip()}"))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts

@@ -135,7 +135,7 @@ def first_screen(report: Document, *, quiet: bool = False, held_in: str = "") ->
         made_up=made_up(facts),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
         next=tuple(_next(report, steps, notices, held_in)),
-        command=report.next.command if report.next and not report.next.explains else "",
+        command=_too_long_for_the_box(report),
     )
 
 
@@ -265,6 +265,8 @@ def _next(
     decided = view.gives_up_fp8 and view.has_little_to_gain
     first, option = next(filter(None, codes), ""), "" if decided else more_time(report.facts)
     more = f"{option} to time more variants{_added(report.facts.trial)}" if option else ""
+    if long := _too_long_for_the_box(report):
+        yield f"{long} answers what is open"
     if held_in:
         yield f'{held_in}.save("report.json")'
         yield from filter(None, [more])
@@ -276,6 +278,16 @@ def _next(
     yield from filter(None, [more])
     yield "-v shows more"
     yield "-o report.html"
+
+
+LONG = 80
+"""Characters of a command that a box of 100 columns breaks. A choice."""
+
+
+def _too_long_for_the_box(report: Document) -> str:
+    """Return the command of the line Open if a box would break it, so that it cannot be copied there."""
+    command = report.answer.command
+    return command if len(command) > LONG and "\n" not in command else ""
 
 
 def _added(trial: Trial) -> str:

@@ -183,7 +183,7 @@ def hold_report(
         f"{reasons('not asked', unasked)}{reasons('cannot be timed', refused)} |"
     )
     held.missed += [f"{label}: sign {sign}"] if sign != "right" else []
-    held.missed += [f"{label}: verdict {status}"] if status in ("not_measured", "too_noisy") else []
+    held.missed += [f"{label}: verdict {status}"] if status in ("open",) else []
     held.missed += [f"{label}: {elapsed:.0f} s"] if elapsed > allowed_s else []
     large = (report["facts"]["network"].get("parameters") or 0) >= LARGE
     held.missed += [f"{label}: not asked: {', '.join(unasked)}"] if large and unasked else []

@@ -86,16 +86,14 @@ def told(stdout: str) -> list[str]:
 )
 def test_a_script_is_run_again_with_its_arguments(typed: str, again: str, here: Path, watched: None) -> None:
     screen = fp8doctor(*shlex.split(typed)).stdout
-    fix, following = told(screen)
-    assert fix.startswith(f"fp8doctor {again} ")
-    assert following.startswith(f"fp8doctor {again} ")
+    (timed,) = told(screen)
+    assert timed.startswith(f"fp8doctor {again} ")
 
 
 def test_a_long_command_stands_whole_on_a_line_of_its_own(here: Path, watched: None) -> None:
     words = [f"--option{each}=value" for each in range(20)]
     screen = fp8doctor("run", "train.py", *words).stdout
     assert f"      fp8doctor run --stop train.py {' '.join(words)}\n" in screen
-    assert "Next  This times it next to BF16:\n" in screen
 
 
 def test_arguments_are_printed_and_not_saved(here: Path, watched: None) -> None:
@@ -114,7 +112,7 @@ def test_arguments_are_printed_and_not_saved(here: Path, watched: None) -> None:
         fp8doctor("report", "h.json").stdout.split()
     )
     printed = fp8doctor("run", "train.py", "--mine", "--token", SECRET).stdout
-    assert "--mine --token <secret>" in printed
+    assert "--mine --token <secret>" in " ".join(line.strip("│ ") for line in printed.splitlines())
     assert SECRET not in printed
 
 

@@ -76,6 +76,7 @@ def test_explain_an_error_in_json() -> None:
     assert set(error) == {
         "says",
         "pattern",
+        "probed",
         "cause",
         "lines",
         "versions",

@@ -27,7 +27,7 @@ def in_format(report: Document, format: str, verbose: bool = False, quiet: bool 
         assume_gpu=None,
         verbose=verbose,
         quiet=quiet,
-        again="",
+        again=("", ""),
         checks={},
     )
     return rendered(report, options, format)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-OF_THIS_MACHINE = ("SHP002", "SHP003", "GPU005", "STP")
+OF_THIS_MACHINE = ("SHP002", "SHP003", "STP")
 """What is rightly said of a model that a CPU trains in a second, of a CPU, and of how busy it is."""
 
 PROGRAM = """

@@ -181,7 +181,7 @@ def told(module: nn.Module) -> Any:
 def test_the_verdict_never_denies_fp8() -> None:
     by_code, by_name = told(Float8Linear(64, 32, bias=False)), told(FP8Linear(64, 32))
     assert by_code.verdict.summary.startswith("FP8 is set up in 1 of 2 Linears (67% of the matmul FLOPs)")
-    assert by_name.verdict.status == "not_measured"
+    assert by_name.verdict.status == "open"
     assert by_name.verdict.summary.startswith(
         "FP8 by name in 1 of 2 Linears (FP8Linear), a class of no known"
     )
@@ -323,7 +323,7 @@ def test_layers_are_not_told_twice() -> None:
 @pytest.mark.parametrize("module", [Attention(), Held()], ids=["attention", "held function"])
 def test_what_calls_fp8_is_never_said_to_use_none(module: nn.Module) -> None:
     report = inspect_model(module, torch.zeros(48, 32), trial=False)
-    assert report.verdict.status == "not_measured"
+    assert report.verdict.status == "open"
     assert "FP8 is outside of layers" in report.verdict.summary
     assert "no FP8" not in report.verdict.summary
 
@@ -331,5 +331,5 @@ def test_what_calls_fp8_is_never_said_to_use_none(module: nn.Module) -> None:
 def test_fp8_outside_of_layers_has_no_bf16_to_be_timed_against() -> None:
     report = inspect_model(Attention(), torch.zeros(48, 32), device="cpu", budget_s=30)
     assert [(each.name, each.tried) for each in report.facts.arms()] == [("as_is", True)]
-    assert report.verdict.status == "not_measured"
+    assert report.verdict.status == "open"
     assert report.verdict.bf16_step_ms is None

@@ -1,4 +1,4 @@
-"""STP002 without a trial: experts in MXFP8, held to the times that were published of them."""
+"""Without a trial: experts in MXFP8, held to the times that were published of them."""
 
 from __future__ import annotations
 

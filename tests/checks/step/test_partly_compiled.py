@@ -1,4 +1,4 @@
-"""STP002 and STP004 on a real step whose blocks are compiled and whose sick layers, outside of them, are
+"""STP004 on a real step whose blocks are compiled and whose sick layers, outside of them, are
 not."""
 
 from __future__ import annotations
