@@ -21,10 +21,6 @@ column counts the recordings that use each, of {count}. Add a template only if t
 """
 
 
-def rows(used: Counter[str]) -> list[tuple[str, ...]]:
-    return [(f"`{name}`", f"`{words}`", str(used[name])) for name, words in TEMPLATES.items()]
-
-
 def counted() -> Counter[str]:
     """Count the recordings whose answer uses each template, alone or as a part of another."""
     used = Counter[str]()
@@ -35,9 +31,10 @@ def counted() -> Counter[str]:
     return used
 
 
-def page() -> str:
-    return HEAD.format(count=len(ALL)) + table(("template", "words", "recordings"), rows(counted()))
+def page(used: Counter[str]) -> str:
+    rows = ((f"`{name}`", f"`{words}`", str(used[name])) for name, words in TEMPLATES.items())
+    return HEAD.format(count=len(ALL)) + table(("template", "words", "recordings"), rows)
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(counted()), encoding="utf-8")

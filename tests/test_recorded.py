@@ -124,6 +124,12 @@ def test_a_planted_layer_is_blamed_by_name(patient: str, code: str, evidence: st
     assert name in finding.explanation + finding.title
 
 
+def test_the_founding_case_is_bound_by_casts_and_not_by_the_host() -> None:
+    report = replayed(RECORDED / "h200-decoder_468m.json.gz")
+    assert report.answer.compared.parts_ms["casts"] == pytest.approx(283, abs=1)
+    assert "STP001" not in {each.code for each in report.findings}
+
+
 @pytest.mark.gate(
     "h200-decoder_468m",
     "h200-llama_8b",

@@ -3,10 +3,10 @@
 What it finds. Something asked for FP8, but no module and no parameter of the model is in FP8.
 
 Why it matters. Asking for FP8 only sets a flag; FP8 layers compute in FP8, and a conversion must put them in
-place. Without them, every matmul runs in BF16 and the step is as slow as before, while flags say fp8. Common
-reasons: nothing reads the flag. Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`. Under
-Accelerate, torchao skips sides not divisible by 16, and the first and last Linear. A `module_filter_fn`
-compares names that this model does not have.
+place. Without them, every matmul runs in BF16 and the step is as slow as before, while flags and logs
+say fp8. Common reasons: nothing reads the flag. Accelerate converts `nn.Linear` only, and GPT-2's layers are
+`Conv1D`. Under Accelerate, torchao skips sides not divisible by 16, and the first and last Linear. A
+`module_filter_fn` compares names that this model does not have.
 
 Fix. Train the model that was converted, and check it after the conversion (accelerate 1.15).
 
@@ -24,7 +24,7 @@ that the conversion should have happened, this is information.
 
 How it is detected, and limits. fp8doctor reads who asked: a variable, the launcher, Accelerator,
 TrainingArguments, a script's argument such as --fp8, or a call of `convert_to_float8_training`. It then looks
-at every module and parameter, and whether another copy was converted. Proof is that the model went through
+at every module, and whether another copy was converted. Proof is that the model went through
 `prepare`, holds gradients, or trained a step. The named reason is the most likely one.
 
 References. accelerate 1.15 and transformers 5.23, run on a CPU.

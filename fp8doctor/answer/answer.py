@@ -195,7 +195,7 @@ def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
 def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, float] | None:
     """Bound the whole step's speedup by what the job's own steps have beyond the timed copies."""
     speedup, bf16 = compared.speedup, compared.bf16
-    if speedup is None or speedup.basis != "measured" or bf16 is None:
+    if speedup is None or speedup.basis != "measured" or speedup.side == "open" or bf16 is None:
         return None
     now, later = (speedup.value, None) if has_fp8 else (None, speedup.value)
     return if_recorded(whole_speedup, facts, now, later, bf16.ms.value)

@@ -28,6 +28,7 @@ from fp8doctor.wording import plural
 if TYPE_CHECKING:
     from fp8doctor.cli.gate import Gate
     from fp8doctor.diagnosis.document import Document
+    from fp8doctor.facts import Facts
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
@@ -361,7 +362,7 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 
 def as_typed(command: str, facts: Facts, again: tuple[str, str]) -> str:
-    """Put the words that the user typed in place of those of a command that a report writes from its facts."""
+    """Put the user's own words in place of a command that was written from facts."""
     from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
 
     options = {timed(facts): "", with_more_time(facts): more_time(facts)}

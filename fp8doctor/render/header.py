@@ -10,7 +10,7 @@ from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
 from fp8doctor.analysis.memory_fit import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
-from fp8doctor.analysis.outcome import watched_job
+from fp8doctor.analysis.outcome import own_words, watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
 from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
@@ -178,7 +178,7 @@ def job_facts(
     """Describe what decides about FP8, a label and a line for each; empty without a model."""
     if not recorded(facts, "network"):
         return ()
-    rate = (("Tokens/s", f"{tokens_per_s:,.0f} as you run it"),) if tokens_per_s else ()
+    rate = (("Tokens/s", f"{tokens_per_s:,.0f} {own_words(facts)}"),) if tokens_per_s else ()
     return (
         ("FP8", if_recorded(fp8_share, facts) or UNKNOWN),
         ("compiled", if_recorded(_compiled, facts, findings) or UNKNOWN),

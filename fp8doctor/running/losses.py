@@ -79,7 +79,7 @@ def numbers(roots: Any) -> list[torch.Tensor]:
 
 
 class LossLog:
-    """Keeps copies of each step's losses from `begin` to `end`; `first_bad` reads them, and waits for the GPU."""
+    """Keeps copies of each step's losses from `begin` to `end`. Only `first_bad` waits for the GPU."""
 
     def __init__(self) -> None:
         self._backwards = Backwards(self._ran)
@@ -108,9 +108,10 @@ class LossLog:
     def first_bad(self) -> int | None:
         """Return the first step with a loss that is not finite, None if none was seen."""
         unread, self._unread = self._unread, []
-        for step, losses in unread:
-            if self._bad is None and not all(math.isfinite(float(each)) for each in losses):
-                self._bad = step
+        with without_modes():
+            for step, losses in unread:
+                if self._bad is None and not all(math.isfinite(float(each)) for each in losses):
+                    self._bad = step
         return self._bad
 
     def _ran(self, roots: Any) -> None:

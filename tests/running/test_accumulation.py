@@ -17,6 +17,8 @@ from fp8doctor.render.header import model as described
 from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 
+OWN = torch.autograd.backward
+
 WIDTH, N = 32, 4
 ALL = WARMUP + STEPS + PROFILED
 
@@ -127,10 +129,10 @@ def test_the_micro_batches_of_a_step(
     observer: ScriptObserver,
     heard: Heard,
 ) -> None:
-    model, own = kind(), torch.autograd.backward
+    model = kind()
     loop(model, torch.optim.SGD(model.parameters(), lr=0.01))
     assert observer.done
-    assert torch.autograd.backward is own
+    assert torch.autograd.backward is OWN
     facts = heard.facts
     assert (facts.observed.calls, facts.observed.backwards) == (calls, backwards)
     assert len(facts.observed.steps_ms) == STEPS
