@@ -16,6 +16,7 @@ from fp8doctor.analysis.arms import (
     best_bf16,
     changes_in_bf16,
     is_finite,
+    is_total,
     ratio_on_screen,
     saved_ms,
     timed_a_model,
@@ -27,7 +28,7 @@ from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16, is_of_first_window
+from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16
 from fp8doctor.wording import minus
 
 
@@ -95,7 +96,7 @@ def _others(facts: Facts) -> Iterator[PlanEnd]:
         if changes := changes_in_bf16(each.name, each.treatments):
             yield PlanEnd(each, True, tuple(sorted(changes - {CUDA_GRAPHS})))  # which is how it is compiled
     whole = arm(trial, ArmName.PRESCRIBED)
-    totals = [each for each in timed if _is_total(each)]
+    totals = [each for each in timed if is_total(each) and each is not whole]
     found = [
         PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(_changes(facts, each)))
         for each in (*filter(None, [whole]), *_by_time(totals))
@@ -107,16 +108,6 @@ def _changes(facts: Facts, of: Arm) -> list[str]:
     """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
     compiled = is_conversion(of.name) and compiles_each_block(facts)
     return [name for name in all_changes(facts.trial, of) if not (compiled and traits(name).compiles)]
-
-
-def _is_total(each: Arm) -> bool:
-    """Return whether it is a changed step that a user could run."""
-    return (
-        each.name not in (ArmName.AS_IS, ArmName.PRESCRIBED, ArmName.WITHOUT_ADAPTERS)
-        and not is_in_bf16(each.name)
-        and not is_of_first_window(each.name)
-        and bool(each.get("treatments"))
-    )
 
 
 def _by_time(arms: list[Arm]) -> list[Arm]:

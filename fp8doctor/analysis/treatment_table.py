@@ -290,7 +290,6 @@ VARIANTS: dict[str, str] = {
     ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
     ArmName.SELF_CHECK: "the same step again",
     ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, your torch.compile",
-    ArmName.COMBINATION: "FP8 with every change that gained",
     ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
     "as_is_compiled": "FP8 compiled",
 }

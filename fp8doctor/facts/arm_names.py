@@ -18,11 +18,9 @@ class ArmName(StrEnum):
     BF16_AS_COMPILED = "bf16_as_compiled"
     """As the user compiles the job, if that is another form than `BF16_COMPILED`."""
     PRESCRIBED = "prescribed"
-    """Everything together that is prescribed: what findings proposed, and what the trial found next to it."""
+    """Everything together that findings proposed."""
     PRESCRIBED_AS_COMPILED = "prescribed_as_compiled"
     """The prescription without its compilation: under the user's own."""
-    COMBINATION = "combination"
-    """Everything that gained, together, if the best of it alone is faster."""
     SELF_CHECK = "bf16_again"
     """A replica of another variant, to check the timing against: of eager BF16, else of the step as it is."""
     WITHOUT_ADAPTERS = "without_adapters"
@@ -91,19 +89,9 @@ def keeps_users_compilation(name: str) -> bool:
     return name.endswith(_AS_COMPILED)
 
 
-def in_first_window(name: str) -> str:
-    """Name the first window's time of a variant that a final window timed again."""
-    return name + _FIRST_WINDOW
-
-
 def is_of_first_window(name: str) -> bool:
-    """Return whether a final window timed the variant again."""
+    """Return whether an older report replaced the variant: it timed it again, or found a faster change."""
     return name.endswith(_FIRST_WINDOW)
-
-
-def in_any_window(name: str) -> str:
-    """Return the name that a variant has in both windows."""
-    return name.removesuffix(_FIRST_WINDOW)
 
 
 class Reason(StrEnum):

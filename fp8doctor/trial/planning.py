@@ -249,27 +249,6 @@ class VariantPlanner:
         return lambda variant: function_of(treatment.name)(variant, context)
 
 
-def together(base: VariantPlan, winners: Sequence[VariantPlan], name: str) -> VariantPlan:
-    """Combine ``base`` with the variants that gained on it, one of each family."""
-    replaced = {family(treatment) for winner in winners for treatment in winner.treatments}
-    kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
-    change = chain(base.change, *(winner.change for winner in winners))
-    added = [treatment for winner in winners for treatment in winner.treatments]
-    ratio = math.prod((each.tokens_ratio / base.tokens_ratio for each in winners), start=base.tokens_ratio)
-    compiled = any(plan.compiled for plan in (base, *winners))
-    return VariantPlan(
-        name,
-        change,
-        (*kept, *added),
-        base.fp8 or winners[0].fp8,
-        ArmName.AS_IS,
-        change,
-        tokens_ratio=ratio,
-        compiled=compiled,
-        by_block=compiles_by_block((*kept, *added)),
-    )
-
-
 def compiles_by_block(names: Iterable[str], before: bool = False) -> bool:
     """Return whether the last of these treatments that compiles does so by block."""
     forms = [name for name in names if name in IN_PLACE_OF_THE_USERS]

@@ -158,12 +158,9 @@ def test_of_fixes_that_do_not_fit_together_none_is_prescribed_but_the_total_that
         Step(code="", mends=(), title="t", treatment=Treatment(name=name, summary="s", code="c"))
         for name in ("compile-blocks", "larger-batch", "cache-off")
     )
-    together = Of({**SLOW, "prescribed": TOO_LARGE}, treatments=("compile-blocks", "larger-batch"), bases={})
-    (first,) = (each for each in together.facts().trial.arms if each.name == "prescribed")
-    known = msgspec.structs.replace(first, name="prescribed_first", why=Reason.DOES_NOT_FIT)
-    best = Of(SLOW, treatments=("compile-blocks",), bases={}).facts()
-    trial = msgspec.structs.replace(best.trial, arms=(*best.trial.arms, known))
-    held = as_timed(proposed, trial_view(msgspec.structs.replace(best, trial=trial)))
+    arms = {**SLOW, "compile-blocks": SLOW["prescribed"], "prescribed": Reason.DOES_NOT_FIT}
+    together = Of(arms, ("compile-blocks", "larger-batch"), bases={"compile-blocks": "as_is"})
+    held = as_timed(proposed, trial_view(together.facts()))
     assert [step.treatment.name for step in held] == ["compile-blocks", "cache-off"]
 
 

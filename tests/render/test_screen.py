@@ -208,18 +208,3 @@ def test_an_end_is_green_where_it_was_measured(patient: str, basis: str) -> None
     drawn = draw(first, width=120, colour=True, ascii=False)
     line = next(each for each in drawn.splitlines() if "Then" in each)
     assert ("\x1b[32m" in line) == (basis == "measured")
-
-
-def test_what_an_earlier_window_timed_is_held_to_that_window_and_says_so() -> None:
-    arms = (
-        ran(ArmName.AS_IS, 60.0),
-        ran(ArmName.BF16_COMPILED, 30.0),
-        ran(ArmName.PRESCRIBED, 28.0, treatments=("recipe-rowwise", "keep-in-bf16"), base="as_is"),
-        ran("as_is_first", 40.0),
-        ran("bf16_compiled_first", 20.0),
-        ran("recipe-rowwise", 25.0, treatments=("recipe-rowwise",), base="as_is_first"),
-    )
-    first = first_screen(diagnose(timed(DECODER_468M, *arms)))
-    (earlier,) = (each for each in first.variants if each.ms == 25.0)
-    assert earlier.speed == "0.80x"
-    assert not first_screen(diagnose(timed(DECODER_468M, *arms[:3]))).compared

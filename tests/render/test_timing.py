@@ -19,7 +19,6 @@ from fp8doctor.render.words import variant_of
 from fp8doctor.report import Report
 from tests.checks.arms import ran, timed, too_late
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
-from tests.diagnosis.trials import Of, around
 from tests.facts_of import DECODER_468M
 from tests.render.reports import report
 
@@ -110,64 +109,6 @@ def test_a_recipe_that_was_timed_by_block_says_so() -> None:
     assert variant_of(arms[0], arms, True, {}) == "FP8, compiled"
     [*arms, Arm(name="bf16_as_compiled")]
     Arm(name="prescribed", base="as_is", treatments=("a", "b", "c"))
-
-
-@pytest.mark.parametrize(
-    ("change", "fixes", "label"),
-    [
-        ("cuda-graphs", {"cuda-graphs": 1}, "FP8 with fix 1"),
-        ("recipe-rowwise", {"cuda-graphs": 1}, "FP8 rowwise, compiled"),
-        ("recipe-rowwise", {"recipe-rowwise": 2, "cuda-graphs": 1}, "FP8 rowwise, compiled"),
-        ("recipe-rowwise", {"compile-blocks": 1}, "FP8 rowwise, fix 1"),
-        ("recipe-rowwise", {}, "FP8 rowwise, compiled"),
-        ("recipe-rowwise", None, "FP8 rowwise, all fixes"),
-    ],
-)
-def test_what_was_built_on_a_plan_of_before_names_what_is_in_it(
-    change: str, fixes: dict[str, int] | None, label: str
-) -> None:
-    """CUDA graphs stand for the compiled blocks that they were tried on, and are the plan now."""
-    arms = [
-        Arm(name="prescribed", base="as_is", treatments=("cuda-graphs",)),
-        Arm(name="prescribed_first", base="as_is_first", treatments=("compile-blocks",)),
-        Arm(name=change, base="prescribed_first", treatments=(change,)),
-    ]
-    assert variant_of(arms[2], arms, True, fixes) == label
-
-
-def test_what_takes_the_place_of_all_that_it_was_built_on_names_no_fix_beside_itself() -> None:
-    arms = [
-        Arm(name="prescribed", base="as_is", treatments=("compile-blocks", "checkpointing-off")),
-        Arm(name="prescribed_first", base="as_is", treatments=("compile-blocks",)),
-        Arm(name="cuda-graphs", base="prescribed_first", treatments=("cuda-graphs",)),
-    ]
-    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
-    assert variant_of(arms[2], arms, True, fixes) == "FP8, CUDA graphs"
-    without = Arm(name="without_adapters", base="prescribed_first")
-    assert variant_of(without, [*arms, without], True, fixes) == "FP8 without adapters, fix 1"
-    of_now = Arm(name="without_adapters", base="as_is")
-    assert variant_of(of_now, [*arms, of_now], True, fixes) == "FP8 without adapters"
-
-
-def test_a_part_of_the_plan_that_was_timed_beside_the_whole_has_a_row() -> None:
-    """Others are built on it, and findings name its time."""
-    arms = {"as_is": around(366.1), "bf16_compiled": around(92.7), "prescribed": around(88.3)}
-    facts = Of(
-        {**arms, "prescribed_first": around(99.0), "checkpointing-off": around(88.3)},
-        treatments=("compile-blocks", "checkpointing-off"),
-        bases={"checkpointing-off": "prescribed_first", "prescribed_first": "as_is"},
-    ).facts()
-    first = msgspec.structs.replace(facts.trial.arms[3], treatments=("compile-blocks",))
-    trial = msgspec.structs.replace(facts.trial, arms=(*facts.trial.arms[:3], first, facts.trial.arms[4]))
-    facts = msgspec.structs.replace(facts, trial=trial)
-    fixes = {"compile-blocks": 1, "checkpointing-off": 2}
-    told = timing(facts, fixes)
-    assert told is not None
-    alone = timing(facts, {"compile-blocks": 1})
-    assert alone is not None
-    unplanned = timing(facts, {"checkpointing-off": 1})
-    assert unplanned is not None
-    assert "FP8, compiled" in [row.label for row in unplanned.rows]
 
 
 def test_a_model_without_fp8_has_the_difference_that_fp8_would_make() -> None:

@@ -74,7 +74,8 @@ class Tracer:
             name: interval(full_ms(self.bench.plan, samples, each.plan)).median
             for name, each in timed.items()
         }
-        return [timed[name] for name in compared(medians)]
+        in_fp8 = [name for name, each in timed.items() if each.plan.fp8]
+        return [timed[name] for name in compared(medians, in_fp8)]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
         """Profile and prove the compared variants; the next replaces one that is refuted."""
