@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fp8doctor.analysis.significance import Interval, interval
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, family, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -16,7 +16,7 @@ from fp8doctor.facts.arm_names import (
     change_in_bf16,
     is_conversion,
     is_in_bf16,
-    is_of_first_window,
+    is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
@@ -24,7 +24,6 @@ from fp8doctor.wording import quotient
 
 BF16_WITH = {
     frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
-    frozenset({CUDA_GRAPHS}): ArmName.BF16_CUDA_GRAPHS,
 }
 """Changes that help BF16 too -> BF16 with them, if there is such a variant."""
 
@@ -137,11 +136,12 @@ def fp8_totals(facts: Facts) -> list[Arm]:
 
 def is_total(each: Arm) -> bool:
     """Return whether it is a changed step that a user could run."""
+    treatments = each.get("treatments", ())
     return (
         each.name not in (ArmName.AS_IS, ArmName.WITHOUT_ADAPTERS)
         and not is_in_bf16(each.name)
-        and not is_of_first_window(each.name)
-        and bool(each.get("treatments"))
+        and not is_withdrawn(each.name, *treatments)
+        and bool(treatments)
     )
 
 

@@ -31,7 +31,7 @@ from fp8doctor.facts.arm_names import (
     Reason,
     is_conversion,
     is_in_bf16,
-    is_of_first_window,
+    is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.recipes import stack_of
@@ -213,8 +213,6 @@ def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
 
 def all_fp8_loses(facts: Facts) -> bool:
     """Return whether every timed FP8 step, also of single changes, is clearly slower."""
-    timed = (
-        each for each in facts.arms() if each.tried and each.step_ms and not is_of_first_window(each.name)
-    )
+    timed = (each for each in facts.arms() if each.tried and each.step_ms and not is_withdrawn(each.name))
     found = (if_recorded(relative_to_bf16, facts, each) for each in timed)
     return all(each.loses for each in found if each and not each.in_bf16)

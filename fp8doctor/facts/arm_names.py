@@ -26,7 +26,7 @@ class ArmName(StrEnum):
     WITHOUT_ADAPTERS = "without_adapters"
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
     BF16_CUDA_GRAPHS = "bf16_cuda_graphs"
-    """Block by block, with the kernels of every block recorded."""
+    """In older reports: block by block, with the kernels of every block recorded."""
     BF16_PRESCRIBED = "bf16_prescribed"
     """BF16 with the changes of the prescription that help it too."""
 
@@ -49,6 +49,7 @@ _BF16_WITH = "bf16_with_"
 _CONVERSION = "float8_"
 _AS_COMPILED = "_as_compiled"
 _FIRST_WINDOW = "_first"
+_CUDA_GRAPHS = ("cuda-graphs", "cuda_graphs")
 
 
 def bf16_with(treatment: str) -> str:
@@ -89,9 +90,12 @@ def keeps_users_compilation(name: str) -> bool:
     return name.endswith(_AS_COMPILED)
 
 
-def is_of_first_window(name: str) -> bool:
-    """Return whether an older report replaced the variant: it timed it again, or found a faster change."""
-    return name.endswith(_FIRST_WINDOW)
+def is_withdrawn(*names: str) -> bool:
+    """Return whether only older reports have one of these variants or treatments.
+
+    That is a variant that was replaced by a later or faster one, or CUDA graphs.
+    """
+    return any(name.endswith(_FIRST_WINDOW) or name.endswith(_CUDA_GRAPHS) for name in names)
 
 
 class Reason(StrEnum):

@@ -25,7 +25,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
 from fp8doctor.analysis.variant_names import labels
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_of_first_window
+from fp8doctor.facts.arm_names import ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants
@@ -105,7 +105,7 @@ def timing(facts: Facts) -> Timing | None:
     shown = [
         arm
         for arm in facts.trial.arms
-        if not is_of_first_window(arm.name) and not _is_prescribed(arm, facts.trial)
+        if not is_withdrawn(arm.name, *arm.get("treatments", ())) and not _is_prescribed(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = labels(facts)
@@ -336,7 +336,7 @@ def _depth(trial: Trial) -> str:
 
 def _circumstances(trial: Trial) -> Iterator[str]:
     """Say where the trial ran, and with which budget."""
-    timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
+    timed = [arm for arm in trial.arms if arm.tried and not is_withdrawn(arm.name)]
     if timed and recorded(trial, "own_process"):
         where = "a process of its own" if trial.own_process else "your process, on copies of the model"
         yield f"The trial ran in {where}."

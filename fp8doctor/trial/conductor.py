@@ -33,7 +33,6 @@ from fp8doctor.trial.measure.budget import (
     enough_for_the_rest_s,
     no_time_for,
 )
-from fp8doctor.trial.measure.host_bound_probe import add_if_host_bound
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
@@ -183,8 +182,7 @@ def _with_numerics(trial: Trial, tracer: Tracer) -> Trial:
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
     """Build the step as it is, and each variant that is not skipped and has time left.
 
-    If the step as it is has too little memory, all begins again with shallower models. If a variant waits for
-    the host, CUDA graph variants are added before the explorations.
+    If the step as it is has too little memory, all begins again with shallower models.
     """
     for attempt in attempts:
         _build_variant(attempt, bench, attempts, run)
@@ -192,7 +190,6 @@ def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
             while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
                 attempt.no_number = None
                 _build_variant(attempt, bench, attempts, run)
-        add_if_host_bound(attempt, bench, attempts, run)
 
 
 def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
@@ -208,7 +205,7 @@ def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], 
     if attempt.plan.name == ArmName.SELF_CHECK and not any(
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
-        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
+        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
     until = build_until(attempt.plan, attempts, run.budget)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"

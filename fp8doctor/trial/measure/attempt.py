@@ -40,8 +40,6 @@ class Ready:
     """Seconds of the warm-up beyond its steps if all graphs came from the compiler's caches, else 0."""
     turn: Turn | None = None
     """None on a CPU."""
-    before_backward: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that are called whenever its backward begins."""
 
 
 @dataclass
