@@ -258,10 +258,9 @@ class HostLoad(Record, frozen=True, kw_only=True):
     others_pct: float = NOT_RECORDED
     """Share of others than this process."""
     steal_pct: float = NOT_RECORDED
-    """Share that a hypervisor gave to other machines."""
+    """Of older reports, as the next two: share that a hypervisor gave to other machines."""
     waited_pct: float | None = NOT_RECORDED
-    """Share of the windows for which a thread of this process was ready and had no core, of the one that
-    waited the longest; None if Linux does not count it."""
+    """Share of the time for which a thread of this process waited for a core."""
     throttled_pct: float | None = NOT_RECORDED
     """Share of the periods in which the quota of the container's cores was used up; None without a quota."""
     pace_low_ms: float = NOT_RECORDED
