@@ -38,7 +38,7 @@ from fp8doctor.facts.arm_names import (
     ArmName,
     is_conversion,
     is_in_bf16,
-    is_of_first_window,
+    is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
@@ -110,7 +110,7 @@ def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
 
 def is_in_fp8(each: Arm) -> bool:
     """A total that a user could run, in its last window."""
-    parts = is_in_bf16(each.name) or is_of_first_window(each.name) or each.name == ArmName.WITHOUT_ADAPTERS
+    parts = is_in_bf16(each.name) or is_withdrawn(each.name) or each.name == ArmName.WITHOUT_ADAPTERS
     return not parts and (each.name == ArmName.AS_IS or bool(each.get("treatments")))
 
 

@@ -42,7 +42,6 @@ from fp8doctor.cost import modelled_gpu
 from fp8doctor.cost.step_cost import modelled_step, with_recipe
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Arm, ArmName, Facts, Value, if_recorded, recorded
-from fp8doctor.facts.arm_names import in_any_window
 from fp8doctor.facts.examples import example, float8, variant
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Finding, NotApplicable
@@ -97,7 +96,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     evidence: dict[str, Value | tuple[Value, ...]] = {
         "own_recipe": tuple(own),
         "faster_recipe": recipe,
-        "of_arm": in_any_window(base.name),
+        "of_arm": base.name,
         "base_step_ms": base.step_ms,
     }
     evidence |= {f"{_recipe(each)}_step_ms": each.step_ms for each, _ in others}

@@ -9,8 +9,8 @@ shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of
 step. A busy host alone proves nothing: it is busy for 84 to 99% of every sound step.
 
 Fix. Fewer launches, or more work per launch: compile, use a larger batch in fewer micro-batches, or CUDA
-graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). For compiled torchao layers, the
-trial times CUDA graphs in FP8 and in BF16, which gains too. Upgrade a Transformer Engine before 2.16.
+graphs (`torch.compile` with `mode="reduce-overhead"` or `"max-autotune"`). BF16 gains from CUDA graphs too,
+and the trial does not time them. Upgrade a Transformer Engine before 2.16.
 
     args = TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=8)  # before
 
@@ -34,13 +34,13 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment, cuda_graphs, needs_compile
+from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH
 from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
 from fp8doctor.analysis.outcome import measured_speed
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
-from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, LARGER_BATCH, MORE_TOKENS
+from fp8doctor.analysis.treatment_table import LARGER_BATCH, MORE_TOKENS
 from fp8doctor.analysis.waiting import host_is_ahead
 from fp8doctor.cost import micro_batches
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
@@ -158,10 +158,9 @@ def as_prescribed(facts: Facts) -> str:
     left = breakdown_of(changed) if changed and waits_for_the_host(changed) else None
     if changed is None or left is None or not changed.step_ms:
         return ""
-    with_graphs = CUDA_GRAPHS in changed.get("treatments", ())
     return (
         f" With the timed fixes it is still idle for {left.idle_ms:,.1f} of {changed.step_ms:,.1f} ms; try "
-        f"more tokens per step{'' if with_graphs else ' or CUDA graphs'}."
+        "more tokens per step or CUDA graphs."
     )
 
 
@@ -175,16 +174,11 @@ def outdated(facts: Facts) -> str:
 
 
 def treatment(facts: Facts) -> Treatment:
-    """Compile the layers, else use CUDA graphs, else give each launch more work."""
+    """Compile the layers, else give each launch more work."""
     eager = [linear for linear in facts.network.linears if needs_compile(linear) and linear.compiled is None]
     if eager:
         return compile_treatment(facts, eager)
-    accumulate = micro_batches(facts)
-    distributed = facts.get("training.distributed")
-    fixed = distributed is None or not (distributed.wrapper or "").startswith("FSDP")  # addresses of weights
-    if fixed and accumulate == 1 and any(linear.compiled is not None for linear in facts.network.linears):
-        return cuda_graphs(facts)
-    return larger_batch(facts, accumulate)
+    return larger_batch(facts, micro_batches(facts))
 
 
 def larger_batch(facts: Facts, accumulate: int) -> Treatment:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fp8doctor.analysis.significance import Interval, interval
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, CUDA_GRAPHS, family, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -16,6 +16,7 @@ from fp8doctor.facts.arm_names import (
     change_in_bf16,
     is_conversion,
     is_in_bf16,
+    is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
@@ -23,7 +24,6 @@ from fp8doctor.wording import quotient
 
 BF16_WITH = {
     frozenset({CHECKPOINTING_OFF}): ArmName.BF16_WITHOUT_CHECKPOINTING,
-    frozenset({CUDA_GRAPHS}): ArmName.BF16_CUDA_GRAPHS,
 }
 """Changes that help BF16 too -> BF16 with them, if there is such a variant."""
 
@@ -125,13 +125,24 @@ def best_fp8(facts: Facts) -> Arm | None:
 
 
 def fp8_totals(facts: Facts) -> list[Arm]:
-    """List the timed totals in FP8: as it is and as prescribed, else the conversions."""
-    names = (
-        (ArmName.AS_IS, ArmName.PRESCRIBED)
-        if uses_fp8(facts)
-        else [each.name for each in facts.trial.arms if is_conversion(each.name)]
+    """List the timed totals in FP8: the step as it is, then changed; else the conversions."""
+    trial, in_fp8 = facts.trial, uses_fp8(facts)
+    as_is = arm(trial, ArmName.AS_IS) if in_fp8 else None
+    changed = [
+        each for each in trial.arms if each.tried and is_total(each) and (in_fp8 or is_conversion(each.name))
+    ]
+    return [*filter(None, [as_is]), *changed]
+
+
+def is_total(each: Arm) -> bool:
+    """Return whether it is a changed step that a user could run."""
+    treatments = each.get("treatments", ())
+    return (
+        each.name not in (ArmName.AS_IS, ArmName.WITHOUT_ADAPTERS)
+        and not is_in_bf16(each.name)
+        and not is_withdrawn(each.name, *treatments)
+        and bool(treatments)
     )
-    return [found for name in names if (found := arm(facts.trial, name))]
 
 
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fp8doctor.analysis.layers import in_its_place, in_python
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL, CUDA_GRAPHS
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
@@ -30,9 +28,6 @@ BESIDE_AT_MOST = 4
 is. Each is a line of the treatment. A choice of length."""
 
 TORCH_NN = "torch.nn."
-
-GRAPHS = "reduce-overhead"
-"""The mode of torch.compile that records CUDA graphs."""
 
 WHY_WRAPPED = "# wrapped: before torch 2.14 .compile() in place compiles nothing on classes of torch.nn"
 
@@ -95,43 +90,6 @@ def covered_by_blocks(facts: Facts) -> list[Linear]:
     ]
 
 
-def cuda_graphs(facts: Facts) -> Treatment:
-    """Launch the compiled part as CUDA graphs; if there is none, the blocks or all."""
-    known = [each.compiled for each in facts.network.linears if recorded(each, "compiled")]
-    compiled = list(dict.fromkeys(name for name in known if name is not None))
-    by_block = any(map(has_loop, facts.network.blocks)) and (not compiled or "" in compiled)
-    names = [each.name for each in covered_by_blocks(facts)] if by_block else compiled or [""]
-    lines = [_as_graphs(names, facts.network)]
-    if compiled:
-        lines.insert(0, "# in place of what compiles it now")
-    if by_block and facts.get("training.use_cache") is True:
-        lines.append(cache_off(facts))
-    return Treatment(
-        name=CUDA_GRAPHS,
-        summary="compile with CUDA graphs: one launch replays many kernels",
-        code="\n".join(lines),
-    )
-
-
-def _as_graphs(compiled: Sequence[str], network: Network) -> str:
-    """Write the lines that compile these modules into CUDA graphs, blocks in a loop."""
-    if "" in compiled:
-        return f'model = torch.compile(model, mode="{GRAPHS}")'
-    lists = [
-        each for each in network.blocks if has_loop(each) and any(_is_in(name, each) for name in compiled)
-    ]
-    loops = [compile_loop(each, network, GRAPHS) for each in lists]
-    beside = [name for name in compiled if not any(_is_in(name, each) for each in lists)]
-    graphs = f'torch.compile({{}}, mode="{GRAPHS}")'
-    lines = [*loops, *(in_its_place(name, graphs, network) for name in beside)]
-    return "\n".join([WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in loops) else lines)
-
-
-def _is_in(name: str, blocks: Blocks) -> bool:
-    """Return whether a module is one of these blocks, or inside of one."""
-    return not blocks.name or name.startswith(f"{blocks.name}.")
-
-
 def blocks_are_compiled(network: Network) -> bool:
     """Return whether the model has repeated blocks, all of them compiled."""
     return bool(network.blocks) and all(
@@ -174,37 +132,32 @@ def compile_whole(network: Network) -> list[str]:
     return ["model.compile()"]
 
 
-def compile_loop(blocks: Blocks, network: Network, mode: str | None = None) -> str:
-    """Write the lines that compile every block of a list, or what is called of it.
-
-    Without a mode the compiler's own is taken.
-    """
-    chosen = f'mode="{mode}"' if mode else ""
+def compile_loop(blocks: Blocks, network: Network) -> str:
+    """Write the lines that compile every block of a list, or what is called of it."""
     if level := blocks.get("level"):
-        return _loop_into(blocks, network, level, chosen)
+        return _loop_into(blocks, network, level)
     container = in_python(blocks.name, network)
     if not has_forward_of_torch(blocks):
-        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile({chosen})"
+        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile()"
     pairs = (
         f"i, block in enumerate({container})" if not is_dict(blocks) else f"i, block in {container}.items()"
     )
-    return f"for {pairs}:\n    {container}[i] = torch.compile(block{chosen and f', {chosen}'})"
+    return f"for {pairs}:\n    {container}[i] = torch.compile(block)"
 
 
-def _loop_into(blocks: Blocks, network: Network, level: int, chosen: str) -> str:
+def _loop_into(blocks: Blocks, network: Network, level: int) -> str:
     """Write the lines that compile the modules at a level of blocks without a forward."""
     names = ["block", *(f"inner{each or ''}" for each in range(level - 1)), "part"]
     lines = [f"for block in {blocks_in_python(blocks, network)}:   # a block itself is never called"]
     if has_forward_of_torch(blocks):
-        settings = f", {chosen}" if chosen else ""
         lines += [
             "    for name, part in list(block.named_children()):",
-            f"        setattr(block, name, torch.compile(part{settings}))",
+            "        setattr(block, name, torch.compile(part))",
         ]
         return "\n".join(lines)
     for depth in range(level):
         lines.append(f"{'    ' * (depth + 1)}for {names[depth + 1]} in {names[depth]}.children():")
-    return "\n".join([*lines, f"{'    ' * (level + 1)}part.compile({chosen})"])
+    return "\n".join([*lines, f"{'    ' * (level + 1)}part.compile()"])
 
 
 def compile_line(linear: Linear, network: Network) -> str:

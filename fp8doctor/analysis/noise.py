@@ -162,12 +162,6 @@ def host_contention(load: HostLoad) -> str | None:
     said = []
     if load.others_pct >= CORES_PCT:
         said.append(f"others used {load.others_pct:.0f}% of the host's {load.cores} cores")
-    if load.steal_pct >= TAKEN_PCT:
-        said.append(f"the hypervisor took {load.steal_pct:.0f}% of them")
-    if load.throttled_pct is not None and load.throttled_pct >= TAKEN_PCT:
-        said.append(f"the quota of the container was used up in {load.throttled_pct:.0f}% of its periods")
-    if load.waited_pct is not None and load.waited_pct >= TAKEN_PCT:
-        said.append(f"a thread of the step waited for a core {load.waited_pct:.0f}% of the time")
     if _python_slowed(load) >= PYTHON_SLOWED:
         said.append(f"Python ran {_python_slowed(load):.1f} times as long as at its best")
     return ", ".join(said) or None

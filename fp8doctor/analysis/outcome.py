@@ -29,10 +29,9 @@ from fp8doctor.facts.arm_names import (
     LEFT_OUT_FOR_TIME,
     ArmName,
     Reason,
-    in_first_window,
     is_conversion,
     is_in_bf16,
-    is_of_first_window,
+    is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.recipes import stack_of
@@ -180,7 +179,7 @@ class RelativeSpeed(Struct, frozen=True):
 
     bf16: Arm
     best: Arm
-    """The best BF16 without changes, as the window of the step timed it."""
+    """The best BF16 without changes."""
     speedup: Interval
     """Time of ``bf16`` / time of the step."""
     in_bf16: bool
@@ -198,7 +197,7 @@ class RelativeSpeed(Struct, frozen=True):
 
 
 def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
-    """Compare a step with its BF16, as its own window timed both; None if untimed."""
+    """Compare a step with its BF16, None if untimed."""
     best = best_bf16(facts) if recorded(facts, "trial") else None
     if best is None or timed.name == ArmName.WITHOUT_ADAPTERS:
         return None
@@ -208,16 +207,12 @@ def relative_to_bf16(facts: Facts, timed: Arm) -> RelativeSpeed | None:
     bf16 = best if in_bf16 else fair_bf16(facts, timed)
     if bf16 is None:
         return None
-    if is_of_first_window(timed.name) or (base and is_of_first_window(base)):
-        bf16, best = (arm(facts.trial, in_first_window(each.name)) or each for each in (bf16, best))
     speedup = ratio(bf16, timed)
     return RelativeSpeed(bf16, best, speedup, in_bf16, is_noise(bf16, timed, facts.trial))
 
 
 def all_fp8_loses(facts: Facts) -> bool:
     """Return whether every timed FP8 step, also of single changes, is clearly slower."""
-    timed = (
-        each for each in facts.arms() if each.tried and each.step_ms and not is_of_first_window(each.name)
-    )
+    timed = (each for each in facts.arms() if each.tried and each.step_ms and not is_withdrawn(each.name))
     found = (if_recorded(relative_to_bf16, facts, each) for each in timed)
     return all(each.loses for each in found if each and not each.in_bf16)

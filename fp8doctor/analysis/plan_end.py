@@ -16,6 +16,7 @@ from fp8doctor.analysis.arms import (
     best_bf16,
     changes_in_bf16,
     is_finite,
+    is_total,
     ratio_on_screen,
     saved_ms,
     timed_a_model,
@@ -25,9 +26,9 @@ from fp8doctor.analysis.arms import (
 )
 from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, STAY_IN_BF16, family, traits
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16, is_of_first_window
+from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16
 from fp8doctor.wording import minus
 
 
@@ -79,9 +80,8 @@ def _is_as_fast(each: PlanEnd, fastest: PlanEnd) -> bool:
 
 
 def _count(end: PlanEnd, in_fp8: bool) -> int:
-    """Count the changes: the other precision is one too, and CUDA graphs are compilation and one more."""
-    graphs = CUDA_GRAPHS in end.changes or end.arm.name == ArmName.BF16_CUDA_GRAPHS
-    return len(end.changes) + graphs + (end.in_bf16 == in_fp8)
+    """Count the changes: the other precision is one too."""
+    return len(end.changes) + (end.in_bf16 == in_fp8)
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:
@@ -93,12 +93,12 @@ def _others(facts: Facts) -> Iterator[PlanEnd]:
     timed = [each for each in trial.arms if each.tried and each.step_ms and recorded(each, "treatments")]
     for each in _by_time(timed):
         if changes := changes_in_bf16(each.name, each.treatments):
-            yield PlanEnd(each, True, tuple(sorted(changes - {CUDA_GRAPHS})))  # which is how it is compiled
-    whole = arm(trial, ArmName.PRESCRIBED)
-    totals = [each for each in timed if _is_total(each)]
+            yield PlanEnd(each, True, tuple(sorted(changes)))
+    totals = [each for each in timed if is_total(each)]
+    whole = [each for each in totals if each.name == ArmName.PRESCRIBED]
     found = [
         PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(_changes(facts, each)))
-        for each in (*filter(None, [whole]), *_by_time(totals))
+        for each in (*whole, *_by_time([each for each in totals if each not in whole]))
     ]
     yield from sorted(found, key=lambda each: len(each.changes))
 
@@ -107,16 +107,6 @@ def _changes(facts: Facts, of: Arm) -> list[str]:
     """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
     compiled = is_conversion(of.name) and compiles_each_block(facts)
     return [name for name in all_changes(facts.trial, of) if not (compiled and traits(name).compiles)]
-
-
-def _is_total(each: Arm) -> bool:
-    """Return whether it is a changed step that a user could run."""
-    return (
-        each.name not in (ArmName.AS_IS, ArmName.PRESCRIBED, ArmName.WITHOUT_ADAPTERS)
-        and not is_in_bf16(each.name)
-        and not is_of_first_window(each.name)
-        and bool(each.get("treatments"))
-    )
 
 
 def _by_time(arms: list[Arm]) -> list[Arm]:
@@ -191,7 +181,7 @@ def _made(facts: Facts, of: Arm) -> frozenset[str]:
     if not is_in_bf16(of.name):
         return frozenset(kind(name, facts) for name in _changes(facts, of))
     bf16 = bf16_of_the_plan(facts)
-    changes = changes_in_bf16(of.name, of.get("treatments", ())) - {CUDA_GRAPHS}
+    changes = changes_in_bf16(of.name, of.get("treatments", ()))
     if bf16 is None or (of.name != bf16.name and not (changes and _form_of(facts, of) == bf16)):
         return frozenset()
     return changes | {kind(STAY_IN_BF16, facts)}
@@ -200,12 +190,12 @@ def _made(facts: Facts, of: Arm) -> frozenset[str]:
 def bf16_of_the_plan(facts: Facts) -> Arm | None:
     """Find the form of the BF16 that the plan ends in, else of the fastest; None if no GPU timed any.
 
-    Of one with other changes than CUDA graphs it is the baseline that they change.
+    Of one with changes it is the baseline that they change.
     """
     end = if_recorded(plan_end, facts)
     if end is None or not end.in_bf16:
         return if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
-    return (_form_of(facts, end.arm) if end.arm.name != ArmName.BF16_CUDA_GRAPHS else None) or end.arm
+    return _form_of(facts, end.arm) or end.arm
 
 
 def _form_of(facts: Facts, of: Arm) -> Arm | None:

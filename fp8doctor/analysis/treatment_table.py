@@ -27,7 +27,6 @@ CHECKPOINTING_OFF = "checkpointing-off"
 OPTIMIZER_LAST = "optimizer-last"
 COMPILE_BLOCKS = "compile-blocks"
 COMPILE_MODEL = "compile-model"
-CUDA_GRAPHS = "cuda-graphs"
 TE_AUTOCAST = "te-autocast"
 AUTOCAST_BF16 = "autocast-bf16"
 LARGER_BATCH = "larger-batch"
@@ -202,15 +201,6 @@ _ALL = (
         compiles=True,
         runs="compilation.compile_layers",
     ),
-    TreatmentRecord(
-        name=CUDA_GRAPHS,
-        words="CUDA graphs",
-        family="compilation",
-        compiles=True,
-        helps_bf16_too=True,
-        runs="compilation.cuda_graphs",
-        lines="cuda_graphs",
-    ),
     *(_conversion(each.name) for each in RECIPES.values() if each.converts),
     TreatmentRecord(
         name=STAY_IN_BF16,
@@ -286,11 +276,9 @@ VARIANTS: dict[str, str] = {
     ArmName.BF16_COMPILED: "BF16 compiled",
     ArmName.BF16_AS_COMPILED: "BF16, your torch.compile",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
-    ArmName.BF16_CUDA_GRAPHS: "BF16, CUDA graphs",
     ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
     ArmName.SELF_CHECK: "the same step again",
     ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, your torch.compile",
-    ArmName.COMBINATION: "FP8 with every change that gained",
     ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
     "as_is_compiled": "FP8 compiled",
 }

@@ -31,9 +31,9 @@ from fp8doctor.analysis.outcome import (
 from fp8doctor.analysis.plan_end import PlanEnd, plan_end
 from fp8doctor.analysis.significance import LITTLE
 from fp8doctor.analysis.speedup_bound import Ceiling
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, CUDA_GRAPHS, family, that_help_bf16_too
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
-from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, is_in_bf16
+from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, is_in_bf16, is_withdrawn
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
@@ -106,7 +106,9 @@ class TrialView(Struct, frozen=True):
         if not self.gives_up_fp8 or self.has_little_to_gain:
             return None
         every = [
-            each for each in self.facts.trial.arms if each.get("treatments") and not is_in_bf16(each.name)
+            each
+            for each in self.facts.trial.arms
+            if each.get("treatments") and not is_in_bf16(each.name) and not is_withdrawn(*each.treatments)
         ]
         timed = {name for each in every if each.tried for name in each.treatments}
         late = [each for each in every if why_of(each) in LEFT_OUT_FOR_TIME]
@@ -125,7 +127,11 @@ class TrialView(Struct, frozen=True):
         """Name what helps BF16 too and was timed in FP8 alone, though the plan leaves FP8 off."""
         if not self.gives_up_fp8:
             return frozenset()
-        timed = [each for each in self.facts.trial.arms if each.tried]
+        timed = [
+            each
+            for each in self.facts.trial.arms
+            if each.tried and not is_withdrawn(each.name, *each.get("treatments", ()))
+        ]
         in_bf16 = {name for each in timed if is_in_bf16(each.name) for name in each.get("treatments", ())}
         shared = (changes_in_bf16(each.name, ()) for each in timed)  # of those that name no treatment
         every = that_help_bf16_too(name for each in timed for name in each.get("treatments", ()))
@@ -143,7 +149,7 @@ class TrialView(Struct, frozen=True):
 
 
 def _compiles(names: Iterable[str]) -> bool:
-    return any(family(name) == family(COMPILE_BLOCKS) and name != CUDA_GRAPHS for name in names)
+    return any(family(name) == family(COMPILE_BLOCKS) for name in names)
 
 
 def trial_view(facts: Facts) -> TrialView:

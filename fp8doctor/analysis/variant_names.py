@@ -15,7 +15,7 @@ from fp8doctor.analysis.treatment_table import (
     variant,
 )
 from fp8doctor.facts import Arm, Facts, recorded
-from fp8doctor.facts.arm_names import ArmName, in_any_window
+from fp8doctor.facts.arm_names import ArmName
 
 
 def labels(facts: Facts) -> dict[str, str]:
@@ -26,7 +26,7 @@ def labels(facts: Facts) -> dict[str, str]:
 
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, own: str = AS_YOU_RUN_IT) -> str:
     """Name a variant by what it changes, and by what the variant changes that it is built on."""
-    name, alone = in_any_window(arm.name), arm.get("treatments", ())
+    name, alone = arm.name, arm.get("treatments", ())
     if name in (ArmName.PRESCRIBED, ArmName.BF16_PRESCRIBED) and alone:
         return ", ".join(("FP8" if name == ArmName.PRESCRIBED else "BF16", *map(in_words, alone)))
     if name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS):
@@ -34,10 +34,7 @@ def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, own: str = AS_YOU_RUN_I
     again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)
     base = next((each for each in arms if each.name == arm.get("base")), None)
     kinds = {family(each) for each in alone}  # of which the last stands
-    on_top = base is not None and in_any_window(base.name) in (ArmName.PRESCRIBED, COMPILE_BLOCKS)
-    below = (
-        [each for each in base.get("treatments", ()) if family(each) not in kinds] if base and on_top else []
-    )
+    below = [each for each in base.get("treatments", ()) if family(each) not in kinds] if base else []
     own_name = variant(arm.name, fp8, own=own, change="by block" if again else "")
     return ", ".join((own_name, *map(in_words, below)))
 

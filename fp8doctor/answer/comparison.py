@@ -19,6 +19,7 @@ from fp8doctor.analysis.step_difference import IDLE, REST, waterfall, without_pa
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.variant_names import labels
+from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.answer.number import Number
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.expected_verdict import expected_speedup
@@ -195,7 +196,9 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     expects = expected_speedup(facts, findings)
     if expects is None or expects.parts is None:
         return None
-    parts, bf16_ms, ran = expects.parts, expects.parts.bf16_ms, _watched(facts).now
+    parts, bf16_ms, ran = expects.parts, expects.parts.bf16_ms, None
+    if if_recorded(watched_ms, facts):
+        ran = _watched(facts).now
     converts = bool(expects.recipes)
     value = expects.best if converts else expects.as_is if expects.as_is else expects.now
     bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None

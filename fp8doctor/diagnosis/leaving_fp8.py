@@ -7,7 +7,6 @@ from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
     compile_all_without_cache,
-    cuda_graphs,
 )
 from fp8doctor.analysis.fp8_request import (
     asked_by_environment,
@@ -64,7 +63,6 @@ def _against_backend(facts: Facts) -> str | None:
 BF16_FORMS = {
     ArmName.BF16: "",
     ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
-    ArmName.BF16_CUDA_GRAPHS: ", compiled with CUDA graphs",
 }
 """Baseline -> how it is compiled, unless by torch.compile alone."""
 
@@ -86,16 +84,13 @@ def _is_compiled(facts: Facts) -> bool:
 def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
     """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
     own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
-    same = bf16.name in (ArmName.BF16_AS_COMPILED, ArmName.BF16_CUDA_GRAPHS)
-    return own and not same and own_bf16_left_out(facts) is None
+    return own and bf16.name != ArmName.BF16_AS_COMPILED and own_bf16_left_out(facts) is None
 
 
 def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     """Write the lines that compile BF16 as in this variant."""
     if bf16.name == ArmName.BF16_AS_COMPILED:
         return [KEEP_OWN_COMPILE]
-    if bf16.name == ArmName.BF16_CUDA_GRAPHS:
-        return [cuda_graphs(facts).code]
     own = [LEAVE_OUT_OWN_COMPILE] if replaces_own_compile(bf16, facts) else []
     if bf16.name == ArmName.BF16:
         return own

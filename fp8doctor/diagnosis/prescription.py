@@ -41,7 +41,6 @@ from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     ArmName,
-    in_any_window,
 )
 from fp8doctor.finding import Finding, Saving, Treatment
 
@@ -293,7 +292,7 @@ def depends_on_shapes(step: Step) -> bool:
 
 def _too_large_together(view: TrialView) -> tuple[str, ...]:
     """Name the treatments that take more memory than there is, all together."""
-    every = (each for each in view.facts.trial.arms if in_any_window(each.name) == ArmName.PRESCRIBED)
+    every = (each for each in view.facts.trial.arms if each.name == ArmName.PRESCRIBED)
     return next((each.treatments for each in every if each.treatments in view.too_large), ())
 
 

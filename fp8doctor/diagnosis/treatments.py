@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fp8doctor.analysis.by_accelerate import ALL_GATHER, in_script
-from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, covered_by_blocks, cuda_graphs
+from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, covered_by_blocks
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.layers import (
@@ -55,7 +55,7 @@ ORDINARY_WEIGHTS = Treatment(
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
 
 
-ELSEWHERE = {each.__name__: each for each in (cuda_graphs, stay_in_bf16)}
+ELSEWHERE = {each.__name__: each for each in (stay_in_bf16,)}
 """Treatments whose lines other modules write."""
 
 

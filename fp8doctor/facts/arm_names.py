@@ -18,17 +18,15 @@ class ArmName(StrEnum):
     BF16_AS_COMPILED = "bf16_as_compiled"
     """As the user compiles the job, if that is another form than `BF16_COMPILED`."""
     PRESCRIBED = "prescribed"
-    """Everything together that is prescribed: what findings proposed, and what the trial found next to it."""
+    """Everything together that findings proposed."""
     PRESCRIBED_AS_COMPILED = "prescribed_as_compiled"
     """The prescription without its compilation: under the user's own."""
-    COMBINATION = "combination"
-    """Everything that gained, together, if the best of it alone is faster."""
     SELF_CHECK = "bf16_again"
     """A replica of another variant, to check the timing against: of eager BF16, else of the step as it is."""
     WITHOUT_ADAPTERS = "without_adapters"
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
     BF16_CUDA_GRAPHS = "bf16_cuda_graphs"
-    """Block by block, with the kernels of every block recorded."""
+    """In older reports: block by block, with the kernels of every block recorded."""
     BF16_PRESCRIBED = "bf16_prescribed"
     """BF16 with the changes of the prescription that help it too."""
 
@@ -51,6 +49,7 @@ _BF16_WITH = "bf16_with_"
 _CONVERSION = "float8_"
 _AS_COMPILED = "_as_compiled"
 _FIRST_WINDOW = "_first"
+_CUDA_GRAPHS = ("cuda-graphs", "cuda_graphs")
 
 
 def bf16_with(treatment: str) -> str:
@@ -91,19 +90,12 @@ def keeps_users_compilation(name: str) -> bool:
     return name.endswith(_AS_COMPILED)
 
 
-def in_first_window(name: str) -> str:
-    """Name the first window's time of a variant that a final window timed again."""
-    return name + _FIRST_WINDOW
+def is_withdrawn(*names: str) -> bool:
+    """Return whether only older reports have one of these variants or treatments.
 
-
-def is_of_first_window(name: str) -> bool:
-    """Return whether a final window timed the variant again."""
-    return name.endswith(_FIRST_WINDOW)
-
-
-def in_any_window(name: str) -> str:
-    """Return the name that a variant has in both windows."""
-    return name.removesuffix(_FIRST_WINDOW)
+    That is a variant that was replaced by a later or faster one, or CUDA graphs.
+    """
+    return any(name.endswith(_FIRST_WINDOW) or name.endswith(_CUDA_GRAPHS) for name in names)
 
 
 class Reason(StrEnum):

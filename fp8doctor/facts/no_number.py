@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from fp8doctor.facts import Arm, Trial, recorded
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.arm_names import Reason
 
 PARTS = {
     "breakdown": "trial.arms.breakdown",
@@ -78,21 +78,18 @@ _SENTENCES = (
 def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
     """Return the trial with the reason why ``part`` is missing.
 
-    ``part`` is a variant or one of `PARTS`. A variant that has a time failed in a second window.
+    ``part`` is a variant or one of `PARTS`. A variant that has a time keeps it.
     """
     if part in PARTS:
         gaps = {**trial.get("gaps", {}), PARTS[part]: no_number.sentence}
         return msgspec.structs.replace(trial, gaps=gaps)
-    if any(arm.name == part and not arm.tried for arm in trial.arms):
-        arms = (
-            msgspec.structs.replace(arm, why=no_number.why, reason=no_number.sentence)
-            if arm.name == part
-            else arm
-            for arm in trial.arms
-        )
-        return msgspec.structs.replace(trial, arms=tuple(arms))
-    failed = not_tried(no_number, name=ArmName.COMBINATION, treatments=(), base=None)
-    return msgspec.structs.replace(trial, arms=(*trial.arms, failed))
+    arms = (
+        msgspec.structs.replace(arm, why=no_number.why, reason=no_number.sentence)
+        if arm.name == part and not arm.tried
+        else arm
+        for arm in trial.arms
+    )
+    return msgspec.structs.replace(trial, arms=tuple(arms))
 
 
 def not_tried(no_number: NoNumber | None, **plan: Any) -> Arm:

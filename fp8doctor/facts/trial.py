@@ -182,7 +182,7 @@ class Arm(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is a
-    variant as the first window saw it, where a final one timed it again."""
+    variant that an older report replaced."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
     """The variant that this one changes, whose time minus its own is what the change saves; None if it
@@ -203,7 +203,7 @@ class Arm(Record, frozen=True, kw_only=True):
     """One figure per interleaved round; the same round of two variants of one window shares clocks and
     heat."""
     window: int = NOT_RECORDED
-    """The trial's window that timed it: 1, or 2 for the final one."""
+    """The trial's window that timed it: 1, or 2 in older reports."""
     peak_gib: float | None = NOT_RECORDED
     """None on a CPU. If the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED
@@ -258,10 +258,9 @@ class HostLoad(Record, frozen=True, kw_only=True):
     others_pct: float = NOT_RECORDED
     """Share of others than this process."""
     steal_pct: float = NOT_RECORDED
-    """Share that a hypervisor gave to other machines."""
+    """Of older reports, as the next two: share that a hypervisor gave to other machines."""
     waited_pct: float | None = NOT_RECORDED
-    """Share of the windows for which a thread of this process was ready and had no core, of the one that
-    waited the longest; None if Linux does not count it."""
+    """Share of the time for which a thread of this process waited for a core."""
     throttled_pct: float | None = NOT_RECORDED
     """Share of the periods in which the quota of the container's cores was used up; None without a quota."""
     pace_low_ms: float = NOT_RECORDED

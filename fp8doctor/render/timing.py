@@ -25,7 +25,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
 from fp8doctor.analysis.variant_names import labels
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, in_first_window, is_of_first_window
+from fp8doctor.facts.arm_names import ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants
@@ -100,14 +100,12 @@ def timing(facts: Facts) -> Timing | None:
         ArmName.BF16_COMPILED: 1,
         ArmName.BF16_AS_COMPILED: 1.2,
         ArmName.AS_IS: 1.5 if fp8 else -1,
-        in_first_window(ArmName.PRESCRIBED): 1.8,
         ArmName.PRESCRIBED: 2,
     }
     shown = [
         arm
         for arm in facts.trial.arms
-        if (not (arm.tried and is_of_first_window(arm.name)) and not _is_prescribed(arm, facts.trial))
-        or _is_on_the_way(arm, facts.trial)
+        if not is_withdrawn(arm.name, *arm.get("treatments", ())) and not _is_prescribed(arm, facts.trial)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = labels(facts)
@@ -150,22 +148,11 @@ def _of_a_script(facts: Facts) -> Timing | None:
 
 
 def _is_prescribed(shown: Arm, trial: Trial) -> bool:
-    """Return whether it is the prescription's own row, because nothing else gained."""
+    """Return whether an older report shows its times as the prescription's too."""
     prescribed = arm(trial, ArmName.PRESCRIBED)
     if prescribed is None or shown is prescribed:
         return False
     return shown.tried and shown.rounds_ms == prescribed.rounds_ms
-
-
-def _is_on_the_way(shown: Arm, trial: Trial) -> bool:
-    """Return whether it is the part of all fixes that other rows are built on."""
-    whole = arm(trial, ArmName.PRESCRIBED)
-    return (
-        whole is not None
-        and shown.tried
-        and shown.name == in_first_window(ArmName.PRESCRIBED)
-        and set(shown.treatments) != set(whole.treatments)
-    )
 
 
 MANY = 3
@@ -349,7 +336,7 @@ def _depth(trial: Trial) -> str:
 
 def _circumstances(trial: Trial) -> Iterator[str]:
     """Say where the trial ran, and with which budget."""
-    timed = [arm for arm in trial.arms if arm.tried and not is_of_first_window(arm.name)]
+    timed = [arm for arm in trial.arms if arm.tried and not is_withdrawn(arm.name)]
     if timed and recorded(trial, "own_process"):
         where = "a process of its own" if trial.own_process else "your process, on copies of the model"
         yield f"The trial ran in {where}."

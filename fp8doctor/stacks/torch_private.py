@@ -242,17 +242,6 @@ def may_hold_cuda_graphs() -> bool:
     return "torch._inductor.cudagraph_trees" in sys.modules
 
 
-def recorded_functions(device: int) -> tuple[object, int]:
-    """Return CUDA graphs' manager and number, or raise `Unknown` (2.11 and 2.13)."""
-    if not may_hold_cuda_graphs():
-        return None, 0
-    try:
-        manager = _loaded("torch._inductor.cudagraph_trees").get_container(device).tree_manager
-        return manager, 0 if manager is None else len(manager.ids_to_funcs)
-    except Exception as error:
-        raise Unknown("Inductor keeps its CUDA graphs elsewhere") from error
-
-
 def forget_cuda_graphs() -> None:
     """Free every CUDA graph of Inductor in this process (2.11)."""
     if function := _loaded("torch._inductor.cudagraph_trees", "reset_cudagraph_trees"):
@@ -313,12 +302,6 @@ def start_profiler(profile: Any) -> None:
 def gpu_events() -> Any:
     """Return the device type of raw profiler events on a GPU (2.11 and 2.13)."""
     return _loaded("torch._C._autograd", "DeviceType", "CUDA")
-
-
-def busy_wait() -> Callable[[int], None] | None:
-    """Return a function that keeps a GPU busy for some cycles (2.6 to 2.13)."""
-    wait: Callable[[int], None] | None = _loaded("torch.cuda", "_sleep")
-    return wait
 
 
 def clear_cublas_workspaces() -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import msgspec
 import torch
@@ -24,26 +23,20 @@ from fp8doctor.facts.no_number import NoNumber, without
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
 from fp8doctor.stages import Stage
-from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
-from fp8doctor.trial.final_round import Window, best_total
 from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import (
-    Budget,
-    Cost,
     build_until,
     costs_of,
     enough_for_the_rest_s,
     no_time_for,
 )
-from fp8doctor.trial.measure.host_bound_probe import add_if_host_bound
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.rounds import time_in_turn
-from fp8doctor.trial.measure.timer import gains
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.undisturbed import CONTEXT, Undisturbed, digest, free, harm, with_harm
@@ -133,8 +126,6 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
     run.begin(Stage.TIMING)
     samples = _samples(attempts, tracer)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
-    gaining = _gaining(samples, bench.plan, [each.plan for each in timed])
-    costs = costs_of(timed)
     run.begin(Stage.PROFILING)
     run.keep(report(tracer, attempts, samples, enough_s))
     tracer.explain(timed, samples)
@@ -143,10 +134,7 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
-    budget = tracer.run.budget
-    late = None if budget.final_fits(costs, gaining) else budget.used_up
-    against = run.skipped(ArmName.COMBINATION) or late
-    return _with_optional_parts(Window(tracer, attempts, samples), against, enough_s)
+    return _with_numerics(report(tracer, attempts, samples, enough_s), tracer)
 
 
 def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
@@ -158,10 +146,11 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
     while True:
         timed = [attempt for attempt in attempts if attempt.no_number is None]
         run.progress(f"timing {len(timed)} variants of the step", None)
-        costs, plans = costs_of(timed), [each.plan for each in timed]
-        until = partial(_window_until, plan=bench.plan, plans=plans, costs=costs, budget=run.budget)
+        costs = costs_of(timed)
         try:
-            return time_in_turn(tracer, timed, until, run.budget.rounds_latest(costs))
+            return time_in_turn(
+                tracer, timed, run.budget.rounds_until(costs), run.budget.rounds_latest(costs)
+            )
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
@@ -171,37 +160,15 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
             bench.drop(failed, raised(error))
 
 
-def _window_until(
-    samples: Samples, plan: Plan, plans: Sequence[VariantPlan], costs: Mapping[str, Cost], budget: Budget
-) -> float:
-    """Return the clock until which rounds are added, less the time for the final ones."""
-    return budget.rounds_until(costs, _gaining(samples, plan, plans))
-
-
-def _gaining(samples: Samples, plan: Plan, plans: Sequence[VariantPlan]) -> list[str]:
-    """Name the explorations that seem to gain, which may be combined and timed again."""
-    return [name for name, gain in gains(samples, plan, plans).items() if gain.median > 1]
-
-
-def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: float | None) -> Trial:
-    """Add the final rounds and numerics, and keep the times if the GPU is lost.
-
-    ``against`` forbids the final rounds, ``enough_s`` is a budget that those left out would fit in.
-    """
-    tracer, attempts, samples = window.tracer, window.attempts, window.samples
+def _with_numerics(trial: Trial, tracer: Tracer) -> Trial:
+    """Add the numerics, and keep the times if the GPU is lost."""
     bench, run = tracer.bench, tracer.run
     run.begin(Stage.MORE)
-    trial = report(tracer, attempts, samples, enough_s)
     run.keep(trial)
     try:
         try:
-            final = best_total(window, against)
-            if final:
-                tracer.explain(final.attempts, final.samples)
-            trial = report(tracer, attempts, samples, enough_s, final)
-            run.keep(trial)
             run.progress("measuring what FP8 does to each layer", NUMERICS)
-            until = tracer.run.budget.numerics_until()
+            until = run.budget.numerics_until()
             return with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
         except Exception as error:
             _log.debug("an optional part of the trial raises", exc_info=True)
@@ -215,8 +182,7 @@ def _with_optional_parts(window: Window, against: NoNumber | None, enough_s: flo
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
     """Build the step as it is, and each variant that is not skipped and has time left.
 
-    If the step as it is has too little memory, all begins again with shallower models. If a variant waits for
-    the host, CUDA graph variants are added before the explorations.
+    If the step as it is has too little memory, all begins again with shallower models.
     """
     for attempt in attempts:
         _build_variant(attempt, bench, attempts, run)
@@ -224,7 +190,6 @@ def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
             while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
                 attempt.no_number = None
                 _build_variant(attempt, bench, attempts, run)
-        add_if_host_bound(attempt, bench, attempts, run)
 
 
 def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
@@ -240,7 +205,7 @@ def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], 
     if attempt.plan.name == ArmName.SELF_CHECK and not any(
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
-        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK, if_host_bound=())
+        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
     until = build_until(attempt.plan, attempts, run.budget)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"

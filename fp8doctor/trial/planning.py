@@ -19,7 +19,6 @@ from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     COMPILE_BLOCKS,
     COMPILE_MODEL,
-    CUDA_GRAPHS,
     TE_AUTOCAST,
     family,
     that_help_bf16_too,
@@ -32,19 +31,15 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.recipes import RECIPES, stack_of
-from fp8doctor.trial.copies.compiling import records_cuda_graphs
+from fp8doctor.recipes import RECIPES
 from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
 from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 
-IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL, CUDA_GRAPHS})
+IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL})
 """Treatments that replace the user's own compile marks."""
-
-BY_BLOCK = frozenset({COMPILE_BLOCKS, CUDA_GRAPHS})
-"""Treatments that compile single blocks."""
 
 
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
@@ -61,10 +56,6 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
     prescribed = planner.on(as_is, proposals, ArmName.PRESCRIBED) if in_fp8 and proposals else None
     alike = planner.bf16_alike(prescribed, proposals) if prescribed else []
-    if prescribed:
-        prescribed = replace(prescribed, if_host_bound=planner.recorded_kernels(prescribed))
-    else:
-        as_is = replace(as_is, if_host_bound=planner.recorded_kernels(as_is))
     base = prescribed or as_is
     return [
         as_is,
@@ -213,29 +204,6 @@ class VariantPlanner:
         plan = self.on(base, [], ArmName.WITHOUT_ADAPTERS)
         return [replace(plan, make=chain(base.make, without_adapters), explored=True)]
 
-    def recorded_kernels(self, base: VariantPlan) -> tuple[VariantPlan, ...]:
-        """Plan ``base`` and compiled BF16 as CUDA graphs, for compiled layers of torchao.
-
-        Not with several micro-batches: the next would overwrite what a graph's backward still needs. Not in a
-        compiled step, which traces its blocks as if they were not compiled. Not if FSDP or ZeRO gathers the
-        weights to other addresses in each step.
-        """
-        in_fp8 = self.context(()).in_fp8
-        by_block = COMPILE_BLOCKS in base.treatments
-        compiled = all(
-            stack_of(each).fuses_casts and (by_block or each.compiled is not None) for each in in_fp8
-        )
-        recorded_already = CUDA_GRAPHS in base.treatments or records_cuda_graphs(self.job.model)
-        if not in_fp8 or not compiled or recorded_already or self.job.workload.accumulate > 1:
-            return ()
-        in_step = any(mark.form == "training_step" for mark in self.facts.training.compile_marks)
-        if in_step or self.job.sharded is not None:
-            return ()
-        compiled_bf16 = self.bf16(ArmName.BF16_COMPILED)
-        pairs = ((base, CUDA_GRAPHS), (compiled_bf16, ArmName.BF16_CUDA_GRAPHS))
-        fp8, bf16 = (self.on(of, [_unexplained(CUDA_GRAPHS)], name) for of, name in pairs)
-        return replace(fp8, explored=True), replace(bf16, explored=True, treatments=())
-
     def form_of(self, plan: VariantPlan) -> ArmName:
         """Name the form of BF16 that is compiled as this variant is."""
         if not TrialContext(self.facts, self.job, plan.treatments).compiled:
@@ -249,31 +217,10 @@ class VariantPlanner:
         return lambda variant: function_of(treatment.name)(variant, context)
 
 
-def together(base: VariantPlan, winners: Sequence[VariantPlan], name: str) -> VariantPlan:
-    """Combine ``base`` with the variants that gained on it, one of each family."""
-    replaced = {family(treatment) for winner in winners for treatment in winner.treatments}
-    kept = [treatment for treatment in base.treatments if family(treatment) not in replaced]
-    change = chain(base.change, *(winner.change for winner in winners))
-    added = [treatment for winner in winners for treatment in winner.treatments]
-    ratio = math.prod((each.tokens_ratio / base.tokens_ratio for each in winners), start=base.tokens_ratio)
-    compiled = any(plan.compiled for plan in (base, *winners))
-    return VariantPlan(
-        name,
-        change,
-        (*kept, *added),
-        base.fp8 or winners[0].fp8,
-        ArmName.AS_IS,
-        change,
-        tokens_ratio=ratio,
-        compiled=compiled,
-        by_block=compiles_by_block((*kept, *added)),
-    )
-
-
 def compiles_by_block(names: Iterable[str], before: bool = False) -> bool:
     """Return whether the last of these treatments that compiles does so by block."""
     forms = [name for name in names if name in IN_PLACE_OF_THE_USERS]
-    return forms[-1] in BY_BLOCK if forms else before
+    return forms[-1] == COMPILE_BLOCKS if forms else before
 
 
 def _unexplained(name: str) -> Treatment:

@@ -59,8 +59,6 @@ class VariantPlan:
     """Whether compiled regions must be seen in it."""
     by_block: bool = False
     """Whether it compiles single blocks instead of following the user's own marks."""
-    if_host_bound: tuple[VariantPlan, ...] = ()
-    """Variants that are tried too if the host sets the pace of this one."""
 
 
 def explores(plan: VariantPlan) -> bool:

@@ -43,8 +43,9 @@ class Of:
     trials did."""
 
     def arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
-        alone = ("compile-blocks",) if name == "prescribed_first" else (name,)
-        treatments = self.treatments if name == "prescribed" else alone if name in (self.bases or {}) else ()
+        treatments = (
+            self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
+        )
         if isinstance(rounds, str):
             why = rounds if isinstance(rounds, Reason) else None
             return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))
@@ -93,19 +94,12 @@ def without_fp8() -> Facts:
     )
 
 
-EXPLORED = {
-    **SLOW,
-    "prescribed": around(80.0),
-    "prescribed_first": around(88.3),
-    "recipe-rowwise": around(80.0),
-}
+EXPLORED = {**SLOW, "recipe-rowwise": around(80.0)}
 """The trial found a recipe on top of what a finding proposed."""
-BASES = {"prescribed_first": "as_is", "recipe-rowwise": "prescribed_first", "compile-blocks": "as_is"}
+BASES = {"recipe-rowwise": "prescribed", "compile-blocks": "as_is"}
 
 
-def explored(
-    treatments: tuple[str, ...] = ("compile-blocks", "recipe-rowwise"), **arms: tuple[float, ...] | str
-) -> Facts:
+def explored(treatments: tuple[str, ...] = ("compile-blocks",), **arms: tuple[float, ...] | str) -> Facts:
     return Of({**EXPLORED, **arms}, treatments=treatments, bases=BASES).facts()
 
 

@@ -62,12 +62,9 @@ def test_an_arm_that_has_no_time_keeps_what_it_is() -> None:
     assert (second.why, second.reason) == (Reason.TOOK_PROCESS_DOWN, "it died")
 
 
-@pytest.mark.parametrize("part", ["as_is", "combination"])
-def test_an_arm_of_a_second_window_leaves_the_first_as_it_is(part: str) -> None:
-    first, second = without(Trial(arms=(TIMED,)), part, DIED).arms
-    assert first == TIMED
-    assert (second.name, second.tried) == ("combination", False)
-    assert (second.why, second.reason) == (Reason.TOOK_PROCESS_DOWN, "it died")
+@pytest.mark.parametrize("part", ["as_is", "unknown"])
+def test_an_arm_that_has_a_time_keeps_it(part: str) -> None:
+    assert without(Trial(arms=(TIMED,)), part, DIED).arms == (TIMED,)
 
 
 @pytest.mark.parametrize(("sentence", "why"), WRITTEN.items())

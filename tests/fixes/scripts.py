@@ -398,7 +398,7 @@ for i, layer in enumerate(model.layers):
 Engine."""
 
 EXPLORED = {
-    "eager": ("recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp", "cuda-graphs"),
+    "eager": ("recipe-tensorwise", "recipe-rowwise", "recipe-rowwise-with-gw-hp"),
     "te in fp8": ("te-delayed", "te-current", "te-block", "fp8-weights"),
 }
 """Script -> treatments that a trial proposes without a finding."""

@@ -13,13 +13,12 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.render.drawing import FILLS, draw
 from fp8doctor.render.html import view
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.render.terminal import columns, printable_lines
 from fp8doctor.report import load_report
-from tests.checks.arms import ran, timed
+from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
 from tests.facts_of import DECODER_468M
 from tests.recordings import files
@@ -96,17 +95,3 @@ def test_parts_that_cannot_be_relied_on_have_no_bar() -> None:
     steps = view(report).steps
     assert steps is not None
     assert [{part.kind for part in bar.segments} for bar in steps.bars] == [{"part"}, {"whole"}]
-
-
-def test_what_an_earlier_window_timed_is_held_to_that_window_and_says_so() -> None:
-    arms = (
-        ran(ArmName.AS_IS, 60.0),
-        ran(ArmName.BF16_COMPILED, 30.0),
-        ran(ArmName.PRESCRIBED, 28.0, treatments=("recipe-rowwise", "keep-in-bf16"), base="as_is"),
-        ran("as_is_first", 40.0),
-        ran("bf16_compiled_first", 20.0),
-        ran("recipe-rowwise", 25.0, treatments=("recipe-rowwise",), base="as_is_first"),
-    )
-    first = first_screen(diagnose(timed(DECODER_468M, *arms)))
-    (earlier,) = (each for each in first.variants if each.ms == 25.0)
-    assert earlier.speed == "0.80x"

@@ -152,7 +152,6 @@ def test_inductor() -> None:
     assert "pool" not in torch_private.compile_pools()
     importlib.import_module("torch._inductor.cudagraph_trees")
     assert torch_private.may_hold_cuda_graphs()
-    assert torch_private.recorded_functions(0) == (None, 0)
     torch_private.forget_cuda_graphs()
 
 
@@ -182,7 +181,6 @@ def test_profilers() -> None:
 
 def test_torch_itself() -> None:
     assert callable(torch_private.scaled_mm())
-    assert callable(torch_private.busy_wait())
     assert hasattr(torch._C, "_cuda_clearCublasWorkspaces") or not torch.version.cuda
     assert torch_private.default_device() is None
     with torch.device("meta"):

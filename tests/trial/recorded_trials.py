@@ -21,7 +21,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.rounds import time_in_turn
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import VariantPlan, as_it_is, explores
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 from tests.trial.decoder import CPU
 
 
@@ -219,10 +219,7 @@ def took(
     clock.now_s += before_s
     conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
     timed = [attempt for attempt in attempts if attempt.no_number is None]
-    costs, explored = (
-        budget.costs_of(timed),
-        [each.plan.name for each in timed if explores(each.plan)],
-    )
+    costs = budget.costs_of(timed)
     parts = {"before": load_s + before_s, "arms": of_trial.elapsed_s - load_s - before_s}
     steps: Any = {
         (arm, number): ms
@@ -244,7 +241,7 @@ def took(
     samples = time_in_turn(
         tracer,
         timed,
-        lambda samples: of_trial.rounds_until(costs, explored),
+        of_trial.rounds_until(costs),
         of_trial.rounds_latest(costs),
     )
     parts["window"] = clock.now_s - began

@@ -21,7 +21,7 @@ from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import AS_IS, BF16, CPU, PRESCRIBED, Block, Decoder, job, run, trial
-from tests.trial.planted import CLOCK, STEP_MS, Ticking, explored, failing, ticking
+from tests.trial.planted import CLOCK, STEP_MS, Ticking, failing, ticking
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
@@ -123,7 +123,7 @@ def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) ->
         AS_IS,
         BF16,
         VariantPlan("bf16_again", BF16.make, fp8=False),
-        explored("unasked", BF16.make, BF16, ()),
+        VariantPlan("unasked", BF16.make, fp8=False, explored=True),
     )
     assert result.self_check_ratio is not None
     assert "bf16_again" not in proven

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,16 +12,13 @@ from torch._dynamo import utils
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.facts import ArmCut, Target, Workload
-from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.evidence import Compilations, StepProof, compilations
-from fp8doctor.trial.measure.profile_step import refuted
+from fp8doctor.trial.measure.evidence import compilations
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
@@ -165,46 +160,3 @@ def test_what_this_torch_keeps_elsewhere_is_not_recorded(monkeypatch: pytest.Mon
     assert seen.recompilations is NOT_RECORDED
     assert seen.left_eager is NOT_RECORDED
     assert seen.breaks == 0
-
-
-def with_recorded(count: int) -> Ready:
-    return Ready(*[None] * 2, Compilations(recorded=count), *[None] * 6)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("plan", "recorded", "why"),
-    [
-        (VariantPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [2, 2], None),
-        (VariantPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [2, 0], Reason.NOTHING_COMPILED),
-        (VariantPlan("cuda-graphs", as_it_is, ("cuda-graphs",)), [NOT_RECORDED], None),
-        (VariantPlan("bf16_cuda_graphs", as_it_is, fp8=False), [0], Reason.NOTHING_COMPILED),
-        (VariantPlan("as_is", as_it_is), [0], None),
-    ],
-)
-def test_an_arm_of_cuda_graphs_that_recorded_none_is_no_number(
-    plan: VariantPlan, recorded: list[int], why: Reason | None
-) -> None:
-    """Inductor leaves graphs out of what it cannot record, and says so in its log alone."""
-    found = refuted(Attempt(plan, list(map(with_recorded, recorded))), StepProof(fp8_gemms=0, graphs_run=1))
-    assert (found.why if found else None) is why
-
-
-def test_functions_that_are_recorded_are_counted_by_their_manager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for the manager: only a GPU has one."""
-    with compilations(nn.Identity()) as seen:
-        pass
-    assert seen.recorded == 0
-    container = SimpleNamespace(tree_manager=SimpleNamespace(ids_to_funcs={0: "of another arm"}))
-    trees = SimpleNamespace(get_container=lambda index: container)
-    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    with compilations(nn.Identity()) as seen:
-        container.tree_manager.ids_to_funcs |= {1: "forward", 2: "backward"}
-    assert seen.recorded == 2
-    with compilations(nn.Identity()) as seen:
-        container.tree_manager = SimpleNamespace(ids_to_funcs={0: "of a new manager"})
-    assert seen.recorded == 1
-    with compilations(nn.Identity()) as seen:
-        del container.tree_manager.ids_to_funcs
-    assert seen.recorded is NOT_RECORDED

@@ -343,7 +343,7 @@ def test_each_micro_batch_tells_when_its_backward_begins() -> None:
     weight = job.model[0].weight  # type: ignore[index]
     note = lambda: found.append(-1.0 if weight.grad is None else weight.grad.sum().item())  # noqa: E731
     optimizer = torch.optim.SGD(job.model.parameters())
-    training_step(job, Variant(job.model, job.batch), optimizer, CPU, (note,))()
+    training_step(job, Variant(job.model, job.batch), optimizer, CPU, note)()
     assert found == [-1.0, pytest.approx(found[1]), pytest.approx(2 * found[1])], "gradients add up"
 
 

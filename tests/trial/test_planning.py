@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
-from fp8doctor.trial.measure import host_bound_probe, timer
+from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -114,6 +114,14 @@ def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     assert found["prescribed"].treatments == ("compile-blocks",)
     assert found["recipe-rowwise"].treatments == ("recipe-rowwise",)
     assert [name for name, plan in found.items() if plan.explored] == list(recipes)
+
+
+def compiled_by_block(mode: str | None = None) -> nn.Module:
+    """FP8 in every block, each compiled by its user."""
+    model = float8(llama(use_cache=False).bfloat16())
+    for block in model.model.layers:
+        block.compile(mode=mode)
+    return model
 
 
 def test_compiled_bf16_comes_before_eager_bf16_if_the_step_is_compiled() -> None:
@@ -449,75 +457,6 @@ def test_which_arms_must_run_something_compiled() -> None:
     }
 
 
-GRAPHS = ["cuda-graphs", "bf16_cuda_graphs"]
-
-
-def one_step(model: nn.Module, batch: Any) -> torch.Tensor:
-    return torch.as_tensor(model(**batch).loss)
-
-
-def compiled_by_block(mode: str | None = None) -> nn.Module:
-    """FP8 in every block, each compiled by its user."""
-    model = float8(llama(use_cache=False).bfloat16())
-    for block in model.model.layers:
-        block.compile(mode=mode)
-    return model
-
-
-@pytest.mark.parametrize(
-    ("of", "proposed", "tried"),
-    [
-        (lambda: job(compiled_by_block()), (), GRAPHS),
-        (lambda: job(compiled_by_block("reduce-overhead")), (), []),
-        (lambda: job(compiled_by_block(), workload=Workload(accumulate=2)), (), []),
-        (lambda: job(compiled_by_block()), ("cuda-graphs",), []),
-        (lambda: job(compiled_by_block()), ("keep-in-bf16",), GRAPHS),
-        (lambda: replace(job(compiled_by_block()), training_step=torch.compile(one_step)), (), []),
-        (lambda: job(float8(Stacked().bfloat16())), (), []),
-        (lambda: job(float8(Stacked().bfloat16())), ("compile-blocks",), GRAPHS),
-        (lambda: job(llama(use_cache=False).bfloat16()), (), []),
-    ],
-    ids=[
-        "compiled",
-        "recorded",
-        "micro-batches",
-        "proposed",
-        "changed",
-        "step compiled",
-        "eager",
-        "in its cure",
-        "without FP8",
-    ],
-)
-def test_where_the_host_sets_the_pace_kernels_are_recorded(
-    of: Callable[[], Job], proposed: tuple[str, ...], tried: list[str]
-) -> None:
-    """In FP8 as it is to be, and in BF16, which gains from it too."""
-    found = plans(of(), *proposed)
-    base = found["prescribed" if proposed else "as_is"]
-    assert [plan.name for plan in base.if_host_bound] == tried
-    assert not any(plan.if_host_bound for plan in found.values() if plan is not base)
-    assert [plan.base for plan in base.if_host_bound] == ([base.name, "bf16_compiled"] if tried else [])
-
-
-@pytest.mark.nightly
-def test_recorded_kernels_are_asked_for_before_what_nobody_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_bound_probe, "waits_for_host", lambda ready, device: True)
-    of = job(compiled_by_block())
-    planned = [
-        plan
-        for plan in plan_variants(examine(of), [], of)
-        if plan.name in ("as_is", "bf16", "bf16_compiled", "recipe-rowwise")
-    ]
-    run = TrialRun(torch.device("cpu"), Budget(600), own_process=True)
-    trial = conduct(of, ["model.layers"], planned, run)
-    names = [arm.name for arm in trial.arms]
-    assert names == ["as_is", "bf16_compiled", "bf16", *GRAPHS, "recipe-rowwise"]
-    reasons = {arm.reason for arm in trial.arms if arm.name in GRAPHS}
-    assert reasons == {"CUDA graphs need a CUDA device"}
-    assert trial.why is None
-
-
 @pytest.mark.gate("force_eager-compiled1")
 @pytest.mark.parametrize(
     ("stance", "compiled"),
@@ -640,7 +579,6 @@ def test_fp32_arms_run_in_bf16() -> None:
         "autocast-bf16",
         "bf16-parameters",
     }
-    seen.pop("combination", None)
     assert seen == {
         "as_is": {torch.float32},
         "bf16": {torch.bfloat16},

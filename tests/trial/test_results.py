@@ -84,5 +84,5 @@ def test_one_round_has_no_interval(rounds: list[float], ends: tuple[float | None
     """Where the budget was used up after it: "± 0.0 ms" would say that the time is exact."""
     attempt = at_cuts("as_is", None, None)
     attempt.proof = StepProof(fp8_gemms=0, graphs_run=0)
-    arm = _arm(PLAN, attempt, {("as_is", 0): rounds, ("as_is", 1): rounds}, 1)
+    arm = _arm(PLAN, attempt, {("as_is", 0): rounds, ("as_is", 1): rounds})
     assert (arm.rounds_ms, arm.low_ms, arm.high_ms) == (tuple(rounds), *ends)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,18 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from fp8doctor.analysis.significance import Interval
 from fp8doctor.facts import recorded
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.trial import conductor
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import rounds, timer
-from fp8doctor.trial.measure.budget import CLOSING_S, HARD_LIMIT, ROUNDS_SHARE, Budget, Cost
+from fp8doctor.trial.measure.budget import CLOSING_S, HARD_LIMIT, ROUNDS_SHARE, Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import VariantPlan, as_it_is
+from fp8doctor.trial.variant import as_it_is
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
-from tests.trial.planted import CLOCK, TICKING_BF16, explored, faster, ticking
+from tests.trial.planted import CLOCK, TICKING_BF16, explored, ticking
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
@@ -46,7 +41,7 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
         began = time.monotonic()  # a busy host may take long for the rounds
         result = timer.interleave(steps, device, limits, *given, **asked)
         assert limits.overtime_s == (HARD_LIMIT - 1) * 600
-        ends.append(tuple(each - began for each in (limits.until(result), limits.latest, limits.soon)))
+        ends.append(tuple(each - began for each in (limits.until, limits.latest, limits.soon)))
         return result
 
     monkeypatch.setattr(rounds, "interleave", noted)
@@ -59,58 +54,13 @@ def test_the_window_ends_in_time_for_what_follows(monkeypatch: pytest.MonkeyPatc
     assert HARD_LIMIT * 600 - CLOSING_S - 10 - took_s <= latest <= HARD_LIMIT * 600
 
 
-def test_time_is_kept_for_what_gained_together_only_where_two_seem_to_gain() -> None:
-    budget = Budget(60.0, 0.0)
-    costs = {name: Cost(5.0, (0.1,)) for name in ("as_is", "a", "b")}
-    plans = [
-        VariantPlan("as_is", as_it_is, fp8=True),
-        *(VariantPlan(each, as_it_is, (each,), None, "as_is", explored=True) for each in "ab"),
-    ]
-
-    def until(a_ms: float, b_ms: float) -> float:
-        samples = {("as_is", 0): [100.0] * 5, ("a", 0): [a_ms] * 5, ("b", 0): [b_ms] * 5}
-        return conductor._window_until(samples, Plan((), (Cut({}),)), plans, costs, budget)
-
-    assert until(90.0, 110.0) == until(110.0, 110.0) == budget.rounds_until(costs, [])
-    assert until(90.0, 95.0) == budget.rounds_until(costs, ["a", "b"]) < until(90.0, 110.0)
-
-
-@pytest.mark.nightly
-def test_the_final_window_is_asked_for_the_time_that_was_kept_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What seemed to gain nothing may have compiled for long: it is not put together with anything."""
-    found = {name: Interval(median, median, median) for name, median in (("a", 1.2), ("b", 1.1), ("c", 0.9))}
-    kept: set[tuple[str, ...]] = set()
-    asked: set[tuple[str, ...]] = set()
-
-    def until(self: Budget, costs: Any, explored: Any) -> float:
-        kept.add(tuple(explored))
-        return 0.0
-
-    def fits(self: Budget, costs: Any, explored: Any) -> bool:
-        asked.add(tuple(explored))
-        return False
-
-    monkeypatch.setattr(conductor, "gains", lambda *arguments: found)
-    monkeypatch.setattr(Budget, "rounds_until", until)
-    monkeypatch.setattr(Budget, "final_fits", fits)
-    run(job(blocks=3), AS_IS, *(explored(name, as_it_is, AS_IS) for name in "abc"))
-    assert kept == asked == {("a", "b")}
-
-
-@pytest.mark.parametrize("window", ["first", "final"])
 def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
-    window: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
-    latest = itertools.chain([0.0 if window == "first" else math.inf], itertools.repeat(0.0))
-    monkeypatch.setattr(Budget, "rounds_latest", lambda self, costs: next(latest))
-    result = trial(
-        ticking(), AS_IS, TICKING_BF16, explored("a", faster(0.8), AS_IS), explored("b", faster(0.7), AS_IS)
-    )
-    assert {arm.name: len(arm.rounds_ms) for arm in result.arms if arm.name in ("prescribed", "a")} == {
-        "prescribed": 1,
-        "a": 1 if window == "first" else 5,
-    }
+    monkeypatch.setattr(Budget, "rounds_latest", lambda self, costs: 0.0)
+    result = trial(ticking(), AS_IS, TICKING_BF16)
+    assert [len(arm.rounds_ms) for arm in result.arms] == [1, 1]
     assert result.reliable is False
     assert (
         result.reason == "there was time for only 1 of the 5 rounds that an interval of 90% confidence needs"

@@ -32,12 +32,12 @@ from fp8doctor.trial.variant import VariantPlan, as_it_is
 CPU = torch.device("cpu")
 
 
-def now(samples: object) -> float:
+def now() -> float:
     """No time is left for more rounds."""
     return 0.0
 
 
-def an_hour(samples: object) -> float:
+def an_hour() -> float:
     return time.monotonic() + 3600
 
 
@@ -48,7 +48,7 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     monkeypatch.setattr(timer, "LEAST_ROUNDS", rounds_taken)
     order: list[str] = []
     samples = interleave(
-        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, Limits(now)
+        {(name, 0): (lambda name=name: order.append(name)) for name in "ABC"}, CPU, Limits(now())
     )
     assert {key: len(times) for key, times in samples.items()} == dict.fromkeys(
         [("A", 0), ("B", 0), ("C", 0)], rounds_taken
@@ -65,7 +65,7 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
 def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(1)
     monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: noise.uniform(1, 2))
-    samples = interleave({("A", 0): lambda: None}, CPU, Limits(an_hour))
+    samples = interleave({("A", 0): lambda: None}, CPU, Limits(an_hour()))
     assert len(samples["A", 0]) == MOST_ROUNDS
 
 
@@ -88,7 +88,7 @@ def test_rounds_are_added_while_they_do_not_tell_what_is_asked(
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
-        Limits(an_hour, soon),
+        Limits(an_hour(), soon),
         decided=lambda known: len(known["A", 0]) >= decided_at,
     )
     assert len(samples["A", 0]) == rounds
@@ -147,7 +147,7 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
     samples = interleave(
         {("A", 0): lambda: None},
         CPU,
-        Limits(lambda samples: until, soon, overtime_s=more_s),
+        Limits(until, soon, overtime_s=more_s),
         sign_known=told,
     )
     assert (len(samples["A", 0]), looks) == (rounds, asked)
@@ -156,14 +156,14 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
 def test_what_else_is_open_prolongs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: random.uniform(1, 2))
     samples = interleave(
-        {("A", 0): lambda: None}, CPU, Limits(now, overtime_s=3600.0), decided=lambda known: False
+        {("A", 0): lambda: None}, CPU, Limits(now(), overtime_s=3600.0), decided=lambda known: False
     )
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
 def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: 10.0)
-    samples = interleave({("A", 0): lambda: None}, CPU, Limits(now), decided=lambda known: False)
+    samples = interleave({("A", 0): lambda: None}, CPU, Limits(now()), decided=lambda known: False)
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
@@ -221,7 +221,6 @@ def test_what_is_asked_is_fp8_against_the_fastest_bf16(
 
 
 PRESCRIBED = VariantPlan(ArmName.PRESCRIBED, as_it_is, ("compile-blocks",), fp8=True, base=ArmName.AS_IS)
-TOGETHER = replace(PRESCRIBED, name=ArmName.COMBINATION)
 FREED = replace(PRESCRIBED, treatments=("compile-blocks", "checkpointing-off"))
 BF16_FREED = VariantPlan(ArmName.BF16_WITHOUT_CHECKPOINTING, as_it_is, fp8=False)
 FLUX_LIKE = {AS_IS: [67.6, 67.4, 67.0, 69.7, 63.0], COMPILED: [66.3, 65.6, 66.7, 65.8, 65.8]}
@@ -237,7 +236,6 @@ NOISY = [8, 11, 10, 12, 9]
         ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: NOISY}, False),
         ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [9] * 5}, True),
         ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [9.8, 10.2, 10, 10, 10.1]}, True),
-        ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [19] * 5, TOGETHER: NOISY}, False),
         ({AS_IS: [9] * 5, COMPILED: [10] * 5, PRESCRIBED: NOISY}, True),
         ({AS_IS: [20] * 5, COMPILED: [10] * 5, FREED: NOISY}, True),
         ({AS_IS: [20] * 5, COMPILED: [20] * 5, FREED: NOISY, BF16_FREED: [10] * 5}, False),
@@ -253,7 +251,6 @@ NOISY = [8, 11, 10, 12, 9]
         "the prescription",
         "the prescription is faster",
         "the prescription is even",
-        "what gained together",
         "the prescription is slower than the step as it is",
         "no BF16 of its like",
         "the BF16 of its like",
@@ -272,7 +269,7 @@ def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[VariantPlan, list[floa
 
 def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: 10.0)
-    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(an_hour))
+    samples = interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(an_hour()))
     assert len(samples["A", 0]) == LEAST_ROUNDS
 
 
@@ -315,7 +312,7 @@ def test_the_cuts_of_an_arm_follow_each_other_the_last_first(monkeypatch: pytest
 
     monkeypatch.setattr(timer, "block_ms", ms_of)
     steps = {("a", 0): "a shallow", ("b", 0): "b", ("a", 1): "a deep"}
-    interleave(steps, CPU, Limits(now), expected_ms={("b", 0): 240.0})  # type: ignore[arg-type]
+    interleave(steps, CPU, Limits(now()), expected_ms={("b", 0): 240.0})  # type: ignore[arg-type]
     together = [("a deep", Block(3, 2)), ("a shallow", Block(1, 2))]
     rounds = [order[at : at + 3] for at in range(0, len(order), 3)]
     assert len(rounds) == LEAST_ROUNDS
@@ -345,19 +342,12 @@ def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPat
         (0.0, 0.0, 1),
     ):
         now[0] = 0.0
-        assert (
-            len(
-                interleave(
-                    {("A", 0): lambda: None}, CPU, Limits(lambda samples, until=until: until, latest=latest)
-                )["A", 0]
-            )
-            == rounds
-        )
+        assert len(interleave({("A", 0): lambda: None}, CPU, Limits(until, latest=latest))["A", 0]) == rounds
 
 
 def test_the_gpu_is_looked_at_once_a_visit() -> None:
     looks: list[int] = []
-    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(now), lambda: looks.append(1))
+    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(now()), lambda: looks.append(1))
     assert len(looks) == 2 * LEAST_ROUNDS
 
 

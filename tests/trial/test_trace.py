@@ -420,13 +420,6 @@ def explained(of: Trial) -> set[str]:
     return {arm.name for arm in of.arms if recorded(arm, "breakdown") and arm.breakdown is not None}
 
 
-def test_what_is_not_compared_is_not_profiled() -> None:
-    other = VariantPlan("other", as_it_is, ("other",), fp8=True, base="as_is")
-    of = trial(job(), AS_IS, BF16, other)
-    assert explained(of) == {"as_is", "bf16"}
-    assert by_name(of)["other"].breakdown is None
-
-
 def test_a_refused_baseline_gives_its_place_to_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "bf16_compiled" else 2.0] * 6
@@ -449,15 +442,17 @@ def test_a_model_without_fp8_explains_its_best_conversion(monkeypatch: pytest.Mo
     assert explained(of) == {"as_is", "float8_rowwise"}
 
 
-def test_what_an_exploration_makes_the_prescription_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_exploration_is_explained_in_place_of_the_prescription(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(
-        "fp8doctor.trial.final_round.full_ms",
-        lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6,
+        trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "better" else 2.0] * 6
     )
+    all_fixes = VariantPlan("prescribed", as_it_is, ("fixed",), fp8=True, base="as_is")
     better = VariantPlan("better", as_it_is, ("better",), fp8=True, base="as_is", explored=True)
-    of = trial(job(), AS_IS, BF16, better)
-    assert by_name(of)["prescribed"].treatments == ("better",)
-    assert explained(of) == {"as_is", "bf16", "prescribed"}
+    of = trial(job(), AS_IS, BF16, all_fixes, better)
+    assert explained(of) == {"as_is", "bf16", "better"}
+    assert by_name(of)["prescribed"].breakdown is None
 
 
 def test_what_a_trace_proves_is_what_the_raw_events_prove(tmp_path: Path) -> None:

@@ -148,11 +148,6 @@ def test_a_larger_batch_has_twice_the_samples() -> None:
         applied("larger-batch", model, batch=(torch.zeros(2), torch.zeros(3)))
 
 
-def test_cuda_graphs_need_cuda() -> None:
-    with pytest.raises(NotTried, match="need a CUDA device"):
-        applied("cuda-graphs", Stacked())
-
-
 def test_a_cache_that_is_off_already_is_off() -> None:
     model = llama(use_cache=True)
     variant = Variant(replicate(model, share=True)[0], None)
@@ -193,7 +188,6 @@ def test_every_treatment_has_a_name_that_findings_can_have() -> None:
         "attention-sdpa",
         "fused-optimizer",
         "larger-batch",
-        "cuda-graphs",
         "cache-off",
         "convert-tensorwise",
         "convert-rowwise",

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -46,35 +43,6 @@ def records_cuda_graphs(model: nn.Module) -> bool:
     )
     settings = (settings_of(context_of(mark))[0] or {} for mark in marks)
     return any(each.get("triton.cudagraphs") for each in settings)
-
-
-@contextmanager
-def before_compiled(model: nn.Module, function: Callable[[], object]) -> Iterator[None]:
-    """Call a function, uncompiled, whenever a compiled module of the model is called."""
-    marks = [(state, name, state[name]) for state, name in _outermost_marks(model)]
-    for state, name, mark in marks:
-        state[name] = partial(_call_both, function, mark)
-    try:
-        yield
-    finally:
-        for state, name, mark in marks:
-            state[name] = mark
-
-
-def _outermost_marks(module: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the state and attribute with each compiled call that is inside no other compiled module."""
-    state = module.__dict__
-    for name in (COMPILED_CALL, "forward"):
-        if context_of(state.get(name)) is not None:
-            yield state, name
-            return
-    for child in module.children():
-        yield from _outermost_marks(child)
-
-
-def _call_both(first: Callable[[], object], then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    first()
-    return then(*args, **kwargs)
 
 
 def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:

@@ -88,12 +88,12 @@ def training_step(
     variant: Variant,
     optimizer: torch.optim.Optimizer,
     device: torch.device,
-    before_backward: Iterable[Callable[[], None]] = (),
+    before_backward: Callable[[], None] = lambda: None,
 ) -> Callable[[], torch.Tensor]:
     """Return one step of this variant: each micro-batch forward and backward, then the optimizer.
 
     It returns the loss. The output stays alive during the backward, as with ``output = model(batch)`` in a
-    user's loop: logits count in the memory peak. ``before_backward`` are called once per micro-batch.
+    user's loop: logits count in the memory peak. ``before_backward`` is called once per micro-batch.
     """
 
     model, batch = variant.model, variant.batch
@@ -107,8 +107,7 @@ def training_step(
             ):
                 output = None if own else call(model, batch)
                 loss = own(model, batch) if own else loss_of(job, output, batch)
-            for each in before_backward:
-                each()
+            before_backward()
             loss.backward()
             del output
         with _default_optimizer() if job.optimizer is None else nullcontext():

@@ -40,8 +40,6 @@ class Ready:
     """Seconds of the warm-up beyond its steps if all graphs came from the compiler's caches, else 0."""
     turn: Turn | None = None
     """None on a CPU."""
-    before_backward: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that are called whenever its backward begins."""
 
 
 @dataclass
@@ -87,13 +85,3 @@ def full_ms(plan: Plan, samples: Samples, variant: VariantPlan) -> list[float]:
         plan.full(values) / variant.tokens_ratio
         for values in zip(*(samples[variant.name, number] for number in range(len(plan.cuts))), strict=True)
     ]
-
-
-@dataclass
-class Final:
-    """Variants that replace those of the same name of the first window."""
-
-    attempts: list[Attempt]
-    samples: Samples
-    timed_again: bool = False
-    """Whether the samples are of a window of their own, not of the first."""

@@ -215,11 +215,8 @@ class Bench(Layout):
         variant = plan.make(self.variant(replica))
         optimizer = self._optimizer(variant, number)
         turns = Turns(self.device)
-        begins: list[Callable[[], None]] = [turns.note]
-        step = training_step(self.job, variant, optimizer, self.device, begins)
-        ready = self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
-        ready.before_backward = begins
-        return ready
+        step = training_step(self.job, variant, optimizer, self.device, turns.note)
+        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
 
     def _serves_others(self, model: nn.Module | None) -> bool:
         """Return whether other depths run the same graphs: single blocks, not recorded."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe, family
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, changes_recipe
 from fp8doctor.facts.arm_names import (
     BF16_BASELINES,
     LEFT_OUT_FOR_TIME,
@@ -25,7 +25,7 @@ from fp8doctor.facts.no_number import NoNumber, did_not_fit
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.variant import VariantPlan, explores
+from fp8doctor.trial.variant import VariantPlan
 
 HARD_LIMIT = 1.25
 """Budgets within which the whole command ends: no variant is begun that is not expected to end by then, a
@@ -173,7 +173,10 @@ class Budget:
 
     def after_rounds_s(self, costs: Mapping[str, Cost]) -> float:
         """Sum up what follows the rounds: profiles, proofs, and the end."""
-        profiled = compared({name: cost.steps_s[-1] for name, cost in costs.items()})
+        profiled = compared(
+            {name: cost.steps_s[-1] for name, cost in costs.items()},
+            [name for name, cost in costs.items() if cost.fp8],
+        )
         proven = [cost for name, cost in costs.items() if name not in profiled and name != ArmName.SELF_CHECK]
         return (
             sum(costs[name].profile_s for name in profiled)
@@ -198,9 +201,9 @@ class Budget:
             return (self.end + self.last) / 2 - self.closing_s()
         return self.last - self.after_builds_s(costs)
 
-    def rounds_until(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
+    def rounds_until(self, costs: Mapping[str, Cost]) -> float:
         """Return the clock until which rounds are added to the least ones."""
-        return self.end - self.after_rounds_s(costs) - final_s(costs, explored)
+        return self.end - self.after_rounds_s(costs)
 
     def rounds_soon(self) -> float:
         """Return the clock until which rounds are added that nothing depends on."""
@@ -211,10 +214,6 @@ class Budget:
         proofs_s = sum(PROOF_STEPS * cost.steps_s[-1] for cost in costs.values())
         return self.last - proofs_s - self.closing_s()
 
-    def final_fits(self, costs: Mapping[str, Cost], explored: Iterable[str]) -> bool:
-        """Return whether what gained can be put together and timed."""
-        return time.monotonic() + final_s(costs, explored) + self.closing_s() <= self.end
-
     def profile_fits(self, cost: Cost) -> bool:
         """Return whether a variant can be profiled at every depth before the end."""
         return time.monotonic() + cost.profile_s <= self.last - self.closing_s()
@@ -224,11 +223,11 @@ class Budget:
         until = max(self.end - self._ending_s, time.monotonic() + NUMERICS_SHARE * self.seconds)
         return min(until, self.last - self._ending_s)
 
-    def enough_s(self, costs: Mapping[str, Cost], left: Mapping[str, Cost], explored: Iterable[str]) -> float:
+    def enough_s(self, costs: Mapping[str, Cost], left: Mapping[str, Cost]) -> float:
         """Return the budget, in tens of seconds, that is enough for those ``left`` out."""
         every = {**costs, **left}
         builds_s = sum(cost.build_s for cost in left.values())
-        whole_s = self.elapsed_s + builds_s + self.after_builds_s(every) + final_s(every, explored)
+        whole_s = self.elapsed_s + builds_s + self.after_builds_s(every)
         parts = whole_s - self.closing_s() + CLOSING_S + self.noted_s + REPORT_S
         return 10.0 * math.ceil(parts / (1.0 - self._numerics_share) / 10.0)
 
@@ -242,30 +241,12 @@ def round_s(costs: Iterable[Cost]) -> float:
     )
 
 
-def compared(times: Mapping[str, float]) -> list[str]:
-    """Name the step as it is, the fastest BF16, and the best FP8, which are profiled."""
-    fp8 = [ArmName.PRESCRIBED] if ArmName.PRESCRIBED in times else [*filter(is_conversion, times)]
+def compared(times: Mapping[str, float], in_fp8: Sequence[str]) -> list[str]:
+    """Name the step as it is, the fastest BF16, and the fastest other FP8, which are profiled."""
+    others = (ArmName.AS_IS, ArmName.SELF_CHECK, ArmName.WITHOUT_ADAPTERS)
+    fp8 = [name for name in in_fp8 if name not in others]
     groups = ([name for name in group if name in times] for group in ([ArmName.AS_IS], BF16_BASELINES, fp8))
     return [min(group, key=times.__getitem__) for group in groups if group]
-
-
-def final_s(costs: Mapping[str, Cost], explored: Iterable[str]) -> float:
-    """Sum up the final rounds; 0 if no two explorations can be combined: one of each family can."""
-    names = [name for name in explored if name in costs]
-    if len({family(name) for name in names}) < 2:
-        return 0.0
-    tried = [costs[name] for name in names]
-    best = min(tried, key=lambda cost: cost.steps_s[-1])
-    baselines = [
-        cost
-        for name, cost in costs.items()
-        if name == ArmName.AS_IS or (is_in_bf16(name) and name != ArmName.SELF_CHECK)
-    ]
-    return (
-        max(cost.build_s for cost in tried)
-        + timer.LEAST_ROUNDS * round_s([*baselines, best, best])
-        + 2 * best.profile_s
-    )
 
 
 def expected(plan: VariantPlan, costs: Mapping[str, Cost]) -> Cost | None:
@@ -370,10 +351,9 @@ def enough_for_the_rest_s(attempts: Sequence[Attempt], budget: Budget) -> float 
             if cost is None:
                 return None
             left[attempt.plan.name] = replace(cost, build_s=max(cost.build_s, attempt.build_s))
-    explored = [each.plan.name for each in attempts if explores(each.plan)]
     decide = {each.plan.name for each in attempts if is_needed(each.plan, costs)}
     needed = {name: cost for name, cost in left.items() if name in decide}
-    return budget.enough_s(costs, needed or left, explored) if left else None
+    return budget.enough_s(costs, needed or left) if left else None
 
 
 def _compiled_anew(attempt: Attempt, costs: Mapping[str, Cost]) -> Cost:

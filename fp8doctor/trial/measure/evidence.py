@@ -76,8 +76,6 @@ class Compilations:
     recompilations: int = NOT_RECORDED
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
-    recorded: int = NOT_RECORDED
-    """Functions that were recorded as CUDA graphs."""
     from_caches: bool = False
     """Whether all graphs came from the compiler's caches on disk, and there were some."""
     took_s: float = math.inf
@@ -94,7 +92,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
     torch_private.load_dynamo()
     seen, before, broken = Compilations(), compiled_so_far(), torch_private.counters("graph_break") or {}
     kept, log = torch_private.compilation_metrics(), deque[Any]()
-    asked, recorded = _asked_of_caches(), _recorded()
+    asked = _asked_of_caches()
     if kept is not None:
         torch_private.keep_metrics_in(log)
     try:
@@ -102,9 +100,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
     finally:
         if kept is not None:
             torch_private.keep_metrics_in(kept)
-        after, now = compiled_so_far(), _recorded()
-        if recorded and now:
-            seen.recorded = now[1] - (recorded[1] if now[0] is recorded[0] else 0)
+        after = compiled_so_far()
         hits, misses = (now - was for now, was in zip(_asked_of_caches(), asked, strict=True))
         seen.from_caches = hits > 0 and not misses
         if before and after:
@@ -131,17 +127,6 @@ def _asked_of_caches() -> tuple[int, int]:
     counted = torch_private.counters("inductor") or {}
     compiled = counted.get("fxgraph_cache_miss", 0) + counted.get("fxgraph_cache_bypass", 0)
     return counted.get("fxgraph_cache_hit", 0), compiled
-
-
-def _recorded() -> tuple[object, int] | None:
-    """Return Inductor's manager of CUDA graphs and its number of functions, if known."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None, 0
-    try:
-        return torch_private.recorded_functions(torch.cuda.current_device())
-    except torch_private.Unknown:
-        _log.debug("the CUDA graphs of Inductor cannot be counted", exc_info=True)
-        return None
 
 
 def _few(reasons: Iterable[str]) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fp8doctor.analysis.fp8_weights import USABLE
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
-    CUDA_GRAPHS,
     LARGER_BATCH,
     variant_in_a_sentence,
 )
@@ -40,7 +39,7 @@ LEAVES = 0.4
 """Share of the GPU's memory that such a model's first step has to leave. A choice: other variants may take
 more than the step as it is."""
 
-SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF, CUDA_GRAPHS})
+SAVE_NO_MEMORY = frozenset({LARGER_BATCH, CHECKPOINTING_OFF})
 """Treatments that save no memory."""
 
 ALIKE = 1.01

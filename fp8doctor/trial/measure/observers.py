@@ -11,7 +11,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_o
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC = Path("/proc")
 
 PACE_LOOPS = 5000
 """Rounds of the fixed piece of Python: about 0.3 ms, which is less than most steps take."""
@@ -158,14 +158,9 @@ class Counters:
 
     clock_s: float
     total: float
-    """Time of this process's cores, in ticks of `os.sysconf`, as the next three."""
+    """Time of this process's cores, in ticks of `os.sysconf`, as the next two."""
     busy: float
-    steal: float
     own: float
-    waited_ns: dict[str, int]
-    """Thread of this process -> time for which it waited for a core."""
-    quota: tuple[int, int] | None
-    """Periods of the cgroup's CPU quota, and the throttled ones; None without a quota."""
 
 
 @dataclass
@@ -199,34 +194,14 @@ class HostObserver:
         total = sum(after.total - before.total for before, after in self.windows)
         busy = sum(after.busy - before.busy for before, after in self.windows)
         own = sum(after.own - before.own for before, after in self.windows)
-        steal = sum(after.steal - before.steal for before, after in self.windows)
         seconds = sum(after.clock_s - before.clock_s for before, after in self.windows)
         return HostLoad(
             window_s=seconds,
             cores=len(own_cores()),
             others_pct=100 * max(0.0, busy - own) / total,
-            steal_pct=100 * steal / total,
-            waited_pct=_waited_pct(self.windows, seconds),
-            throttled_pct=_throttled_pct(self.windows),
             pace_low_ms=min(self.paces_ms),
             pace_median_ms=statistics.median(self.paces_ms),
         )
-
-
-def _waited_pct(windows: list[tuple[Counters, Counters]], seconds: float) -> float | None:
-    """Return the share of the windows that the most delayed thread waited for a core."""
-    waited: dict[str, int] = {}
-    for before, after in windows:
-        for thread, until_then in before.waited_ns.items():
-            waited[thread] = waited.get(thread, 0) + after.waited_ns.get(thread, until_then) - until_then
-    return min(100.0, max(waited.values()) / 1e7 / seconds) if waited else None
-
-
-def _throttled_pct(windows: list[tuple[Counters, Counters]]) -> float | None:
-    """Return the share of throttled periods; None without a quota."""
-    known = [(before.quota, after.quota) for before, after in windows if before.quota and after.quota]
-    periods = sum(after[0] - before[0] for before, after in known)
-    return 100 * sum(after[1] - before[1] for before, after in known) / periods if periods else None
 
 
 def counters() -> Counters | None:
@@ -247,43 +222,10 @@ def counters() -> Counters | None:
         clock_s=time.monotonic(),
         total=busy + idle + iowait + steal,
         busy=busy,
-        steal=steal,
         own=own * os.sysconf("SC_CLK_TCK"),
-        waited_ns=_waited_ns(),
-        quota=_quota(),
     )
 
 
 def own_cores() -> set[int]:
     """Return the cores that this process may use."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def _waited_ns() -> dict[str, int]:
-    """Read how long each thread that ran has waited for a core."""
-    waited = {}
-    with suppress(OSError):
-        for thread in os.listdir(PROC / "self" / "task"):
-            with suppress(OSError, ValueError):
-                ran, ready, _ = map(int, (PROC / "self" / "task" / thread / "schedstat").read_text().split())
-                if ran:
-                    waited[thread] = ready
-    return waited
-
-
-def _quota() -> tuple[int, int] | None:
-    """Read the periods of the CPU quota, of cgroups of either version."""
-    for folder in (CGROUPS / _own_cgroup(), CGROUPS, CGROUPS / "cpu", CGROUPS / "cpu,cpuacct"):
-        with suppress(OSError, ValueError):
-            found = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
-            if "nr_periods" in found:
-                return int(found["nr_periods"]), int(found["nr_throttled"])
-    return None
-
-
-def _own_cgroup() -> str:
-    """Return this process's cgroup of version 2, else the root."""
-    with suppress(OSError):
-        groups = [line.split(":", 2) for line in (PROC / "self" / "cgroup").read_text().splitlines()]
-        return next((path.strip("/") for _, names, path in groups if not names), "")
-    return ""

@@ -18,12 +18,11 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.treatment_table import CUDA_GRAPHS, variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.files import own_folder
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
@@ -74,7 +73,8 @@ class Tracer:
             name: interval(full_ms(self.bench.plan, samples, each.plan)).median
             for name, each in timed.items()
         }
-        return [timed[name] for name in compared(medians)]
+        in_fp8 = [name for name, each in timed.items() if each.plan.fp8]
+        return [timed[name] for name in compared(medians, in_fp8)]
 
     def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
         """Profile and prove the compared variants; the next replaces one that is refuted."""
@@ -164,10 +164,6 @@ def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
         return NoNumber(Reason.FP8_IN_BF16, f"{proof.fp8_gemms} FP8 matmuls were seen in a BF16 step")
     if attempt.plan.compiled and proof.graphs_run == 0:
         return NoNumber(Reason.NOTHING_COMPILED, "nothing in it was compiled")
-    if (CUDA_GRAPHS in attempt.plan.treatments or attempt.plan.name == ArmName.BF16_CUDA_GRAPHS) and not all(
-        ready.compiled.recorded is NOT_RECORDED or ready.compiled.recorded for ready in attempt.ready
-    ):
-        return NoNumber(Reason.NOTHING_COMPILED, "none of its kernels were recorded as CUDA graphs")
     if any(ready.frames_in_window for ready in attempt.ready):
         return NoNumber(Reason.STILL_COMPILING, "it was still compiling while it was timed")
     return None

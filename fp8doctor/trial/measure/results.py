@@ -15,17 +15,13 @@ from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
 from fp8doctor.facts.arm_names import (
     ArmName,
     Reason,
-    in_any_window,
-    in_first_window,
-    is_in_bf16,
-    is_of_first_window,
 )
 from fp8doctor.facts.no_number import NoNumber, not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.attempt import Attempt, Final, Samples, full_ms
+from fp8doctor.trial.measure.attempt import Attempt, Samples, full_ms
 from fp8doctor.trial.measure.peak_memory import memory_parts
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import gpu_name
@@ -49,7 +45,6 @@ def report(
     attempts: Sequence[Attempt],
     samples: Samples,
     enough_s: float | None,
-    final: Final | None = None,
 ) -> Trial:
     """Turn the attempts and their samples into facts; ``enough_s`` is a budget that those left out fit in."""
     plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.observer.health()
@@ -59,26 +54,19 @@ def report(
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
         recomputed=tracer.bench.recomputed,
-        arms=_both_windows(
-            [
-                _arm(plan, attempt, samples, 1)
-                for attempt in attempts
-                if attempt.plan.name != ArmName.SELF_CHECK
-            ],
-            [_arm(plan, attempt, final.samples, 1 + final.timed_again) for attempt in final.attempts]
-            if final
-            else [],
+        arms=tuple(
+            _arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != ArmName.SELF_CHECK
         ),
         self_check_ratio=ratio,
         health=health,
         host=tracer.bench.host.load(),
-        gaps=tracer.gaps | _unknown_peaks(plan, [*attempts, *(final.attempts if final else ())]),
+        gaps=tracer.gaps | _unknown_peaks(plan, attempts),
         why=None,
         budget_s=tracer.run.budget.seconds,
         enough_s=enough_s,
         elapsed_s=tracer.run.budget.elapsed_s,
     )
-    doubts = why_unreliable(trial), _too_few(samples, final.samples if final else {})
+    doubts = why_unreliable(trial), _too_few(samples)
     reason = "; ".join(filter(None, doubts)) or None
     return msgspec.structs.replace(trial, reliable=reason is None, reason=reason)
 
@@ -97,11 +85,9 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     ).median
 
 
-def _too_few(*windows: Samples) -> str | None:
+def _too_few(samples: Samples) -> str | None:
     """Explain why there are too few rounds for an interval; None if there are enough."""
-    rounds = min(
-        (len(values) for samples in windows for values in samples.values()), default=timer.LEAST_ROUNDS
-    )
+    rounds = min(map(len, samples.values()), default=timer.LEAST_ROUNDS)
     if rounds >= timer.LEAST_ROUNDS:
         return None
     return (
@@ -110,33 +96,7 @@ def _too_few(*windows: Samples) -> str | None:
     )
 
 
-def _both_windows(first: Sequence[Arm], final: Sequence[Arm]) -> tuple[Arm, ...]:
-    """Put the variants of the final window before those of the first.
-
-    A variant that was timed again keeps its first time, under another name, if it is the base of a variant of
-    the first window or the BF16 of one, and its reason if it does not fit.
-    """
-    again = {arm.name for arm in final}
-    aside = [
-        msgspec.structs.replace(arm, name=_aside(arm.name, again), base=arm.base and _aside(arm.base, again))
-        for arm in first
-    ]
-    bases = {arm.base for arm in aside}
-    if any(base and is_of_first_window(base) for base in bases):
-        bases |= {each.name for each in aside if is_in_bf16(in_any_window(each.name))}
-    kept = [
-        arm
-        for arm in aside
-        if not is_of_first_window(arm.name) or arm.name in bases or arm.why is Reason.DOES_NOT_FIT
-    ]
-    return (*final, *kept)
-
-
-def _aside(name: str, again: set[str]) -> str:
-    return in_first_window(name) if name in again else name
-
-
-def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
+def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     of, ratio = attempt.plan, attempt.plan.tokens_ratio
     planned: dict[str, Any] = {
         "name": of.name,
@@ -177,7 +137,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples, window: int) -> Arm:
         low_ms=at.low if len(full) > 1 else None,
         high_ms=at.high if len(full) > 1 else None,
         rounds_ms=tuple(full),
-        window=window,
+        window=1,
         peak_gib=NOT_RECORDED if peak and peak_gib is None else peak_gib,
         static_gib=plan.full([each.static_gib for each in holds]),
         cuts=tuple(cuts),

@@ -19,7 +19,7 @@ _log = logging.getLogger("fp8doctor")
 def time_in_turn(
     tracer: Tracer,
     attempts: Sequence[Attempt],
-    until: Callable[[Samples], float],
+    until: float,
     latest: float,
 ) -> Samples:
     """Time the variants at every depth, and watch the GPU and the host meanwhile.

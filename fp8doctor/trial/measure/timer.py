@@ -60,7 +60,7 @@ steps that vary by 12% a round differ in 16% of windows, and in 21% if tested ea
 SHARP = 0.005
 """Stop when half of every variant's interval is within this share of its median."""
 
-PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED, ArmName.COMBINATION)
+PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED)
 """Variants of which the fastest becomes the prescription."""
 
 
@@ -123,8 +123,8 @@ def block_ms(
 class Limits:
     """When a window ends, on ``time.monotonic``."""
 
-    until: Callable[[Samples], float]
-    """End of the time for rounds, given the samples so far."""
+    until: float
+    """End of the time for rounds."""
     soon: float = math.inf
     """From here on rounds are added only while the question is open."""
     latest: float = math.inf
@@ -164,7 +164,7 @@ def interleave(
         if number and ends > limits.latest:
             break
         if number >= LEAST_ROUNDS:
-            late_s = ends - limits.until(samples)
+            late_s = ends - limits.until
             if late_s > limits.overtime_s or all(map(_sharp, samples.values())):
                 break
             if late_s > 0 or ends > limits.soon or number >= MOST_ROUNDS:

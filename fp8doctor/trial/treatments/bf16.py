@@ -18,7 +18,7 @@ from fp8doctor.stacks.looking import lineage
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
-from fp8doctor.trial.treatments.compilation import block_by_block, cuda_graphs, without_compile_marks
+from fp8doctor.trial.treatments.compilation import block_by_block, without_compile_marks
 from fp8doctor.trial.variant import Change, Variant
 
 
@@ -39,8 +39,7 @@ def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave no layer in FP8, in the plan's form of BF16; compiled if none was timed."""
     best = bf16_of_the_plan(context.facts)
     form = best.name if best and best.name in BF16_BASELINES else ArmName.BF16_COMPILED
-    made = in_form(form, context.facts)(variant)
-    return cuda_graphs(made, context) if best and best.name == ArmName.BF16_CUDA_GRAPHS else made
+    return in_form(form, context.facts)(variant)
 
 
 def in_form(form: str, facts: Facts) -> Change:

@@ -1,4 +1,4 @@
-"""Compile blocks, layers or the model, and record CUDA graphs."""
+"""Compile blocks, layers or the model."""
 
 from __future__ import annotations
 
@@ -40,20 +40,6 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     compile_places(places, {})
     give_wrappers_own_code(variant.model)
     return variant
-
-
-def cuda_graphs(variant: Variant, context: TreatmentContext) -> Variant:
-    """Compile as compile-blocks does, and record each region's kernels in a CUDA graph."""
-    if next(variant.model.parameters()).device.type != "cuda":
-        raise NotTried("CUDA graphs need a CUDA device")
-    if context.job is not None and context.job.workload.accumulate > 1:
-        raise NotTried("the next micro-batch would overwrite what the backward of a CUDA graph still needs")
-    return replace(
-        variant,
-        model=block_by_block(
-            variant.model, context.facts, outside_blocks(context.facts), mode="reduce-overhead"
-        ),
-    )
 
 
 def lists_of(facts: Facts) -> list[str]:
