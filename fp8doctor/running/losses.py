@@ -115,7 +115,7 @@ class LossLog:
         return self._bad
 
     def _ran(self, roots: Any) -> None:
-        if self._bad is None:
+        if self._watches and self._bad is None:
             self._step += numbers(roots)
 
 

@@ -103,7 +103,7 @@ class ScriptObserver:
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
         self.losses = LossLog()
-        """Of all steps until the watching ends."""
+        """Of all steps until the watching ends, unless `long` looks at them."""
         self.long: LongWatch | None = None
         """Watches to the script's end, if asked."""
 
@@ -111,6 +111,7 @@ class ScriptObserver:
         """Watch conversions and the steps of all optimizers."""
         self.begin()
         if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
+            self.losses.end()
             self.long = LongWatch(self.settings, self.channel.send)
             self.long.install()
         self.handle = register_optimizer_step_post_hook(self.hook)
@@ -410,9 +411,9 @@ class ScriptObserver:
     def give_up(self, why: str) -> None:
         """Stop watching, and report why."""
         self.done = True
-        self.losses.end()
         if self.window is not None:
             self.window.end()
+        self.losses.end()
         if self.recording is not None:
             self.recording.end(why)
         self.forget()
@@ -427,17 +428,18 @@ class ScriptObserver:
     def closed(self) -> int:
         """Report an unfinished window at the end. Return the main optimizer's steps."""
         steps = self.main.steps if self.main is not None else 0
-        self.losses.end()
         if self.long is not None:
             self.guarded(self.long.ended)
         if self.recording is not None:
             self.recording.end(CUT_SHORT)
             self.finish()
+        if self.window is not None:
+            self.window.end()
+        self.losses.end()
         if self.facts is None:
             return steps
         told = self.facts
         if not self.done and self.window is not None:
-            self.window.end()
             observation = self.window.observation(self.names(), self.share)
             if observation is not None:
                 self.facts = msgspec.structs.replace(self.facts, observed=observation)

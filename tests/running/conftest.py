@@ -72,5 +72,6 @@ def observer(heard: Heard, stop_on_nan: bool) -> Iterator[ScriptObserver]:
         observer.window.end()
     if observer.recording is not None:
         observer.recording.end()
+    observer.losses.end()
     observer.forget()
     observer.watch.__exit__(None, None, None)

@@ -78,13 +78,17 @@ def test_the_table_of_the_recordings_is_what_they_say() -> None:
     assert recordings.page(RECORDED).splitlines() == written, "python -m tests.recordings writes it again"
 
 
+NOTHING_TO_PRESCRIBE = ("h200-unsloth_load_in_fp8",)
+"""Its weights are stored in FP8 to save memory: no line makes that FP8 training."""
+
+
 @pytest.mark.parametrize("name", TOLD)
 def test_a_recording_is_told_what_it_has_to_be(name: str) -> None:
     report = replayed(RECORDED / f"{name}.json.gz")
     grave = sorted(finding.code for finding in report.findings if finding.severity != "info")
     assert tuple(grave) == TOLD[name]
     assert not [outcome for outcome in report.outcomes if outcome.outcome == "crashed"]
-    assert bool(report.prescription) == bool(grave)
+    assert bool(report.prescription) == (bool(grave) and name not in NOTHING_TO_PRESCRIBE)
 
 
 @pytest.mark.gate(

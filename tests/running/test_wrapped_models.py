@@ -39,7 +39,7 @@ def test_a_trainer_that_fails_before_its_first_step(
     assert finding.title.endswith("but TrainingArguments(bf16=True) made it bf16")
     assert "prepare() will fail: 'NoneType' object has no attribute 'config'" in finding.explanation
     assert [step.code for step in report.prescription] == ["ENV001"]
-    assert report.answer.causes[0].code == "ENV001"
+    assert "ENV001" in [each.code for each in report.answer.causes]
     assert "Not looked at" in text.render(report, verbose=True)
 
 
