@@ -110,7 +110,11 @@ def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
 
 def is_in_fp8(each: Arm) -> bool:
     """A total that a user could run, in its last window."""
-    parts = is_in_bf16(each.name) or is_withdrawn(each.name) or each.name == ArmName.WITHOUT_ADAPTERS
+    parts = (
+        is_in_bf16(each.name)
+        or is_withdrawn(each.name, *each.treatments)
+        or each.name == ArmName.WITHOUT_ADAPTERS
+    )
     return not parts and (each.name == ArmName.AS_IS or bool(each.get("treatments")))
 
 
@@ -126,9 +130,7 @@ def carried_out(names: set[str], view: TrialView) -> list[Arm]:
             return [each for each in arms if is_conversion(each.name) and made.issuperset(each.treatments)]
         rest = {name for name in names if traits(name).helps_bf16_too and family(name) != COMPILATION}
         alike = [each for each in arms if rest and changes_in_bf16(each.name, each.treatments) == rest]
-        forms = (
-            (*BF16_BASELINES, ArmName.BF16_CUDA_GRAPHS) if STAY_IN_BF16 in names or compiles else BASELINES
-        )
+        forms = BF16_BASELINES if STAY_IN_BF16 in names or compiles else BASELINES
         return alike or [each for each in arms if each.name in forms]
     return [each for each in arms if is_in_fp8(each) and {*all_changes(view.facts.trial, each)} == names]
 

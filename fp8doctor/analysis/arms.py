@@ -129,7 +129,7 @@ def fp8_totals(facts: Facts) -> list[Arm]:
     trial, in_fp8 = facts.trial, uses_fp8(facts)
     as_is = arm(trial, ArmName.AS_IS) if in_fp8 else None
     changed = [
-        each for each in trial.arms if each.tried and is_total(each) and (in_fp8 or is_conversion(each.name))
+        each for each in trial.arms if each.tried and (is_total(each) if in_fp8 else is_conversion(each.name))
     ]
     return [*filter(None, [as_is]), *changed]
 

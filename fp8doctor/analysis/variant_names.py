@@ -15,7 +15,7 @@ from fp8doctor.analysis.treatment_table import (
     variant,
 )
 from fp8doctor.facts import Arm, Facts, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import ArmName, is_withdrawn
 
 
 def labels(facts: Facts) -> dict[str, str]:
@@ -27,8 +27,8 @@ def labels(facts: Facts) -> dict[str, str]:
 def variant_of(arm: Arm, arms: Sequence[Arm], fp8: bool, own: str = AS_YOU_RUN_IT) -> str:
     """Name a variant by what it changes, and by what the variant changes that it is built on."""
     name, alone = arm.name, arm.get("treatments", ())
-    if name in (ArmName.PRESCRIBED, ArmName.BF16_PRESCRIBED) and alone:
-        return ", ".join(("FP8" if name == ArmName.PRESCRIBED else "BF16", *map(in_words, alone)))
+    if alone and (name in (ArmName.PRESCRIBED, ArmName.BF16_PRESCRIBED) or is_withdrawn(name)):
+        return ", ".join(("BF16" if name == ArmName.BF16_PRESCRIBED else "FP8", *map(in_words, alone)))
     if name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS):
         return variant(arm.name, fp8, own=own)
     again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)

@@ -25,7 +25,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
 from fp8doctor.analysis.variant_names import labels
 from fp8doctor.facts import Arm, Breakdown, Facts, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_withdrawn
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.render.words import more_variants
@@ -102,10 +102,12 @@ def timing(facts: Facts) -> Timing | None:
         ArmName.AS_IS: 1.5 if fp8 else -1,
         ArmName.PRESCRIBED: 2,
     }
+    bases = {arm.get("base") for arm in facts.trial.arms} - {None, ArmName.AS_IS, *BF16_BASELINES}
     shown = [
         arm
         for arm in facts.trial.arms
-        if not is_withdrawn(arm.name, *arm.get("treatments", ())) and not _is_prescribed(arm, facts.trial)
+        if (not is_withdrawn(arm.name, *arm.get("treatments", ())) and not _is_prescribed(arm, facts.trial))
+        or (arm.tried and arm.name in bases)
     ]
     arms = sorted(shown, key=lambda arm: order.get(arm.name, 3))
     names = labels(facts)

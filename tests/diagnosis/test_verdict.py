@@ -110,12 +110,6 @@ def test_what_helps_bf16_too_is_not_counted_for_fp8() -> None:
     too_large = {**arms, "bf16_without_checkpointing": Reason.DOES_NOT_FIT}
     verdict = diagnose(Of(too_large, treatments=("checkpointing-off",), bases={}).facts()).verdict
     assert verdict.achievable_speedup == pytest.approx(119.6 / 93.2, abs=0.002)
-    graphs = {**arms, "bf16_cuda_graphs": around(95.0)}
-    verdict = diagnose(Of(graphs, treatments=("cuda-graphs",), bases={}).facts()).verdict
-    assert verdict.achievable_speedup == pytest.approx(95.0 / 93.2, abs=0.002)
-    slower = {**arms, "bf16_cuda_graphs": around(121.0)}
-    verdict = diagnose(Of(slower, treatments=("cuda-graphs",), bases={}).facts()).verdict
-    assert verdict.achievable_speedup == pytest.approx(119.6 / 93.2, abs=0.002), "BF16 may do without them"
     unknown = diagnose(Of(arms, treatments=("adapters-to-bf16", "compile-blocks"), bases={}).facts()).verdict
     assert unknown.achievable_speedup is None
 
