@@ -146,13 +146,13 @@ def package(value: Any) -> str | None:
 def opens_fp8_autocast(region: Any) -> bool:
     """Tell if a forward inside this region names Transformer Engine's autocast."""
     own = [each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES)]
-    return any(_open(forwards(each)) for each in own)
+    return any(open_fp8_autocast(forwards(each)) for each in own)
 
 
-def _open(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
+def open_fp8_autocast(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
     """Tell if one of these functions names TE's autocast and its package."""
     for code, bound in codes:
-        names = set(names_in(code))
+        names = {*names_in(code), *code.co_freevars}
         if not names.isdisjoint(AUTOCASTS) and any(
             name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE
             for name in names

@@ -185,7 +185,7 @@ def test_an_optimizer_that_calls_its_closure_several_times() -> None:
 def test_a_gate_stops_the_training() -> None:
     model = made()
     with pytest.raises(ReportFailed):
-        fit(model, callback(fail_on="info"))
+        fit(model, callback(require_fp8=True))
     assert left_behind(model) == []
 
 

@@ -109,7 +109,7 @@ def test_text_stays_in_its_columns_and_obeys_nothing(
     assert screen.isascii() or not ascii
     for line in screen.split("\n"):
         assert line == line.rstrip()
-        assert columns(line) <= max(width, text.NARROWEST) or line.startswith(" " * 7)
+        assert columns(line) <= max(width, text.NARROWEST) or line.startswith(" " * 6)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST, no_code_names_fp8_autocast
-from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE
+from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, open_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks import te_private
 from fp8doctor.stacks.code_names import LIBRARIES, named
@@ -220,13 +220,23 @@ def _checkpoint_call(frame: FrameType | None, above: int | None) -> Call | None:
     if (module_call := call_code()) is None:
         raise Unknown("torch calls modules by another name")
     call = None
+    inside: list[FrameType] = []
     while frame is not None:
         home = frame.f_globals.get("__name__", "")
         if home in CHECKPOINT_MODULES:
             reentrant = frame.f_locals.get("use_reentrant", call and call.reentrant)
-            call = Call(home.partition(".")[0], reentrant if isinstance(reentrant, bool) else None)
+            known = reentrant if isinstance(reentrant, bool) else None
+            call = Call(
+                home.partition(".")[0],
+                known,
+                opens_fp8=open_fp8_autocast(
+                    (each.f_code, {**each.f_globals, **each.f_locals}) for each in inside
+                ),
+            )
         elif above is not None and frame.f_code is module_call and id(frame.f_locals.get("self")) == above:
             break
+        else:
+            inside.append(frame)
         frame = frame.f_back
     return call
 
