@@ -373,7 +373,8 @@ def _next(screen: Screen, canvas: Canvas) -> Iterator[RenderableType]:
     for piece in screen.next:
         if screen.command and piece.startswith(screen.command) and len(piece) > canvas.width - len(start):
             yield start + canvas.text(f"This {piece.removeprefix(screen.command).strip() or 'leads on'}:")
-            yield CodeLine(f"{'':{len(start)}}{printable_line(screen.command)}")
+            command = printable_line(screen.command)
+            yield CodeLine(f"{'':{len(start)}}{to_ascii(command) if canvas.ascii else command}")
             start = canvas.own(" " * len(start))
         else:
             pieces.append(canvas.text(piece))
