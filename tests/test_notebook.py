@@ -49,7 +49,7 @@ def test_the_example_runs_and_shows_what_it_says() -> None:
     hold_sound(report._repr_html_())
     assert "CMP001" in repr(findings)
     assert "compile" in repr(prescription)
-    assert "as it is" in out[5]
+    assert "the speed of BF16" in out[5]
     assert out[6].verdict.status == "fp8_slower"
 
 

@@ -112,7 +112,7 @@ def test_a_fact_that_is_taken_away_is_unknown_at_most(recording: str) -> None:
                 if now not in (before[code], "unknown") and (code, ".".join(path)) not in ANSWERS_ALL_THE_SAME
             }
             if left is everywhere:
-                assert first_screen(report, whole=True), path
+                assert first_screen(report), path
                 assert markdown.render(report), path
             if taken % DRAWN_EVERY == 0:
                 assert text.render(report, verbose=True), path

@@ -52,7 +52,7 @@ class TimedStep(Record, frozen=True, kw_only=True):
 
 def as_is(facts: Facts) -> Arm | None:
     """Find the step as it is, timed or not."""
-    return next((arm for arm in facts.arms() if arm.name == ArmName.AS_IS), None)
+    return next((arm for arm in facts.arms() if arm.get("name") == ArmName.AS_IS), None)
 
 
 def ran_on_a_gpu(facts: Facts) -> bool:
@@ -69,7 +69,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     arm = as_is(facts)
     tokens = if_recorded(step_tokens, facts)
     of_all = tokens * micro_batches(facts) if tokens else None
-    if arm is None or not arm.tried or not arm.get("step_ms"):
+    if arm is None or not arm.get("tried") or not arm.get("step_ms"):
         if facts.get("observed.steps_ms"):
             return _observed(facts, name, of_all)
         why = (arm.get("reason") if arm else None) or facts.get("trial.reason")

@@ -184,10 +184,16 @@ SIDES: dict[str, Status] = {
 
 def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
     """Say why there is no speedup, timed or estimated."""
-    as_is = next((each for each in facts.arms() if each.name == ArmName.AS_IS and not each.tried), None)
+    as_is = next(
+        (each for each in facts.arms() if each.get("name") == ArmName.AS_IS and not each.get("tried")), None
+    )
     if as_is is not None and as_is.get("reason"):
         return f"the step was not timed: {(as_is.reason or '').rstrip('.')}"
-    if timed_on_gpu(facts) and facts.trial.get("reason") and not any(each.tried for each in facts.arms()):
+    if (
+        timed_on_gpu(facts)
+        and facts.trial.get("reason")
+        and not any(each.get("tried") for each in facts.arms())
+    ):
         return f"the trial timed nothing: {(facts.trial.reason or '').rstrip('.')}"
     return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings).reason
 

@@ -29,7 +29,7 @@ def failed_to_time(facts: Facts) -> bool:
     """Return whether a trial on a GPU tried to time this job, and more time would not help."""
     trial = facts.get("trial")
     tried = trial is not None and trial.get("device") == "cuda" and bool(trial.get("arms"))
-    return tried and not any(each.tried for each in trial.arms) and not more_time(facts)
+    return tried and not any(each.get("tried") for each in trial.arms) and not more_time(facts)
 
 
 def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None:

@@ -76,7 +76,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     memory = if_recorded(fit, facts)
     if memory and memory.is_too_large:
         yield Fault("does_not_fit", "It does not fit into the GPU's memory (estimated)", memory.sentence)
-    if told := non_finite(facts):
+    if told := if_recorded(non_finite, facts):
         found = next((each for each in findings if each.get("breaks") == "not_finite"), None)
         yield Fault("not_finite", BROKEN["not_finite"], told, found, was_seen=True)
     if if_recorded(uses_fp8, facts):

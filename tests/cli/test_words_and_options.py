@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.diagnosis.document import tool
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, tool
 from fp8doctor.facts import Environment, Facts, Target
 from fp8doctor.worker.protocol import TrialRequest
 from tests.cli.command import Worker, fp8doctor, process
@@ -70,7 +70,7 @@ def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: s
 @pytest.mark.slow
 def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
     for args in (("--format", "json", "env"), ("env", "--format", "json")):
-        assert json.loads(fp8doctor(*args).stdout)["schema_version"] == 1
+        assert json.loads(fp8doctor(*args).stdout)["schema_version"] == SCHEMA_VERSION
     assert [asked["target"] for asked in worker.asked] == [None, None]
 
 

@@ -78,7 +78,7 @@ def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(
 ) -> None:
     lost_at(monkeypatch, "")
     digests: list[Job] = []
-    monkeypatch.setattr(conductor, "digest", lambda of: digests.append(of) or {})
+    monkeypatch.setattr(conductor, "digest", lambda of, users: digests.append(of) or {})
     result = trial(job(blocks=3, loss=lambda output, batch: output.nonsense), AS_IS)
     assert "the training step raises AttributeError" in (result.reason or "")
     assert (result.harm, result.reliable, len(digests)) == ((CONTEXT,), False, 1)

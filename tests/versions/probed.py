@@ -73,6 +73,10 @@ class Claim(NamedTuple):
     holds: bool
 
 
+LONGEST_S = 600.0
+"""Longest that git or pip may take."""
+
+
 def rows() -> list[Row]:
     """List the rows to probe: messages, and releases that train incorrectly."""
     messages = [
@@ -162,12 +166,12 @@ def code_of(package: str, release: str, folder: Path) -> str:
     if package == "transformer_engine":
         tag = release if release == MAIN else _tags(folder)[Version(release)]
         command = ["git", "-C", str(folder / f"{package}.git"), "archive", "--format=zip", tag]
-        data = subprocess.run(command, capture_output=True, check=True).stdout
+        data = subprocess.run(command, capture_output=True, check=True, timeout=LONGEST_S).stdout
         return _code(io.BytesIO(data), "")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:"]
     command += ["-d", str(folder), f"{package}=={release}"]
     if not list(folder.glob(f"{package}-{release}-*.whl")):
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, timeout=LONGEST_S)
     return _code(next(folder.glob(f"{package}-{release}-*.whl")), f"{package}/")
 
 
@@ -182,7 +186,9 @@ def _code(archive: Path | io.BytesIO, within: str) -> str:
 @cache
 def _tags(folder: Path) -> dict[Version, str]:
     command = ["git", "-C", str(folder / "transformer_engine.git"), "tag"]
-    names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=LONGEST_S
+    ).stdout.split()
     found = {Version(each.removeprefix("v")): each for each in names if re.fullmatch(r"v[\d.]+", each)}
     return {Version("2.19"): "release_v2.19"} | found  # a branch, as long as its tag is missing
 
@@ -193,7 +199,7 @@ def releases_of(package: str, folder: Path) -> list[Version]:
     if package == "transformer_engine":
         return sorted(_tags(folder))
     command = [sys.executable, "-m", "pip", "index", "versions", package]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONGEST_S).stdout
     names = re.search(r"Available versions: (.*)", told)
     assert names, told
     found = map(Version, names[1].split(", "))
