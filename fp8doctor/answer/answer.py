@@ -19,6 +19,7 @@ from fp8doctor.analysis.noise import (
     stated_doubt,
 )
 from fp8doctor.analysis.rank_comparison import slowest_first
+from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
@@ -41,6 +42,10 @@ MOST_CAUSES = 2
 
 WIDEST = 1.6
 """High / low end of an estimated speedup from which it is no headline, whatever its side."""
+
+
+MOST_PARTS = 3
+"""Parts of the difference that are named; the table of variants has them all."""
 
 
 class Cause(Struct, frozen=True):
@@ -87,11 +92,20 @@ class Answer(Struct, frozen=True):
 
     @property
     def basis(self) -> Basis | None:
-        """Say how a fault is known, else the speedup, else the step."""
-        if self.fault and self.fault.was_seen:
-            return "measured"
+        """Say how the speedup is known, else the step; a fault is measured or known by a rule."""
         known = self.speedup or (self.compared.now.ms if self.compared.now else None)
-        return known.basis if known else None
+        if self.fault is None:
+            return known.basis if known else None
+        return "measured" if self.fault.was_seen or (known and known.basis == "measured") else "rule"
+
+    @property
+    def parts_ms(self) -> dict[str, float]:
+        """The largest parts of the difference of FP8 and BF16, the largest first, and the rest of it."""
+        parts = self.compared.parts_ms
+        shown = [name for name, ms in parts.items() if name != REST and abs(ms) >= SHOWN_MS]
+        told = {name: parts[name] for name in sorted(shown, key=lambda name: -abs(parts[name]))[:MOST_PARTS]}
+        rest = sum(parts.values()) - sum(told.values())
+        return told | ({REST: rest} if told and abs(rest) >= SHOWN_MS else {})
 
     @property
     def leaves_fp8(self) -> bool:
@@ -343,7 +357,7 @@ def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: st
         speedup=of_fp8.value if of_fp8 and of_fp8.side != "open" else None,
         speedup_low=of_fp8.low if of_fp8 else None,
         speedup_high=of_fp8.high if of_fp8 else None,
-        basis=said.basis if said.fault is None or said.basis == "measured" else "rule",
+        basis=said.basis,
         achievable_speedup=gives.value if gives and (gives.side != "open" or not on_clock) else None,
         estimated_speedup=estimate,
         step_ms=now.ms.value if on_clock and now else None,

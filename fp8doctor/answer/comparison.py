@@ -259,11 +259,7 @@ def _planned(
     if found is None and expects.as_is is not None and not more_tokens and not planned.recipes:
         return None, None, None  # the plan changes nothing that the cost model knows
     if more_tokens and now is not None and now.ms.basis == "measured":
-        return (
-            None,
-            None,
-            None,
-        )  # the watched step waits as long with more tokens, which the estimate leaves out
+        return None, None, None  # the watched step waits as long with more tokens: the estimate does not
     gain = _gain(found)
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
     end_ms = planned.parts.bf16_ms / planned.best

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from fp8doctor.analysis.step_difference import PART_NAMES, REST, SHOWN_MS, signed
+from fp8doctor.analysis.step_difference import PART_NAMES, REST, signed
 from fp8doctor.analysis.whole_step import in_bounds
 from fp8doctor.answer.answer import WIDEST, Answer, Cause
 from fp8doctor.answer.number import Number
@@ -71,8 +71,8 @@ MENDED = {
 }
 """Status -> what a fix of its fault brings before any speed."""
 
-MOST_PARTS = 3
-"""Parts of the difference that are named; the table below has them all."""
+PARTS = PART_NAMES | {REST: "other"}
+"""Part of the difference -> its name; the rest holds the smaller parts too."""
 
 
 class Line(Struct, frozen=True):
@@ -204,12 +204,8 @@ def _memory(said: Answer) -> Iterator[Line]:
 def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
-    known = {name: ms for name, ms in said.compared.parts_ms.items() if name != REST and abs(ms) >= SHOWN_MS}
-    largest = sorted(known, key=lambda name: -abs(known[name]))[:MOST_PARTS]
-    if largest and said.speedup and not said.state:
-        rest = sum(said.compared.parts_ms.values()) - sum(known[name] for name in largest)
-        named = [f"{PART_NAMES.get(name, name)} {signed(known[name])}" for name in largest]
-        named += [f"other {signed(rest)}"] if abs(rest) >= SHOWN_MS else []
+    if said.parts_ms and said.speedup and not said.state:
+        named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
     if said.unknown and not said.compared.end_speedup:
@@ -280,7 +276,7 @@ def _then(said: Answer) -> Iterator[Line]:
 def _sure(said: Answer) -> Iterator[Line]:
     found = said.speedup
     if said.fault:
-        seen = "the fault was seen when the job ran" if said.basis == "measured" else "read from the job"
+        seen = "the fault was seen when the job ran" if said.fault.was_seen else "read from the job"
         doubts = ", but the times may be off" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return

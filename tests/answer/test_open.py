@@ -48,3 +48,13 @@ def test_a_decided_answer_has_none() -> None:
 def test_questions_differ() -> None:
     asked = {diagnose(facts()).answer.open[0].what for facts in QUESTIONS.values()}
     assert len(asked) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize("name", ["bert_large_accelerate", "gpt2_conv1d"])
+def test_a_fault_that_was_read_is_not_told_as_seen(name: str) -> None:
+    """The step was timed, and its times do not show the fault."""
+    folder = "benchmarks" if name.startswith("bert") else "patients"
+    said = replays.of(folder, f"h200-{name}").report.answer
+    assert (said.fault.was_seen, said.basis) == (False, "measured")
+    seen = replace(said, fault=replace(said.fault, was_seen=True))
+    assert {row.label for row in box(said).rows if row not in box(seen).rows} == {"Sure"}
