@@ -83,11 +83,6 @@ class Next(Record, frozen=True, kw_only=True):
     verify: str | None
     """Looks at the job again; None for a live model, which is inspected again."""
 
-    @property
-    def explains(self) -> bool:
-        """Return whether the command shows a page instead of examining the job."""
-        return self.command.startswith(EXPLAIN)
-
 
 class Document(Record, frozen=True, kw_only=True):
     """Everything fp8doctor has to say about one job."""
