@@ -106,11 +106,15 @@ class Box(Struct, frozen=True):
             yield from row.lines
 
     @property
+    def headline(self) -> str:
+        """Join the title and its numbers."""
+        return ": ".join(each.text for each in (self.title, self.numbers) if each)
+
+    @property
     def summary(self) -> str:
-        """Join the title, its numbers and the rows to prose, for the JSON and build servers."""
-        title = ": ".join(each.text for each in (self.title, self.numbers) if each)
+        """Join the headline and the rows to prose, for the JSON and build servers."""
         rows = (f"{row.label}: {'; '.join(each.text.rstrip('.') for each in row.lines)}" for row in self.rows)
-        return " ".join(f"{each.rstrip('.')}." for each in (title, *rows))
+        return " ".join(f"{each.rstrip('.')}." for each in (self.headline, *rows))
 
 
 def say(template: str, **values: object) -> Line:

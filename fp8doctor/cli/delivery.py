@@ -293,9 +293,8 @@ def in_a_line(report: Document) -> str:
     from fp8doctor.render import environment_page
     from fp8doctor.render.terminal import to_ascii
 
-    said = box(report.answer)
-    verdict = ": ".join(each.text for each in (said.title, said.numbers) if each)
-    verdict = environment_page.says(report)[1] if environment_page.no_model(report) else verdict
+    no_model = environment_page.no_model(report)
+    verdict = environment_page.says(report)[1] if no_model else box(report.answer).headline
     return to_ascii(verdict) if wants_ascii() else verdict
 
 

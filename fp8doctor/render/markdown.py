@@ -98,8 +98,7 @@ def _with_code(text: str, code: str) -> str:
 
 def _answer(said: Box) -> Iterator[str]:
     """Write the box: the verdict, and a row for each question."""
-    title = ": ".join(each.text for each in (said.title, said.numbers) if each)
-    yield f"**{GLYPHS[TONES[said.tone]]} {escaped(title)}**"
+    yield f"**{GLYPHS[TONES[said.tone]]} {escaped(said.headline)}**"
     rows = [(f"**{row.label}**", "<br>".join(escaped(line.text) for line in row.lines)) for row in said.rows]
     yield table(("", ""), rows)
 
