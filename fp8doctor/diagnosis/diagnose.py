@@ -45,7 +45,7 @@ def diagnose(
     findings, outcomes = without_its_symptoms(findings, outcomes)
     proposed = prescribe(findings, facts)
     proposed = if_recorded(unless_undecided, proposed, view, findings) or proposed
-    broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
+    broken = frozenset(each.name for each in findings if recorded(each, "breaks"))
     timed = if_recorded(as_timed, proposed, view, broken)
     held = proposed if timed is None else timed
     held = if_recorded(as_estimated, held, view, findings, broken) or held

@@ -84,14 +84,14 @@ def instead_of_fp8(others: Sequence[Step], gives_up: Step, broken: frozenset[str
         step
         for step in others
         if changes_fp8_alone(step)
-        or (not broken.intersection(step.mends) and (changes_fp8(step) or _recompiles(step)))
+        or (not broken.intersection(step.names) and (changes_fp8(step) or _recompiles(step)))
     ]
-    worst = [step for step in undone if broken.intersection(step.mends)]
+    worst = [step for step in undone if broken.intersection(step.names)]
     heads = worst or (undone if not gives_up.code else [])
     for head in heads[:1]:
-        gives_up = msgspec.structs.replace(gives_up, code=head.code, title=head.title)
+        gives_up = msgspec.structs.replace(gives_up, code=head.code, title=head.title, names=head.names[:1])
     kept = [step for step in others if step not in undone]
-    mends = [step for step in kept if broken.intersection(step.mends)]
+    mends = [step for step in kept if broken.intersection(step.names)]
     gives_up = mending_too(gives_up, filter(changes_fp8_alone, undone))
     return (*mends, gives_up, *(step for step in kept if step not in mends))
 
@@ -128,8 +128,10 @@ def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
 
 def mending_too(step: Step, undone: Iterable[Step]) -> Step:
     """Let a step fix what the steps that it undoes were for."""
-    mends = dict.fromkeys(code for each in (step, *undone) for code in each.mends)
-    return msgspec.structs.replace(step, mends=tuple(mends))
+    every = (step, *undone)
+    mends = dict.fromkeys(code for each in every for code in each.mends)
+    names = dict.fromkeys(name for each in every for name in each.names)
+    return msgspec.structs.replace(step, mends=tuple(mends), names=tuple(names))
 
 
 def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
@@ -138,6 +140,7 @@ def giving_up(end: PlanEnd, proposed: Sequence[Step], view: TrialView) -> Step:
     return Step(
         code=asked.code if asked else "",
         mends=asked.mends if asked else (),
+        names=asked.names if asked else (),
         title=asked.title
         if asked
         else "FP8 stays slower than BF16 with everything that was tried"
@@ -157,7 +160,7 @@ def without_what_it_undoes(
     undone = [
         step
         for step in others
-        if changes_fp8_alone(step) or (not broken.intersection(step.mends) and _is_undone(step, recompiles))
+        if changes_fp8_alone(step) or (not broken.intersection(step.names) and _is_undone(step, recompiles))
     ]
     return [step for step in others if step not in undone], mending_too(gives_up, undone)
 
@@ -243,4 +246,4 @@ def changes_fp8_alone(step: Step) -> bool:
 
 
 def fixed_checks(step: Step) -> list[registry.Check]:
-    return [check for check in registry.discover() if check.code in step.mends]
+    return [check for check in registry.discover() if check.name in step.names]

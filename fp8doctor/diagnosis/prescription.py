@@ -116,7 +116,8 @@ def _step_of(group: list[Finding], facts: Facts | None) -> Step:
     assert worst.treatment is not None
     return Step(
         code=worst.code,
-        mends=tuple(finding.code for finding in group),
+        mends=tuple(dict.fromkeys(finding.code for finding in group)),
+        names=tuple(finding.name for finding in group),
         title=worst.title,
         treatment=_for_all(worst.treatment, group, facts),
         saving_ms=worst.saving_ms,
@@ -146,7 +147,7 @@ def as_timed(
     can gain, giving it up comes first, and the others are dropped.
     """
     without_fp8 = set(ON_THIS_GPU.values())
-    if any(step.treatment.name in without_fp8 and broken.intersection(step.mends) for step in proposed):
+    if any(step.treatment.name in without_fp8 and broken.intersection(step.names) for step in proposed):
         return tuple(step for step in proposed if step.treatment.name in without_fp8 or not changes_fp8(step))
     if view.end is not None:
         return _one_fix_of_a_layer(on_the_way(view, [*_to(view.end, proposed, view, broken)], broken))
@@ -161,7 +162,7 @@ def as_timed(
     others = [step for step in steps if step.treatment.name != STAY_IN_BF16]
     if gives_up:
         return instead_of_fp8(others, gives_up[0], broken)
-    mends = [step for step in others if broken.intersection(step.mends)]
+    mends = [step for step in others if broken.intersection(step.names)]
     return (*mends, *(step for step in others if step not in mends))
 
 
@@ -194,7 +195,7 @@ def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozens
         if step.treatment.name != STAY_IN_BF16
         and (
             step.treatment.name in end.changes
-            or broken.intersection(step.mends)
+            or broken.intersection(step.names)
             or _is_about_accuracy(step)
             or step.treatment.name not in (settled | (FOR_FP8 if view.gives_up_fp8 else set()))
         )
@@ -212,7 +213,7 @@ def _to(end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozens
         first = [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
         first = starting(end, view)
-    mends = [step for step in kept if broken.intersection(step.mends) or _enables_fp8(step, view)]
+    mends = [step for step in kept if broken.intersection(step.names) or _enables_fp8(step, view)]
     named = {step.treatment.name for step in (*kept, *first)}
     found = [_found_by_trial(name, view) for name in end.changes if name not in named]
     parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
@@ -261,7 +262,8 @@ def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
     savings = [each.saving_ms for each in (filters, *held) if each.saving_ms]
     planned[KEEP_IN_BF16] = msgspec.structs.replace(
         filters,
-        mends=(*filters.mends, *(code for each in held for code in each.mends)),
+        mends=tuple(dict.fromkeys(code for each in (filters, *held) for code in each.mends)),
+        names=tuple(dict.fromkeys(name for each in (filters, *held) for name in each.names)),
         saving_ms=max(savings, key=lambda saving: saving.middle, default=None),
     )
     return [each for each in planned.values() if each not in held]
@@ -286,8 +288,8 @@ def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatm
 
 def depends_on_shapes(step: Step) -> bool:
     """Return whether timed shapes decide which layers this step keeps in BF16."""
-    about_shapes = {check.code for check in registry.discover() if check.about_shapes}
-    return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
+    about_shapes = {check.name for check in registry.discover() if check.about_shapes}
+    return step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
 
 
 def _too_large_together(view: TrialView) -> tuple[str, ...]:
