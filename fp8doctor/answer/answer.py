@@ -31,7 +31,8 @@ from fp8doctor.answer.faults import Fault, fault_of, is_unclear, without_fp8
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
+from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding, Outcome, Saving
@@ -209,7 +210,7 @@ def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
         and not any(each.get("tried") for each in facts.arms())
     ):
         return f"the trial timed nothing: {(facts.trial.reason or '').rstrip('.')}"
-    return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings).reason
+    return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings)
 
 
 def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, float] | None:
