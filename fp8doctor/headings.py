@@ -12,17 +12,21 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fp8doctor.areas import AREAS
+from fp8doctor.areas import AREAS, SEVERITIES
 from fp8doctor.check_folders import offer_checks
 from fp8doctor.retired import RETIRED
+
+if TYPE_CHECKING:
+    from fp8doctor.registry import Check
 
 HEAD = re.compile(
     r'@check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
 )
-"""A check's registration."""
+"""The registration of a rule."""
 
+FORMERLY = re.compile(r'was="(?P<code>\w+)"')
 
 SECTIONS = (
     "What it finds.",
@@ -44,6 +48,8 @@ class Heading(NamedTuple):
     severity: str
     page: str
     """The check's page: the docstring of its file."""
+    also: tuple[str, ...] = ()
+    """Names of its other rules, and codes that they had as checks of their own."""
 
     @property
     def title(self) -> str:
@@ -60,10 +66,20 @@ def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
     if own is None:
         from fp8doctor.registry import discover
 
+        rules = discover(folders)
         return tuple(
-            Heading(each.code, each.name, each.area, each.severity, each.page) for each in discover(folders)
+            _heading([each for each in rules if each.code == code])
+            for code in dict.fromkeys(each.code for each in rules)
         )
     return tuple(sorted(own, key=lambda each: (AREAS.index(each.area), each.code)))
+
+
+def _heading(rules: Sequence[Check]) -> Heading:
+    """Describe the rules of one code."""
+    first = rules[0]
+    severity = max((each.severity for each in rules), key=SEVERITIES.index)
+    also = (*(each.name for each in rules[1:]), *(each.was for each in rules if each.was))
+    return Heading(first.code, first.name, first.area, severity, first.page, also)
 
 
 def retired(codes: Iterable[str]) -> Iterator[Heading]:
@@ -88,12 +104,14 @@ def _of_files(files: Iterator[Path]) -> list[Heading] | None:
     found = []
     for file in files:
         text = file.read_text("utf-8")
-        head = HEAD.search(text)
+        heads = [each.groupdict() for each in HEAD.finditer(text)]
         _, _, rest = text.partition('"""')
         page, end, _ = rest.partition('"""')
-        if head is None or not end or "\\" in page or head["area"] not in AREAS:
+        if not heads or not end or "\\" in page or heads[0]["area"] not in AREAS:
             return None
-        found.append(Heading(**head.groupdict(), page=inspect.cleandoc(page)))
+        also = (*(each["name"] for each in heads[1:]), *FORMERLY.findall(text))
+        severity = max((each["severity"] for each in heads), key=SEVERITIES.index)
+        found.append(Heading(**heads[0] | {"severity": severity}, page=inspect.cleandoc(page), also=also))
     return found or None
 
 

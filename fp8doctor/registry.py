@@ -25,19 +25,25 @@ from fp8doctor.finding import Finding, NotApplicable, Outcome
 from fp8doctor.retired import RETIRED
 from fp8doctor.wording import error_in_words, escaped
 
+GRAVEST_FIRST = ("sick", "crashed", "unknown", "healthy", "not_applicable", "refuted")
+"""Which outcome a code has whose rules answer differently."""
+
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One registered check."""
+    """One registered rule. Rules of one file share its code, its page and its outcome."""
 
     code: str
     name: str
+    """Names the exact cause; a finding has it too."""
     area: str
     severity: Severity
     explained_by: tuple[str, ...]
-    """Codes of checks that cause this issue; if found, they are treated instead."""
+    """Codes or names of checks that cause this issue; if found, they are treated instead."""
     function: CheckFunction
+    was: str = ""
+    """The code that it had as a check of its own, still valid in --select, --ignore and explain."""
     changes_fp8: bool = False
     """The fix changes how FP8 runs: before that, nothing shows whether to give FP8 up."""
     invalidates_model: bool = False
@@ -93,15 +99,16 @@ def check(
     area: str,
     severity: Severity,
     explained_by: Iterable[str] = (),
+    was: str = "",
     **properties: bool,
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Register a check; ``properties`` are those of `Check` that default to False.
+    """Register a rule; rules of one file have one code. ``properties`` are those of `Check`.
 
     Raises ValueError if the code or name is malformed or taken.
     """
 
     def register(function: CheckFunction) -> CheckFunction:
-        new = Check(code, name, area, severity, tuple(explained_by), function, **properties)
+        new = Check(code, name, area, severity, tuple(explained_by), function, was, **properties)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):
@@ -118,7 +125,7 @@ def check(
                     f"{code} {name} is already registered by {other.function.__module__} as "
                     f"{other.code} {other.name}"
                 )
-        _checks[code] = new
+        _checks[name] = new
         return function
 
     return register
@@ -134,7 +141,7 @@ def _import_own() -> None:
 
 
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
-    """List all checks, including those in ``folders``, by area and code.
+    """List all checks, including those in ``folders``, by area and code, rules of a file in its order.
 
     Raises `UserError` if a folder does not exist, or if a file or an installed package's checks cannot be
     imported. None of its checks is kept in that case.
@@ -152,56 +159,71 @@ def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
 
 
 def check_of(finding: Finding) -> Check | None:
-    """Return the registered check of a finding."""
+    """Return the registered rule of a finding."""
     _import_own()
-    return _checks.get(finding.code)
+    return _checks.get(finding.name)
+
+
+def rules_of(code: str) -> tuple[Check, ...]:
+    """List the registered rules of a code."""
+    _import_own()
+    return tuple(each for each in _checks.values() if each.code == code)
 
 
 def select(
     checks: Iterable[Check], selected: Sequence[str] = (), ignored: Sequence[str] = ()
 ) -> tuple[Check, ...]:
-    """Keep checks whose code starts with one of ``selected`` and none of ``ignored``.
+    """Keep rules whose code, or former code, starts with one of ``selected`` and none of ``ignored``.
 
     An empty ``selected`` keeps all. Raises `UserError` for a prefix that no check has.
     """
     checks = tuple(checks)
+    codes = {code for each in checks for code in (each.code, each.was)}.union(RETIRED)
     for prefix in (*selected, *ignored):
-        if not any(code.startswith(prefix) for code in (*(each.code for each in checks), *RETIRED)):
+        if not any(code.startswith(prefix) for code in codes):
             raise UserError(
                 f"no check has a code that begins with {prefix!r}; 'fp8doctor list' shows them all"
             )
+
+    def named(each: Check, prefixes: Sequence[str]) -> bool:
+        return each.code.startswith(tuple(prefixes)) or each.was.startswith(tuple(prefixes))
+
     return tuple(
-        each
-        for each in checks
-        if (not selected or each.code.startswith(tuple(selected)))
-        and not (ignored and each.code.startswith(tuple(ignored)))
+        each for each in checks if (not selected or named(each, selected)) and not named(each, ignored)
     )
 
 
 def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Run every check and return its findings and outcomes.
+    """Run every check and return its findings, and one outcome for each code.
 
-    A check that reads a fact that was not recorded is ``unknown``. A check that raises anything else is
-    ``crashed``; the others still run.
+    A rule that reads a fact that was not recorded is ``unknown``. A rule that raises anything else is
+    ``crashed``; the others still run. A finding whose cause was found by another rule of its own file is
+    dropped: that one says it.
     """
     checks = tuple(checks)
-    causes, findings, outcomes = {}, [], []
-    for each in checks:
-        causes[each.code] = each.explained_by
-        answer = _answer(each, facts)
+    answers = [(each, _answer(each, facts)) for each in checks]
+    found = {
+        key: each.code
+        for each, answer in answers
+        if isinstance(answer, Finding)
+        for key in (each.code, each.name)
+    }
+    findings: list[tuple[bool, Finding]] = []
+    outcomes: dict[str, Outcome] = {}
+    for each, answer in answers:
         if isinstance(answer, Finding):
-            findings.append(answer)
+            causes = tuple(dict.fromkeys(found[cause] for cause in each.explained_by if cause in found))
+            if each.code not in causes:
+                findings.append((each.background, msgspec.structs.replace(answer, caused_by=causes)))
             answer = Outcome(code=each.code, outcome="sick", area=each.area)
-        outcomes.append(answer)
-    found = {finding.code for finding in findings}
-    explained = (
-        msgspec.structs.replace(
-            finding, caused_by=tuple(code for code in causes[finding.code] if code in found)
-        )
-        for finding in findings
+        outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)
+    return tuple(finding for _, finding in sorted(findings, key=lambda each: each[0])), tuple(
+        outcomes.values()
     )
-    last = {each.code for each in checks if each.background}
-    return tuple(sorted(explained, key=lambda finding: finding.code in last)), tuple(outcomes)
+
+
+def _gravity(outcome: Outcome) -> int:
+    return GRAVEST_FIRST.index(outcome.outcome)
 
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:

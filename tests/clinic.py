@@ -89,9 +89,9 @@ def read(path: Path) -> Patient:
             if isinstance(node, ast.AnnAssign)
             else None
         )
-        if isinstance(target, ast.Name) and target.id in ("MUST", "MUST_NOT", "HEALTHY"):
+        if isinstance(target, ast.Name) and target.id in ("MUST", "MUST_NOT", "SILENT"):
             constants[target.id] = ast.literal_eval(node.value)  # type: ignore[union-attr]
-    return Patient(path, constants["MUST"], constants["MUST_NOT"], constants.get("HEALTHY", False))
+    return Patient(path, constants["MUST"], constants["MUST_NOT"], constants.get("SILENT", False))
 
 
 @functools.cache

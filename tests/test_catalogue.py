@@ -23,6 +23,7 @@ CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
 
 IMPORTABLE = (
+    "fp8doctor.kit",
     "fp8doctor.facts",
     "fp8doctor.finding",
     "fp8doctor.registry",
@@ -63,58 +64,75 @@ CODE_MAX = 14
 WORDS_MAX = 250
 """Words of a page before its references."""
 
-each_check = pytest.mark.parametrize("check", CATALOGUE, ids=[check.code for check in CATALOGUE])
+RULES = {code: registry.rules_of(code) for code in dict.fromkeys(check.code for check in CATALOGUE)}
+"""Code -> its rules; they share a file and a page."""
+
+each_check = pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 
 
-def test_some_checks_are_discovered() -> None:
-    assert len(CATALOGUE) >= 5
+def cases(rules: tuple[registry.Check, ...], name: str) -> tuple[Facts, ...]:
+    """The facts of a file that make it fire, or leave it silent: one record or several."""
+    held = getattr(rules[0].module, name)
+    return (held,) if isinstance(held, Facts) else held
 
 
-def test_every_file_of_the_catalogue_registers_one_check() -> None:
+def test_every_file_of_the_catalogue_registers_one_code() -> None:
     files = sorted(path.relative_to(CHECKS) for path in CHECKS.rglob("*.py") if path.name != "__init__.py")
-    registered = sorted(Path(*check.module.__name__.split(".")[2:]).with_suffix(".py") for check in CATALOGUE)
+    registered = sorted(
+        Path(*module.split(".")[2:]).with_suffix(".py")
+        for rules in RULES.values()
+        for module in {rule.module.__name__ for rule in rules}
+    )
     assert files == registered
+    former = [rule.was for rule in CATALOGUE if rule.was]
+    assert len(set(former)) == len(former)
+    assert not RULES.keys() & {*former}
 
 
 @each_check
-def test_its_own_cases(check: registry.Check) -> None:
-    """Affected facts make it fire, healthy ones do not, and without facts it is unknown."""
-    findings, outcomes = registry.run([check], check.module.SICK)
-    assert outcomes[0].outcome == "sick", outcomes[0].reason
-    finding = findings[0]
-    assert finding.title
-    assert finding.explanation.endswith((".", "!", "?"))
-    assert finding.evidence, "a finding proves itself"
-    assert finding.severity is not None
-    assert registry.run([check], check.module.SICK)[0] == findings
-    treatments = [finding.treatment] if finding.treatment else []
-    assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", each.name) for each in treatments)
-    assert all(each.summary and each.code.strip() for each in treatments)
-    findings, outcomes = registry.run([check], check.module.HEALTHY)
-    assert findings == ()
-    assert outcomes[0].outcome in ("healthy", "not_applicable"), outcomes[0].reason
-    assert registry.run([check], Facts())[1][0].outcome == "unknown"
-    for case in (check.module.SICK, check.module.HEALTHY):
+def test_its_own_cases(rules: tuple[registry.Check, ...]) -> None:
+    """Affected facts make each rule fire, healthy ones none, and without facts it is unknown."""
+    fired = set()
+    for case in cases(rules, "FIRES"):
+        findings, (outcome,) = registry.run(rules, case)
+        assert outcome.outcome == "sick", outcome.reason
+        assert registry.run(rules, case)[0] == findings
+        fired |= {finding.name for finding in findings}
+        for finding in findings:
+            assert finding.title
+            assert finding.explanation.endswith((".", "!", "?"))
+            assert finding.evidence, "a finding proves itself"
+            treatments = [finding.treatment] if finding.treatment else []
+            assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", each.name) for each in treatments)
+            assert all(each.summary and each.code.strip() for each in treatments)
+    assert fired == {rule.name for rule in rules}
+    for case in cases(rules, "SILENT"):
+        findings, (outcome,) = registry.run(rules, case)
+        assert findings == ()
+        assert outcome.outcome in ("healthy", "not_applicable"), outcome.reason
+    assert registry.run(rules, Facts())[1][0].outcome == "unknown"
+    for case in (*cases(rules, "FIRES"), *cases(rules, "SILENT")):
         assert Facts.from_dict(case.to_dict()) == case
 
 
 @pytest.mark.slow
 def test_a_treatment_of_a_check_is_spelled_as_in_the_table() -> None:
     """A name that is spelled otherwise in one place is another treatment, with none of the traits."""
-    for check in CATALOGUE:
-        finding = registry.run([check], check.module.SICK)[0][0]
-        names = {finding.treatment.name} if finding.treatment else set()
-        names |= treatment_names(Path(str(check.module.__file__)))
+    for code, rules in RULES.items():
+        findings = [each for case in cases(rules, "FIRES") for each in registry.run(rules, case)[0]]
+        names = {each.treatment.name for each in findings if each.treatment}
+        names |= treatment_names(Path(str(rules[0].module.__file__)))
         alike = {name: get_close_matches(name, TREATMENTS, cutoff=0.9) for name in names - set(TREATMENTS)}
-        assert not any(alike.values()), (check.code, alike)
+        assert not any(alike.values()), (code, alike)
 
 
 @each_check
-def test_its_file(check: registry.Check) -> None:
+def test_its_file(rules: tuple[registry.Check, ...]) -> None:
+    check = rules[0]
     *_, folder, file = check.module.__name__.split(".")
-    assert check.area == folder
+    assert {rule.area for rule in rules} == {folder}
     assert check.name.replace("-", "_") == file
-    assert check.function.__name__ == file
+    assert [rule.function.__name__ for rule in rules] == [rule.name.replace("-", "_") for rule in rules]
     tree = ast.parse(Path(str(check.module.__file__)).read_text("utf-8"))
     said = {
         node.value
@@ -123,28 +141,28 @@ def test_its_file(check: registry.Check) -> None:
         for node in ast.walk(keyword.value)
         if isinstance(node, ast.Constant) and node.value in SEVERITIES
     }
-    assert max(map(SEVERITIES.index, said)) == SEVERITIES.index(check.severity)
-    decorated = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
-    assert len(decorated) == 1
+    highest = max(SEVERITIES.index(rule.severity) for rule in rules)
+    assert max(map(SEVERITIES.index, said)) == highest
     assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal)]
     modules = imports(Path(str(check.module.__file__)))
     assert [each for each in modules if each not in STANDARD and not each.startswith(IMPORTABLE)] == []
-    assert all(re.fullmatch(r"[A-Z]{3,5}\d{3}", code) and code != check.code for code in check.explained_by)
 
 
 def test_no_check_explains_itself_in_a_circle() -> None:
-    causes = {check.code: check.explained_by for check in CATALOGUE}
-    for code in causes:
-        behind, pending = set[str](), list(causes[code])
+    keys = {rule.name: rule for rule in CATALOGUE} | {rule.code: rule for rule in CATALOGUE}
+    for rule in CATALOGUE:
+        assert keys.keys() >= {*rule.explained_by}, rule.name
+        behind, pending = set[str](), list(rule.explained_by)
         while pending:
             behind.add(cause := pending.pop())
-            pending += set(causes.get(cause, ())) - behind
-        assert code not in behind
+            pending += {*keys[cause].explained_by} - behind
+        assert rule.name not in behind
 
 
 @each_check
-def test_its_page(check: registry.Check) -> None:
+def test_its_page(rules: tuple[registry.Check, ...]) -> None:
     """It has the six sections, code before and after, and fits the terminal."""
+    check = rules[0]
     title, blank, *body = check.page.splitlines()
     assert 0 < len(title) <= TITLE_MAX
     assert title[0].isupper()

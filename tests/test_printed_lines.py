@@ -66,7 +66,7 @@ def of_the_errors() -> Iterator[Snippet]:
 def of_the_checks() -> Iterator[Snippet]:
     """The treatments in the tables of each check, and those of the facts that it ends with."""
     for check in discover():
-        answers = run([check], check.module.SICK)[0]
+        answers = run([check], check.module.FIRES)[0]
         for each in treatments_in([vars(check.module), answers]):
             yield Snippet(f"{check.code} {each.name}", each.code)
 

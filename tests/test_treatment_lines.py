@@ -25,7 +25,7 @@ from fp8doctor.recipes import RECIPES
 from fp8doctor.registry import discover, run
 from tests.examine.models import llama
 
-CHECKS = [check for check in discover() if hasattr(check.module, "SICK")]
+CHECKS = [check for check in discover() if hasattr(check.module, "FIRES")]
 LATER = {"accelerator", "batch", "tokenizer"}
 """Names of a script that no live model here comes with: lines that use them are compiled, not run."""
 
@@ -36,7 +36,7 @@ def treatment(code: str) -> Treatment:
 
 def prescribed(module: ModuleType) -> list[Treatment]:
     (check,) = [each for each in CHECKS if each.module is module]
-    findings, _ = run([check], module.SICK)
+    findings, _ = run([check], module.FIRES)
     return [finding.treatment for finding in findings if finding.treatment]
 
 

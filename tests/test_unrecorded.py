@@ -223,7 +223,7 @@ def test_no_recording_has_an_incomplete_element() -> None:
             assert missing_fact(from_builtins(Facts, data["facts"])) == "", file
 
 
-@pytest.mark.parametrize("facts", [Facts(), *(check.module.SICK for check in CATALOGUE)])
+@pytest.mark.parametrize("facts", [Facts(), *(check.module.FIRES for check in CATALOGUE)])
 def test_partial_facts_are_shown(facts: Facts) -> None:
     report = diagnose(facts)
     assert "crashed" not in outcomes(report).values()

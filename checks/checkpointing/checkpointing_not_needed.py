@@ -96,5 +96,5 @@ def _timed(peak_without_gib: float) -> Facts:
     return example(gpus=(gpu,), blocks=blocks, wrappers=(), checkpointing=regions, device="cuda", arms=arms)
 
 
-SICK = _timed(peak_without_gib=17.2)
-HEALTHY = _timed(peak_without_gib=76.0)
+FIRES = _timed(peak_without_gib=17.2)
+SILENT = _timed(peak_without_gib=76.0)

@@ -175,5 +175,5 @@ def _checkpointed(library: str) -> Facts:
     return example(**of_model, checkpointing=(region,), forward_chain=chain)
 
 
-SICK = _checkpointed(library="torch")
-HEALTHY = _checkpointed(library="transformer_engine")
+FIRES = _checkpointed(library="torch")
+SILENT = _checkpointed(library="transformer_engine")

@@ -330,5 +330,5 @@ def _compiled(backend: str) -> Facts:
     return example(**of_model, compile_marks=marks, compiled_elsewhere=(), dynamo=dynamo)
 
 
-SICK = _compiled(backend="aot_eager")
-HEALTHY = _compiled(backend="inductor")
+FIRES = _compiled(backend="aot_eager")
+SILENT = _compiled(backend="inductor")

@@ -134,5 +134,5 @@ def _below_ddp(torchao: str) -> Facts:
     )
 
 
-SICK = _below_ddp(torchao="0.12.0")
-HEALTHY = _below_ddp(torchao="0.13.0")
+FIRES = _below_ddp(torchao="0.12.0")
+SILENT = _below_ddp(torchao="0.13.0")

@@ -126,5 +126,5 @@ def _decoder(compiled: str | None) -> Facts:
     return example(linears=(float8(compiled=compiled),), blocks=blocks, compile_marks=(), tokens=16384)
 
 
-SICK = _decoder(compiled=None)
-HEALTHY = _decoder(compiled="blocks.0")
+FIRES = _decoder(compiled=None)
+SILENT = _decoder(compiled="blocks.0")

@@ -258,5 +258,5 @@ def _compiled_blocks(regions: int, breaks: int) -> Facts:
     return example(**model, compile_marks=marks, device="cuda", arms=arms)
 
 
-SICK = _compiled_blocks(regions=8, breaks=2)
-HEALTHY = _compiled_blocks(regions=4, breaks=0)
+FIRES = _compiled_blocks(regions=8, breaks=2)
+SILENT = _compiled_blocks(regions=4, breaks=0)

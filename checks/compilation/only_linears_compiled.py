@@ -98,5 +98,5 @@ def _decoder(*names: str) -> Facts:
     return example(linears=linears, blocks=blocks, compile_marks=marks)
 
 
-SICK = _decoder("blocks.0.up")
-HEALTHY = _decoder("blocks.0", "blocks.0.up")
+FIRES = _decoder("blocks.0.up")
+SILENT = _decoder("blocks.0", "blocks.0.up")

@@ -151,5 +151,5 @@ def _blocks(use_cache: bool) -> Facts:
     return example(blocks=blocks, wrappers=(), compile_marks=marks, use_cache=use_cache)
 
 
-SICK = _blocks(use_cache=True)
-HEALTHY = _blocks(use_cache=False)
+FIRES = _blocks(use_cache=True)
+SILENT = _blocks(use_cache=False)

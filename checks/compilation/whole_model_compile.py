@@ -150,5 +150,5 @@ def _compiled(*whole_s: float) -> Facts:
     )
 
 
-SICK = _compiled(15.0, 38.0)
-HEALTHY = _compiled(8.0, 4.0)
+FIRES = _compiled(15.0, 38.0)
+SILENT = _compiled(8.0, 4.0)

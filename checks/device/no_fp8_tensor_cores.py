@@ -117,5 +117,5 @@ def _machine(name: str, capability: str) -> Facts:
     return example(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, gpus=(gpu,))
 
 
-SICK = _machine("NVIDIA A100-SXM4-80GB", "8.0")
-HEALTHY = _machine("NVIDIA H100 80GB HBM3", "9.0")
+FIRES = _machine("NVIDIA A100-SXM4-80GB", "8.0")
+SILENT = _machine("NVIDIA H100 80GB HBM3", "9.0")

@@ -183,5 +183,5 @@ def _machine(capability: str) -> Facts:
     return example(cuda="13.0", variables={}, gpus=(gpu,), linears=(layer,))
 
 
-SICK = _machine("9.0")
-HEALTHY = _machine("10.0")
+FIRES = _machine("9.0")
+SILENT = _machine("10.0")

@@ -74,5 +74,5 @@ def _reduced(over: int | None) -> Facts:
     return example(linears=(layer,), distributed=Distributed(world_size=16, amax_ranks=over))
 
 
-SICK = _reduced(over=16)
-HEALTHY = _reduced(over=None)
+FIRES = _reduced(over=16)
+SILENT = _reduced(over=None)

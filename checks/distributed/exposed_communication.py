@@ -103,5 +103,5 @@ def _profiled(communication_ms: float) -> Facts:
     return example(observed=observed, distributed=Distributed(world_size=2, wrapper="DDP"), ranks=ranks)
 
 
-SICK = _profiled(communication_ms=25.0)
-HEALTHY = _profiled(communication_ms=4.0)
+FIRES = _profiled(communication_ms=25.0)
+SILENT = _profiled(communication_ms=4.0)

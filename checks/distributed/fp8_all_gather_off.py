@@ -144,5 +144,5 @@ def _sharded(flag: bool) -> Facts:
     return example(linears=(layer,), distributed=distributed, accelerate=accelerate)
 
 
-SICK = _sharded(flag=False)
-HEALTHY = _sharded(flag=True)
+FIRES = _sharded(flag=False)
+SILENT = _sharded(flag=True)

@@ -90,5 +90,5 @@ def _stepped(precomputed: bool) -> Facts:
     return example(linears=(layer,), distributed=distributed, optimizer_stepped=True)
 
 
-SICK = _stepped(precomputed=False)
-HEALTHY = _stepped(precomputed=True)
+FIRES = _stepped(precomputed=False)
+SILENT = _stepped(precomputed=True)

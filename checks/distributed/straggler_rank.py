@@ -111,5 +111,5 @@ def _ranks(*before_forward_ms: float) -> Facts:
     return Facts(ranks=Ranks(world_size=len(processes), processes=tuple(processes)))
 
 
-SICK = _ranks(0.3, 20.0)
-HEALTHY = _ranks(0.3, 0.5)
+FIRES = _ranks(0.3, 20.0)
+SILENT = _ranks(0.3, 0.5)

@@ -108,5 +108,5 @@ def _layer(bias: bool) -> Facts:
     return example(packages={"torchao": "0.18.0"}, linears=(layer,))
 
 
-SICK = _layer(bias=True)
-HEALTHY = _layer(bias=False)
+FIRES = _layer(bias=True)
+SILENT = _layer(bias=False)

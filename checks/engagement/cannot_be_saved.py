@@ -117,5 +117,5 @@ def _prepared(error: str | None) -> Facts:
     return example(**model, trainer=None, accelerate=None)
 
 
-SICK = _prepared("RuntimeError: Attempted to access the data pointer on an invalid python storage.")
-HEALTHY = _prepared(None)
+FIRES = _prepared("RuntimeError: Attempted to access the data pointer on an invalid python storage.")
+SILENT = _prepared(None)

@@ -92,5 +92,5 @@ def without_emulation(facts: Facts) -> Treatment:
     )
 
 
-SICK = example(linears=(float8(features={"emulate": True}),))
-HEALTHY = example(linears=(float8(features={"emulate": False}),))
+FIRES = example(linears=(float8(features={"emulate": True}),))
+SILENT = example(linears=(float8(features={"emulate": False}),))

@@ -158,5 +158,5 @@ def _experts(multiplied_by: str | None) -> Facts:
     return example(linears=(experts,))
 
 
-SICK = _experts(multiplied_by="bmm")
-HEALTHY = _experts(multiplied_by=None)
+FIRES = _experts(multiplied_by="bmm")
+SILENT = _experts(multiplied_by=None)

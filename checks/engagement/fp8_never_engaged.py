@@ -151,5 +151,5 @@ def _te(engaged: bool, *arms: Arm) -> Facts:
     return example(linears=(float8(stack="transformer_engine", engaged=engaged),), arms=arms)
 
 
-SICK = _te(False)
-HEALTHY = _te(True, Arm(name=ArmName.AS_IS, tried=True))
+FIRES = _te(False)
+SILENT = _te(True, Arm(name=ArmName.AS_IS, tried=True))

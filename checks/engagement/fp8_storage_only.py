@@ -247,5 +247,5 @@ def _model(layer: Linear) -> Facts:
 
 OF_A_CHECKPOINT = "transformers.integrations.finegrained_fp8.FP8Linear"
 
-SICK = _model(float8(kind=OF_A_CHECKPOINT, stack="huggingface", use="storage", dtype="float8_e4m3fn"))
-HEALTHY = _model(float8())
+FIRES = _model(float8(kind=OF_A_CHECKPOINT, stack="huggingface", use="storage", dtype="float8_e4m3fn"))
+SILENT = _model(float8())

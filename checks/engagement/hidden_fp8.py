@@ -114,5 +114,5 @@ def _prepared(precision: str) -> Facts:
     return example(variables={"ACCELERATE_FP8_BACKEND": "TE"}, linears=(layer,), accelerate=accelerate)
 
 
-SICK = _prepared("bf16")
-HEALTHY = _prepared("fp8")
+FIRES = _prepared("bf16")
+SILENT = _prepared("fp8")

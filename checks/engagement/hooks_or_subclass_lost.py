@@ -112,5 +112,5 @@ def _converted(*without_hooks: str) -> Facts:
     return Facts(network=Network(), training=Training(conversion=conversion))
 
 
-SICK = _converted("up")
-HEALTHY = _converted()
+FIRES = _converted("up")
+SILENT = _converted()

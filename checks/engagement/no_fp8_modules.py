@@ -285,5 +285,5 @@ def _prepared(use: Use) -> Facts:
     )
 
 
-SICK = _prepared(use="none")
-HEALTHY = _prepared(use="training")
+FIRES = _prepared(use="none")
+SILENT = _prepared(use="training")

@@ -145,5 +145,5 @@ def _lora(outside: int) -> Facts:
     return example(variables={}, linears=(base,), **optimizer, accelerate=None, trainer=None)
 
 
-SICK = _lora(outside=1)
-HEALTHY = _lora(outside=0)
+FIRES = _lora(outside=1)
+SILENT = _lora(outside=0)

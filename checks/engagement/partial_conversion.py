@@ -354,7 +354,7 @@ def _blocks(**second: Any) -> Facts:
     return example(linears=linears, **workload, compile_marks=marks, forward_chain=(), accelerate=None)
 
 
-SICK = _blocks(
+FIRES = _blocks(
     kind="torch.nn.modules.linear.Linear", stack="torch", use="none", recipe=None, in_features=4096
 )
-HEALTHY = _blocks()
+SILENT = _blocks()

@@ -150,5 +150,5 @@ def _model(base: Linear) -> Facts:
 
 NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor"
 
-SICK = _model(float8(use="storage", dtype="uint8", weight_class=NF4))
-HEALTHY = _model(float8())
+FIRES = _model(float8(use="storage", dtype="uint8", weight_class=NF4))
+SILENT = _model(float8())

@@ -80,5 +80,5 @@ def _llama(*broken: tuple[str, str]) -> Facts:
     return example(linears=(float8("lm_head"),), broken_ties=broken, conversion=None)
 
 
-SICK = _llama(("lm_head.weight", "model.embed_tokens.weight"))
-HEALTHY = _llama()
+FIRES = _llama(("lm_head.weight", "model.embed_tokens.weight"))
+SILENT = _llama()

@@ -177,5 +177,5 @@ def _precision(mixed_precision: str) -> Facts:
     return example(packages=packages, variables=named, linears=(), accelerate=accelerate, trainer=None)
 
 
-SICK = _precision("bf16")
-HEALTHY = _precision("fp8")
+FIRES = _precision("bf16")
+SILENT = _precision("fp8")

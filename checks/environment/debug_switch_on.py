@@ -221,5 +221,5 @@ def _switched(value: str) -> Facts:
     return example(variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False})
 
 
-SICK = _switched("1")
-HEALTHY = _switched("0")
+FIRES = _switched("1")
+SILENT = _switched("0")

@@ -222,5 +222,7 @@ def _tried(error: str | None) -> Facts:
     return example(torch="2.11.0+cu130", packages=packages, **asked)
 
 
-SICK = _tried("OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal")
-HEALTHY = _tried(None)
+FIRES = _tried(
+    "OSError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"
+)
+SILENT = _tried(None)

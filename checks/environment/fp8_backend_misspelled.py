@@ -105,5 +105,5 @@ def _named(backend: str) -> Facts:
     )
 
 
-SICK = _named("te")
-HEALTHY = _named("TE")
+FIRES = _named("te")
+SILENT = _named("TE")

@@ -204,5 +204,5 @@ def _launched(bf16: bool) -> Facts:
     )
 
 
-SICK = _launched(bf16=True)
-HEALTHY = _launched(bf16=False)
+FIRES = _launched(bf16=True)
+SILENT = _launched(bf16=False)

@@ -263,5 +263,5 @@ def _environment(**variables: str) -> Facts:
     return example(packages=packages, variables=variables, deepspeed_fp8_section=None)
 
 
-SICK = _environment(FP8_BACKEND="te")
-HEALTHY = _environment(ACCELERATE_FP8_BACKEND="TE")
+FIRES = _environment(FP8_BACKEND="te")
+SILENT = _environment(ACCELERATE_FP8_BACKEND="TE")

@@ -271,5 +271,5 @@ def _accelerate(version: str) -> Facts:
     return example(packages=packages, **asked, linears=(), adapter_parameters=0, accelerate=None)
 
 
-SICK = _accelerate("1.8.1")
-HEALTHY = _accelerate("1.9.0")
+FIRES = _accelerate("1.8.1")
+SILENT = _accelerate("1.9.0")

@@ -88,5 +88,5 @@ def _lora(**stack: str) -> Facts:
     )
 
 
-SICK = _lora()
-HEALTHY = _lora(stack="torch", use="none")
+FIRES = _lora()
+SILENT = _lora(stack="torch", use="none")

@@ -109,5 +109,5 @@ def _lora(dtype: str) -> Facts:
     return example(devices=("cuda",), linears=linears, autocast=None, gradients_seen=False)
 
 
-SICK = _lora("float32")
-HEALTHY = _lora("bfloat16")
+FIRES = _lora("float32")
+SILENT = _lora("bfloat16")

@@ -126,5 +126,5 @@ def _job(retries: int) -> Facts:
     return example(gpus=gpus, variables={}, alloc_retries=retries, device="cuda", arms=arms)
 
 
-SICK = _job(retries=12)
-HEALTHY = _job(retries=0)
+FIRES = _job(retries=12)
+SILENT = _job(retries=0)

@@ -110,5 +110,5 @@ def _is_fp32(linear: Linear) -> bool:
     return linear.multiplies_in == "float32" and linear.use != "storage" and linear.stack != "own"
 
 
-SICK = example(linears=(float8(dtype="float32"),), autocast=None)
-HEALTHY = example(linears=(float8(dtype="float32"),), autocast="bfloat16")
+FIRES = example(linears=(float8(dtype="float32"),), autocast=None)
+SILENT = example(linears=(float8(dtype="float32"),), autocast="bfloat16")

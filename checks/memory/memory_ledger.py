@@ -117,5 +117,5 @@ def _llama(parameters: int) -> Facts:
     return example(linears=(layer,), **counts, optimizer=None, tokens=4096)
 
 
-SICK = _llama(8_030_261_248)
-HEALTHY = _llama(100_000_000)
+FIRES = _llama(8_030_261_248)
+SILENT = _llama(100_000_000)

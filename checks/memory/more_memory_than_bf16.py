@@ -229,5 +229,5 @@ def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
     return example(linears=(layer,), blocks=(), tokens=4096, device="cuda", arms=arms)
 
 
-SICK = _four_layers_of_llama_8b(peak_gib=22.8)
-HEALTHY = _four_layers_of_llama_8b(peak_gib=19.9)
+FIRES = _four_layers_of_llama_8b(peak_gib=22.8)
+SILENT = _four_layers_of_llama_8b(peak_gib=19.9)

@@ -229,5 +229,5 @@ def _llama(implementation: str) -> Facts:
     return example(attentions=(attention,), wrappers=(), sdp_backends=(*sorted(FUSED), "math"))
 
 
-SICK = _llama("eager")
-HEALTHY = _llama("sdpa")
+FIRES = _llama("eager")
+SILENT = _llama("sdpa")

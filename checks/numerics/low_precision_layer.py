@@ -183,5 +183,5 @@ def _layers(typical_db: float, flushed_pct: float) -> Facts:
     return example(linears=linears, device="cuda", arms=(), numerics=numerics)
 
 
-SICK = _layers(typical_db=0.4, flushed_pct=97.1)
-HEALTHY = _layers(typical_db=28.4, flushed_pct=1.8)
+FIRES = _layers(typical_db=0.4, flushed_pct=97.1)
+SILENT = _layers(typical_db=28.4, flushed_pct=1.8)

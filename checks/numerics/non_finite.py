@@ -177,5 +177,5 @@ def _overflow(*non_finite: str) -> Facts:
     return example(linears=tuple(map(float8, counts)), device="cuda", arms=arms, numerics=numerics)
 
 
-SICK = _overflow("loss", "gradients")
-HEALTHY = _overflow()
+FIRES = _overflow("loss", "gradients")
+SILENT = _overflow()

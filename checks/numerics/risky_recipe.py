@@ -128,5 +128,5 @@ def _delayed(history: int) -> Facts:
     return example(variables={}, linears=linears, scalings=(scaling,))
 
 
-SICK = _delayed(1)
-HEALTHY = _delayed(1024)
+FIRES = _delayed(1)
+SILENT = _delayed(1024)

@@ -81,5 +81,5 @@ def _checkpointed(release: str) -> Facts:
     return example(packages={"transformer_engine": release}, linears=(layer,), checkpointing=(region,))
 
 
-SICK = _checkpointed("2.3.0")
-HEALTHY = _checkpointed("2.4.0")
+FIRES = _checkpointed("2.3.0")
+SILENT = _checkpointed("2.4.0")

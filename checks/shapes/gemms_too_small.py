@@ -159,5 +159,5 @@ def _decoder(kv_features: int) -> Facts:
     return example(linears=tuple(linears), batch_source="given", tokens=8192)
 
 
-SICK = _decoder(kv_features=64)
-HEALTHY = _decoder(kv_features=2048)
+FIRES = _decoder(kv_features=64)
+SILENT = _decoder(kv_features=2048)

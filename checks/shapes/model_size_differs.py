@@ -171,5 +171,5 @@ def _decoder(file: str) -> Facts:
     return Facts(target=Target(kind="file", name=file, attribute="build_model"), network=network)
 
 
-SICK = _decoder("decoder_350m.py")
-HEALTHY = _decoder("decoder_454m.py")
+FIRES = _decoder("decoder_350m.py")
+SILENT = _decoder("decoder_454m.py")

@@ -105,5 +105,5 @@ def _classifier(classes: int) -> Facts:
     return example(linears=(up, head), batch_source="given", tokens=8192)
 
 
-SICK = _classifier(classes=16)
-HEALTHY = _classifier(classes=32000)
+FIRES = _classifier(classes=16)
+SILENT = _classifier(classes=32000)

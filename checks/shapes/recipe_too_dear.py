@@ -196,5 +196,5 @@ def _compiled(own: str, **step_ms: float) -> Facts:
     return example(linears=(float8(recipe=own),), device="cuda", gpu="NVIDIA H200", arms=arms)
 
 
-SICK = _compiled("rowwise", tensorwise=88.31, rowwise=122.57, rowwise_with_gw_hp=94.21)
-HEALTHY = _compiled("tensorwise", tensorwise=71.55, rowwise=85.76, rowwise_with_gw_hp=83.57)
+FIRES = _compiled("rowwise", tensorwise=88.31, rowwise=122.57, rowwise_with_gw_hp=94.21)
+SILENT = _compiled("tensorwise", tensorwise=71.55, rowwise=85.76, rowwise_with_gw_hp=83.57)

@@ -187,5 +187,5 @@ def _conditioned(samples: int) -> Facts:
     return example(linears=linears, **batch, trial=Trial(device="cpu", rows=rows))
 
 
-SICK = _conditioned(samples=4)
-HEALTHY = _conditioned(samples=16)
+FIRES = _conditioned(samples=4)
+SILENT = _conditioned(samples=16)

@@ -179,5 +179,5 @@ def _decoder(vocabulary: int) -> Facts:
     return example(linears=linears, vocabulary=vocabulary, blocks=(), trainable_parameters=10**8, **batch)
 
 
-SICK = _decoder(vocabulary=50257)
-HEALTHY = _decoder(vocabulary=50304)
+FIRES = _decoder(vocabulary=50257)
+SILENT = _decoder(vocabulary=50304)

@@ -119,5 +119,5 @@ def _decoder(batch_size: int) -> Facts:
     return example(linears=(layer,), tokens=256 * batch_size, **batch)
 
 
-SICK = _decoder(batch_size=1)
-HEALTHY = _decoder(batch_size=64)
+FIRES = _decoder(batch_size=1)
+SILENT = _decoder(batch_size=64)

@@ -280,5 +280,5 @@ def _mlp(in_features: int, tokens: int) -> Facts:
     return example(variables={}, linears=(layer,), **batch)
 
 
-SICK = _mlp(in_features=1000, tokens=1003)
-HEALTHY = _mlp(in_features=1024, tokens=1024)
+FIRES = _mlp(in_features=1000, tokens=1003)
+SILENT = _mlp(in_features=1024, tokens=1024)

@@ -118,5 +118,5 @@ def _head_in_fp32(fp32_ms: float) -> Facts:
     return example(linears=(head,), wrappers=(), autocast=None, device="cuda", arms=arms)
 
 
-SICK = _head_in_fp32(fp32_ms=14.0)
-HEALTHY = _head_in_fp32(fp32_ms=0.4)
+FIRES = _head_in_fp32(fp32_ms=14.0)
+SILENT = _head_in_fp32(fp32_ms=0.4)

@@ -221,5 +221,5 @@ def _llama_1b_in_te(idle_ms: float) -> Facts:
     return example(linears=linears, blocks=blocks, training=Training(), tokens=256, **of_trial)
 
 
-SICK = _llama_1b_in_te(idle_ms=27.0)
-HEALTHY = _llama_1b_in_te(idle_ms=1.2)
+FIRES = _llama_1b_in_te(idle_ms=27.0)
+SILENT = _llama_1b_in_te(idle_ms=1.2)

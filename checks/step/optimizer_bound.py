@@ -101,5 +101,5 @@ def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
     return example(linears=(float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
 
 
-SICK = _adamw("multi_tensor_apply_kernel<PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", 96, 19.0)
-HEALTHY = _adamw("multi_tensor_apply_kernel<FusedAdamMathFunctor<BFloat16, 4>>", 8, 7.5)
+FIRES = _adamw("multi_tensor_apply_kernel<PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", 96, 19.0)
+SILENT = _adamw("multi_tensor_apply_kernel<FusedAdamMathFunctor<BFloat16, 4>>", 8, 7.5)

@@ -245,12 +245,12 @@ def _explaining(
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
-    undone = {code for step in steps if step.treatment.name == STAY_IN_BF16 for code in step.mends}
-    fixed = {code for step in steps for code in step.mends}
-    for each in sorted(findings, key=lambda each: each.code not in undone):
+    undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
+    fixed = {name for step in steps for name in step.names}
+    for each in sorted(findings, key=lambda each: each.name not in undone):
         if each.severity == "info" or _gained_nothing(each) or (each.area == "memory" and not each.saving_ms):
             continue
-        if each.code in undone or (each.code not in fixed and _seeks_a_cause(view, findings)):
+        if each.name in undone or (each.name not in fixed and _seeks_a_cause(view, findings)):
             yield each
 
 

@@ -98,17 +98,17 @@ def _enough_s(trial: Trial, budget_s: float) -> float:
 def may_break(outcomes: Iterable[Outcome], facts: Facts, status: Status) -> Iterator[str]:
     """Name what checks that could predict a broken job do not know: nothing of an exception once it ran."""
     ran = status == "step_raises" or if_recorded(ran_on_a_gpu, facts)
-    known = {check.code: check for check in registry.discover()}
+    may_raise = {check.code for check in registry.discover() if check.may_raise}
+    may_stop_learning = {check.code for check in registry.discover() if check.may_stop_learning}
     open_codes = [
         each
         for each in outcomes
         if each.outcome == "unknown"
-        and each.code in known
         and each.get("missing", "").partition(".")[0] not in ("trial", "observed")
         and registry.reason_of(each, facts)
     ]
-    if not ran and any(known[each.code].may_raise for each in open_codes):
+    if not ran and any(each.code in may_raise for each in open_codes):
         yield "whether the step raises on a GPU"
     learns = status not in ("layers_do_not_learn", "not_finite")
-    if learns and any(known[each.code].may_stop_learning for each in open_codes):
+    if learns and any(each.code in may_stop_learning for each in open_codes):
         yield "whether all layers learn"

@@ -252,7 +252,7 @@ def _then(said: Answer) -> Iterator[Line]:
     mends = (
         said.fault
         and said.fault.finding
-        and any(said.fault.finding.code in step.mends for step in said.fixes)
+        and any(said.fault.finding.name in step.names for step in said.fixes)
     )
     if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
         yield say("then.mended", mended=MENDED[said.status])

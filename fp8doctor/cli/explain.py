@@ -96,8 +96,8 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
         checks = [
             each
             for each in catalogue
-            if word.lower() in (each.code.lower(), each.name)
-            or (re.fullmatch(PREFIX, word) and each.code.startswith(word))
+            if word.lower() in (each.code.lower(), each.name, *map(str.lower, each.also))
+            or (re.fullmatch(PREFIX, word) and any(key.startswith(word) for key in (each.code, *each.also)))
         ]
         if word and not checks:
             return []

@@ -59,6 +59,8 @@ class Step(Record, frozen=True, kw_only=True):
     """The finding that ranks it, the worst it fixes; empty if the trial found it and no check names it."""
     mends: tuple[str, ...]
     """Codes of all findings that share this treatment, ``code`` first."""
+    names: tuple[str, ...] = ()
+    """Their names, in the same order: several findings may have one code."""
     title: str
     treatment: Treatment
     saving_ms: Saving | None = None

@@ -91,18 +91,16 @@ def without_its_symptoms(
     """Drop findings about FP8 if the GPU, or all of them, make an FP8 step raise."""
     if not any(each.code == CAUSE and recorded(each, "breaks") for each in findings):
         return tuple(findings), tuple(outcomes)
-    of_fp8 = {check.code for check in registry.discover() if check.changes_fp8}
-    dropped = {
-        each.code for each in findings if each.code in of_fp8 and each.get("breaks") not in IN_BF16_TOO
-    }
+    of_fp8 = {check.name for check in registry.discover() if check.changes_fp8}
+    left = [each for each in findings if each.name not in of_fp8 or each.get("breaks") in IN_BF16_TOO]
+    dropped = {each.code for each in findings}.difference(each.code for each in left)
     reason = f"no FP8 step runs on this GPU ({CAUSE})"
     return (
         tuple(
             msgspec.structs.replace(
                 each, caused_by=tuple(code for code in each.caused_by if code not in dropped)
             )
-            for each in findings
-            if each.code not in dropped
+            for each in left
         ),
         tuple(
             msgspec.structs.replace(each, outcome="not_applicable", reason=reason)

@@ -195,4 +195,4 @@ def changes_fp8_alone(step: Step) -> bool:
 
 
 def fixed_checks(step: Step) -> list[registry.Check]:
-    return [check for check in registry.discover() if check.code in step.mends]
+    return [check for check in registry.discover() if check.name in step.names]

@@ -78,7 +78,7 @@ IN_FP32 = "Its matmuls are in fp32: its weights are, and no autocast is on"
 def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     """Choose the changes of a job, and put them in order."""
     proposed = prescribe(findings, view.facts)
-    broken = frozenset(each.code for each in findings if recorded(each, "breaks"))
+    broken = frozenset(each.name for each in findings if recorded(each, "breaks"))
     if view.end is not None:
         chosen = if_recorded(_to_the_end, view.end, proposed, view, broken)
     else:
@@ -132,10 +132,22 @@ def _step_of(group: list[Finding], facts: Facts | None) -> Step:
     if set(layers) != set(treatment.layers):
         in_bf16 = treatment.name == KEEP_IN_BF16
         treatment = keep_in_bf16(layers, facts) if in_bf16 else replace(treatment, layers=layers)
-    codes = tuple(each.code for each in group)
     return Step(
-        code=worst.code, mends=codes, title=worst.title, treatment=treatment, saving_ms=worst.saving_ms
+        code=worst.code,
+        mends=tuple(dict.fromkeys(each.code for each in group)),
+        names=tuple(each.name for each in group),
+        title=worst.title,
+        treatment=treatment,
+        saving_ms=worst.saving_ms,
     )
+
+
+def _fixing_too(step: Step, others: Iterable[Step]) -> Step:
+    """Let a step fix what others were for."""
+    every = (step, *others)
+    mends = dict.fromkeys(code for each in every for code in each.mends)
+    names = dict.fromkeys(name for each in every for name in each.names)
+    return replace(step, mends=tuple(mends), names=tuple(names))
 
 
 def _untimed(
@@ -143,7 +155,7 @@ def _untimed(
 ) -> tuple[Step, ...]:
     """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
     facts, on_this_gpu = view.facts, set(ON_THIS_GPU.values())
-    if any(step.treatment.name in on_this_gpu and broken.intersection(step.mends) for step in proposed):
+    if any(step.treatment.name in on_this_gpu and broken.intersection(step.names) for step in proposed):
         return tuple(step for step in proposed if step.treatment.name in on_this_gpu or not changes_fp8(step))
     steps = _by_the_filter({step.treatment.name: step for step in proposed}, facts)
     gives_up = next((step for step in steps if step.treatment.name == STAY_IN_BF16), None)
@@ -156,7 +168,7 @@ def _untimed(
         treatment = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
         title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"
         gives_up = _step(title, treatment) if wanted else None
-    mends = [step for step in others if broken.intersection(step.mends)]
+    mends = [step for step in others if broken.intersection(step.names)]
     if gives_up is None:
         return (*mends, *(step for step in others if step not in mends))
     kept, gives_up = _without_fp8(others, gives_up, broken)
@@ -177,14 +189,13 @@ def _without_fp8(
         compiles = traits(step.treatment.name).family == COMPILATION
         compiles |= recompiles and any(check.area == COMPILATION for check in fixed_checks(step))
         fp8 = changes_fp8(step) and not traits(step.treatment.name).helps_bf16_too
-        return changes_fp8_alone(step) or (not broken.intersection(step.mends) and (compiles or fp8))
+        return changes_fp8_alone(step) or (not broken.intersection(step.names) and (compiles or fp8))
 
     undone = [step for step in others if is_undone(step)]
-    worst = [step for step in undone if broken.intersection(step.mends)]
+    worst = [step for step in undone if broken.intersection(step.names)]
     for head in (worst or (undone if not gives_up.code else []))[:1]:
         gives_up = replace(gives_up, code=head.code, title=head.title)
-    mends = dict.fromkeys(code for each in (gives_up, *undone) for code in each.mends)
-    return [step for step in others if step not in undone], replace(gives_up, mends=tuple(mends))
+    return [step for step in others if step not in undone], _fixing_too(gives_up, [*worst, *undone])
 
 
 def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
@@ -201,11 +212,8 @@ def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
     if compiles and compiles.treatment.layers and {*compiles.treatment.layers} <= {*filters.treatment.layers}:
         held.append(compiles)
     savings = [each.saving_ms for each in (filters, *held) if each.saving_ms]
-    planned[KEEP_IN_BF16] = replace(
-        filters,
-        mends=(*filters.mends, *(code for each in held for code in each.mends)),
-        saving_ms=max(savings, key=lambda saving: saving.middle, default=None),
-    )
+    most = max(savings, key=lambda saving: saving.middle, default=None)
+    planned[KEEP_IN_BF16] = replace(_fixing_too(filters, held), saving_ms=most)
     return [each for each in planned.values() if each not in held]
 
 
@@ -226,7 +234,7 @@ def _to_the_end(
         step
         for step in proposed
         if step.treatment.name not in dropped - {*end.changes}
-        or (step.treatment.name != STAY_IN_BF16 and broken.intersection(step.mends))
+        or (step.treatment.name != STAY_IN_BF16 and broken.intersection(step.names))
         or any(check.area == "numerics" for check in fixed_checks(step))
     ]
     first: list[Step] = []
@@ -237,7 +245,7 @@ def _to_the_end(
         first = [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
         first = [*_starting(end, view)]
-    mends = [step for step in kept if broken.intersection(step.mends) or begins_fp8(step)]
+    mends = [step for step in kept if broken.intersection(step.names) or begins_fp8(step)]
     named = {step.treatment.name for step in (*kept, *first)}
     found = [_found_by_trial(name, view) for name in end.changes if name not in named]
     parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
@@ -387,11 +395,11 @@ def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
 
 def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
     """Return the proposed treatments, those about shapes as these were timed."""
-    about_shapes = {check.code for check in registry.discover() if check.about_shapes}
+    about_shapes = {check.name for check in registry.discover() if check.about_shapes}
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment
-        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.mends)
+        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
         if by_shape and timed_shapes(facts):
             treatment = if_recorded(describe, KEEP_IN_BF16, facts)
         treatments += [treatment] if treatment else []

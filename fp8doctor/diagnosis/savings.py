@@ -101,7 +101,7 @@ def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) ->
     free = [
         place
         for place, (number, step) in enumerate(steps)
-        if number != NO_PART and view.uses_fp8 and not broken.intersection(step.mends)
+        if number != NO_PART and view.uses_fp8 and not broken.intersection(step.names)
     ]
     in_order = sorted((steps[place] for place in free), key=lambda each: each[0])
     for place, each in zip(free, in_order, strict=True):

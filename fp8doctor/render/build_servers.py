@@ -35,7 +35,7 @@ class Annotation(Struct, frozen=True):
 
 def notices(report: Document) -> tuple[Annotation, ...]:
     """Put a report into notices, the verdict first."""
-    explained = {entry.code: entry for entry in entries(report)}
+    explained = {entry.name: entry for entry in entries(report)}
     told = report.verdict
     verdict = Annotation(
         VERDICT,
@@ -52,7 +52,7 @@ def notices(report: Document) -> tuple[Annotation, ...]:
                 printable_line(finding.name),
                 finding.severity or "info",
                 printable_line(finding.title),
-                _text(explained.get(finding.code), finding.explanation),
+                _text(explained.get(finding.name), finding.explanation),
             )
             for finding in report.findings
         ),
@@ -116,8 +116,7 @@ def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "
     from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
     verdict, *found = notices(report)
-    by_code = {notice.code: notice for notice in found}
-    names = {check.code: check.name for check in registry.discover()}
+    names = {check.code: check.name for check in reversed(registry.discover())}
     suite = Element("testsuite", name=f"fp8doctor {file or file_of(report)}".rstrip())
     if report.created_at:
         suite.set("timestamp", printable_line(report.created_at))
@@ -127,8 +126,10 @@ def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "
             SubElement(case, "skipped", message=verdict.title)
         else:
             SubElement(case, "system-out").text = verdict.title
+    cases: list[tuple[Outcome, Annotation | None]] = []
     for outcome in report.outcomes:
-        notice = by_code.get(outcome.code)
+        cases += [(outcome, each) for each in found if each.code == outcome.code] or [(outcome, None)]
+    for outcome, notice in cases:
         name = f"{outcome.code} {notice.name if notice else names.get(outcome.code, '')}".rstrip()
         case = SubElement(suite, "testcase", classname=f"fp8doctor.{outcome.area}", name=name)
         if notice is None:

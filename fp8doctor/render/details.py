@@ -104,12 +104,12 @@ def _gaps(facts: Facts) -> Iterator[str]:
 
 def entries(report: Document) -> Iterator[Entry]:
     """Explain the steps of the plan in their order, then the findings that head none."""
-    by_code = {finding.code: finding for finding in report.findings}
+    by_name = {finding.name: finding for finding in report.findings}
     for number, step in enumerate(report.prescription, 1):
-        yield _of_step(number, step, by_code.get(step.code), report)
-    heads = {step.code for step in report.prescription}
+        yield _of_step(number, step, by_name.get(next(iter(step.names), "")), report)
+    heads = {name for step in report.prescription for name in step.names[:1]}
     for finding in report.findings:
-        if finding.code not in heads:
+        if finding.name not in heads:
             yield _without_step(finding, report, report.prescription)
 
 
@@ -164,7 +164,7 @@ def fixed_by(finding: Finding, steps: Sequence[Step]) -> int | None:
     causes = set() if finding.severity == "info" else set(finding.caused_by)
     numbered = list(enumerate(steps, 1))
     itself = (number for number, step in numbered if step.treatment.name == name)
-    also = (number for number, step in numbered if finding.code in step.mends)
+    also = (number for number, step in numbered if finding.name in step.names)
     cause = (number for number, step in numbered if causes.intersection(step.mends))
     return next(itself, None) or next(also, None) or next(cause, None)
 

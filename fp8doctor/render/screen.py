@@ -112,8 +112,8 @@ def first_screen(report: Document, *, quiet: bool = False, held_in: str = "") ->
     """
     facts = report.facts
     steps = report.prescription
-    heads = {step.code for step in steps}
-    beside = [each for each in report.findings if quiet or each.code not in heads]
+    heads = {name for step in steps for name in step.names[:1]}
+    beside = [each for each in report.findings if quiet or each.name not in heads]
     timed, said = if_recorded(timing, facts), box(report.answer)
     troubled = {each.area for each in report.findings} | {each.area for each in _crashed(report)}
     notices = tuple(_notices(report, beside, steps))
@@ -130,7 +130,7 @@ def first_screen(report: Document, *, quiet: bool = False, held_in: str = "") ->
         ranks=ranks(facts),
         fixes=tuple(shown_fix(step, steps, facts) for step in steps),
         notices=notices,
-        notes=_notes(report, {code for step in steps for code in step.mends}),
+        notes=_notes(report, {name for step in steps for name in step.names}),
         areas=tuple(_areas(report, troubled)),
         made_up=made_up(facts),
         ignored="; ".join(f"{code} ({reason})" for code, reason in report.ignored.items()),
@@ -238,7 +238,7 @@ def _on_its_own(finding: Finding, steps: Sequence[Step]) -> str:
 
 def _notes(report: Document, told: set[str]) -> str:
     """Fold what is only information into one line."""
-    infos = [each for each in report.findings if each.severity == "info" and each.code not in told]
+    infos = [each for each in report.findings if each.severity == "info" and each.name not in told]
     titles = "; ".join(f"{each.title.rstrip('.')} ({each.code})" for each in infos)
     return f"{plural(len(infos), 'note')}: {titles}" if infos else ""
 

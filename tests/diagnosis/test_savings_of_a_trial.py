@@ -31,7 +31,13 @@ def test_a_cpu_neither_refutes_a_treatment_nor_says_what_it_saves(prescribed: fl
 
 
 PROPOSED = tuple(
-    Step(code=code, mends=(code,), title="t", treatment=Treatment(name=name, summary="s", code="c"))
+    Step(
+        code=code,
+        mends=(code,),
+        names=(code,),
+        title="t",
+        treatment=Treatment(name=name, summary="s", code="c"),
+    )
     for code, name in (("AAA001", "cache-off"), ("BBB001", "adapters-to-bf16"))
 )
 BOTH = ("cache-off", "adapters-to-bf16")

@@ -11,7 +11,7 @@ __all__ = ["build_model", "example_batch", "loss"]
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
-HEALTHY = True
+SILENT = True
 
 
 def build_model(layers: int = 24) -> nn.Module:

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP001", "CMP002")
-HEALTHY = True
+SILENT = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

@@ -7,7 +7,7 @@ import torch.nn as nn
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
-HEALTHY = True
+SILENT = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

@@ -8,7 +8,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
-HEALTHY = True
+SILENT = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

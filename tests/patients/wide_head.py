@@ -9,7 +9,7 @@ from torchao.float8 import convert_to_float8_training
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("SHP002", "SHP003", "SHP004", "CMP001", "CMP002", "MOD001", "MOD004")
-HEALTHY = True
+SILENT = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

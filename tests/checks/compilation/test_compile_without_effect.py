@@ -16,7 +16,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
-from fp8doctor.checks.compilation.compile_without_effect import SICK, compile_without_effect, find_causes
+from fp8doctor.checks.compilation.compile_without_effect import FIRES, compile_without_effect, find_causes
 from fp8doctor.checks.compilation.eager_float8 import eager_float8
 from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -251,11 +251,11 @@ def test_variables_that_torch_reads_when_it_is_imported(
 
 def test_any_value_disabled_before_torch_2_8() -> None:
     facts = msgspec.structs.replace(
-        SICK,
+        FIRES,
         software=Software(torch="2.7.1"),
-        environment=msgspec.structs.replace(SICK.environment, variables={"TORCH_COMPILE_DISABLE": "0"}),
+        environment=msgspec.structs.replace(FIRES.environment, variables={"TORCH_COMPILE_DISABLE": "0"}),
         training=msgspec.structs.replace(
-            SICK.training, dynamo=msgspec.structs.replace(SICK.training.dynamo, disabled=True)
+            FIRES.training, dynamo=msgspec.structs.replace(FIRES.training.dynamo, disabled=True)
         ),
     )
     assert (
@@ -465,7 +465,7 @@ def test_several_causes_are_all_named() -> None:
         failures=("BackendCompilerFailed: broken",),
     )
     finding = found(
-        msgspec.structs.replace(SICK, training=msgspec.structs.replace(SICK.training, dynamo=dynamo))
+        msgspec.structs.replace(FIRES, training=msgspec.structs.replace(FIRES.training, dynamo=dynamo))
     )
     causes = finding.evidence["causes"]
     assert isinstance(causes, tuple)

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.checks.compilation.ddp_splits_float8 import HEALTHY, SICK, ddp_splits_float8
+from fp8doctor.checks.compilation.ddp_splits_float8 import FIRES, SILENT, ddp_splits_float8
 from fp8doctor.facts import Facts, Observation, Package, Software, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
 
@@ -16,28 +16,28 @@ RECORDED = Path(__file__).parents[2] / "versions" / "recorded"
 
 
 def with_marks(backend: str) -> Facts:
-    mark = replace(SICK.training.compile_marks[0], backend=backend)
-    return replace(SICK, training=replace(SICK.training, compile_marks=(mark,)))
+    mark = replace(FIRES.training.compile_marks[0], backend=backend)
+    return replace(FIRES, training=replace(FIRES.training, compile_marks=(mark,)))
 
 
 def with_layers(**changes: object) -> Facts:
-    layers = tuple(replace(each, **changes) for each in SICK.network.linears)
-    return replace(SICK, network=replace(SICK.network, linears=layers))
+    layers = tuple(replace(each, **changes) for each in FIRES.network.linears)
+    return replace(FIRES, network=replace(FIRES.network, linears=layers))
 
 
 def in_ddp(**changes: object) -> Facts:
-    assert SICK.training.distributed
-    distributed = replace(SICK.training.distributed, **changes)
-    return replace(SICK, training=replace(SICK.training, distributed=distributed))
+    assert FIRES.training.distributed
+    distributed = replace(FIRES.training.distributed, **changes)
+    return replace(FIRES, training=replace(FIRES.training, distributed=distributed))
 
 
 def with_dynamo(**changes: object) -> Facts:
-    dynamo = replace(SICK.training.dynamo, **changes)
-    return replace(SICK, training=replace(SICK.training, dynamo=dynamo))
+    dynamo = replace(FIRES.training.dynamo, **changes)
+    return replace(FIRES, training=replace(FIRES.training, dynamo=dynamo))
 
 
 def with_torchao(version: str | None) -> Facts:
-    return replace(SICK, software=Software(packages={"torchao": Package(version=version)}))
+    return replace(FIRES, software=Software(packages={"torchao": Package(version=version)}))
 
 
 def test_torchao_that_raises() -> None:
@@ -77,12 +77,12 @@ def test_not_applicable(facts: Facts) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        pytest.param(HEALTHY, id="newer torchao"),
+        pytest.param(SILENT, id="newer torchao"),
         pytest.param(in_ddp(optimize_ddp=False), id="graphs are not split"),
         pytest.param(with_layers(parameters=64 * 64), id="less than the first bucket"),
         pytest.param(with_layers(requires_grad=False), id="frozen weights, which are in no bucket"),
         pytest.param(in_ddp(wrapper_at="generator"), id="DDP is around another part of the model"),
-        pytest.param(replace(SICK, observed=Observation(steps_ms=(12.0,))), id="steps were watched"),
+        pytest.param(replace(FIRES, observed=Observation(steps_ms=(12.0,))), id="steps were watched"),
     ],
 )
 def test_silent(facts: Facts) -> None:
@@ -121,7 +121,7 @@ def test_what_is_trained_beside_frozen_fp8_splits_none_of_it() -> None:
     """As adapters do; with torch 2.8 and torchao 0.12 such a job ran."""
     (frozen,) = with_layers(requires_grad=False).network.linears
     adapter = replace(frozen, name="lora", stack="torch", use="none", requires_grad=True)
-    facts = replace(SICK, network=replace(SICK.network, linears=(frozen, adapter)))
+    facts = replace(FIRES, network=replace(FIRES.network, linears=(frozen, adapter)))
     assert ddp_splits_float8(facts) is None
 
 

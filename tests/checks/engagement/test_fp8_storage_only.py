@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor import load_report
-from fp8doctor.checks.engagement.fp8_storage_only import SICK, fp8_storage_only
+from fp8doctor.checks.engagement.fp8_storage_only import FIRES, fp8_storage_only
 from fp8doctor.facts import Facts, Package
 from fp8doctor.finding import Finding, NotApplicable
 from tests.test_recorded import RECORDED
@@ -88,10 +88,10 @@ def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch)
 
 def test_torchao_dynamic_tensor_raises_in_its_backward() -> None:
     layer = msgspec.structs.replace(
-        SICK.network.linears[0], stack="torchao", features={"activations_quantized": True}
+        FIRES.network.linears[0], stack="torchao", features={"activations_quantized": True}
     )
     finding = fp8_storage_only(
-        msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+        msgspec.structs.replace(FIRES, network=msgspec.structs.replace(FIRES.network, linears=(layer,)))
     )
     assert isinstance(finding, Finding)
     assert "derivative for aten::_scaled_mm is not implemented" in finding.explanation
@@ -159,9 +159,9 @@ def test_bf16_is_no_storage(look: Look) -> None:
     ("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")]
 )
 def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> None:
-    layer = msgspec.structs.replace(SICK.network.linears[0], stack=stack, dtype=dtype)
-    network = msgspec.structs.replace(SICK.network, linears=(layer,), float8_parameters=0)
-    assert not isinstance(fp8_storage_only(msgspec.structs.replace(SICK, network=network)), Finding)
+    layer = msgspec.structs.replace(FIRES.network.linears[0], stack=stack, dtype=dtype)
+    network = msgspec.structs.replace(FIRES.network, linears=(layer,), float8_parameters=0)
+    assert not isinstance(fp8_storage_only(msgspec.structs.replace(FIRES, network=network)), Finding)
 
 
 def test_under_unsloth_the_backward_does_not_raise() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.checks.engagement.hidden_fp8 import HEALTHY, SICK
+from fp8doctor.checks.engagement.hidden_fp8 import FIRES, SILENT
 from fp8doctor.facts import NOT_RECORDED, Accelerate, Environment, Facts, TrainerArguments
 from tests.checks.engagement import accelerated
 from tests.checks.environment.live import finding_of, outcome_of
@@ -92,11 +92,11 @@ def test_layers_that_the_script_converted_are_no_accident(look: Look, forget_acc
 
 
 def test_layers_that_ran_in_bf16_are_not_hidden_fp8() -> None:
-    layer = msgspec.structs.replace(SICK.network.linears[0], engaged=False)
+    layer = msgspec.structs.replace(FIRES.network.linears[0], engaged=False)
     assert (
         outcome_of(
             "MOD006",
-            msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,))),
+            msgspec.structs.replace(FIRES, network=msgspec.structs.replace(FIRES.network, linears=(layer,))),
         ).outcome
         == "not_applicable"
     )
@@ -104,16 +104,16 @@ def test_layers_that_ran_in_bf16_are_not_hidden_fp8() -> None:
 
 def test_under_deepspeed_the_state_says_no_for_bf16() -> None:
     training = msgspec.structs.replace(
-        HEALTHY.training,
+        SILENT.training,
         accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED", prepared=True, te_autocast=True),
     )
-    finding = finding_of("MOD006", msgspec.structs.replace(HEALTHY, training=training))
+    finding = finding_of("MOD006", msgspec.structs.replace(SILENT, training=training))
     assert finding is not None
     assert finding.evidence["precision"] == "bf16"
 
 
 def test_a_state_that_was_made_anew_is_said_to_be() -> None:
-    finding = finding_of("MOD006", msgspec.structs.replace(SICK, environment=NOT_RECORDED))
+    finding = finding_of("MOD006", msgspec.structs.replace(FIRES, environment=NOT_RECORDED))
     assert finding is not None
     assert "was reset since" in finding.explanation
 
@@ -123,9 +123,9 @@ def test_where_the_launcher_asks_for_fp8_the_flags_give_way() -> None:
     asked = {"ACCELERATE_FP8_BACKEND": "TE", "ACCELERATE_MIXED_PRECISION": "fp8"}
     arguments = TrainerArguments(kind="trl.SFTConfig", bf16=True, fp16=False, mixed_precision="bf16")
     facts = msgspec.structs.replace(
-        SICK,
+        FIRES,
         environment=Environment(variables=asked),
-        training=msgspec.structs.replace(SICK.training, trainer=arguments),
+        training=msgspec.structs.replace(FIRES.training, trainer=arguments),
     )
     finding = finding_of("MOD006", facts)
     assert finding is not None
@@ -135,7 +135,7 @@ def test_where_the_launcher_asks_for_fp8_the_flags_give_way() -> None:
         "args = SFTConfig(..., bf16=False, fp16=False)   # for FP8",
         "# for BF16: unset ACCELERATE_FP8_BACKEND ACCELERATE_MIXED_PRECISION",
     ]
-    without = finding_of("MOD006", msgspec.structs.replace(facts, training=SICK.training))
+    without = finding_of("MOD006", msgspec.structs.replace(facts, training=FIRES.training))
     assert without is not None
     assert without.treatment is not None
     assert 'accelerator = Accelerator(mixed_precision="fp8")' in without.treatment.code

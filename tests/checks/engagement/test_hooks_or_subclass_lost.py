@@ -67,7 +67,7 @@ def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return loaded
 
 
-SICK = {
+FIRES = {
     "hooks": (
         "model[0].register_forward_hook(hook); return convert(model, module_filter_fn=plain)",
         "the hooks of 1 Linear",
@@ -81,7 +81,7 @@ SICK = {
     ),
     "own forward": ("return convert(model)", "the own forward of 1 Linear", "keep-subclasses"),
 }
-HEALTHY = {
+SILENT = {
     "hooks": "convert(model, module_filter_fn=plain); model[0].register_forward_hook(hook); return model",
     "compile": "convert(model, module_filter_fn=plain); model[2].compile(); return model",
     "compile above": "model[2].compile(); convert(model, module_filter_fn=plain); model.compile(); "
@@ -91,14 +91,14 @@ HEALTHY = {
 IN_PLACE = "model[2].compile(); return convert(model, module_filter_fn=plain)"
 """Compiles nothing before torch 2.15, which is when the method asked for here came."""
 if hasattr(torch._dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl"):
-    SICK["compile in place"] = (IN_PLACE, "the compile of 1 Linear", "convert-first")
+    FIRES["compile in place"] = (IN_PLACE, "the compile of 1 Linear", "convert-first")
 else:
-    HEALTHY["compile of nothing"] = IN_PLACE
+    SILENT["compile of nothing"] = IN_PLACE
 
 
-@pytest.mark.parametrize("lost", SICK)
+@pytest.mark.parametrize("lost", FIRES)
 def test_what_the_conversion_drops(facts_of: Callable[[str], Facts], lost: str) -> None:
-    lines, title, treatment = SICK[lost]
+    lines, title, treatment = FIRES[lost]
     finding = hooks_or_subclass_lost(facts_of(lines))
     assert isinstance(finding, Finding)
     assert finding.title == f"the conversion dropped {title}"
@@ -106,9 +106,9 @@ def test_what_the_conversion_drops(facts_of: Callable[[str], Facts], lost: str) 
     assert finding.treatment.name == treatment
 
 
-@pytest.mark.parametrize("order", HEALTHY)
+@pytest.mark.parametrize("order", SILENT)
 def test_the_right_order_is_silent(facts_of: Callable[[str], Facts], order: str) -> None:
-    facts = facts_of(HEALTHY[order])
+    facts = facts_of(SILENT[order])
     assert facts.training.conversion is not None
     assert facts.training.conversion.linears == 2
     assert hooks_or_subclass_lost(facts) is None

@@ -16,7 +16,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import registry
 from fp8doctor.checks.engagement import no_fp8_modules
-from fp8doctor.checks.engagement.no_fp8_modules import SICK
+from fp8doctor.checks.engagement.no_fp8_modules import FIRES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.examine.fp8_conversion import ConversionWatch
@@ -132,17 +132,17 @@ def test_nobody_asked(look: Look) -> None:
 
 def test_eight_bits_of_bitsandbytes_are_not_fp8() -> None:
     layer = msgspec.structs.replace(
-        SICK.network.linears[0], stack="bitsandbytes", use="storage", dtype="int8"
+        FIRES.network.linears[0], stack="bitsandbytes", use="storage", dtype="int8"
     )
     finding = answer(
-        msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+        msgspec.structs.replace(FIRES, network=msgspec.structs.replace(FIRES.network, linears=(layer,)))
     )
     assert isinstance(finding, Finding)
 
 
 def test_an_overridden_request_is_treated_instead() -> None:
     check = next(check for check in registry.discover() if check.code == "MOD001")
-    (finding,), _ = registry.run([check], SICK)
+    (finding,), _ = registry.run([check], FIRES)
     cause = msgspec.structs.replace(finding, code="ENV001", treatment=None)
     symptom = msgspec.structs.replace(finding, caused_by=check.explained_by)
     assert prescribe([cause, symptom]) == ()
@@ -152,9 +152,9 @@ def test_an_old_recording_without_variables_is_no_request() -> None:
     assert isinstance(
         answer(
             msgspec.structs.replace(
-                SICK,
+                FIRES,
                 environment=Environment(),
-                training=msgspec.structs.replace(SICK.training, accelerate=None),
+                training=msgspec.structs.replace(FIRES.training, accelerate=None),
             )
         ),
         NotApplicable,

@@ -29,7 +29,7 @@ from transformers import (
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.layers import may_be_taken
-from fp8doctor.checks.engagement.partial_conversion import HEALTHY, partial_conversion
+from fp8doctor.checks.engagement.partial_conversion import SILENT, partial_conversion
 from fp8doctor.facts import Facts, Package, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.engagement.accelerated import prepare
@@ -288,12 +288,12 @@ def test_layers_that_gain_less_than_the_model_can_tell_are_not_missed(rows: int,
 
 def test_torchtunes_lora_is_no_linear() -> None:
     """From facts alone: torchtune is not a dependency."""
-    converted, other = HEALTHY.network.linears
+    converted, other = SILENT.network.linears
     tuned = msgspec.structs.replace(
         other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear"
     )
-    network = msgspec.structs.replace(HEALTHY.network, linears=(converted, tuned))
-    finding = fired(msgspec.structs.replace(HEALTHY, network=network), "class")
+    network = msgspec.structs.replace(SILENT.network, linears=(converted, tuned))
+    finding = fired(msgspec.structs.replace(SILENT, network=network), "class")
     assert finding.evidence["missing_layers"] == 1
     assert finding.treatment is not None
     assert "# torchtune's LoRALinear is not nn.Linear: build the model without it" in finding.treatment.code

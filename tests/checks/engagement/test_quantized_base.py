@@ -14,7 +14,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from fp8doctor.checks.engagement.quantized_base import METHODS, SICK, quantized_base
+from fp8doctor.checks.engagement.quantized_base import FIRES, METHODS, quantized_base
 from fp8doctor.facts import Converter, Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.examine.models import llama
@@ -136,10 +136,10 @@ def test_bitsandbytes_layers() -> None:
     """From facts alone: the library needs a GPU."""
     kind = "bitsandbytes.nn.modules.Linear4bit"
     layer = msgspec.structs.replace(
-        SICK.network.linears[0], kind=kind, stack="bitsandbytes", dtype="uint8", weight_class=None
+        FIRES.network.linears[0], kind=kind, stack="bitsandbytes", dtype="uint8", weight_class=None
     )
     finding = quantized_base(
-        msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+        msgspec.structs.replace(FIRES, network=msgspec.structs.replace(FIRES.network, linears=(layer,)))
     )
     assert isinstance(finding, Finding)
     assert finding.evidence["classes"] == ("Linear4bit",)
@@ -148,11 +148,13 @@ def test_bitsandbytes_layers() -> None:
 def test_stored_fp8_and_fake_quantization_are_not_this_disease() -> None:
     for dtype in ("float8_e4m3fn", "bfloat16"):
         layer = msgspec.structs.replace(
-            SICK.network.linears[0], dtype=dtype, weight_class="torchao.quantization.Float8Tensor"
+            FIRES.network.linears[0], dtype=dtype, weight_class="torchao.quantization.Float8Tensor"
         )
         assert (
             quantized_base(
-                msgspec.structs.replace(SICK, network=msgspec.structs.replace(SICK.network, linears=(layer,)))
+                msgspec.structs.replace(
+                    FIRES, network=msgspec.structs.replace(FIRES.network, linears=(layer,))
+                )
             )
             is None
         )

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.checks.environment.backend_by_accident import HEALTHY, SICK
+from fp8doctor.checks.environment.backend_by_accident import FIRES, SILENT
 from fp8doctor.facts import Environment, Facts, Linear, Network, Package, Software, TrainerArguments
 from tests.checks.environment.live import finding_of, outcome_of
 
@@ -172,7 +172,7 @@ def test_transformer_engine_layers_without_a_name_were_chosen_by_a_recipe() -> N
         for name in ("accelerate", "torchao", "transformer_engine")
     }
     facts = msgspec.structs.replace(
-        HEALTHY,
+        SILENT,
         software=Software(packages=packages),
         environment=Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}),
         network=Network(linears=(layer,)),
@@ -183,7 +183,7 @@ def test_transformer_engine_layers_without_a_name_were_chosen_by_a_recipe() -> N
 def test_older_versions_do_otherwise() -> None:
     def with_version(version: str) -> Facts:
         return msgspec.structs.replace(
-            SICK, software=Software(packages={"accelerate": Package(version=version, imported=True)})
+            FIRES, software=Software(packages={"accelerate": Package(version=version, imported=True)})
         )
 
     assert [

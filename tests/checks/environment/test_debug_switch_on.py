@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fp8doctor.checks.environment.debug_switch_on import HEALTHY, OFF, SICK, SWITCHES, Switch
+from fp8doctor.checks.environment.debug_switch_on import FIRES, OFF, SILENT, SWITCHES, Switch
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.environment import allowed
 from fp8doctor.facts import Environment, Facts, Package, Software, Target
@@ -30,7 +30,7 @@ each_switch = pytest.mark.parametrize("switch", SWITCHES, ids=[switch.name for s
 def with_variables(**variables: str) -> Facts:
     te = Software(packages={"transformer_engine": Package(version="2.20.2", imported=True)})
     return msgspec.structs.replace(
-        HEALTHY, software=te, environment=Environment(variables=variables, debug_switches={})
+        SILENT, software=te, environment=Environment(variables=variables, debug_switches={})
     )
 
 
@@ -137,7 +137,7 @@ def test_filling_of_memory_is_told_apart() -> None:
     switches = {"deterministic_algorithms": True, "fill_uninitialized_memory": False}
     finding = finding_of(
         "ENV006",
-        msgspec.structs.replace(SICK, environment=Environment(variables={}, debug_switches=switches)),
+        msgspec.structs.replace(FIRES, environment=Environment(variables={}, debug_switches=switches)),
     )
     assert finding is not None
     assert "filled" not in finding.explanation

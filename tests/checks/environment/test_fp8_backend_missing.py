@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.checks.environment.fp8_backend_missing import SICK
+from fp8doctor.checks.environment.fp8_backend_missing import FIRES
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.environment import CUTEDSL
 from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
@@ -148,7 +148,7 @@ def test_nothing_asked_nothing_to_say() -> None:
 def test_known_ways_of_being_broken_are_explained(error: str, said: str, line: str) -> None:
     finding = finding_of(
         "ENV004",
-        msgspec.structs.replace(SICK, environment=Environment(variables={}, backend_imports={"TE": error})),
+        msgspec.structs.replace(FIRES, environment=Environment(variables={}, backend_imports={"TE": error})),
     )
     assert finding is not None
     assert said in finding.explanation
@@ -160,12 +160,12 @@ def test_known_ways_of_being_broken_are_explained(error: str, said: str, line: s
 def test_no_backend_at_all() -> None:
     asked = Environment(variables={"ACCELERATE_MIXED_PRECISION": "fp8"}, backend_imports={})
     alone = Software(packages={"accelerate": Package(version="1.15.0", imported=False)})
-    finding = finding_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=alone))
+    finding = finding_of("ENV004", msgspec.structs.replace(FIRES, environment=asked, software=alone))
     assert finding is not None
     assert finding.title == "FP8 was asked for, but no FP8 backend is installed"
     both = Software(packages={**alone.packages, "torchao": Package(version="0.18.0", imported=False)})
     assert (
-        outcome_of("ENV004", msgspec.structs.replace(SICK, environment=asked, software=both)).outcome
+        outcome_of("ENV004", msgspec.structs.replace(FIRES, environment=asked, software=both)).outcome
         == "not_applicable"
     )
 

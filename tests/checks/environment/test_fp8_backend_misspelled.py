@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from fp8doctor.checks.environment.fp8_backend_misspelled import BACKENDS, HEALTHY, SICK
+from fp8doctor.checks.environment.fp8_backend_misspelled import BACKENDS, FIRES, SILENT
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import NOT_RECORDED, Accelerate, Environment, Package, Target, Training
 from tests.checks.environment.live import finding_of, launched, outcome_of, printed
@@ -66,7 +66,9 @@ def test_the_check_and_accelerate_agree(monkeypatch: pytest.MonkeyPatch, written
 def test_the_treatment_names_what_was_meant(written: str, right: str) -> None:
     finding = finding_of(
         "ENV003",
-        msgspec.structs.replace(SICK, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": written})),
+        msgspec.structs.replace(
+            FIRES, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": written})
+        ),
     )
     assert finding is not None
     assert finding.treatment is not None
@@ -78,7 +80,7 @@ def test_a_guess_is_not_sold_as_a_spelling() -> None:
     finding = finding_of(
         "ENV003",
         msgspec.structs.replace(
-            SICK, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "cutlass"})
+            FIRES, environment=Environment(variables={"ACCELERATE_FP8_BACKEND": "cutlass"})
         ),
     )
     assert finding is not None
@@ -90,7 +92,7 @@ def test_a_guess_is_not_sold_as_a_spelling() -> None:
 def test_the_launchers_own_flag_is_caught(backend: str) -> None:
     variables = launched("--mixed_precision", "fp8", "--fp8_backend", backend)
     finding = finding_of(
-        "ENV003", msgspec.structs.replace(SICK, environment=Environment(variables=variables))
+        "ENV003", msgspec.structs.replace(FIRES, environment=Environment(variables=variables))
     )
     assert finding is not None
     assert f"accelerate launch --fp8_backend {backend} sets this value" in finding.explanation
@@ -116,23 +118,23 @@ def test_not_set_is_not_applicable(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_only_an_accelerate_that_reads_the_variable_minds(version: str | None, outcome: str) -> None:
     facts = msgspec.structs.replace(
-        SICK,
+        FIRES,
         software=msgspec.structs.replace(
-            SICK.software, packages={"accelerate": Package(version=version, imported=True)}
+            FIRES.software, packages={"accelerate": Package(version=version, imported=True)}
         ),
     )
     assert outcome_of("ENV003", facts).outcome == outcome
 
 
 def test_without_accelerate_nothing_reads_it() -> None:
-    facts = msgspec.structs.replace(SICK, software=msgspec.structs.replace(SICK.software, packages={}))
+    facts = msgspec.structs.replace(FIRES, software=msgspec.structs.replace(FIRES.software, packages={}))
     assert outcome_of("ENV003", facts).outcome == "not_applicable"
 
 
 def test_a_prepared_model_proves_that_it_was_not_read() -> None:
     prepared = msgspec.structs.replace(
-        SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
+        FIRES, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
     )
     assert outcome_of("ENV003", prepared).outcome == "not_applicable"
-    assert outcome_of("ENV003", msgspec.structs.replace(SICK, training=NOT_RECORDED)).outcome == "sick"
-    assert outcome_of("ENV003", HEALTHY).outcome == "healthy"
+    assert outcome_of("ENV003", msgspec.structs.replace(FIRES, training=NOT_RECORDED)).outcome == "sick"
+    assert outcome_of("ENV003", SILENT).outcome == "healthy"

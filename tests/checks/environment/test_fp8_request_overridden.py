@@ -10,7 +10,7 @@ import pytest
 
 from fp8doctor.analysis.by_accelerate import ALL_GATHER, ORDINARY
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for
-from fp8doctor.checks.environment.fp8_request_overridden import SICK
+from fp8doctor.checks.environment.fp8_request_overridden import FIRES
 from fp8doctor.code_snippets import settings
 from fp8doctor.facts import (
     NOT_RECORDED,
@@ -131,7 +131,7 @@ def test_the_launcher_is_recognized_although_the_variable_was_rewritten() -> Non
     """transformers up to 4.57 writes bf16 into the variable; what the launcher wrote beside it stays."""
     variables = {**launched("--mixed_precision", "fp8"), "ACCELERATE_MIXED_PRECISION": "bf16"}
     facts = changed(
-        msgspec.structs.replace(SICK, environment=Environment(variables=variables)),
+        msgspec.structs.replace(FIRES, environment=Environment(variables=variables)),
         trainer=TrainerArguments(
             kind="transformers.training_args.TrainingArguments", bf16=True, fp16=False, mixed_precision=None
         ),
@@ -172,7 +172,7 @@ def test_trl_is_named() -> None:
         kind="trl.trainer.sft_config.SFTConfig", bf16=True, fp16=False, mixed_precision="bf16"
     )
     finding = finding_of(
-        "ENV001", with_versions(changed(SICK, trainer=config), trl=Package(version="1.16.0", imported=True))
+        "ENV001", with_versions(changed(FIRES, trainer=config), trl=Package(version="1.16.0", imported=True))
     )
     assert finding is not None
     assert "SFTConfig(bf16=True)" in finding.title
@@ -181,7 +181,7 @@ def test_trl_is_named() -> None:
 
 
 def test_unsloth_is_named() -> None:
-    finding = finding_of("ENV001", with_versions(SICK, unsloth=Package(version="2026.10.9", imported=True)))
+    finding = finding_of("ENV001", with_versions(FIRES, unsloth=Package(version="2026.10.9", imported=True)))
     assert finding is not None
     assert "Unsloth 2026.10.9 made it bf16" in finding.title
     assert finding.treatment is not None
@@ -196,9 +196,9 @@ def test_unsloth_is_named() -> None:
     ],
 )
 def test_a_named_backend_changes_what_happens(backend: str, severity: str, said: str) -> None:
-    variables = {**SICK.environment.variables, "ACCELERATE_FP8_BACKEND": backend}
+    variables = {**FIRES.environment.variables, "ACCELERATE_FP8_BACKEND": backend}
     finding = finding_of(
-        "ENV001", msgspec.structs.replace(SICK, environment=Environment(variables=variables))
+        "ENV001", msgspec.structs.replace(FIRES, environment=Environment(variables=variables))
     )
     assert finding is not None
     assert finding.severity == severity
@@ -206,12 +206,12 @@ def test_a_named_backend_changes_what_happens(backend: str, severity: str, said:
 
 
 def test_fp8_layers_that_are_there_prove_that_the_request_was_not_lost() -> None:
-    facts = msgspec.structs.replace(SICK, network=Network(linears=(Linear(name="up", use="training"),)))
+    facts = msgspec.structs.replace(FIRES, network=Network(linears=(Linear(name="up", use="training"),)))
     assert outcome_of("ENV001", facts).outcome == "not_applicable"
 
 
 def test_accelerates_own_fallback_is_not_an_override() -> None:
-    old = msgspec.structs.replace(SICK, gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", compute_capability="8.0"),))
+    old = msgspec.structs.replace(FIRES, gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", compute_capability="8.0"),))
     fallen = changed(old, trainer=None, accelerate=Accelerate(mixed_precision="fp16", distributed="NO"))
     assert outcome_of("ENV001", fallen).outcome == "not_applicable"
     assert outcome_of("ENV001", msgspec.structs.replace(fallen, gpus=())).outcome == "sick"
@@ -219,17 +219,17 @@ def test_accelerates_own_fallback_is_not_an_override() -> None:
 
 def test_under_deepspeed_the_state_says_no_for_everything_but_fp8() -> None:
     finding = finding_of(
-        "ENV001", changed(SICK, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED"))
+        "ENV001", changed(FIRES, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED"))
     )
     assert finding is not None
     assert finding.evidence["precision"] == "bf16"
     assert (
         outcome_of(
-            "ENV001", changed(SICK, accelerate=Accelerate(mixed_precision="fp8", distributed="DEEPSPEED"))
+            "ENV001", changed(FIRES, accelerate=Accelerate(mixed_precision="fp8", distributed="DEEPSPEED"))
         ).outcome
         == "healthy"
     )
 
 
 def test_without_training_facts_it_is_unknown() -> None:
-    assert outcome_of("ENV001", msgspec.structs.replace(SICK, training=NOT_RECORDED)).outcome == "unknown"
+    assert outcome_of("ENV001", msgspec.structs.replace(FIRES, training=NOT_RECORDED)).outcome == "unknown"

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fp8doctor.checks.environment.fp8_setting_without_effect import DEFAULTS, HEALTHY, PREFIX, backend_in_use
+from fp8doctor.checks.environment.fp8_setting_without_effect import DEFAULTS, PREFIX, SILENT, backend_in_use
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import (
     NOT_RECORDED,
@@ -47,9 +47,9 @@ def facts(
     distributed: str = "NO",
 ) -> Facts:
     return msgspec.structs.replace(
-        HEALTHY,
+        SILENT,
         software=msgspec.structs.replace(
-            HEALTHY.software,
+            SILENT.software,
             packages={name: Package(version=version, imported=False) for name, version in packages.items()},
         ),
         environment=Environment(variables=variables, deepspeed_fp8_section=section),

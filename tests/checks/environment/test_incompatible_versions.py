@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from torch import nn
 
-from fp8doctor.checks.environment.incompatible_versions import HEALTHY, SICK, met
+from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT, met
 from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Package, Software, Training
 from tests.checks.environment.live import finding_of, outcome_of
 
@@ -95,16 +95,16 @@ def test_nobody_asks_for_fp8(says: Says, look: Look, forget_accelerate: None) ->
 
 def test_a_model_that_was_prepared_shows_that_it_works() -> None:
     prepared = msgspec.structs.replace(
-        SICK, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
+        FIRES, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
     )
     assert outcome_of("ENV005", prepared).outcome == "healthy"
 
 
 def job(
-    packages: dict[str, str], backend: str = "TE", network: Network = HEALTHY.network, **variables: str
+    packages: dict[str, str], backend: str = "TE", network: Network = SILENT.network, **variables: str
 ) -> Facts:
     return msgspec.structs.replace(
-        HEALTHY,
+        SILENT,
         software=Software(
             packages={name: Package(version=version, imported=True) for name, version in packages.items()}
         ),
@@ -187,14 +187,14 @@ def test_a_real_float8_model_with_an_old_peft(says: Says, look: Look, forget_acc
 def test_a_version_that_cannot_be_read_is_no_bad_one(version: str | None) -> None:
     packages = {"accelerate": Package(version=version, imported=True)}
     assert (
-        outcome_of("ENV005", msgspec.structs.replace(SICK, software=Software(packages=packages))).outcome
+        outcome_of("ENV005", msgspec.structs.replace(FIRES, software=Software(packages=packages))).outcome
         == "healthy"
     )
 
 
 def test_release_candidates_count_as_what_they_precede() -> None:
     facts = msgspec.structs.replace(
-        SICK, software=Software(packages={"accelerate": Package(version="1.9.0.dev0", imported=True)})
+        FIRES, software=Software(packages={"accelerate": Package(version="1.9.0.dev0", imported=True)})
     )
     assert outcome_of("ENV005", facts).outcome == "sick"
 

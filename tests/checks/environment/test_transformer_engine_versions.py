@@ -35,7 +35,7 @@ def without_a_known_reason(facts: Facts) -> Facts:
 
 @pytest.mark.parametrize(("cudnn", "newest"), [(OLD, False), (None, False), (NEW, True)])
 def test_the_version_fits_cudnn(cudnn: str | None, newest: bool) -> None:
-    finding = finding_of("ENV004", with_cudnn(without_a_known_reason(fp8_backend_missing.SICK), cudnn))
+    finding = finding_of("ENV004", with_cudnn(without_a_known_reason(fp8_backend_missing.FIRES), cudnn))
     assert finding is not None
     assert finding.treatment is not None
     assert finding.treatment.kind == "shell"
@@ -48,7 +48,7 @@ def test_the_version_fits_cudnn(cudnn: str | None, newest: bool) -> None:
 
 def printed() -> Iterator[tuple[str, str]]:
     for check in discover():
-        facts = check.module.SICK
+        facts = check.module.FIRES
         facts = with_cudnn(facts, OLD) if recorded(facts, "software") else facts
         for finding in run([check], facts)[0]:
             if finding.treatment:

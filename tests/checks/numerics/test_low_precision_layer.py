@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor import registry
-from fp8doctor.checks.numerics.low_precision_layer import HEALTHY, SICK, low_precision_layer
+from fp8doctor.checks.numerics.low_precision_layer import FIRES, SILENT, low_precision_layer
 from fp8doctor.facts import Facts, LayerNumerics, Target, Trial, Workload
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.loading.job import Job
@@ -133,7 +133,7 @@ def test_transformers(
 
 
 def with_layers(*layers: LayerNumerics) -> Facts:
-    return msgspec.structs.replace(SICK, trial=msgspec.structs.replace(SICK.trial, numerics=layers))
+    return msgspec.structs.replace(FIRES, trial=msgspec.structs.replace(FIRES.trial, numerics=layers))
 
 
 def layer(
@@ -227,9 +227,9 @@ def test_what_the_casts_clipped_is_said() -> None:
 def test_without_a_measured_layer_there_is_no_answer() -> None:
     assert isinstance(low_precision_layer(with_layers()), NotApplicable)
     gap = msgspec.structs.replace(
-        HEALTHY.trial, numerics=msgspec.UNSET, gaps={"trial.numerics": "the batch is synthetic"}
+        SILENT.trial, numerics=msgspec.UNSET, gaps={"trial.numerics": "the batch is synthetic"}
     )
     checks = [each for each in registry.discover() if each.code == "NUM002"]
-    (outcome,) = registry.run(checks, msgspec.structs.replace(HEALTHY, trial=gap))[1]
+    (outcome,) = registry.run(checks, msgspec.structs.replace(SILENT, trial=gap))[1]
     assert outcome.outcome == "unknown"
     assert outcome.reason == "trial.numerics: the batch is synthetic"

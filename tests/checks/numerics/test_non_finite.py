@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.treatment_table import TREATMENTS
-from fp8doctor.checks.numerics.non_finite import HEALTHY, SICK, non_finite
+from fp8doctor.checks.numerics.non_finite import FIRES, SILENT, non_finite
 from fp8doctor.facts import Facts, Linear, Network, Trial, Workload, recorded
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.trial.treatments.apply import carry_out
@@ -71,7 +71,7 @@ def with_arms(facts: Facts, *arms: object) -> Facts:
 
 
 def test_a_step_of_the_user_that_is_not_finite_is_the_verdict() -> None:
-    now = non_finite(SICK)
+    now = non_finite(FIRES)
     assert isinstance(now, Finding)
     assert now.breaks == "not_finite"
     fixed_only = (
@@ -79,7 +79,7 @@ def test_a_step_of_the_user_that_is_not_finite_is_the_verdict() -> None:
         ran("bf16", non_finite=()),
         ran("prescribed", non_finite=("loss",)),
     )
-    later = non_finite(with_arms(HEALTHY, *fixed_only))
+    later = non_finite(with_arms(SILENT, *fixed_only))
     assert isinstance(later, Finding)
     assert not recorded(later, "breaks")
 
@@ -90,7 +90,7 @@ def test_the_prescription_is_looked_at_too() -> None:
         ran("bf16", non_finite=()),
         ran("prescribed", non_finite=("gradients",)),
     )
-    finding = non_finite(with_arms(HEALTHY, *arms))
+    finding = non_finite(with_arms(SILENT, *arms))
     assert isinstance(finding, Finding)
     assert finding.title == "NaN or infinity in gradients in the fixed FP8 step, not in the step as it is"
     assert "it comes from compiled code, or builds up" in finding.explanation
@@ -103,7 +103,7 @@ def test_any_bf16_that_is_not_finite_clears_fp8(names: tuple[str, ...]) -> None:
     bf16 = (
         ran(name, non_finite=("gradients",) if name in names else ()) for name in ("bf16", "bf16_compiled")
     )
-    made_up = with_arms(SICK, ran("as_is", non_finite=("gradients",)), *bf16)
+    made_up = with_arms(FIRES, ran("as_is", non_finite=("gradients",)), *bf16)
     finding = non_finite(made_up)
     assert isinstance(finding, Finding)
     assert finding.title == "NaN or infinity in gradients, in BF16 too"
@@ -121,13 +121,13 @@ def test_any_bf16_that_is_not_finite_clears_fp8(names: tuple[str, ...]) -> None:
     ids=["no FP8", "nobody saw"],
 )
 def test_without_both_there_is_no_answer(arms: tuple[object, ...]) -> None:
-    assert isinstance(non_finite(with_arms(SICK, *arms)), NotApplicable)
+    assert isinstance(non_finite(with_arms(FIRES, *arms)), NotApplicable)
 
 
 def test_a_layer_that_overflows_alone_under_finite_steps_is_a_warning() -> None:
     """Seen on an H200: a cast of torch 2.11 gives NaN beyond 448, compiled it saturates."""
     arms = (ran("as_is", non_finite=()), ran("bf16", non_finite=()))
-    facts = with_arms(SICK, *arms)
+    facts = with_arms(FIRES, *arms)
     finding = non_finite(facts)
     assert isinstance(finding, Finding)
     assert finding.severity == "warning"
@@ -154,11 +154,11 @@ def test_compiled_rowwise_layers_that_are_finite_alone(
     recipe: str, compiled: str | None, proposed: bool
 ) -> None:
     layers = tuple(
-        msgspec.structs.replace(each, recipe=recipe, compiled=compiled) for each in SICK.network.linears
+        msgspec.structs.replace(each, recipe=recipe, compiled=compiled) for each in FIRES.network.linears
     )
-    trial = msgspec.structs.replace(SICK.trial, numerics=())
-    network = msgspec.structs.replace(SICK.network, linears=layers)
-    finding = non_finite(msgspec.structs.replace(SICK, network=network, trial=trial))
+    trial = msgspec.structs.replace(FIRES.trial, numerics=())
+    network = msgspec.structs.replace(FIRES.network, linears=layers)
+    finding = non_finite(msgspec.structs.replace(FIRES, network=network, trial=trial))
     assert isinstance(finding, Finding)
     assert (finding.treatment is not None) is proposed
     if finding.treatment:

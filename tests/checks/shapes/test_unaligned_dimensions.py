@@ -15,8 +15,8 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 import fp8doctor.checks.shapes.unaligned_dimensions as unaligned_dimensions_file
 from fp8doctor.analysis.recipe_support import tokens_divisor
 from fp8doctor.checks.shapes.unaligned_dimensions import (
-    HEALTHY,
-    SICK,
+    FIRES,
+    SILENT,
     padded_tokens,
     unaligned_dimensions,
 )
@@ -327,7 +327,7 @@ def test_candidates_when_fp8_was_asked_for(look: Look, monkeypatch: pytest.Monke
 
 
 def layer(**changes: Any) -> Linear:
-    return msgspec.structs.replace(HEALTHY.network.linears[0], **changes)
+    return msgspec.structs.replace(SILENT.network.linears[0], **changes)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def layer(**changes: Any) -> Linear:
 def test_multiples_by_recipe(changes: dict[str, Any], sides: tuple[int, int], silent: bool) -> None:
     linear = layer(in_features=sides[0], out_features=sides[1], **changes)
     facts = msgspec.structs.replace(
-        HEALTHY, network=msgspec.structs.replace(HEALTHY.network, linears=(linear,))
+        SILENT, network=msgspec.structs.replace(SILENT.network, linears=(linear,))
     )
     assert (unaligned_dimensions(facts) is None) == silent
 
@@ -378,7 +378,7 @@ def test_padding_goes_to_the_sequence_where_there_is_one() -> None:
 
 
 def test_both_at_once() -> None:
-    finding = unaligned_dimensions(SICK)
+    finding = unaligned_dimensions(FIRES)
     assert isinstance(finding, Finding)
     assert finding.title == f"up is 1000 x 4096: {RULE}; 1003 tokens/step are not a multiple of 16"
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("MOD001", "CMP001", "ENV001", "ENV003")
-HEALTHY = True
+SILENT = True
 
 
 def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

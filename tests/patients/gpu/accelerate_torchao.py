@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("CMP001", "CMP002", "CMP004", "MOD001", "MOD007", "ENV001", "ENV002", "ENV003", "SHP001")
-HEALTHY = True
+SILENT = True
 
 
 def accelerated(

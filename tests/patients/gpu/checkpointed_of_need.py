@@ -11,7 +11,7 @@ from torchao.float8 import convert_to_float8_training
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("CKP001", "CKP002", "CMP001", "CMP002", "MOD001", "SHP001")
-HEALTHY = True
+SILENT = True
 
 WIDTH, HIDDEN, ROWS = 2048, 8192, 81920
 

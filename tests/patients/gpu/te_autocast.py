@@ -8,7 +8,7 @@ from transformer_engine.common.recipe import Float8CurrentScaling
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("MOD001", "CMP001")
-HEALTHY = True
+SILENT = True
 
 
 class Block(torch.nn.Module):

@@ -12,7 +12,7 @@ __all__ = ["build_model", "example_batch", "loss"]
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("CKP002", "MOD001", "MOD002", "CMP001", "SHP001")
-HEALTHY = True
+SILENT = True
 
 
 class Checkpointed(Model):

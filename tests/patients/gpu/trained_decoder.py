@@ -29,7 +29,7 @@ MUST_NOT = (
     "NUM002",
     "NUM003",
 )
-HEALTHY = True
+SILENT = True
 
 STEPS, WORDS, SUCCESSORS = 300, 1024, 4
 

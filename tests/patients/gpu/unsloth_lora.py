@@ -25,7 +25,7 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 MUST: tuple[str, ...] = ()
 MUST_NOT = ("MOD001", "MOD003", "LORA003", "CMP001", "CMP002", "SHP001")
-HEALTHY = True
+SILENT = True
 
 WIDTH, HIDDEN, LAYERS, VOCABULARY, ROWS = 2048, 8192, 4, 32000, 2048
 PROJECTIONS = {
