@@ -44,7 +44,7 @@ def diagnose(
     prescription = make_plan(view, findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
-    said = answer(view, findings, outcomes, prescription)
+    said = answer(view, findings, prescription)
     told = verdict(said, facts, findings, box(said).summary)
     return Document(
         tool=written_by or tool(),

@@ -23,7 +23,9 @@ from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     MORE_TOKENS,
     OPTIMIZER_LAST,
+    OTHER_LAYERS,
     STAY_IN_BF16,
+    TO_START,
     traits,
 )
 from fp8doctor.analysis.watched_speedup import beside_its_run
@@ -42,9 +44,6 @@ from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Finding
 from fp8doctor.gpus import has_datasheet, modelled_gpu
-
-KEEPS_LAYERS = ("compilation", "distributed")
-"""Areas whose fixes keep the layers that are in FP8, and their shapes: the fixed step is the modelled one."""
 
 COMPILE = ".compile("
 """In the code of a fix that compiles."""
@@ -70,9 +69,7 @@ def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
 
 def _keeps_layers(finding: Finding) -> bool:
     """Return whether a finding has a fix after which the same layers run as they seem to."""
-    check = registry.check_of(finding)
-    keeps = finding.area in KEEPS_LAYERS or (check is not None and check.keeps_layers)
-    return finding.treatment is not None and keeps
+    return finding.treatment is not None and finding.treatment.name not in OTHER_LAYERS
 
 
 def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
@@ -160,8 +157,8 @@ def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
 
 def stops_first(facts: Facts, findings: Iterable[Finding]) -> bool:
     """Return whether the job ends before a step, so that nothing is faster than it is now."""
-    checks = (registry.check_of(each) for each in findings if each.severity == "error")
-    return any(each and each.stops_before_a_step for each in checks) and not uses_fp8(facts)
+    errors = (each.treatment for each in findings if each.severity == "error")
+    return any(each and each.name in TO_START for each in errors) and not uses_fp8(facts)
 
 
 def stays_in_bf16(steps: Iterable[Step]) -> bool:

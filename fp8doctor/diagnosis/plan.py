@@ -31,9 +31,8 @@ from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
+    FOR_FP8,
     KEEP_IN_BF16,
-    LARGER_BATCH,
-    MORE_TOKENS,
     ON_THIS_GPU,
     STAY_IN_BF16,
     traits,
@@ -68,9 +67,6 @@ from fp8doctor.wording import in_times
 
 COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
-
-FOR_FP8 = {MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"}
-"""Treatments that make FP8 pay, or find out why it does not: without a time no part of a plan in BF16."""
 
 IN_FP32 = "Its matmuls are in fp32: its weights are, and no autocast is on"
 
@@ -229,7 +225,7 @@ def _to_the_end(
         """Return whether FP8 was asked for, did not begin, and would by this step."""
         return not view.uses_fp8 and changes_fp8(step)
 
-    dropped = _settled(view) | (FOR_FP8 if view.gives_up_fp8 else set()) | {STAY_IN_BF16}
+    dropped = _settled(view) | (FOR_FP8 if view.gives_up_fp8 else set[str]()) | {STAY_IN_BF16}
     kept = [
         step
         for step in proposed
@@ -394,8 +390,10 @@ def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
 
 
 def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """Return the proposed treatments, those about shapes as these were timed."""
-    about_shapes = {check.name for check in registry.discover() if check.about_shapes}
+    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
+    about_shapes = {
+        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
+    }
     treatments = []
     for step in prescription:
         treatment: Treatment | None = step.treatment
