@@ -176,9 +176,7 @@ def watch(
         name: msgspec.structs.replace(each, flag=_flag(name, modules[name], lambda: once().seen))
         for name, each in watched.seen.calls.items()
     }
-    seen = msgspec.structs.replace(
-        watched.seen, calls=calls, without_hooks=_hooks(original) != _hooks(model)
-    )
+    seen = msgspec.structs.replace(watched.seen, calls=calls, without_hooks=_hooks(original) != _hooks(model))
     return msgspec.structs.replace(watched, seen=seen.at_full_depth(_kept_blocks(original, plan, model)))
 
 
