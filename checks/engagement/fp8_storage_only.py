@@ -41,14 +41,12 @@ from fp8doctor.analysis.layers import (
     computes_forward_in_fp8,
     fits_fp8,
     flops_share_pct,
-    layer_label,
     named,
     stores_fp8,
 )
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.recipe_support import installed
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
 from fp8doctor.diagnosis.treatments import NOT_THE_HEAD, TAKES, convert_all_but, converting
 from fp8doctor.facts import NOT_RECORDED, Facts, Linear, if_recorded
@@ -86,17 +84,6 @@ UNSLOTH_TENSOR = "under Unsloth its backward converts the weight back to BF16 an
 """The same weights under Unsloth's layers: 28 FP8 matmuls in the forward of 28 layers on an H200, none in the
 backward (Unsloth 2026.10.9, torchao 0.18)."""
 
-OWN_BACKWARD = Treatment(
-    name="own-backward",
-    summary="write a backward for the FP8 matmul, or convert with torchao",
-    code="class Matmul(torch.autograd.Function):   # its forward calls the FP8 matmul\n"
-    "    @staticmethod\n"
-    "    def backward(ctx, grad):\n"
-    "        x, weight = ctx.saved_tensors\n"
-    "        return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)",
-    kind="sketch",
-)
-
 WEIGHT_ONLY_TENSOR = "its forward and backward dequantize the weight and multiply in 16 bits"
 """torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
 
@@ -120,9 +107,6 @@ OF_NO_KNOWN_LAYER = (
     stays_in_bf16=True,
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
-    forward_only = list(filter(lacks_backward, facts.network.linears))
-    if forward_only and not ran_on_a_gpu(facts):
-        return without_backward(forward_only, facts)
     stored = [linear for linear in facts.network.linears if stores_fp8(linear)]
     if not stored and not facts.network.float8_parameters:
         return (
@@ -168,28 +152,6 @@ def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
     return (
         f"{computing} of {linears} Linears multiply in FP8 only in the "
         f"forward{others if len(stored) > computing else ''}"
-    )
-
-
-def lacks_backward(linear: Linear) -> bool:
-    """Whether the forward calls torch's FP8 matmul where autograd needs its derivative."""
-    return linear.get("features", {}).get("backward") is False
-
-
-def without_backward(layers: list[Linear], facts: Facts) -> Finding:
-    """Report a user's layers over an FP8 matmul that autograd cannot differentiate."""
-    first = layers[0]
-    return Finding(
-        severity="error",
-        title=f"{plural(len(layers), 'FP8 layer')} {'has' if len(layers) == 1 else 'have'} no backward: the "
-        f"forward calls {first.features.get('gemm')} outside an autograd.Function"
-        f"{named(layers, len(layers))}",
-        explanation=f'The backward of {layer_label(first)} raises "derivative for aten::_scaled_mm is not '
-        'implemented": the forward itself calls the matmul, and torch has no derivative for it. fp8doctor '
-        "read this from the code.",
-        evidence={"layers": len(layers), "linears": len(facts.network.linears), "first": first.name},
-        treatment=OWN_BACKWARD,
-        breaks="step_raises",
     )
 
 

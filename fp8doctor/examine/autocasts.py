@@ -5,13 +5,7 @@ This decides if one is possible; `fp8doctor.trial.layers.seen_calls` then watche
 
 from __future__ import annotations
 
-import ast
-import os
-import re
-from collections.abc import Mapping
 from contextlib import nullcontext
-from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -22,18 +16,10 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import LIBRARIES, named
-from fp8doctor.stacks.looking import ancestor, forward_of, home, is_a, state_of
+from fp8doctor.stacks.looking import ancestor, forward_of, home, is_a
 from fp8doctor.stacks.te_private import autocast_is_open
 
 FP8_AUTOCAST, AUTOCAST_WITHIN = "training.fp8_autocast", "training.autocast_within"
-
-WITHOUT_FP8_AUTOCAST = frozenset(
-    ("fp8doctor", "torch", "torchao", "transformer_engine", "transformer_engine_torch", "triton", "numpy")
-)
-"""Packages that never open Transformer Engine's autocast by themselves."""
-
-INSTALLED = re.compile(rf"[/\\](site|dist)-packages[/\\]|^{re.escape(os.path.dirname(os.__file__))}")
-"""Files of installed packages and of Python."""
 
 LIGHTNING = ("lightning.", "pytorch_lightning.")
 """Lightning's packages: ``TransformerEnginePrecision`` opens the autocast around the step."""
@@ -71,47 +57,6 @@ def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
             "a Trainer of Lightning opens te.autocast around the step where its precision says so"
         )
     return NOT_RECORDED
-
-
-def no_code_names_fp8_autocast(loaded: Mapping[str, Any]) -> bool:
-    """Tell if no loaded code names TE's autocast, by its text.
-
-    ``loaded`` is ``sys.modules``. False if code is unreadable or imports a module that is not loaded.
-    """
-    for name, module in tuple(loaded.items()):
-        if name.partition(".")[0] in WITHOUT_FP8_AUTOCAST or module is None:
-            continue
-        file = state_of(module).get("__file__")
-        if file is None and name == "__main__" and any(map(_is_of_main, state_of(module).values())):
-            return False  # a notebook
-        if isinstance(file, str) and file.endswith(".py") and not _is_silent(file, loaded):
-            return False
-    return True
-
-
-def _is_of_main(value: Any) -> bool:
-    return type(value) in (FunctionType, type) and value.__module__ == "__main__"
-
-
-def _is_silent(file: str, loaded: Mapping[str, Any]) -> bool:
-    """Tell if a file names no FP8 autocast, or is a library's file without TE."""
-    try:
-        text = Path(file).read_bytes()
-        if INSTALLED.search(file):
-            return b"autocast" not in text or TRANSFORMER_ENGINE.encode() not in text
-        tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):
-        return False
-    if b"fp8_autocast" in text or re.search(rb"(?<!torch\.)(?<!amp\.)\bautocast\b", text):
-        return False
-    asked = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
-    names = [
-        alias.name if isinstance(each, ast.Import) else each.module or ""
-        for each in asked
-        for alias in each.names
-        if isinstance(each, ast.Import) or not each.level
-    ]
-    return all(not name or name in loaded for name in names)
 
 
 def _modules(tree: Tree) -> list[Any]:

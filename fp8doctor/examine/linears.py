@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain
-from types import CodeType, FunctionType
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from fp8doctor.examine import compile_marks
 from fp8doctor.examine.distributed import gathered_as
 from fp8doctor.examine.walk import ROUTER_NAMES, Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
-from fp8doctor.stacks.code_names import names_in
+from fp8doctor.stacks.code_names import named
 from fp8doctor.stacks.looking import (
     children_of,
     forward_of,
     is_torchscript,
     method,
     read,
-    read_class,
     state_of,
 )
 
@@ -310,33 +306,12 @@ def may_pad_rows(place: Place) -> bool:
     for _ in range(LEVELS_UP):
         if at is None:
             break
-        if any(PADS.search(name) and not NOT_PADDING.search(name) for name in _names(at.module)):
-            return True
+        for name, _ in named(forward_of(at.module), type(at.module).__mro__):
+            reached = (name, *state_of(read(at.module, name)))
+            if any(PADS.search(each) and not NOT_PADDING.search(each) for each in reached):
+                return True
         at = at.parent
     return bool(state_of(place.module).get("_forward_pre_hooks"))
-
-
-def _names(module: Any) -> Iterator[str]:
-    """Yield the names in a module's code, and attributes of those objects."""
-    for name in chain.from_iterable(map(names_in, _codes(module))):
-        yield name
-        yield from state_of(read(module, name))
-
-
-def _codes(module: Any) -> Iterator[CodeType]:
-    """Yield the code of a forward, its wrappers, methods, and the functions they name."""
-    for link in compile_marks.chain(forward_of(module)):
-        function = read(link, "__func__", link)
-        code = read(function, "__code__")
-        if not isinstance(code, CodeType):
-            continue
-        yield code
-        for name in set(names_in(code)):
-            named = read(function, "__globals__", {}).get(name)
-            for each in (named, read_class(type(module), name)):
-                each = read(each, "__func__", each)
-                if isinstance(each, FunctionType):
-                    yield each.__code__
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

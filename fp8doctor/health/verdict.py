@@ -15,7 +15,7 @@ import msgspec
 
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.health.record import CastHealth, FirstBad, Health
-from fp8doctor.recipes import TORCHAO, TRANSFORMER_ENGINE
+from fp8doctor.recipes import TORCHAO
 from fp8doctor.wording import percent, plural
 
 LASTING = 2
@@ -41,9 +41,6 @@ ALIKE = 4.0
 NAMED_PCT = 1.0
 """Least share of zeros that is named as the reason. A choice."""
 
-TREND = 1.25
-"""Ratio of the later half of a fault's samples to the earlier that is called a trend. A choice."""
-
 RISE, RISE_SHARE = 5.0, 0.05
 """Least rise of the loss, in typical differences of samples, and as a share of the lowest. A choice."""
 
@@ -67,8 +64,6 @@ class Fault(msgspec.Struct, frozen=True):
     """The newest sample shows it."""
     amount: float
     """In the last of these samples: percent of elements, dB, or the use of a scale's range."""
-    trend: str
-    """``rising``, ``falling`` or empty."""
 
 
 class Rise(msgspec.Struct, frozen=True):
@@ -143,10 +138,9 @@ def faults(health: Health) -> Iterator[Fault]:
                 stretches[kind] = series[begin:at]
             begin = at
         for kind, steps in stretches.items():
-            amounts = [_amount(kind, cast) for _, cast in steps]
             since, last = steps[0][0], steps[-1][0]
             ends = since in restarts, last == health.samples[-1][1].step
-            yield Fault(kind, layer, operand, since, last, *ends, amounts[-1], _trend(amounts))
+            yield Fault(kind, layer, operand, since, last, *ends, _amount(kind, steps[-1][1]))
 
 
 def kind_of(cast: CastHealth, operand: str) -> Kind | None:
@@ -172,12 +166,6 @@ def _amount(kind: Kind, cast: CastHealth) -> float:
         "imprecise": cast.lowest_db,
     }.get(kind, cast.used)
     return float(number or 0.0)
-
-
-def _trend(amounts: Sequence[float]) -> str:
-    half = len(amounts) // 2
-    early, late = statistics.fmean(amounts[:half] or [0]), statistics.fmean(amounts[-half:] or [0])
-    return "" if not half else "rising" if late > TREND * early else "falling" if late * TREND < early else ""
 
 
 def rise_of(health: Health) -> Rise | None:
@@ -241,11 +229,10 @@ def _sentence(members: Sequence[Fault]) -> str:
         when = f"from step {first.since:,} to {max(each.last for each in members):,}"
     its, amount = f"{'its' if len(members) == 1 else 'their'} {first.operand}", first.amount
     used = percent(100 * amount) if amount < 1 else f"{amount:,.1f} times"
-    trend = f", {first.trend}" if first.trend else ""
     what = {
         "non_finite": f"{its} has elements that are not finite {when}",
-        "saturated": f"{percent(amount)} of {its} is too large for FP8 {when}{trend}",
-        "flushed": f"{percent(amount)} of {its} has flushed to zero {when}{trend}",
+        "saturated": f"{percent(amount)} of {its} is too large for FP8 {when}",
+        "flushed": f"{percent(amount)} of {its} has flushed to zero {when}",
         "imprecise": f"{its} is only {amount:.0f} dB above its rounding error {when}",
         "poisoned_history": f"{its} uses {used} of the scale's range {when}: the amax history "
         f"{'of the checkpoint' if first.restarted else 'still'} holds a value {1 / (amount or 1):,.0f} times "
@@ -261,8 +248,6 @@ def _advice(members: Sequence[Fault], health: Health) -> tuple[str, str]:
     layers = [by_name[each.layer] for each in members]
     stacks, kind = {layer.stack for layer in layers}, members[0].kind
     if kind in ("poisoned_history", "stale_scale"):
-        if stacks != {TRANSFORMER_ENGINE.name}:
-            return "Compute the scale again when weights are loaded.", ""
         return (
             "Scale by the tensor itself, or keep a shorter history (amax_history_len=16):",
             "from transformer_engine.common.recipe import Float8CurrentScaling\n"

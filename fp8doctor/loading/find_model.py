@@ -226,7 +226,7 @@ def _nothing(module: ModuleType, file: str) -> ModelCandidate:
     hint = f" ({', '.join(needy)} cannot be built without arguments)" if needy else ""
     raise UserError(
         f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a "
-        f"global 'model', or name it, as in {file}:name"
+        f"global 'model', or name it, as in {file}:name. To watch a training script: fp8doctor run {file}"
     )
 
 

@@ -5,7 +5,6 @@ Importing this module imports no torch.
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import importlib.util
@@ -252,26 +251,11 @@ def _import_failed(error: ImportError, source: Source) -> str:
             f"{source.name} has the name of the package it imports ({error_in_words(error)}); rename the file"
         )
     if isinstance(error, ModuleNotFoundError) and error.name and not recognise(user_frames(error)):
-        if line := _import_of_no_release(error.name, source.path):
-            return f"{source.name} imports {escaped(error.name)}, which is not here, and: {escaped(line)}"
         return (
             f"{source.name} imports {escaped(error.name)}, which this Python does not have; install it, or "
             "run fp8doctor with the Python that has it"
         )
     return f"{source.name} cannot be imported: {error_in_words(error)}"
-
-
-def _import_of_no_release(missing: str, file: Path | None) -> str | None:
-    """Find another import of a missing package that fails even with it installed."""
-    if file is None:
-        return None
-    package = re.compile(rf"(from|import) {re.escape(missing.partition('.')[0])}\b")
-    lines = (
-        ast.unparse(node)
-        for node in ast.walk(ast.parse(file.read_bytes()))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    )
-    return next((line for line in lines if package.match(line) and recognise(line)), None)
 
 
 def _free_name(path: Path) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fp8doctor.stacks.looking import children_of, home, is_a, method, modules_of, read, read_class, tensors_of
+from fp8doctor.stacks.looking import method, modules_of, read, read_class, tensors_of
 
-MORE_ROWS = 8
-"""Most rows that a vision transformer adds to its patches: class, distillation, registers."""
+IMAGE = (224, 224)
+"""Height and width of images if the model tells none."""
 
 POSITION_KEYS = tuple(
     """
@@ -114,73 +114,24 @@ def attends(model: Any) -> bool:
     )
 
 
-def image_size(model: Any) -> tuple[int, ...] | None:
-    """Return the image size in the model, its configuration or patch embedding."""
-    for owner in (read(model, "config"), *(each for _, each in modules_of(model))):
-        for key in ("image_size", "img_size"):
-            if extents := as_pair(read(owner, key)):
-                return extents
-    image = declared_image(model)
-    return image and image[1:]
+def image_shape(model: Any, first: Any) -> tuple[int, ...] | None:
+    """Return channels, height and width of the images that a model takes; None if it tells none.
 
-
-def declared_image(model: Any) -> tuple[int, ...] | None:
-    """Return channels and extents of the images that a timm model declares."""
+    Read from timm's configuration, else from that of transformers, else from a first Conv2d.
+    """
     declared = read(model, "pretrained_cfg", read(model, "default_cfg"))
     size = declared.get("input_size") if isinstance(declared, dict) else read(declared, "input_size")
-    if not isinstance(size, tuple | list) or len(size) != 3 or not all(type(each) is int for each in size):
+    if isinstance(size, tuple | list) and len(size) == 3 and all(type(each) is int for each in size):
+        return tuple(size)
+    config = read(model, "config")
+    config = read(config, "vision_config", config)
+    channels = read(first, "in_channels", read(config, "num_channels", 0))
+    dimensions = len(read(first, "kernel_size", (0, 0)))
+    if type(channels) is not int or channels < 1 or dimensions != 2 or read(config, "num_frames") is not None:
         return None
-    return tuple(size)
-
-
-def made_before(model: Any, first: Any) -> Any:
-    """Return a parameter-free module, like Rearrange, before a layer, or None."""
-    import torch
-
-    for _, module in modules_of(model):
-        parts = list(children_of(module).values()) if is_a(module, torch.nn.Sequential) else []
-        for number, part in enumerate(parts):
-            if part is first:
-                return next((each for each in parts[:number] if each is not None and _makes(each)), None)
-    return None
-
-
-def _makes(module: Any) -> bool:
-    return not home(type(module)).startswith("torch.nn.") and not any(tensors_of(module, "_parameters"))
-
-
-def patch_rows(model: Any, height: int, width: int) -> int | None:
-    """Count a vision transformer's rows per image, or return None.
-
-    Models with stages (Swin, ConvNeXt) merge patches: their rows are not one number.
-    """
-    first = first_layer(model)
-    stride = read(first, "stride")
-    if read(first, "kernel_size") != stride or stride[0] < 2:
-        return None
-    patches: int = (height // stride[0]) * (width // stride[1])
-    held = [
-        each.shape[-2]
-        for name, each in tensors_of(model, "_parameters")
-        if _is_of_positions(name) and each.dim() in (2, 3)
-    ]
-    known = next((rows for rows in held if patches <= rows <= patches + MORE_ROWS), None)
-    return known if known is not None or not _keeps_its_width(model, read(first, "out_channels")) else patches
-
-
-def _keeps_its_width(model: Any, width: int) -> bool:
-    """Tell if every linear layer starts from or ends at this width."""
-    sides = [
-        (read(each, "in_features"), read(each, "out_features"))
-        for _, each in modules_of(model)
-        if isinstance(read(each, "in_features"), int)
-    ]
-    return all(width in side for side in sides)
-
-
-def as_pair(value: Any) -> tuple[int, int] | None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value, value
-    if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(each, int) for each in value):
-        return value[0], value[1]
-    return None
+    for owner in (config, *(each for _, each in modules_of(model))):
+        for extent in (read(owner, "image_size"), read(owner, "img_size")):
+            pair = (extent, extent) if type(extent) is int else extent
+            if isinstance(pair, tuple | list) and len(pair) == 2 and all(type(each) is int for each in pair):
+                return channels, *pair
+    return channels, *IMAGE

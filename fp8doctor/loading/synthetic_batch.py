@@ -1,4 +1,4 @@
-"""Resolve the batch of a step: the user's, or a random one from what the model shows of its inputs.
+"""Resolve the batch of a step: the user's, or a random one: tokens, images or rows of a Linear.
 
 A random batch is on the model's device (also meta) and leaves global random states alone.
 """
@@ -15,15 +15,11 @@ from fp8doctor.facts import Workload
 from fp8doctor.loading.job import TrainerPlan, is_trainer
 from fp8doctor.loading.model_inputs import (
     NoBatchError,
-    as_pair,
     attends,
-    declared_image,
     first_layer,
-    image_size,
+    image_shape,
     longest_sequence,
-    made_before,
     parameters_of,
-    patch_rows,
     vocabulary_of,
 )
 from fp8doctor.loading.trainer import own_batch
@@ -36,29 +32,20 @@ BATCH = 8
 SEQUENCE = 2048
 """Default size of a synthetic batch."""
 
-GRIDS = {1: (16384,), 2: (224, 224), 3: (16, 112, 112)}
-"""Dimensions of the first convolution -> extent of the input."""
-
-WAVEFORM = 64000
-"""Samples of a waveform: four seconds at 16 kHz."""
-
-TRANSCRIPT = 32
-"""Tokens of a waveform's labels."""
-
 TARGETS = ("labels", "targets", "target")
 """Arguments that take the tokens to predict."""
 
 TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
 """Arguments that take tokens if required, besides the first."""
 
-NOISE_LEVELS = ("timestep", "timesteps")
-"""Arguments that a diffusion model needs, even with a default."""
+NEEDED = ("timestep", "timesteps", "decoder_input_values")
+"""Arguments that a model needs, even with a default."""
+
+BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound"}
+"""Arguments that a model which predicts tokens does not need."""
 
 IMAGES = ("img", "imgs", "image", "images", "pixel_values", "video", "videos", "latent", "latents", "sample")
 """First arguments that are no rows of a Linear."""
-
-BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound", "input_values": "sound"}
-"""Arguments that a model which predicts tokens does not need."""
 
 
 class _Draw:
@@ -67,14 +54,10 @@ class _Draw:
     def __init__(self, model: Any) -> None:
         import torch
 
-        floating = [
-            each
-            for _, each in tensors_of(model, "_parameters")
-            if each.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-        ]
-        first = next(iter(floating), None)
-        self._device = next(tensors_of(model, "_parameters"))[1].device
-        self._dtype = first.dtype if first is not None else torch.bfloat16
+        parameters = [each for _, each in tensors_of(model, "_parameters")]
+        wide = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+        self._device = parameters[0].device
+        self._dtype = next((each.dtype for each in parameters if each.dtype in wide), torch.bfloat16)
         self._generator = torch.Generator("cpu").manual_seed(0)
 
     def integers(self, below: int, shape: tuple[int, ...]) -> Any:
@@ -96,42 +79,45 @@ class _Draw:
 
 def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Make a batch and describe it. Raises `NoBatchError`."""
-    draw = _Draw(model)
+    draw, first, arguments = _Draw(model), first_layer(model), parameters_of(model)
     kind = read(model, "main_input_name") if read(model, "config") is not None else None
-    if kind == "pixel_values":
-        return _images(model, draw, size)
-    if kind == "input_values":
-        return _waveforms(model, draw, size)
-    if kind == "input_features":
-        return _spectrograms(model, draw, size, sequence)
-    if kind not in (None, "input_ids"):
-        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
-    first = first_layer(model)
-    if kind == "input_ids" or read(first, "num_embeddings") is not None:
-        return _tokens(model, draw, size, sequence)
-    if read(first, "in_channels") is not None:
-        return _grids(model, first, draw, size)
-    if first is not None:
-        return _rows(model, first, draw, size, sequence)
-    raise NoBatchError("the model has no embedding, convolution or Linear that would tell its inputs")
+    if kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None):
+        return _tokens(model, draw, arguments, size, sequence)
+    for name, required in [*arguments.items()][1:] if kind is None else ():
+        if required or name in NEEDED:
+            raise NoBatchError(f"forward also needs {name!r}")
+    image = image_shape(model, first)
+    if image is not None and "input_ids" not in arguments and kind in (None, "pixel_values"):
+        shape = (size or BATCH, *image)
+        pixels, described = draw.floats(shape), f"{_times(shape)} random pixels"
+        if kind is None:
+            return pixels, described
+        classes = type(model).__name__.endswith("ForImageClassification")
+        labels = {"labels": _classes(model, draw, shape[:1])} if classes else {}
+        return {kind: pixels, **labels}, described
+    width = read(first, "in_features")
+    if kind is None and type(width) is int and width > 0 and next(iter(arguments), "") not in IMAGES:
+        if attends(model) and sequence is None:
+            sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
+        shape = (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
+        described = f"{_times(shape)} random numbers, for a first {type(first).__name__} of {width} inputs"
+        return draw.floats(shape), described
+    kinds = "tokens, images or rows of a Linear"
+    raise NoBatchError(f"the inputs of {type(model).__name__} are not known to be {kinds}")
 
 
-def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
+def _tokens(
+    model: Any, draw: _Draw, arguments: Mapping[str, bool], size: int | None, sequence: int | None
+) -> tuple[Any, str]:
     """Make token ids, and the tokens to predict if the forward takes them."""
-    parameters = parameters_of(model)
-    besides = [what for name, what in BESIDES_TEXT.items() if name in parameters]
-    if besides and "labels" not in parameters:
-        raise NoBatchError(f"forward takes text and {besides[0]}")
-    if "decoder_input_values" in parameters:
-        raise NoBatchError("forward takes text and makes sound")
-    vocabulary = vocabulary_of(model)
-    longest = longest_sequence(model)
+    vocabulary, longest = vocabulary_of(model), longest_sequence(model)
     ids = draw.integers(vocabulary, (size or BATCH, sequence or min(SEQUENCE, longest or SEQUENCE)))
-    main = "input_ids" if "input_ids" in parameters else next(iter(parameters), "")
+    main = "input_ids" if "input_ids" in arguments else next(iter(arguments), "")
+    besides = [what for name, what in BESIDES_TEXT.items() if name in arguments]
+    if besides and not set(TARGETS) & {*arguments}:
+        raise NoBatchError(f"forward takes text and {besides[0]}")
     batch = {main: ids}
-    for name, required in parameters.items():
-        if name == main:
-            continue
+    for name, required in arguments.items():
         if name in TARGETS:
             labels = _labels(model, draw, ids)
             batch.update({name: labels} if labels is not None else {})
@@ -139,9 +125,9 @@ def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> 
             batch[name] = ids.new_ones(ids.shape)
         elif required and name in TOKENS:
             batch[name] = ids
-        elif required:
+        elif name != main and (required or name in NEEDED):
             raise NoBatchError(f"forward also needs {name!r}")
-    if "decoder_input_ids" in parameters and not set(TARGETS) & set(batch):
+    if "decoder_input_ids" in arguments and not set(TARGETS) & set(batch):
         batch["decoder_input_ids"] = ids
     bare = len(batch) == 1 and read(model, "main_input_name") is None
     without = "".join(f", no {what}" for what in besides)
@@ -154,10 +140,8 @@ def _tokens(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> 
 def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
     """Return labels for these tokens by the model's class, or None if unknown."""
     kind = type(model).__name__
-    if "ForSequenceClassification" in kind:
-        return _classes(model, draw, ids.shape[:1])
-    if "ForTokenClassification" in kind:
-        return _classes(model, draw, tuple(ids.shape))
+    if "Classification" in kind:
+        return _classes(model, draw, tuple(ids.shape if "Token" in kind else ids.shape[:1]))
     return None if "ForMultipleChoice" in kind or "ForNextSentence" in kind else ids
 
 
@@ -165,103 +149,6 @@ def _classes(model: Any, draw: _Draw, shape: tuple[int, ...]) -> Any:
     """Return class labels; with a single label transformers regresses on numbers."""
     labels = read(read(model, "config"), "num_labels")
     return draw.floats(shape) if labels == 1 else draw.integers(labels, shape)
-
-
-def _images(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
-    """Make pixels as a transformers configuration describes them."""
-    if "input_ids" in parameters_of(model):
-        raise NoBatchError("forward takes text and images")
-    config = read(model, "config")
-    config = read(config, "vision_config", config)
-    extents = as_pair(read(config, "image_size")) or GRIDS[2]
-    frames = (count,) if isinstance(count := read(config, "num_frames"), int) else ()
-    shape = (size or BATCH, *frames, read(config, "num_channels", 3), *extents)
-    batch = {"pixel_values": draw.floats(shape)}
-    if type(model).__name__.endswith(("ForImageClassification", "ForVideoClassification")):
-        batch["labels"] = _classes(model, draw, shape[:1])
-    return batch, f"{_times(shape)} random pixels"
-
-
-def _waveforms(model: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
-    """Make sound for models like wav2vec 2.0."""
-    config = read(model, "config")
-    if read(config, "conv_stride") is None:
-        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
-    shape = (size or BATCH, WAVEFORM)
-    batch = {"input_values": draw.floats(shape)}
-    if "ForCTC" in type(model).__name__:
-        batch["labels"] = draw.integers(read(config, "vocab_size") - 1, (shape[0], TRANSCRIPT)) + 1
-    if "ForSequenceClassification" in type(model).__name__:
-        batch["labels"] = _classes(model, draw, shape[:1])
-    return batch, f"{_times(shape)} random samples of sound"
-
-
-def _spectrograms(model: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Make mel spectrograms and a transcript for models like Whisper."""
-    config = read(model, "config")
-    bins, sources, targets = (
-        read(config, name) for name in ("num_mel_bins", "max_source_positions", "max_target_positions")
-    )
-    if None in (bins, sources, targets):
-        raise NoBatchError(f"the inputs of {type(model).__name__} are not known")
-    shape = (size or BATCH, bins, 2 * sources)
-    target = "labels" if "labels" in parameters_of(model) else "decoder_input_ids"
-    batch = {
-        "input_features": draw.floats(shape),
-        target: draw.integers(read(config, "vocab_size"), (shape[0], sequence or targets)),
-    }
-    return batch, f"{_times(shape)} random mel features, {_times(tuple(batch[target].shape))} tokens"
-
-
-def _grids(model: Any, first: Any, draw: _Draw, size: int | None) -> tuple[Any, str]:
-    """Make images, sequences or volumes for a first convolution."""
-    _refuse_more_arguments(model)
-    dimensions = len(read(first, "kernel_size"))
-    channels = read(first, "in_channels")
-    extents = (image_size(model) if dimensions == 2 else None) or GRIDS[dimensions]
-    shape = (size or BATCH, _known(channels), *extents)
-    return draw.floats(
-        shape
-    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} with {channels} channels"
-
-
-def _rows(model: Any, first: Any, draw: _Draw, size: int | None, sequence: int | None) -> tuple[Any, str]:
-    """Make vectors for a first Linear, as sequences if the model attends."""
-    _refuse_more_arguments(model)
-    if image := declared_image(model):
-        shape = (size or BATCH, image[0], *(image_size(model) or image[1:]))
-        return draw.floats(shape), f"{_times(shape)} random pixels"
-    _refuse_what_is_no_row(model, first)
-    if attends(model) and sequence is None:
-        sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
-    leading = (size or BATCH, sequence) if sequence else (size or BATCH * SEQUENCE,)
-    features = read(first, "in_features")
-    shape = (*leading, _known(features))
-    return draw.floats(
-        shape
-    ), f"{_times(shape)} random numbers, for a first {type(first).__name__} of {features} inputs"
-
-
-def _refuse_more_arguments(model: Any) -> None:
-    for name, required in list(parameters_of(model).items())[1:]:
-        if required or name in NOISE_LEVELS:
-            raise NoBatchError(f"forward also needs {name!r}")
-
-
-def _refuse_what_is_no_row(model: Any, first: Any) -> None:
-    """Raise `NoBatchError` if the first Linear does not multiply the input itself."""
-    named = next(iter(parameters_of(model)), "")
-    if named in IMAGES:
-        raise NoBatchError(f"forward takes {named!r}, whose size the model does not tell")
-    before = made_before(model, first)
-    if before is not None:
-        raise NoBatchError(f"{type(before).__name__} makes the inputs of the first {type(first).__name__}")
-
-
-def _known(features: int) -> int:
-    if features < 1:
-        raise NoBatchError("the first layer is lazy and learns its inputs from the first batch")
-    return features
 
 
 def _times(shape: tuple[int, ...]) -> str:
@@ -313,10 +200,12 @@ def resolve(
             sequence or (plan.sequence_length if plan else None),
         )
     except NoBatchError as error:
-        return Batch(None, None, f"no synthetic batch could be built: {error}")
+        return Batch(None, None, f"no synthetic batch could be built: {error}; write example_batch()")
     except Exception as error:  # a model may compute anything in what is read here
         _log.debug("no synthetic batch could be built", exc_info=True)
-        return Batch(None, None, f"no synthetic batch could be built: {error_in_words(error)}")
+        return Batch(
+            None, None, f"no synthetic batch could be built: {error_in_words(error)}; write example_batch()"
+        )
     return Batch(value, "made up", f"synthetic: {made_of}")
 
 
@@ -367,24 +256,11 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
         return (None, None, tensor.numel()) if len(shape) < 2 else (shape[0], shape[-1], tensor.numel())
-    if read(first_layer(model), "in_channels") is not None:
-        rows = patch_rows(model, *shape[2:]) if len(shape) == 4 else None
-        return shape[0] if shape else None, rows, shape[0] * rows if rows else None
-    if len(shape) == 4 and declared_image(model):
-        return shape[0], None, None
-    leading = _leading(shape, read(first_layer(model), "in_features"))
-    if leading is None:
-        return shape[0], None, None
+    width = read(first_layer(model), "in_features")
+    if shape[-1:] != (width,) and (len(shape) > 3 or isinstance(width, int)):
+        return shape[0] if shape else None, None, None  # images: the rows depend on the model's code
+    leading = shape[:-1]
     return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)
-
-
-def _leading(shape: tuple[int, ...], width: Any) -> tuple[int, ...] | None:
-    """Return the dimensions of rows, or None for images with unknown rows."""
-    if isinstance(width, int) and shape[-1:] != (width,):
-        for at in range(1, len(shape) - 1):
-            if math.prod(shape[at:]) == width:
-                return shape[:at]
-    return shape[:-1] if len(shape) < 4 or shape[-1] == width else None
 
 
 def _main_tensor(batch: Any) -> Any:

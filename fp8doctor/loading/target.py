@@ -128,130 +128,49 @@ def compiled(path: Path) -> CodeType:
 BUILDERS = ("build_model", "get_model", "create_model", "make_model")
 """Functions that make a file a model file, in order of preference."""
 
-MODELS = ("model", "net", "network")
-"""Global names that hold a model."""
-
 TRAINS = ("train", "fit")
 """Methods of trainers that train."""
 
 TRAINING_FUNCTIONS = ("train", "train_model", "train_epoch", "train_one_epoch", "training_loop", "finetune")
 """Names of functions that train; the file's own are searched too."""
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
 
 def refuse_script(source: Source) -> None:
-    """Raise `UserError` with the line to type if the file is a training script.
+    """Raise `UserError` with the line to type if loading the file would train.
 
-    A function that builds the model, or a named model, makes it a model file. So does a global model if the
-    file only trains under ``if __name__ == "__main__"``.
+    A function that builds the model, or a named model, makes it a model file.
     """
     if source.path is None or source.attribute:
         return
     try:
-        script = _Script.of(ast.parse(source.path.read_bytes()))
+        tree = ast.parse(source.path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # whoever loads it says so
-    if script.builds_a_model or not (script.at_once or (script.guarded and not script.holds_a_model)):
+    functions = {each.name: each for each in tree.body if isinstance(each, Function)}
+    plain = [
+        each
+        for each in tree.body
+        if not isinstance(each, Function | ast.ClassDef)
+        and not (isinstance(each, ast.If) and "__main__" in ast.dump(each.test))
+    ]
+    bound = {
+        node.asname or node.name if isinstance(node, ast.alias) else node.id
+        for statement in plain
+        for node in _run_by(statement)
+        if isinstance(node, ast.alias) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+    }
+    training = _training(plain, functions)
+    if training is None or not (bound | functions.keys()).isdisjoint(BUILDERS):
         return
-    name, path = escaped(source.path.name), escaped(_as_typed(source.path))
-    how = "as soon as it is loaded" if script.at_once else "when it is run"
+    path = source.path.relative_to(Path.cwd()) if source.path.is_relative_to(Path.cwd()) else source.path
+    model = f"name its model: '{escaped(str(path))}:model'" if "model" in bound else "write a build_model()"
     raise UserError(
-        f"{name} is a training script: it trains {how} (line {script.line}), and has no build_model(). To "
-        f"watch it train, as it is: 'fp8doctor run {path} ARGS...'. To have it loaded all the same, "
-        + (f"name its model: '{path}:{script.model}'" if script.model else "write a build_model()")
+        f"{escaped(source.path.name)} is a training script: it trains as soon as it is loaded (line "
+        f"{training.lineno}), and has no build_model(). To watch it train, as it is: 'fp8doctor run "
+        f"{escaped(str(path))} ARGS...'. To have it loaded all the same, {model}"
     )
-
-
-def _as_typed(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-@dataclass
-class _Script:
-    """A file's training, from its text."""
-
-    at_once: bool
-    """Trains when imported."""
-    guarded: bool
-    """Trains when run as ``__main__``."""
-    builds_a_model: bool
-    """Has a function of the contract."""
-    holds_a_model: bool
-    """A name outside the guard holds a model, as far as the text shows."""
-    model: str | None
-    """A global name of the model, else the last class of modules."""
-    line: int
-    """Line of the training, or 0."""
-
-    @classmethod
-    def of(cls, tree: ast.Module) -> _Script:
-        functions = {
-            each.name: each for each in tree.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
-        guarded = [each for each in tree.body if isinstance(each, ast.If) and _asks_for_main(each.test)]
-        plain = [each for each in tree.body if each not in guarded and not _defines(each)]
-        under_guard = [statement for each in guarded for statement in each.body]
-        at_once, as_main = _training(plain, functions), _training(under_guard, functions)
-        found = at_once or as_main
-        classes = {each.name for each in tree.body if isinstance(each, ast.ClassDef)}
-        derived = {each.name for each in tree.body if isinstance(each, ast.ClassDef) and each.bases}
-        bound = _bound(plain) | functions.keys() | classes
-        return cls(
-            at_once=at_once is not None,
-            guarded=as_main is not None,
-            builds_a_model=not bound.isdisjoint(BUILDERS),
-            holds_a_model=not bound.isdisjoint(MODELS)
-            or any(_holds_a_model(node, derived) for each in plain for node in _run_by(each)),
-            model=next((each for each in MODELS if each in bound), _last_module_class(tree)),
-            line=found.lineno if found is not None else 0,
-        )
-
-
-def _last_module_class(tree: ast.Module) -> str | None:
-    """Return the last module class, which is likely the model."""
-    kinds = [each for each in tree.body if isinstance(each, ast.ClassDef)]
-    modules = [each.name for each in kinds if any("Module" in ast.unparse(base) for base in each.bases)]
-    return modules[-1] if modules else None
-
-
-def _bound(statements: Iterable[ast.stmt]) -> set[str]:
-    """Return the names that statements assign or import."""
-    names = set()
-    for statement in statements:
-        for node in _run_by(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                names.add(node.id)
-            elif isinstance(node, ast.alias):
-                names.add(node.asname or node.name)
-    return names
-
-
-def _holds_a_model(node: ast.AST, classes: set[str]) -> bool:
-    """Tell if this assigns an instance of the file's own subclasses or torch.nn's."""
-    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
-        return False
-    values = node.value.elts if isinstance(node.value, ast.Tuple | ast.List) else [node.value]
-    return any(_makes_a_model(value.func, classes) for value in values if isinstance(value, ast.Call))
-
-
-def _makes_a_model(made: ast.expr, classes: set[str]) -> bool:
-    """Tell if this is one of the file's own classes, or torch.nn's."""
-    if isinstance(made, ast.Attribute):
-        return ast.unparse(made.value) in ("nn", "torch.nn")
-    return isinstance(made, ast.Name) and made.id in classes
-
-
-def _defines(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-
-
-def _asks_for_main(test: ast.expr) -> bool:
-    return "__name__" in ast.dump(test) and "__main__" in ast.dump(test)
-
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _training(statements: Iterable[ast.stmt], functions: dict[str, Function]) -> ast.stmt | ast.expr | None:

@@ -29,7 +29,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Lines, UnreadableDocument, decoder
-from fp8doctor.running.rank_reports import RankCollector, RankSender
+from fp8doctor.running.rank_reports import RankCollector, RankSender, is_running
 from fp8doctor.running.script_messages import (
     Ended,
     Imported,
@@ -331,7 +331,7 @@ def _lines(listen: int, process: int) -> Iterator[bytes]:
     poller.register(listen, select.POLLIN)
     lines = Lines()
     while True:
-        ended = not _alive(process)
+        ended = not is_running(process)
         try:
             chunk = os.read(listen, 1 << 20)
         except BlockingIOError:
@@ -342,12 +342,3 @@ def _lines(listen: int, process: int) -> Iterator[bytes]:
         if not chunk:
             return
         yield from lines.add(chunk)
-
-
-def _alive(process: int) -> bool:
-    """Tell if a process runs; a zombie does not."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_bytes()
-    except OSError:
-        return False
-    return status.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -3,13 +3,11 @@
 Layers outside compiled code get a forward hook for that step alone: their input, weight and the gradient of
 their output are measured when they come. A compiled region keeps its code and gets no hook. When the gradient
 of its output arrives, it runs once more, not compiled, on the first samples of the batch, with copies of its
-buffers and the random state put back, and the layers are measured there. Layers whose library gives no scales
-run once more, alone, and their casts are watched.
+buffers and the random state put back, and the layers are measured there.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import random
@@ -17,7 +15,6 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +25,7 @@ from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.health.record import CastHealth, HealthLayer, Row, significant
 from fp8doctor.running.calls import Calls
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
-from fp8doctor.stacks.casts import Casts, Measured, decibels, measured
+from fp8doctor.stacks.casts import Measured, decibels, measured
 from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
@@ -134,20 +131,11 @@ class LayerSampler:
             self._weight(at, module)
             if result.requires_grad and at not in self._expected:  # no reentrant checkpoint's first pass
                 self._expected.add(at)
-                called = None if casts else (args, kwargs, open_autocast(), given._version)
-                result.register_hook(partial(self._arrived, at, module, called))  # type: ignore[no-untyped-call]
+                result.register_hook(partial(self._arrived, at, module))  # type: ignore[no-untyped-call]
 
-    def _arrived(self, at: int, module: nn.Module, called: Any, gradient: torch.Tensor) -> None:
-        """Measure a gradient; ``called`` is kept of layers that are to run alone."""
+    def _arrived(self, at: int, module: nn.Module, gradient: torch.Tensor) -> None:
         with self._guarded():
-            if called is None:
-                self._measure(at, "gradient", gradient, casts_of(module).get("gradient"))
-                return
-            args, kwargs, around, version = called
-            given = _floating((args, kwargs))
-            if given is not None and given._version == version:
-                with random_state_kept(), around():
-                    self._alone(at, module, given, args, kwargs, gradient)
+            self._measure(at, "gradient", gradient, casts_of(module).get("gradient"))
 
     def _weight(self, at: int, module: nn.Module) -> None:
         with self._guarded():
@@ -159,30 +147,6 @@ class LayerSampler:
         if cast is not None and (at, operand) not in self._numbers:
             with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
                 self._numbers[at, operand] = measured(tensor, cast)
-
-    def _alone(
-        self,
-        at: int,
-        module: nn.Module,
-        given: torch.Tensor,
-        args: Any,
-        kwargs: Any,
-        gradient: torch.Tensor,
-    ) -> None:
-        """Run a layer once more with its input and gradient, and watch its casts."""
-        twin = _twin(module)
-        operands = {"input": given, "weight": _matrix(twin), "gradient": gradient}
-        with Casts() as casts, torch.enable_grad():
-            run_alone(twin, args, kwargs, gradient)
-        for scaled, kind in casts.seen:
-            for operand, tensor in operands.items():
-                if tensor is not None and (at, operand) not in self._numbers and _same(scaled, tensor):
-                    self._measure(at, operand, scaled, Cast(kind, scale=torch.ones((), device=scaled.device)))
-                    found = self._numbers[at, operand]
-                    amax = torch.linalg.vector_norm(tensor.detach(), math.inf, dtype=torch.float32)
-                    numbers = (*found.numbers[:3], amax, *found.numbers[4:])
-                    self._numbers[at, operand] = replace(found, numbers=numbers)
-                    break
 
     # Compiled regions
 
@@ -248,6 +212,8 @@ def _why_unseen(module: nn.Module, stack: str, region: Module | None) -> str | N
     """Return why a layer's input and gradient cannot be sampled, or None."""
     if stack == TRANSFORMER_ENGINE:
         return TE_COMPILED if region is not None else None if casts_of(module) else NO_SCALES
+    if not casts_of(module):
+        return NO_SCALES
     whole = region() if region is not None else None
     parts = () if whole is None else (*whole.modules(), *whole.parameters())
     homes = {home for kind in {type(each) for each in parts} for home, _ in lineage(kind)}
@@ -328,47 +294,6 @@ def _matrix(module: nn.Module) -> torch.Tensor | None:
     """Return a layer's first weight."""
     return next(
         (each for each in parameters_of(module).values() if each is not None and each.ndim == 2), None
-    )
-
-
-def _twin(module: nn.Module) -> nn.Module:
-    """Copy a layer over the same parameters, without its hooks and with tensors of its own."""
-    twin = copy.copy(module)
-    state: dict[str, Any] = vars(twin)
-    for name, value in list(state.items()):
-        if isinstance(value, torch.Tensor):
-            state[name] = value.detach().clone()
-        elif name.endswith("_hooks") and isinstance(value, dict):
-            state[name] = type(value)()
-    state["_buffers"] = {
-        name: None if each is None else each.clone() for name, each in state["_buffers"].items()
-    }
-    state.pop(torch_private.COMPILED_CALL, None)
-    return twin
-
-
-def run_alone(module: nn.Module, args: Any, kwargs: Any, gradient: torch.Tensor) -> None:
-    """Run a layer forward and backward on a call's arguments and its output's gradient."""
-    args, kwargs = _leaves(args), _leaves(kwargs)
-    leaves = [each for each in tensors((args, kwargs)) if each.is_floating_point()][:1]
-    if not getattr(module, "fuse_wgrad_accumulation", False):  # TE adds to main_grad, returns a placeholder
-        weights = (each for layer in recognise(module, {}) for each in layer.weights)
-        leaves += [each for each in weights if each.requires_grad]
-    output = next(tensors(module(*args, **kwargs)))
-    torch.autograd.grad(output, leaves, gradient.to(output.dtype), allow_unused=True)
-
-
-def _leaves(value: Any) -> Any:
-    """Make a call's tensors leaves of a graph of their own."""
-    return with_tensors(value, lambda each: each.detach().requires_grad_(each.is_floating_point()))
-
-
-def _same(scaled: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Tell if a scaled tensor is this one, perhaps transposed: the signs agree."""
-    one = scaled.reshape(-1, scaled.shape[-1]).sign()
-    other = tensor.detach().reshape(-1, tensor.shape[-1]).sign()
-    return any(
-        one.shape == each.shape and bool((one == each.to(one.dtype)).all()) for each in (other, other.t())
     )
 
 

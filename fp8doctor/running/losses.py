@@ -23,15 +23,16 @@ from fp8doctor.stacks.torch_private import in_backward, without_modes
 
 
 class Backwards:
-    """Calls ``ran(roots)`` for each backward pass of this thread from `begin` to `end`.
+    """Hears of each backward pass of this thread from `begin` to `end`, with copies of its losses.
 
     These are a step's micro-batches: a model may be called several times for one.
-    ``Tensor.backward`` reads the patched function. The passes inside of a recomputed region are none. ``ran``
-    may return a function to call after the pass.
+    ``Tensor.backward`` reads the patched function. The passes inside of a recomputed region are none.
     """
 
-    def __init__(self, ran: Callable[[Any], Callable[[], None] | None]) -> None:
-        self._ran, self._thread = ran, get_ident()
+    def __init__(self) -> None:
+        self._thread, self._watches = get_ident(), False
+        self.heard: Callable[[list[torch.Tensor]], object] | None = None
+        """Also takes the losses, for a window."""
 
     def begin(self) -> None:
         """Patch ``torch.autograd.backward``."""
@@ -41,8 +42,11 @@ class Backwards:
         @functools.wraps(own)  # so that it pickles
         def backward(*arguments: Any, **settings: Any) -> Any:
             then = None
-            if get_ident() == watch._thread and in_backward() is False:
-                then = watch._ran(arguments[0] if arguments else settings.get("tensors"))
+            if watch._watches and get_ident() == watch._thread and in_backward() is False:
+                losses = numbers(arguments[0] if arguments else settings.get("tensors"))
+                if watch.heard is not None:
+                    watch.heard(losses)
+                then = watch.ran(losses)
             try:
                 result = own(*arguments, **settings)
             except BaseException as error:
@@ -52,13 +56,18 @@ class Backwards:
                 then()
             return result
 
-        self._own, self._placed = own, backward
+        self._own, self._placed, self._watches = own, backward, True
         torch.autograd.backward = backward
 
     def end(self) -> None:
-        """Restore it, unless other code has patched it meanwhile."""
-        if torch.autograd.backward is self._placed:
+        """Restore it, unless other code has patched it meanwhile; a second call does nothing."""
+        if self._watches and torch.autograd.backward is self._placed:
             torch.autograd.backward = self._own
+        self._watches = False
+
+    def ran(self, losses: list[torch.Tensor]) -> Callable[[], None] | None:
+        """Take the losses of a pass that begins; may return a function to call after the pass."""
+        raise NotImplementedError
 
 
 _log = logging.getLogger("fp8doctor")
@@ -78,26 +87,14 @@ def numbers(roots: Any) -> list[torch.Tensor]:
         return []
 
 
-class LossLog:
-    """Keeps copies of each step's losses from `begin` to `end`. Only `first_bad` waits for the GPU."""
+class LossLog(Backwards):
+    """Keeps copies of each step's losses. Only `first_bad` waits for the GPU."""
 
     def __init__(self) -> None:
-        self._backwards = Backwards(self._ran)
+        super().__init__()
         self._step: list[torch.Tensor] = []
         self._unread: list[tuple[int, list[torch.Tensor]]] = []
         self._bad: int | None = None
-        self._watches = False
-
-    def begin(self) -> None:
-        """Watch the backward passes of this thread."""
-        self._backwards.begin()
-        self._watches = True
-
-    def end(self) -> None:
-        """Stop watching; a second call does nothing."""
-        if self._watches:
-            self._backwards.end()
-        self._watches = False
 
     def stepped(self, step: int) -> None:
         """Note the end of this step of an optimizer."""
@@ -114,9 +111,9 @@ class LossLog:
                     self._bad = step
         return self._bad
 
-    def _ran(self, roots: Any) -> None:
-        if self._watches and self._bad is None:
-            self._step += numbers(roots)
+    def ran(self, losses: list[torch.Tensor]) -> None:
+        """Keep them, until one was not finite."""
+        self._step += losses if self._bad is None else ()
 
 
 SHARE = 0.004
@@ -142,11 +139,11 @@ class _Fetched:
         return float(self._loss)
 
 
-class StepLosses:
-    """Notes losses and gradients from `begin` to `end`; `next_step` forgets a step's."""
+class StepLosses(Backwards):
+    """Notes losses and gradients; `next_step` forgets a step's."""
 
     def __init__(self) -> None:
-        self._backwards = Backwards(self._ran)
+        super().__init__()
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._losses: list[_Fetched] = []
         self.largest: tuple[list[int], list[torch.Tensor]] | None = None
@@ -157,14 +154,6 @@ class StepLosses:
         self._rest = 0
         """Steps to come whose gradients are not read."""
         self._took_s = self._last_s = 0.0
-
-    def begin(self) -> None:
-        """Watch the backward passes."""
-        self._backwards.begin()
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._backwards.end()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Read the gradients of these parameters; they are not kept alive."""
@@ -186,9 +175,10 @@ class StepLosses:
         """Return the step's loss, None if no backward pass had one. Waits for the GPU's forward."""
         return sum(each.read() for each in self._losses) if self._losses else None
 
-    def _ran(self, roots: Any) -> Callable[[], None] | None:
+    def ran(self, losses: list[torch.Tensor]) -> Callable[[], None] | None:
+        """Fetch the losses, and the gradients after the pass."""
         with without_modes():
-            self._losses += map(_Fetched, numbers(roots))
+            self._losses += map(_Fetched, losses)
         return self._after if self._parameters and (self.wants_norm or not self._rest) else None
 
     def _after(self) -> None:

@@ -280,8 +280,6 @@ class ScriptObserver:
         found = owner_of(optimizer, self.living)
         self.share = found.share if found is not None else 0.0
         function = frames_compiled() > self.frames_before and found is not None and not found.compiled
-        if self.long is not None:
-            self.long.release()
         self.window = StepWindow(
             self.settings.steps,
             main.steps,
@@ -291,7 +289,7 @@ class ScriptObserver:
             capture=not main.closure,
             keep=self.settings.budget_s is not None,
             mark=not function,
-            tell=None if self.long is None else self.long.called,
+            losses=self.losses if self.long is None else self.long.losses,
         )
         self.window.begin()
 

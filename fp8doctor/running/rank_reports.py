@@ -1,8 +1,8 @@
 """Collect the reports of a job's ranks.
 
 Nothing uses the script's process group: a collective of ours would hang if ranks step unevenly, end early or
-crash, and would interleave with the script's. The listeners meet at an abstract socket instead, named after
-the launcher's variables. It leaves no file and reaches one host.
+crash, and would interleave with the script's. The listeners meet in a temporary folder instead, named after
+the launcher's variables. Rank 0 makes and removes it. It reaches one host.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import select
-import socket
-import struct
+import shutil
+import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, Ranks, recorded
-from fp8doctor.facts.record import Lines, decoder
+from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.wording import plural
@@ -41,8 +42,8 @@ class RankPlace:
     """Processes on this host; None if the launcher does not say."""
     with_rank_0: bool
     """Rank 0 is on this host, as far as the launcher says."""
-    address: bytes
-    """Address of this host's socket."""
+    folder: Path
+    """Of all ranks of this host."""
 
 
 def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
@@ -62,7 +63,7 @@ def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
         world_size=world,
         of_host=_number(environment, "LOCAL_WORLD_SIZE"),
         with_rank_0=_number(environment, "GROUP_RANK") in (None, 0),
-        address=b"\0fp8doctor-" + hashlib.sha256(known.encode()).hexdigest()[:32].encode(),
+        folder=Path(tempfile.gettempdir(), f"fp8doctor-{hashlib.sha256(known.encode()).hexdigest()[:32]}"),
     )
 
 
@@ -162,202 +163,121 @@ AFTER_A_CRASH_S = 5.0
 """The same if rank 0 failed: the launcher ends the others."""
 
 MEETS_WITHIN_S = 3.0
-"""Seconds that a rank looks for rank 0. A choice: the launcher starts both at once."""
-
-SENT_WITHIN_S = 2.0
-"""Seconds that a rank tries to send a message."""
+"""Seconds that a rank looks for rank 0's folder. A choice: the launcher starts both at once."""
 
 TICK_S = 0.05
 
-ANOTHER_JOB = "a job with the same MASTER_ADDR and MASTER_PORT"
-
 
 class RankMessage(msgspec.Struct):
-    """A rank's state and notes; the last message counts."""
+    """A rank's state and notes."""
 
     rank: Rank
     at_s: float
     """Time of this state, on the host's monotonic clock."""
     notes: tuple[str, ...]
+    process: int
+    """Process that listens to the rank."""
 
 
 class RankSender:
-    """A rank other than 0: sends its state to rank 0."""
+    """A rank other than 0: keeps its state in a file of rank 0's folder."""
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place
-        self._socket: socket.socket | None = None
 
-    def changed(self, state: ScriptState) -> None:
-        """Send the new state, without waiting for rank 0."""
-        self._send(state)
-
-    def ended(self, state: ScriptState, *, patient: bool) -> None:
-        """Send the final state; rank 0 may have started later."""
-        until = time.monotonic() + (MEETS_WITHIN_S if self.place.with_rank_0 else 0.0)
-        while not self._send(state) and time.monotonic() < until:
-            time.sleep(TICK_S)
-        if self._socket is not None:
-            self._socket.close()
-
-    def _send(self, state: ScriptState) -> bool:
-        message = RankMessage(rank_of(self.place.rank, state), time.monotonic(), tuple(state.notes))
+    def changed(self, state: ScriptState) -> bool:
+        """Write the new state; False if rank 0's folder is not there: not yet, or no more."""
+        rank, folder = self.place.rank, self.place.folder
+        message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
         try:
-            if self._socket is None:
-                self._socket = _connected(self.place.address)
-            self._socket.sendall(msgspec.json.encode(message) + b"\n")
+            if not _is_own(folder):
+                return False
+            beside = folder / f".{rank}"
+            beside.write_bytes(msgspec.json.encode(message))
+            beside.replace(folder / str(rank))
         except OSError:
-            self._socket = None
             return False
         return True
 
-
-def _connected(address: bytes) -> socket.socket:
-    """Connect to rank 0. Raises OSError if it is missing, or is another user's."""
-    peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    peer.settimeout(SENT_WITHIN_S)
-    try:
-        peer.connect(address)
-        if _peer_of(peer)[1] != os.getuid():
-            raise PermissionError("another user answers")
-    except OSError:
-        peer.close()
-        raise
-    return peer
-
-
-def _peer_of(peer: socket.socket) -> tuple[int, int]:
-    """Return process and user at the other end."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process, user, _ = struct.unpack("3i", credentials)
-    return process, user
+    def ended(self, state: ScriptState, *, patient: bool) -> None:
+        """Write the final state; rank 0 may have started later."""
+        until = time.monotonic() + (MEETS_WITHIN_S if self.place.with_rank_0 else 0.0)
+        while not self.changed(state) and time.monotonic() < until:
+            time.sleep(TICK_S)
 
 
 class RankCollector:
-    """Rank 0: collects the other ranks' messages at the end, with a timeout."""
+    """Rank 0: makes the folder, and reads the other ranks' files at the end, with a timeout."""
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place
-        self._decoder = decoder(RankMessage)
         self._messages: dict[int, RankMessage] = {}
-        self._open: dict[socket.socket, Lines] = {}
-        self._rank_at: dict[socket.socket, int] = {}
-        self._processes: dict[int, set[int]] = {}
-        """Senders of each rank's messages. Two mean another job with the same variables."""
-        self._server: socket.socket | None = self._listening()
-
-    def _listening(self) -> socket.socket | None:
-        """Listen; None if the address stays taken, at first by the previous job's report."""
-        until = time.monotonic() + MEETS_WITHIN_S
-        while True:
-            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                server.bind(self.place.address)
-                server.listen(self.place.world_size)
-                server.setblocking(False)
-                return server
-            except OSError:
-                server.close()
-                if time.monotonic() >= until:
-                    return None
-                time.sleep(TICK_S)
+        with contextlib.suppress(OSError):
+            if _is_own(place.folder):
+                shutil.rmtree(place.folder, ignore_errors=True)  # of a job that was killed
+            place.folder.mkdir(mode=0o700)
 
     def changed(self, state: ScriptState) -> None:
         """Do nothing: rank 0 knows its own state."""
 
     def ended(self, state: ScriptState, *, patient: bool) -> None:
-        """Read the others' messages until they end or time is up, and combine all ranks.
+        """Read the others' files until they end or time is up, and combine all ranks.
 
-        ``patient``: wait for ranks that are connected and run, as the launcher does.
+        ``patient``: wait for ranks that run, as the launcher does.
         """
+        place, at_s = self.place, time.monotonic()
         failed = state.error is not None or not state.ended
-        at_s = time.monotonic()
         until = at_s + (AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S)
-        while self._server is not None and not self._all_ended():
-            more = self._listen(self._server)
-            waits_on = patient and not failed and bool(self._open)
-            if not more and not waits_on and time.monotonic() >= until:
+        while True:
+            self._read()
+            runs = sum(each.rank.end == "running" for each in self._messages.values())
+            ended = len(self._messages) - runs
+            waits_on = patient and not failed and runs
+            if ended >= (place.of_host or place.world_size) - 1:
                 break
-        while self._server is not None and self._listen(self._server):
-            pass  # what came meanwhile may be of another job
-        self._close()
-        for number in self._of_two_jobs():
-            self._messages.pop(number, None)
-        self._messages[self.place.rank] = RankMessage(rank_of(self.place.rank, state), at_s, ())
-        state.ranks = self._together()
-        state.notes += self._notes()
-
-    def _listen(self, server: socket.socket) -> bool:
-        """Take messages for one tick. Return whether there were any."""
-        speaking = select.select([server, *self._open], [], [], TICK_S)[0]
-        for each in speaking:
-            try:
-                if each is server:
-                    came, _ = server.accept()
-                    came.setblocking(False)
-                    if _peer_of(came)[1] == os.getuid():
-                        self._open[came] = Lines()
-                    else:
-                        came.close()
-                else:
-                    self._read(each)
-            except OSError:
-                if each is not server:
-                    self._disconnected(each)
-        return bool(speaking)
-
-    def _read(self, peer: socket.socket) -> None:
-        chunk = peer.recv(1 << 20)
-        for line in self._open[peer].add(chunk):
-            with contextlib.suppress(msgspec.MsgspecError):
-                message = self._decoder.decode(line)
-                number = message.rank.rank
-                self._messages[number], self._rank_at[peer] = message, number
-                self._processes.setdefault(number, set()).add(_peer_of(peer)[0])
-        if not chunk:
-            self._disconnected(peer)
-
-    def _disconnected(self, peer: socket.socket) -> None:
-        """Mark a rank that left without its end as killed."""
-        del self._open[peer]
-        peer.close()
-        message = self._messages.get(self._rank_at.get(peer, -1))
-        if message is not None and message.rank.end == "running":
-            message.rank, message.at_s = replace(message.rank, end="killed"), time.monotonic()
-
-    def _all_ended(self) -> bool:
-        others = (self.place.of_host or self.place.world_size) - 1
-        return sum(each.rank.end != "running" for each in self._messages.values()) >= others
-
-    def _close(self) -> None:
-        for each in (*self._open, *([self._server] if self._server is not None else [])):
-            each.close()
-
-    def _of_two_jobs(self) -> list[int]:
-        return sorted(number for number, processes in self._processes.items() if len(processes) > 1)
-
-    def _together(self) -> Ranks:
-        place = self.place
-        expected = range(place.of_host) if place.of_host is not None else sorted(self._messages)
+            if not waits_on and time.monotonic() >= until:
+                break
+            time.sleep(TICK_S)
+        if _is_own(place.folder):
+            shutil.rmtree(place.folder, ignore_errors=True)
+        self._messages[place.rank] = RankMessage(rank_of(place.rank, state), at_s, (), os.getpid())
         known = {number: message.rank for number, message in self._messages.items()}
-        return Ranks(
+        expected = {*range(place.of_host or 0), *known}
+        state.ranks = Ranks(
             world_size=place.world_size,
             of_host=place.of_host,
-            processes=tuple(
-                known.get(number, Rank(rank=number, end="not_seen")) for number in sorted({*expected, *known})
-            ),
+            processes=tuple(known.get(each, Rank(rank=each, end="not_seen")) for each in sorted(expected)),
         )
+        order = sorted(known, key=lambda number: self._messages[number].at_s)
+        for number in sorted(known):
+            state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(self._messages[number].notes)]
+        state.notes += rank_notes(state.ranks, order)
 
-    def _notes(self) -> list[str]:
-        """Return the ranks' own notes, and those about them."""
-        own = [
-            f"rank {number}: {note}"
-            for number, message in sorted(self._messages.items())
-            for note in dict.fromkeys(message.notes)
-        ]
-        if self._server is None:
-            return [*own, f"the other ranks were not heard: {ANOTHER_JOB} is there already"]
-        if two := self._of_two_jobs():
-            own.append(f"left out, as {ANOTHER_JOB} runs next to this one: {named(two)}")
-        order = sorted(self._messages, key=lambda number: self._messages[number].at_s)
-        return [*own, *rank_notes(self._together(), order)]
+    def _read(self) -> None:
+        """Read the files; a rank that runs and whose listener is gone was killed."""
+        for file in self.place.folder.glob("[0-9]*") if _is_own(self.place.folder) else ():
+            with contextlib.suppress(OSError, msgspec.MsgspecError):
+                message = decoder(RankMessage).decode(file.read_bytes())
+                known = self._messages.get(message.rank.rank)
+                if known is None or known.at_s < message.at_s:
+                    self._messages[message.rank.rank] = message
+        for message in self._messages.values():
+            if message.rank.end == "running" and not is_running(message.process):
+                message.rank, message.at_s = replace(message.rank, end="killed"), time.monotonic()
+
+
+def _is_own(folder: Path) -> bool:
+    """Tell if this is a folder that only this user may write to."""
+    with contextlib.suppress(OSError):
+        found = folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+    return False
+
+
+def is_running(process: int) -> bool:
+    """Tell if a process runs; a zombie does not."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:
+        return False
+    return status.rpartition(b")")[2].split()[0] not in (b"Z", b"X")

@@ -22,9 +22,9 @@ from torch import nn
 
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.running.calls import Called, Calls
+from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import AutocastsOpened, Capture, autocast_around
-from fp8doctor.running.losses import Backwards, numbers
+from fp8doctor.running.losses import Backwards
 from fp8doctor.running.stepped_model import outside_compiled
 from fp8doctor.running.traceback_frames import without_own_frame
 from fp8doctor.stacks.torch_private import (
@@ -76,17 +76,17 @@ class StepWindow:
         capture: bool,
         keep: bool = False,
         mark: bool = True,
-        tell: Called | None = None,
+        losses: Backwards,
     ) -> None:
         """Watch calls of ``modules``.
 
         ``inside`` are modules within compiled regions that have not run yet. ``capture`` notes the batch of
         one call and what the modules of ``model`` run in, and ``keep`` copies its data for a trial. Without
-        ``mark`` no call is watched: the modules only give the device. ``tell`` hears of calls too.
+        ``mark`` no call is watched: the modules only give the device. ``losses`` are watched already.
         """
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
-        self._captures, self._keep, self._tell = capture, keep, tell
+        self._captures, self._keep = capture, keep
         self._model = None if model is None else weakref.ref(model)
         self._seen = CallsSeen()
         self._compiled: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class StepWindow:
             Calls(modules if mark else (), self._called, inside if mark else ()),
             LoaderWaits(self._clock.now, self._waited),
         )
-        self.autocasts, self._backwards = AutocastsOpened(), Backwards(self._ran_backward)
+        self.autocasts, self._backwards = AutocastsOpened(), losses
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
         self.marked = mark and bool(modules)
@@ -111,7 +111,7 @@ class StepWindow:
         self._calls.begin()
         self._waits.begin()
         self.autocasts.begin()
-        self._backwards.begin()
+        self._backwards.heard = self._ran_backward
         self._step = _TimedStep(self._clock.now())
 
     def stepped(self) -> bool:
@@ -131,7 +131,7 @@ class StepWindow:
         self._calls.end()
         self._waits.end()
         self.autocasts.end()
-        self._backwards.end()
+        self._backwards.heard = None
 
     def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""
@@ -194,9 +194,9 @@ class StepWindow:
         with without_modes():
             return tuple(each.loss() for each in self._done)
 
-    def _ran_backward(self, roots: Any) -> None:
+    def _ran_backward(self, losses: list[torch.Tensor]) -> None:
         self._step.backwards += 1
-        self._step.losses += numbers(roots)
+        self._step.losses += losses
 
     def _waited(self, begin: Moment, end: Moment) -> None:
         self._step.waits.append((begin, end))
@@ -204,8 +204,6 @@ class StepWindow:
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing
             return None
-        if self._tell is not None:
-            self._tell(module, args, kwargs)
         step, self.seen = self._step, True
         step.calls += 1
         if step.first_call is None:

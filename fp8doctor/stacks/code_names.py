@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Iterator
-from itertools import pairwise
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -22,6 +21,14 @@ def names_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_in(constant)
+
+
+def _bare_names(code: CodeType) -> Iterator[str]:
+    """Yield the globals that a function and its inner functions load."""
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _bare_names(constant)
 
 
 def named(
@@ -41,8 +48,9 @@ def named(
         cells = read(function, "__closure__") or ()
         held += (("", cell.cell_contents) for cell in cells if cell != type(cell)())
     if is_own(function):
+        bare = set(_bare_names(function.__code__))
         for name in names_in(function.__code__):
-            held.append((name, function.__globals__.get(name)))
+            held.append((name, function.__globals__.get(name) if name in bare else None))
             held += ((name, vars(kind)[name]) for kind in classes if name in vars(kind))
     for name, value in held:
         yield name, value
@@ -60,19 +68,3 @@ def wrapped(function: Any) -> Any:
     """Return the function inside ``torch.compile`` or a library's wrapper, or None."""
     inner = original(function)
     return read(function, "__wrapped__") if inner is None and not is_own(function) else inner
-
-
-def loads(code: CodeType) -> Iterator[tuple[str | None, str]]:
-    """Yield every name that code reads, with its owner; None for a bare name."""
-    for before, instruction in pairwise(dis.get_instructions(code)):
-        if instruction.opname.startswith("LOAD_") and instruction.opname != "LOAD_CONST":
-            of_something = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
-            yield _last(before.argval) if of_something else None, _last(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from loads(constant)
-
-
-def _last(argument: object) -> str:
-    """Return the last name: from Python 3.13 an instruction may load two."""
-    return str(argument[-1] if isinstance(argument, tuple) else argument)

@@ -7,9 +7,9 @@ FP8, if the class or its weight's type is named after FP8, or if an FP8 switch i
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from fp8doctor.facts import Use
 from fp8doctor.stacks import Layer, NoCounterpart, plain
-from fp8doctor.stacks.code_names import loads, names_in
+from fp8doctor.stacks.code_names import is_own, named, names_in
 from fp8doctor.stacks.looking import (
     forward_of,
     is_a,
@@ -61,43 +61,28 @@ SWITCH = re.compile(
 )
 """Attributes that switch FP8 on: ``use_fp8`` in modded-nanogpt."""
 
-GRADIENT_OFF = frozenset(("no_grad", "inference_mode", "set_grad_enabled", "detach", "data"))
-"""Names that detach the operands from the graph, or may."""
-
 GETS_BY = ("pad", "linear", "forward")
 """Names in a layer that pads its sides, or falls back to an ordinary matmul."""
 
-DEPTH = 4
-"""Depth of calls to follow. A choice."""
-
-LIBRARIES = ("torch", "torchao", "transformer_engine", "transformers", "peft", "bitsandbytes", "accelerate")
-"""Packages whose functions are not followed and whose layers other stacks know."""
-
 _REACHED: WeakKeyDictionary[FunctionType, tuple[str, ...]] = WeakKeyDictionary()
+"""Names in a forward and in the user's functions that it calls."""
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """Recognize a layer with 16- or 32-bit weights whose forward or name is FP8's."""
     weights = [each for each in parameters_of(module).values() if each is not None and each.ndim in (2, 3)]
-    forward = _unbound(forward_of(module))
-    if not weights or type(forward) is not FunctionType or _is_library(forward.__module__):
-        return ()
-    if any(map(_is_quantized, weights)):
+    forward = _function(forward_of(module))
+    if not weights or forward is None or any(map(_is_quantized, weights)):
         return ()
     switches = _switches(module, forward)
-    if False in switches and True not in switches:
+    if switches == {False}:
         return ()
     names = names_reached(forward, type(module))
     gemm = fp8_gemm(names)
     if gemm is None and True not in switches and not NAMED.search(_names_itself(module)):
         return ()
     use: Use = "training" if gemm and gemm.startswith("torch.") else "unknown"
-    features: dict[str, bool | int | str | None] = {
-        "gemm": gemm,
-        "any_side": not set(names).isdisjoint(GETS_BY),
-    }
-    if use == "training" and _lacks_backward(forward, type(module), weights):
-        features["backward"] = False
+    features = {"gemm": gemm, "any_side": not set(names).isdisjoint(GETS_BY)}
     return tuple(
         replace(each, stack=STACK, use=use, features=each.features | features)
         for each in _layers(module, gaps)
@@ -133,18 +118,15 @@ def fp8_gemm(names: tuple[str, ...]) -> str | None:
 
 def fp8_call(module: nn.Module) -> str | None:
     """Return the FP8 function that a module's forward names, or a function that it holds names."""
-    forward = _unbound(forward_of(module))
-    if type(forward) is not FunctionType:
-        return None
-    if _is_library(forward.__module__):
+    forward = _function(forward_of(module))
+    if forward is None:
         name = type(module).__name__  # torchao's wrapper, which axolotl's attn_implementation: fp8 uses
         return name if OUTSIDE.search(name) else None
     if _switches(module, forward) == {False}:
         return None
-    held = (_unbound(read(module, name)) for name in names_in(forward.__code__))
     names = names_reached(forward, type(module))
-    for function in held:
-        if type(function) is FunctionType and not _is_library(function.__module__):
+    for function in (_function(read(module, name)) for name in names_in(forward.__code__)):
+        if function is not None:
             names += (function.__name__, *names_reached(function, type(module)))
     return fp8_gemm(names) or next((each for each in names if OUTSIDE.search(each)), None)
 
@@ -160,74 +142,30 @@ def _names_itself(module: nn.Module) -> str:
     return f"{type(module).__name__} {read(read(module, 'weight_qtype'), 'name')}"
 
 
-def _lacks_backward(forward: FunctionType, kind: type, weights: Sequence[Tensor]) -> bool:
-    """Tell if autograd surely meets torch's FP8 matmul, which has no derivative."""
-    names = set(_reached(forward, kind, set(), DEPTH, by_autograd=True))
-    return (
-        any(weight.requires_grad for weight in weights)
-        and names == set(names_reached(forward, kind))
-        and names.isdisjoint(GRADIENT_OFF)
-    )
-
-
 def names_reached(function: FunctionType, kind: type) -> tuple[str, ...]:
     """List the names in a class's forward and in the user's functions that it calls."""
     if function not in _REACHED:
-        _REACHED[function] = tuple(_reached(function, kind, set(), DEPTH))
+        _REACHED[function] = tuple(_reached(function, kind, set()))
     return _REACHED[function]
 
 
-def _reached(
-    function: FunctionType, kind: type, seen: set[int], depth: int, by_autograd: bool = False
-) -> Iterator[str]:
-    seen.add(id(function))
+def _reached(function: Any, kind: type, seen: set[int]) -> Iterator[str]:
     yield from names_in(function.__code__)
-    for each in _called(function, kind, by_autograd) if depth else ():
-        if id(each) not in seen:
-            yield from _reached(each, kind, seen, depth - 1, by_autograd)
+    for name, value in named(function, kind.__mro__, seen):
+        yield name
+        ways: tuple[Any, ...] = ()
+        if isinstance(value, type) and ("torch.autograd.function", "Function") in lineage(value):
+            ways = (read_class(value, "forward"), read_class(value, "backward"))
+        elif type(value).__name__ == "CustomOpDef":
+            ways = (state_of(value).get("_init_fn"),)
+        for way in filter(None, map(_function, ways)):
+            yield from _reached(way, kind, seen)
 
 
-def _called(function: FunctionType, kind: type, by_autograd: bool) -> Iterator[FunctionType]:
-    """Yield the user's functions that a function names.
-
-    Globals, methods, functions of modules, and both directions of an autograd function or custom operator,
-    which autograd itself does not look into (``by_autograd``).
-    """
-    found = [_value(owner, name, function, kind) for owner, name in loads(function.__code__)]
-    found += [cell.cell_contents for cell in function.__closure__ or () if cell != type(cell)()]
-    found.append(state_of(function).get("__wrapped__"))
-    for each in found:
-        ways: tuple[Any, ...]
-        if isinstance(each, type) and ("torch.autograd.function", "Function") in lineage(each):
-            ways = () if by_autograd else (read_class(each, "forward"), read_class(each, "backward"))
-        elif type(each).__name__ == "CustomOpDef":
-            ways = () if by_autograd else (state_of(each).get("_init_fn"),)
-        else:
-            ways = (each,)
-        for way in map(_unbound, ways):
-            if type(way) is FunctionType and not _is_library(way.__module__):
-                yield way
-
-
-def _value(owner: str | None, name: str, function: FunctionType, kind: type) -> Any:
-    """Resolve a global, a method of ``self``, or a member of a user's module."""
-    known = function.__globals__
-    if owner is None:
-        return known.get(name)
-    if owner == "self":
-        return read_class(kind, name)
-    module = known.get(owner)
-    if type(module) is ModuleType and not _is_library(module.__name__):
-        return vars(module).get(name)
-    return None
-
-
-def _unbound(value: Any) -> Any:
-    return value.__func__ if type(value) in (MethodType, staticmethod, classmethod) else value
-
-
-def _is_library(module: str | None) -> bool:
-    return (module or "").partition(".")[0] in LIBRARIES
+def _function(value: Any) -> FunctionType | None:
+    """Return the user's own function in a method or function; None for a library's."""
+    value = value.__func__ if type(value) in (MethodType, staticmethod, classmethod) else value
+    return value if is_own(value) else None
 
 
 def _is_quantized(weight: Tensor) -> bool:

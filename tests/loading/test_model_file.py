@@ -13,9 +13,7 @@ import torch
 
 import fp8doctor.loading.model_file
 from fp8doctor.errors import UserError
-from fp8doctor.known_errors import recognise
 from fp8doctor.loading.model_file import load
-from fp8doctor.loading.target import locate
 from tests.logged import Records
 
 BAD_INPUT = sorted((Path(__file__).parents[1] / "bad_input").glob("*.txt"))
@@ -101,13 +99,6 @@ def test_a_file_that_does_not_end_in_py_is_not_run(name: str, attribute: str, tm
     assert not Path("ran").exists()
 
 
-def test_a_declared_encoding_is_honoured(tmp_path: Path) -> None:
-    (tmp_path / "old.py").write_bytes(
-        "# -*- coding: latin-1 -*-\nimport torch\nmüller = torch.nn.Linear(8, 8)\n".encode("latin-1")
-    )
-    assert load("old.py").target.attribute == "müller"
-
-
 @pytest.mark.parametrize(
     ("target", "sentence"),
     [
@@ -141,16 +132,6 @@ def test_targets_that_name_no_model_file(target: str, sentence: str, tmp_path: P
     (tmp_path / "notes.ipynb").write_text("{}")
     (tmp_path / "saved.json").write_text("{}")
     assert str(mistake(target)).startswith(sentence)
-
-
-def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "model.py").write_text("model = 1")
-
-    def refuse(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "read_bytes", refuse)
-    assert str(mistake("model.py")) == "cannot read model.py: Permission denied"
 
 
 def test_names_are_tried_in_the_order_of_the_contract(write: Write) -> None:
@@ -301,15 +282,6 @@ def test_a_large_model_that_needs_its_weights_is_built(write: Write, monkeypatch
         )
     )
     assert not next(job.model.parameters()).is_meta
-
-
-def test_layers_are_passed_on_when_the_builder_takes_them(write: Write) -> None:
-    file = write(
-        "def build_model(layers=8): return torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in "
-        "range(layers)))"
-    )
-    assert len(load(file).model) == 8
-    assert len(load(file, layers=2).model) == 2
 
 
 def test_a_model_and_its_optimizer(write: Write) -> None:
@@ -464,11 +436,6 @@ def test_two_files_of_one_name_get_two_module_names(write: Write) -> None:
     assert (type(first.model).__module__, type(second.model).__module__) == ("net", "fp8doctor_target_net")
 
 
-def test_a_file_that_fails_is_not_left_among_the_modules(write: Write) -> None:
-    mistake(write("raise ValueError", "broken_net.py"))
-    assert "broken_net" not in sys.modules
-
-
 def test_modules_of_packages(write: Write) -> None:
     write("", "pkg/__init__.py")
     write("from .parts import Net\ndef build_model(): return Net()\nother = Net()", "pkg/net.py")
@@ -499,19 +466,6 @@ def test_a_missing_import_that_no_installation_mends_is_not_to_be_installed(writ
         assert "install" not in str(error)
 
 
-def test_an_import_below_the_missing_one_that_fails_all_the_same_is_told(write: Write) -> None:
-    error = mistake(
-        write("from unsloth import FastLanguageModel\nfrom unsloth.fp8_training import FP8TrainingConfig")
-    )
-    assert str(error).endswith(
-        "imports unsloth, which is not here, and: from unsloth.fp8_training import FP8TrainingConfig"
-    )
-    assert [each.codes for each in recognise(str(error))] == [("MOD003",)]
-    assert "install" not in str(error)
-    plain = mistake(write("import not_here\nfrom unsloth.fp8_training import FP8TrainingConfig"))
-    assert "imports not_here, which this Python does not have; install it" in str(plain)
-
-
 def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:
     error = mistake(write("raise ValueError('begins ' + 'x' * 1_000_000 + ' ends')"))
     assert len(error.detail) < 21_000
@@ -529,14 +483,6 @@ def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
     assert "in build_model" in lines[1]
     assert lines[-1] == "RuntimeError: deep"
     assert error.detail.count("File ") == 2
-
-
-def test_a_cause_is_shown_with_the_frames_of_the_user_only(write: Write) -> None:
-    error = mistake(
-        write("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('outer') from e")
-    )
-    assert error.detail.count("File ") == 2
-    assert "direct cause" in error.detail
 
 
 def test_training_arguments_and_a_trainer(write: Write, forget_accelerate: None) -> None:
@@ -634,12 +580,6 @@ def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
     job = load(f"{file}:trainer")
     assert "its train() raises OSError: no data" in logged.text()
     assert job.model is job.trainer.model
-
-
-def test_locating_runs_nothing(write: Write) -> None:
-    write("raise SystemExit", "never.py")
-    source = locate("never.py:net")
-    assert (source.name, source.module, source.attribute) == ("never.py", None, "net")
 
 
 def test_layers_that_lightning_would_make_later_are_named_as_such(write: Write) -> None:

@@ -72,8 +72,8 @@ def train(model: nn.Module, spoil: Callable[[Any, torch.Tensor], None] | None) -
 
 CASES = {
     weight: "the loss is not finite. It started in blocks.1.down ({}): weight. It was not finite before",
-    overflow: "the loss is not finite. It started in blocks.1.up ({}): output. All weights are finite",
-    batch: "the loss is not finite. The batch itself is not finite.",
+    overflow: "the loss is not finite. All weights are finite.",
+    batch: "the loss is not finite. All weights are finite.",
     gradient: "the gradient is not finite. It started in blocks.1.down ({}): gradient of its weight.",
 }
 

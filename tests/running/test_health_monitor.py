@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.layer_sampler import NO_SCALES, LayerSampler
-from tests.running.loops import Block, Net
+from tests.running.loops import Net
 from tests.running.sampled import Training, float8
 from tests.stand_ins import transformer_engine as te
 
@@ -60,9 +60,7 @@ def test_a_layer_whose_gradient_underflows(tmp_path: Path) -> None:
     assert (fault.kind, fault.layer, fault.operand) == ("flushed", "blocks.0.up", "gradient")
     assert 40 <= fault.since <= 60
     (said,) = verdict.conclusions
-    assert (
-        f"of its gradient has flushed to zero since step {fault.since}, rising. Keep it in BF16:" in said.text
-    )
+    assert f"of its gradient has flushed to zero since step {fault.since}. Keep it in BF16:" in said.text
     assert 'keep = {"blocks.0.up"}' in said.code
 
 
@@ -80,62 +78,6 @@ def test_a_rate_that_diverges_is_not_blamed_on_fp8(tmp_path: Path) -> None:
     assert 50 <= verdict.rise.since <= 65
     assert "FP8 did not start it" in verdict.summary
     assert all(each.text.endswith("This followed the rise of the loss.") for each in verdict.conclusions)
-
-
-class Static(torch.autograd.Function):
-    """A matmul whose operands are scaled by constants, as in modded-nanogpt."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        x8 = (x * scales[0]).clamp(-448, 448).to(torch.float8_e4m3fn)
-        weight8 = (weight * scales[1]).clamp(-448, 448).to(torch.float8_e4m3fn)
-        ctx.save_for_backward(x8, weight8, scales)
-        ones = torch.ones(())
-        out: torch.Tensor = torch._scaled_mm(
-            x8, weight8.t(), ones / scales[0], ones / scales[1], out_dtype=torch.bfloat16
-        )
-        return out.to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        x8, weight8, scales = ctx.saved_tensors
-        gradient8 = (gradient * scales[2]).clamp(-57344, 57344).to(torch.float8_e5m2).float() / scales[2]
-        return gradient8 @ (weight8.float() / scales[1]), gradient8.t() @ (x8.float() / scales[0]), None
-
-
-class StaticLinear(nn.Linear):
-    """A Linear with scales that a checkpoint restores."""
-
-    def __init__(self, width: int, out: int) -> None:
-        super().__init__(width, out, bias=False)
-        self.register_buffer("scales", torch.tensor([64.0, 1024.0, 2.0**20]))
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = Static.apply(input, self.weight, self.scales)
-        return out
-
-
-def test_a_stale_scale_after_a_checkpoint_is_loaded(tmp_path: Path) -> None:
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*(Block() for _ in range(2)), StaticLinear(16, 16))
-
-    first = Training(model(), tmp_path / "health")
-    first.run(40)
-    health, verdict = first.judged()
-    assert verdict.status == "healthy"
-    assert [layer.name for layer in health.layers.values()] == ["2"]
-    resumed = Training(model(), tmp_path / "health")
-    resumed.model.load_state_dict(first.model.state_dict())
-    resumed.optimizer.load_state_dict(first.optimizer.state_dict())
-    resumed.model[2].scales.div_(2.0**20)  # type: ignore[index]
-    resumed.run(60)
-    health, verdict = resumed.judged()
-    assert len(health.headers) == 2
-    assert health.steps[-1] == 97
-    kinds = {(fault.kind, fault.operand) for each in verdict.conclusions for fault in each.faults}
-    assert kinds >= {("stale_scale", "input"), ("stale_scale", "weight")}
-    assert "is stale since the restart, step 42" in verdict.conclusions[0].text
 
 
 class Delayed(te.Linear):

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import threading
-import uuid
 from pathlib import Path
 
 import pytest
@@ -52,7 +51,7 @@ def test_a_process_knows_where_it_stands() -> None:
     place = rank_place(TORCHRUN)
     assert place is not None
     assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (1, 4, 2, True)
-    assert rank_place({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}) == RankPlace(0, 4, 2, True, place.address)
+    assert rank_place({**TORCHRUN, "RANK": "0", "LOCAL_RANK": "0"}) == RankPlace(0, 4, 2, True, place.folder)
     elsewhere = rank_place({**TORCHRUN, "RANK": "2", "GROUP_RANK": "1"})
     assert elsewhere is not None
     assert not elsewhere.with_rank_0
@@ -79,19 +78,15 @@ def test_the_lines_for_slurm_say_where_a_process_stands() -> None:
     assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (9, 16, 8, False)
 
 
-@pytest.mark.parametrize("other", ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"])
-def test_another_job_meets_elsewhere(other: str) -> None:
+@pytest.mark.parametrize(
+    "other",
+    ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "WORLD_SIZE"],
+)
+def test_another_job_or_start_meets_elsewhere(other: str) -> None:
     one, another = rank_place(TORCHRUN), rank_place({**TORCHRUN, other: "7"})
     assert one is not None
     assert another is not None
-    assert one.address != another.address
-
-
-def test_a_restart_meets_elsewhere() -> None:
-    one, again = rank_place(TORCHRUN), rank_place({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"})
-    assert one is not None
-    assert again is not None
-    assert one.address != again.address
+    assert one.folder != another.folder
 
 
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "all"}])
@@ -133,10 +128,9 @@ def test_a_breakdown_travels_without_its_kernels() -> None:
 
 
 @pytest.fixture
-def places() -> list[RankPlace]:
+def places(tmp_path: Path) -> list[RankPlace]:
     """Three ranks of one host."""
-    address = b"\0fp8doctor-" + uuid.uuid4().hex.encode()
-    return [RankPlace(number, 3, 3, True, address) for number in range(3)]
+    return [RankPlace(number, 3, 3, True, tmp_path / "met") for number in range(3)]
 
 
 def ends(seen: ScriptState) -> dict[int, str]:
@@ -159,6 +153,7 @@ def test_ranks_that_end_in_the_ordinary_way(places: list[RankPlace]) -> None:
     assert own.notes == []
     assert own.ranks is not None
     assert [each.observed.steps_ms[0] for each in own.ranks.processes] == [3.0, 10.0, 20.0]
+    assert not places[0].folder.exists()
 
 
 def test_rank_0_may_come_later_and_end_first(
@@ -191,16 +186,18 @@ def test_nobody_is_waited_for_for_ever(places: list[RankPlace], monkeypatch: pyt
     assert ends(own) == {0: "ended", 1: "running", 2: "not_seen"}
     assert own.notes == ["still running when rank 0 had ended: rank 1", "not heard of: rank 2"]
     telling.ended(ScriptState(ended=True), patient=False)  # there is nobody any more
+    assert not places[0].folder.exists()
 
 
 def test_a_listener_that_is_gone_counts_as_killed(
     places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
-    gathering, telling = RankCollector(places[0]), RankSender(places[1])
-    telling.changed(ScriptState(watched(10.0), running=True))
-    assert telling._socket is not None
-    telling._socket.close()
+    gathering = RankCollector(places[0])
+    if not os.fork():
+        RankSender(places[1]).changed(ScriptState(watched(10.0), running=True))
+        os._exit(0)
+    os.wait()
     own = ScriptState(watched(3.0), complete=True, ended=True, all_steps=20)
     gathering.ended(own, patient=False)
     assert ends(own)[1] == "killed"
@@ -227,32 +224,27 @@ def test_a_gate_waits_for_ranks_that_still_run(
 
 def test_what_is_no_rank_is_not_heard(places: list[RankPlace], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
-    gathering = RankCollector(places[0])
-    stranger = rank_reports._connected(places[0].address)
-    stranger.sendall(b'{"rank": {"rank": "one"}}\nnonsense\n{"rank": {"rank": 1, "end": "ended"}, "at_s"')
+    RankCollector(places[0])
+    RankSender(places[2]).changed(ScriptState(watched(1.0), ended=True))
+    gathering = RankCollector(places[0])  # the first one was killed
+    (places[0].folder / "1").write_text('{"rank": {"rank": 1, "end": "ended"}, "at_s"')
     own = ScriptState(watched(3.0), complete=True, ended=True)
     gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
-    stranger.close()
 
 
-def test_ranks_of_two_jobs_are_not_mixed(places: list[RankPlace], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 0.0)
+def test_a_folder_of_others_is_neither_read_nor_removed(
+    places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
-    processes: dict[object, int] = {}
-    monkeypatch.setattr(
-        rank_reports, "_peer_of", lambda met: (processes.setdefault(met, len(processes)), os.getuid())
-    )
-    gathering, late = RankCollector(places[0]), RankCollector(places[0])
-    for at, ms in ((1, 10.0), (2, 10.0), (1, 90.0)):
-        RankSender(places[at]).ended(ScriptState(watched(ms), ended=True), patient=False)
-    own, other = ScriptState(watched(3.0), ended=True), ScriptState(watched(3.0), ended=True)
+    places[0].folder.mkdir()
+    places[0].folder.chmod(0o777)
+    gathering = RankCollector(places[0])
+    assert not RankSender(places[1]).changed(ScriptState(watched(10.0), ended=True))
+    own = ScriptState(watched(3.0), complete=True, ended=True)
     gathering.ended(own, patient=False)
-    late.ended(other, patient=False)
-    same = "a job with the same MASTER_ADDR and MASTER_PORT"
-    assert ends(own) == {0: "ended", 1: "not_seen", 2: "ended"}
-    assert own.notes[0] == f"left out, as {same} runs next to this one: rank 1"
-    assert other.notes == [f"the other ranks were not heard: {same} is there already"]
+    assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
+    assert places[0].folder.exists()
 
 
 def rank(number: int, end: str, steps: int | None = 20, error: str | None = None) -> Rank:

@@ -203,48 +203,6 @@ def test_sides_are_held_to_torch_s_gemm_alone() -> None:
     assert sides(DeepSeekLinear(24, 32)) == []
 
 
-class WithoutBackward(nn.Module):
-    """Its forward calls the GEMM itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(32, 16, device="meta"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        one = torch.ones((), device=x.device)
-        weight = self.weight.to(torch.float8_e4m3fn).t()
-        return torch._scaled_mm(x.to(torch.float8_e4m3fn), weight, one, one, out_dtype=torch.bfloat16)
-
-
-class WithoutGradient(WithoutBackward):
-    """The same for inference."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return super().forward(x) + torch._scaled_mm(x, self.weight.t(), x, x)
-
-
-@pytest.mark.parametrize(
-    ("layer", "backward"),
-    [(WithoutBackward(), False), (WithoutGradient(), None), (WithoutBackward().requires_grad_(False), None)],
-    ids=["met by autograd", "no gradient", "frozen"],
-)
-def test_an_fp8_gemm_that_autograd_meets(layer: nn.Module, backward: bool | None) -> None:
-    (linear,) = network(nn.Sequential(layer)).linears
-    assert (linear.use, linear.features.get("backward")) == ("training", backward)
-
-
-def test_autograd_really_meets_it() -> None:
-    out = WithoutBackward().to_empty(device="cpu").bfloat16()(torch.ones(16, 16, dtype=torch.bfloat16))
-    with pytest.raises(RuntimeError, match="_scaled_mm is not implemented"):
-        out.sum().backward()
-
-
-def test_a_backward_of_its_own_and_an_operator_are_none_of_it() -> None:
-    for layer in (Float8Linear(16, 32, device="meta"), CastedLinear(16, 32, use_fp8=True)):
-        assert all("backward" not in each.features for each in network(nn.Sequential(layer)).linears)
-
-
 def test_a_layer_that_says_what_it_quantizes_to() -> None:
     """The attributes of quanto 0.2.7 (``optimum/quanto/nn/qmodule.py``), before ``freeze``."""
 

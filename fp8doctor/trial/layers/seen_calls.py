@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST, no_code_names_fp8_autocast
+from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, open_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks import te_private
@@ -247,21 +247,14 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
 
 
 def without_seen(facts: Facts, why: str) -> Facts:
-    """Add to the facts why the calls of the job's forward are unknown.
-
-    If no code in the process names an FP8 autocast, the forward opens none.
-    """
+    """Add to the facts why the calls of the job's forward are unknown."""
     gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
     if any(each.form == "called_in_forward" for each in facts.training.checkpointing):
         gaps["network.linears.checkpointed"] = why
     if not recorded(facts, AUTOCAST_WITHIN):
         gaps[AUTOCAST_WITHIN] = why
     if not recorded(facts, FP8_AUTOCAST) and FP8_AUTOCAST not in gaps:
-        if no_code_names_fp8_autocast(sys.modules):
-            training = msgspec.structs.replace(facts.training, fp8_autocast=False)
-            facts = msgspec.structs.replace(facts, training=training)
-        else:
-            gaps[FP8_AUTOCAST] = why
+        gaps[FP8_AUTOCAST] = why
     return msgspec.structs.replace(facts, gaps=gaps)
 
 

@@ -172,18 +172,6 @@ def test_under_unsloth_the_backward_does_not_raise() -> None:
     assert "derivative" not in finding.explanation
 
 
-def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
-    from tests.stacks.test_own import WithoutBackward
-
-    finding = fp8_storage_only(look(nn.Sequential(WithoutBackward(), WithoutBackward())))
-    assert isinstance(finding, Finding)
-    assert (finding.severity, finding.breaks) == ("error", "step_raises")
-    assert finding.title == (
-        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside an "
-        "autograd.Function: 0 (16 x 32) and 1 (16 x 32)"
-    )
-
-
 class Diffusion(nn.Module):
     """A block, and the embedding of a time step, which sees one row a sample."""
 

@@ -123,8 +123,8 @@ def test_compiled_rowwise_layers_that_are_finite_alone(
     layers = tuple(
         msgspec.structs.replace(each, recipe=recipe, compiled=compiled) for each in FIRES.network.linears
     )
-    network = msgspec.structs.replace(SICK.network, linears=layers)
-    finding = non_finite(msgspec.structs.replace(SICK, network=network))
+    network = msgspec.structs.replace(FIRES.network, linears=layers)
+    finding = non_finite(msgspec.structs.replace(FIRES, network=network))
     assert isinstance(finding, Finding)
     assert (finding.treatment is not None) is proposed
     if finding.treatment:
