@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
-from fp8doctor.analysis.memory_fit import Fit, fit
+from fp8doctor.analysis.memory import Fit, fit
 from fp8doctor.analysis.noise import (
     copies_differ,
     gpu_contention,

@@ -16,7 +16,7 @@ from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layer_gain import timed_shapes
-from fp8doctor.analysis.memory_fit import step_now
+from fp8doctor.analysis.memory import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
