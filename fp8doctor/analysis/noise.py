@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from fp8doctor.analysis.arms import ratio, share_rounds
+from fp8doctor.analysis.arms import ratio
 from fp8doctor.analysis.significance import EVEN, Interval, interval, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, Health, HostLoad, Trial, if_recorded, recorded
@@ -178,7 +178,7 @@ def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
     The answers are: FP8 is faster, even or slower. A host that keeps every round waiting alike is that of the
     job too. False if the host was not recorded.
     """
-    if trial.device == "cpu" or not recorded(trial, "host") or not share_rounds(bf16, fp8):
+    if trial.device == "cpu" or not recorded(trial, "host"):
         return False
     timed, quiet = ratio(bf16, fp8).median, if_recorded(_quiet_ratio, bf16, fp8, trial.host)
     if quiet is None or side(timed) == side(quiet) or abs(timed - quiet) < EVEN:
@@ -187,7 +187,7 @@ def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
     late = fp8 if quiet > timed else bf16
     quieter = [
         further * side(a / b) >= further * side(quiet)
-        for a, b in zip(bf16.rounds_ms, fp8.rounds_ms, strict=True)
+        for a, b in zip(bf16.rounds_ms, fp8.rounds_ms, strict=False)
     ]
     return _waits_at_times(late) and sum(quieter) >= TURNED_ROUNDS * len(quieter)
 
