@@ -37,7 +37,7 @@ from collections.abc import Callable
 
 from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.layers import FP8_MULTIPLE, counted_work, flops_share_pct, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, flops_share_pct, would_be_converted
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen
@@ -178,7 +178,7 @@ def little_work(facts: Facts) -> Callable[[Linear], bool]:
     @functools.cache
     def hardly_counts(sides: tuple[int, int]) -> bool:
         known = all(recorded(each, "flops_share_pct") for each in alike[sides])
-        counted = known or bool(counted_work(facts))
+        counted = known
         return min(sides) < LEAST_WIDTH or (
             counted and flops_share_pct(alike[sides], facts) < WORTH_MENTIONING_PCT
         )

@@ -167,39 +167,9 @@ class ModelledSpeedup(Struct, frozen=True):
         return low, high
 
     @property
-    def range(self) -> str:
-        """Write the range of `best` that the model's error and the watched step leave: 0.96 to 1.29x."""
-        low, high = self.best_bounds
-        return f"{low:.2f} to {high:.2f}x"
-
-    @property
-    def sentence(self) -> str:
-        """Write what the verdict says of it."""
-        if self.recipes:
-            first, *others = self.recipes
-            slower = "".join(f", {each} {self.recipes[each]:.2f}x" for each in others)
-            return (
-                f"Estimated for {self.gpu}: FP8 ({first}, compiled) would run at {self.best:.2f}x the speed "
-                f"of the best BF16{self.after and f' {self.after}'} ({self.range}){slower}."
-            )
-        if self.as_is is None:
-            return (
-                f"Estimated for {self.gpu}: {self.best:.2f}x the speed of the best BF16 {self.after} "
-                f"({self.range})."
-            )
-        later = f", {self.best:.2f}x compiled" if self.gains_compiled else ""
-        return f"Estimated for {self.gpu}: {self.as_is:.2f}x the speed of the best BF16 as it is{later}."
-
-    @property
     def gains_compiled(self) -> bool:
         """Return whether compiling everything gives more."""
         return self.best - (self.as_is or 0.0) >= 0.01
-
-
-def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
-    """Model the BF16 step for a step timed on a GPU; None if another GPU is modelled."""
-    assumed = facts.get("assumed_gpu")
-    return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
 
 
 FIXED, CACHE_OFF, ONLY_COMPILED, KEPT, BY_UNSLOTH = (

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
-from fp8doctor.analysis.memory_fit import Fit, fit
+from fp8doctor.analysis.memory import Fit, fit
 from fp8doctor.analysis.noise import (
     copies_differ,
     gpu_contention,
@@ -18,6 +18,7 @@ from fp8doctor.analysis.noise import (
     self_check_ratio,
     stated_doubt,
 )
+from fp8doctor.analysis.outcome import is_faster
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
@@ -155,7 +156,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         causes=tuple(_causes(view, findings, steps, fault, state))[:MOST_CAUSES],
         fixes=tuple(steps),
         memory=if_recorded(fit, facts) if known else None,
-        bound=None if view.size_is_wrong else view.bound,
+        bound=None if view.allowed else view.bound,
         whole=whole,
         is_compute=bool(if_recorded(timed_alone, facts)) and timed_on_gpu(facts),
         doubts=tuple(_doubts(view)) if timed_on_gpu(facts) else (),
@@ -254,7 +255,7 @@ def _explaining(
 
 def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:
     """Return whether findings that no fix of the plan is for may explain the answer: not if FP8 is faster."""
-    faster = view.speed is not None and view.speed.status == "fp8_faster"
+    faster = if_recorded(is_faster, view.facts)
     return not faster or any(each.severity == "error" for each in findings)
 
 
@@ -274,8 +275,8 @@ def _gained_nothing(finding: Finding) -> bool:
 def _doubts(view: TrialView) -> Iterator[str]:
     """Say what may have changed the times."""
     trial = view.facts.trial
-    if view.speed and view.speed.bound:
-        yield f"kernel times allow at most {view.speed.bound:.2f}x"
+    if view.allowed:
+        yield f"kernel times allow at most {view.allowed:.2f}x"
     if view.host_contention:
         yield f"the CPU was busy: {view.host_contention}"
     if copies_differ(trial):
@@ -297,7 +298,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         yield Open(what="compiled BF16 was not timed", command=time_it)
     elif view.deciding_fp8:
         yield Open(what="compiled FP8 was not timed", command=time_it)
-    elif measured and (said.status == "open" or view.may_become_even):
+    elif measured and said.status == "open":
         yield Open(what="noise may decide, so time it on a quiet machine", command=time_it)
     elif whole and whole[0] < 1 < whole[1]:
         other = "BF16" if said.has_fp8 else "FP8"

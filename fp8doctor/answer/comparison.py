@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, bf16_for_timed_step
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.step_difference import IDLE, REST, waterfall, without_parts_of_a_cpu
@@ -135,7 +135,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
     speedup = speed(fp8, against, facts) if fp8 and against else None
     if view.uses_fp8 and view.left_out_bf16 and (speedup is None or speedup.high >= 1):
         against = None
-    speedup = speedup if against else _bounded_estimate(view)
+    speedup = speedup if against else None
     in_bf16 = view.end is None or view.end.in_bf16
     fair = if_recorded(fair_bf16, facts, end) if end and not in_bf16 else None
     return Comparison(
@@ -150,24 +150,6 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
         end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,
         parts_ms=if_recorded(_parts, fp8, against, facts) or {} if speedup and fp8 and against else {},
     )
-
-
-def _bounded_estimate(view: TrialView) -> Number | None:
-    """Estimate the speedup of a timed FP8 step whose BF16 was not timed, or not compiled; None if unknown.
-
-    A measured time bounds it: the best BF16 is no slower than one that was timed.
-    """
-    now, bf16 = view.as_is, view.bf16
-    if not view.uses_fp8 or now is None or not now.step_ms:
-        return None
-    expects = if_recorded(bf16_for_timed_step, view.facts)
-    if expects is None or expects.as_is is None or expects.now_bounds is None:
-        return None
-    most = ratio_on_screen(bf16, now).high if bf16 else expects.now_bounds[1]
-    low, value, high = (
-        min(each, most) for each in (expects.now_bounds[0], expects.as_is, expects.now_bounds[1])
-    )
-    return Number(value, low, high, "modelled")
 
 
 def _parts(fp8: Arm, bf16: Arm, facts: Facts) -> dict[str, float]:

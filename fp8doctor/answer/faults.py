@@ -20,7 +20,7 @@ from fp8doctor.analysis.layers import (
     rehearses_quantization,
     stores_fp8,
 )
-from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.analysis.memory import fit
 from fp8doctor.answer.verdict import BROKEN, Status, own_step_failed
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run
 from fp8doctor.facts import Facts, if_recorded, recorded

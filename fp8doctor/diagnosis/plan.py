@@ -16,7 +16,7 @@ from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layer_gain import timed_shapes
-from fp8doctor.analysis.memory_fit import step_now
+from fp8doctor.analysis.memory import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
@@ -331,8 +331,13 @@ def _converting(facts: Facts) -> Iterator[Step]:
         return
     layers = to_convert(facts)
     eager = [linear for linear in layers if linear.compiled is None]
-    title, names = expects.sentence.rstrip("."), {each.name for each in layers}
-    yield _step(title, convert(facts, next(iter(expects.recipes)), names, before_own=not eager))
+    recipe, names = next(iter(expects.recipes)), {each.name for each in layers}
+    after = f" {expects.after}" if expects.after else ""
+    title = (
+        f"FP8 ({recipe}, compiled) would run at {expects.best:.2f}x the speed of the best BF16{after} "
+        f"(estimated for {expects.gpu})"
+    )
+    yield _step(title, convert(facts, recipe, names, before_own=not eager))
     if eager:
         yield _step(title, compile_treatment(facts, eager))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.activations import FROM_ATTENTION
+from fp8doctor.analysis.activations import FROM_ATTENTION, is_from_attention, owner_of
 from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
 from fp8doctor.errors import UserError
@@ -44,7 +44,7 @@ class Layer(Struct, frozen=True):
     @property
     def from_attention(self) -> bool:
         """Return whether attention makes its input."""
-        return self.last in FROM_ATTENTION and "mlp" not in self.owner
+        return is_from_attention(self.owner, self.last)
 
 
 class Amount(NamedTuple):
@@ -172,7 +172,7 @@ def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> La
     """Describe one layer as one GPU has it; ``scale`` is its rows / those in the facts."""
     network, experts = facts.network, linear.role == "experts"
     hidden = network.get("hidden_size")
-    owner, _, last = linear.name.partition(".lora_")[0].removesuffix(".base_layer").rpartition(".")
+    owner, last = owner_of(linear)
     k, n = linear.in_features, linear.out_features
     local_k, local_n = k, n
     if options.tp > 1 and linear.role != "router" and last not in REPLICATED:
