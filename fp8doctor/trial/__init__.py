@@ -13,7 +13,6 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
@@ -26,7 +25,7 @@ from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_forward import with_forward
-from fp8doctor.trial.layers.seen_calls import without_forward, without_seen
+from fp8doctor.trial.layers.seen_calls import without_forward
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
@@ -77,9 +76,7 @@ def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]]
         job = unsharded(job)
     except NotReplicable as error:
         trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
-        facts = without_seen(facts, str(error)) if undecided(facts) else facts
-        propose(facts)
-        return msgspec.structs.replace(facts, trial=trial)
+        return msgspec.structs.replace(rows.unwatched(facts, str(error)), trial=trial)
 
     def work(guarded: TrialRun) -> Trial:
         nonlocal facts

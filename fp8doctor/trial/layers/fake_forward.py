@@ -31,7 +31,6 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.rows import Watched
-from fp8doctor.trial.layers.seen_calls import without_seen
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import error_in_words
@@ -67,11 +66,11 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
     given = facts.get("workload.batch_source") == "given"
     if not (counts or given or undecided(facts)):
         return facts
-    outcome = _outcome(job, facts, given=given)
+    outcome = _outcome(job, facts, given=given, counts=counts)
     if outcome.watched is not None:
         facts = rows.with_watched(facts, outcome.watched.seen)
-    elif undecided(facts):
-        facts = without_seen(facts, outcome.raised)
+    else:
+        facts = rows.unwatched(facts, outcome.raised)
     if counts and outcome.watched is None:
         gaps = {**facts.get("gaps", {}), "workload.rows": outcome.raised}
         facts = msgspec.structs.replace(facts, gaps=gaps)
@@ -81,12 +80,12 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
     return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, **known))
 
 
-def _outcome(job: Job, facts: Facts, *, given: bool) -> Outcome:
+def _outcome(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
     """Run the forward in a forked process."""
 
     def work() -> bytes:
         torch.set_num_threads(1)  # a pool of threads does not survive a fork
-        return msgspec.json.encode(forward(job, facts, given=given))
+        return msgspec.json.encode(forward(job, facts, given=given, counts=counts))
 
     if job.batch is None:
         return Outcome(raised=rows.NO_BATCH)
@@ -103,14 +102,14 @@ def _outcome(job: Job, facts: Facts, *, given: bool) -> Outcome:
     return outcome
 
 
-def forward(job: Job, facts: Facts, *, given: bool) -> Outcome:
-    """Run the forward here; one that raises with a ``given`` batch once more, for what real tensors raise."""
-    job = rows.uncompiled(job)
+def forward(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
+    """Run the forward here, with a ``given`` batch once more if it raises, for what real tensors raise."""
+    job, outcome = rows.uncompiled(job), Outcome()
     try:
-        return Outcome(_on_fakes(job, facts, nullcontext()))
+        outcome.watched = _on_fakes(job, facts, nullcontext())
     except Exception as error:
-        outcome = Outcome(raised=error_in_words(error))
-    if given:
+        outcome.raised = error_in_words(error)
+    if given and (outcome.raised or not counts):
         casts = any(linear.use == "training" for linear in facts.linears())
         refusals = _Refusals(any_dtype=casts or facts.get("training.autocast_within") is not False)
         try:

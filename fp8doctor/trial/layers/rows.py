@@ -33,11 +33,19 @@ from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move
-from fp8doctor.trial.layers.seen_calls import CallsSeen, Seen, rows_of, with_seen, without_seen
+from fp8doctor.trial.layers.seen_calls import (
+    CallsSeen,
+    Seen,
+    autocast_now,
+    rows_of,
+    with_seen,
+    without_seen,
+)
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.library_state import buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import sentence
@@ -82,8 +90,7 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
 
     Raises `DeviceLost`.
     """
-    open_calls = undecided(facts)
-    if not of_interest(facts) and not open_calls:
+    if not of_interest(facts) and not undecided(facts):
         return facts, {}, None
     reason = run.skip.get(PART) or (NO_BATCH if job.batch is None else None)
     if reason is None:
@@ -98,7 +105,7 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
             reason = sentence(error)
         free(run.device)
     if reason is not None:
-        return without_seen(facts, reason) if open_calls else facts, NOT_RECORDED, reason
+        return unwatched(facts, reason), NOT_RECORDED, reason
     return with_watched(facts, watched.seen), watched.rows if of_interest(facts) else {}, None
 
 
@@ -111,6 +118,11 @@ def with_watched(facts: Facts, seen: Seen) -> Facts:
     return with_seen(facts, seen)
 
 
+def unwatched(facts: Facts, why: str) -> Facts:
+    """Add why no forward was seen, if only a forward shows what the step calls."""
+    return without_seen(facts, why) if undecided(facts) else facts
+
+
 def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Watched:
     """Watch a training forward of an uncompiled copy. Raises the forward's exceptions."""
     job, plan = uncompiled(job), shallow(job, facts)
@@ -118,7 +130,7 @@ def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Wat
     give_own_code(model)
     batch = move(job.batch, device)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with guard.armed(), torch.enable_grad(), autocast:
+    with guard.armed(), buffers_apart(), torch.enable_grad(), autocast:
         return watch(job, facts, plan, model, batch)
 
 
@@ -158,7 +170,8 @@ def watch(
             job.training_step(model, batch) if job.training_step else call(model, batch)
         rows = {name: products.of_layer(module) for name, module in layers.items()} | calls.rows(layers)
         rows |= {name: products.of_experts(weight) for name, weight in experts.items()}
-        return Watched({name: tuple(each) for name, each in rows.items() if each}, calls.seen(layers, model))
+        seen = msgspec.structs.replace(calls.seen(layers, model), autocast=products.in_own_autocast)
+        return Watched({name: tuple(each) for name, each in rows.items() if each}, seen)
 
     watched = once()
     for _ in range(MOST_FORWARDS - 1):
@@ -263,7 +276,7 @@ def told(model: nn.Module, calls: CallsSeen) -> Iterator[None]:
 
 
 class Products(TorchFunctionMode):
-    """Notes the rows that are multiplied by weights of layers that are not called themselves.
+    """Notes products under an autocast that the forward opens, and rows of layers that are not called.
 
     A layer's weight is seen in ``functional.linear``, and as the output projection of torch's attention. The
     experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
@@ -273,6 +286,7 @@ class Products(TorchFunctionMode):
 
     def __init__(self, layers: Iterable[nn.Module], experts: Iterable[nn.Parameter]) -> None:
         super().__init__()
+        self._outside, self.in_own_autocast = autocast_now(), False
         self._layers: dict[int, list[int]] = {id(layer._parameters.get("weight")): [] for layer in layers}
         plain = (weight for weight in experts if type(weight) is nn.Parameter)
         self._experts: dict[int, list[int]] = {weight.untyped_storage().data_ptr(): [] for weight in plain}
@@ -296,6 +310,7 @@ class Products(TorchFunctionMode):
             bound = ATTENTION.bind(*args, **kwargs).arguments
             self._note_layer(bound["query"], bound["out_proj_weight"])
         elif PRODUCT.search(getattr(function, "__name__", "")):
+            self.in_own_autocast |= autocast_now() not in (None, self._outside)
             given = list(tensors((*args, *kwargs.values())))
             if function is functional.linear:
                 self._note_layer(*given[:2])

@@ -103,7 +103,7 @@ class CallsSeen:
     """Notes where the modules of a model run; `enter` and `leave` report every call. Keeps no module."""
 
     def __init__(self, fp8_is_open: Callable[[], bool] = te_private.autocast_is_open) -> None:
-        self._fp8_is_open, self._outside = fp8_is_open, _autocast_now()
+        self._fp8_is_open = fp8_is_open
         self._running: list[_Entered] = []
         self._ran: dict[int, list[_Entered]] = {}
         """By the module."""
@@ -115,7 +115,7 @@ class CallsSeen:
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
         rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
-        entered = _Entered(id(module), above, _autocast_now(), self._fp8_is_open(), rows)
+        entered = _Entered(id(module), above, autocast_now(), self._fp8_is_open(), rows)
         self._running.append(entered)
         self._ran.setdefault(id(module), []).append(entered)
         call = None
@@ -148,9 +148,6 @@ class CallsSeen:
             at.setdefault(names.get(each, ""), []).append(each)
         seen = Seen(
             calls={names.get(caller or 0, ""): call for caller, call in self._calls.items()},
-            autocast=any(
-                each.autocast not in (None, self._outside) for ran in self._ran.values() for each in ran
-            ),
             fp8_autocast=any(each.fp8 for ran in self._ran.values() for each in ran),
             compiled=tuple(names.get(each, "") for each in compiled),
         )
@@ -203,7 +200,8 @@ def _checkpoint_call(frame: FrameType | None, above: int | None) -> Call | None:
     return call
 
 
-def _autocast_now() -> str | None:
+def autocast_now() -> str | None:
+    """Return the dtype of the autocast that is open; None without one."""
     on = (each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each))
     return next((str(torch.get_autocast_dtype(each)).removeprefix("torch.") for each in on), None)
 
