@@ -28,14 +28,6 @@ def scaling(layers: int, first: str, *forward: str) -> Scaling:
     )
 
 
-def test_ordinary_layers_do_not_scale() -> None:
-    assert examine_scaling(walk(linears())) == ()
-
-
-def test_layers_that_scale_alike_are_one_entry() -> None:
-    assert examine_scaling(walk(convert_to_float8_training(linears()))) == (scaling(3, "0", "float8_e4m3fn"),)
-
-
 def test_layers_that_do_not_are_several() -> None:
     model = linears()
     e5m2 = Float8LinearConfig(cast_config_weight=CastConfig(target_dtype=torch.float8_e5m2))
@@ -53,10 +45,3 @@ def test_an_operand_in_high_precision_is_in_no_dtype_of_fp8() -> None:
     assert examine_scaling(walk(convert_to_float8_training(linears(), config=config))) == (
         scaling(3, "0", "float8_e4m3fn"),
     )
-
-
-def test_a_layer_without_its_configuration_is_left_out() -> None:
-    model = convert_to_float8_training(linears())
-    for layer in model:
-        del layer.config
-    assert examine_scaling(walk(model)) == ()
