@@ -138,30 +138,6 @@ def distribution(folder: Path, name: str, version: str | None, *, module: str | 
         (folder / module / "__init__.py").write_text("raise RuntimeError('imported')")
 
 
-@pytest.mark.parametrize(
-    ("cuda", "cublas", "cudnn"),
-    [("13.0", "nvidia_cublas", "nvidia_cudnn_cu13"), ("12.9", "nvidia_cublas_cu12", "nvidia_cudnn_cu12")],
-)
-def test_cuda_libraries_have_the_version_pip_knows(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cuda: str, cublas: str, cudnn: str
-) -> None:
-    distribution(tmp_path, cublas, "13.1.0.3")
-    distribution(tmp_path, cudnn, "9.19.0.56")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
-    assert (software().cublaslt, software().cudnn) == ("13.1.0.3", "9.19.0.56")
-
-
-def test_no_cuda_library_is_called_to_be_asked_its_version() -> None:
-    """``cudnnGetVersion`` loads cuDNN's parts from pip's folder; a Transformer Engine imported later then
-    mixes in the system's, and its import fails with an undefined symbol in libcudnn_heuristic (seen on an
-    H200, TE 2.20.2)."""
-    import fp8doctor.examine.environment as environment
-
-    assert "ctypes" not in vars(environment)
-    assert "backends.cudnn" not in Path(environment.__file__).read_text()
-
-
 def test_installed_packages_have_their_versions() -> None:
     found = software().packages
     assert set(found) >= INSTALLED

@@ -116,26 +116,6 @@ def test_blocks_of_several_classes_that_take_turns(
     assert (blocks.name, blocks.count, blocks.kind.rpartition(".")[2]) == ("model.layers", count, kind)
 
 
-class Top2Gate(nn.Linear):
-    """As fairseq's, which says by its name alone how many experts a token visits."""
-
-
-def deepspeeds() -> nn.Module:
-    gate = nn.Linear(32, 4, bias=False)
-    gate.k = 2  # type: ignore[assignment]
-    return Around(gate=gate, deepspeed_experts=nn.ModuleList(Block() for _ in range(4)))
-
-
-def by_name_of_the_router() -> nn.Module:
-    return Around(gate=Top2Gate(32, 4), experts=nn.ModuleDict({f"expert_{i}": Block() for i in range(4)}))
-
-
-@pytest.mark.parametrize("build", [deepspeeds, by_name_of_the_router])
-def test_a_router_says_how_many_experts_a_token_visits(build: Callable[[], nn.Module]) -> None:
-    experts = [each for each in network(build()).linears if each.role == "experts"]
-    assert [each.flops_per_token for each in experts[:2]] == [6 * 32 * 128 * 2 / 4] * 2
-
-
 def behind_a_gate(**parts: nn.Module) -> nn.Module:
     layer = Around(gating=nn.Linear(32, 4, bias=False), **parts)
     layer.top_k = 2  # type: ignore[assignment]

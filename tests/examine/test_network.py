@@ -10,7 +10,6 @@ from torch import nn
 from fp8doctor.facts import Blocks
 from tests.examine.models import (
     Block,
-    Stacked,
     by_name,
     gpt2,
     llama,
@@ -151,16 +150,6 @@ def test_experts_in_a_list() -> None:
     assert facts.blocks == ()
 
 
-def test_convolutions_and_positions_are_no_linears() -> None:
-    model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.Conv2d(3, 16, 4))
-    embeddings = type("MoeViTEmbeddings", (nn.Module,), {})()
-    embeddings.position_embeddings, embeddings.cls_token = (
-        nn.Parameter(torch.zeros(2, 17, 64)),
-        nn.Parameter(torch.zeros(1, 1, 64)),
-    )
-    assert network(nn.Sequential(model, embeddings)).linears == ()
-
-
 def test_multihead_attention() -> None:
     linears = by_name(
         nn.ModuleDict(
@@ -185,11 +174,3 @@ def test_multihead_attention() -> None:
         ("cross.k_proj", 32, False),
         ("cross.v_proj", 16, False),
     ]
-
-
-def test_head_by_vocabulary_by_name_or_not_at_all() -> None:
-    assert [each.name for each in network(Stacked()).linears if each.role == "head"] == ["head"]
-    named = nn.Sequential()
-    named.body, named.score = nn.Linear(8, 8), nn.Linear(8, 2)
-    assert [each.role for each in network(named).linears] == ["body", "head"]
-    assert [each.role for each in network(nn.Sequential(nn.Linear(8, 8))).linears] == ["body"]
