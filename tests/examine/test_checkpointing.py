@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from fp8doctor.facts import Checkpointing
-from tests.examine.models import Block, Stacked, llama, training
+from tests.examine.models import Stacked, llama, training
 
 TOKENS = torch.arange(32).reshape(2, 16)
 
@@ -40,16 +40,6 @@ def test_huggingface_checkpointing(reentrant: bool) -> None:
     assert not any(each.active for each in training(model.eval()).checkpointing)
     model.activation_checkpointing_disable()
     assert training(model).checkpointing == ()
-
-
-class RecomputesInside(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def run() -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(
-                super(RecomputesInside, self).forward, x, use_reentrant=False
-            )
-
-        return run()
 
 
 def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:

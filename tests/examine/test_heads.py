@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 import transformers
 from torch import nn
 
@@ -94,26 +93,6 @@ def mllama() -> nn.Module:
     return transformers.MllamaForCausalLM(
         transformers.models.mllama.configuration_mllama.MllamaTextConfig(**text)
     )
-
-
-def jamba() -> nn.Module:
-    return transformers.JambaForCausalLM(
-        transformers.JambaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4, num_experts=1
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("build", "count", "kind"),
-    [(mllama, 6, "MllamaSelfAttentionDecoderLayer"), (jamba, 8, "JambaMambaDecoderLayer")],
-)
-def test_blocks_of_several_classes_that_take_turns(
-    build: Callable[[], nn.Module], count: int, kind: str
-) -> None:
-    with torch.device("meta"):
-        (blocks,) = network(build()).blocks
-    assert (blocks.name, blocks.count, blocks.kind.rpartition(".")[2]) == ("model.layers", count, kind)
 
 
 def behind_a_gate(**parts: nn.Module) -> nn.Module:

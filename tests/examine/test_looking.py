@@ -106,16 +106,6 @@ def test_getattr_and_getattribute_do_not_run() -> None:
     assert RAN == []
 
 
-class Computed(nn.Linear):
-    """A Linear that keeps no weight: a property makes it."""
-
-    def __init__(self) -> None:
-        super().__init__(8, 8)
-        self.raw = self._parameters.pop("weight")
-
-    weight = counted("weight")
-
-
 def test_a_weight_that_a_property_makes_is_a_gap() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     layer = nn.Linear(8, 8)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.examine.nvml_gpus import Card, examine_gpus, read_visible_devices
+from fp8doctor.examine.nvml_gpus import examine_gpus
 from fp8doctor.facts import Gpu, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
@@ -77,15 +77,6 @@ def test_clocks_that_are_held_back_have_names_and_idle_is_none(monkeypatch: pyte
     )
     assert found.throttle_reasons == ("software power cap", "hardware thermal slowdown")
     assert (found.power_limit_w, found.power_limit_default_w) == (350.0, 400.0)
-
-
-def test_an_old_driver_is_asked_by_the_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = h100(
-        nvmlDeviceGetCurrentClocksEventReasons=pynvml.NVMLError_FunctionNotFound(),
-        nvmlDeviceGetCurrentClocksThrottleReasons=0x8,
-    )
-    (found,), _ = examined(monkeypatch, old)
-    assert found.throttle_reasons == ("hardware slowdown",)
 
 
 def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
@@ -188,27 +179,6 @@ def test_the_variable_chooses_and_orders(
     assert gaps == {}
 
 
-@pytest.mark.parametrize(
-    ("variable", "seen"),
-    [
-        ("0,9,0", 1),
-        ("0,-1,0", 1),
-        ("{},GPU-nope,{}", 1),
-        ("0,0", 0),
-        ("1gpu", 0),
-        ("+0", 1),
-        (" 0", 1),
-        ("GPU-", 0),
-        ("{},0", 1),
-    ],
-)
-def test_values_are_read_as_the_driver_read_them_with_one_h200(variable: str, seen: int) -> None:
-    """What cuDeviceGetCount of driver 580.159 gave under each value, the GPU's own UUID in place of the
-    braces."""
-    card = Card(None, PAIR[0], "NVIDIA H200")
-    assert len(read_visible_devices(variable.replace("{}", card.uuid), [card])) == seen
-
-
 def test_indices_among_different_models_need_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     gpus, gaps = examined(monkeypatch, a100(), h100())
@@ -300,12 +270,6 @@ def test_amd_is_read_from_torch_once_it_is_initialized(monkeypatch: pytest.Monke
         True,
     )
     assert gaps == {}
-
-
-def test_a_jetson_without_nvml_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    initialized(monkeypatch, SimpleNamespace(name="Thor", total_memory=128 * GIB, major=11, minor=0))
-    (found,), _ = examined(monkeypatch, on_init=pynvml.NVMLError_LibraryNotFound())
-    assert (found.vendor, found.compute_capability, found.architecture) == ("nvidia", "11.0", None)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

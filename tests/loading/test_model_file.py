@@ -65,13 +65,6 @@ def test_every_bad_file_gets_the_sentence_in_its_first_line(path: Path, tmp_path
     assert str(mistake("model.py", **options)).startswith(text.partition("\n")[0].removeprefix("# "))
 
 
-def test_a_file_of_a_package_is_named_by_all_of_its_folders(write: Write) -> None:
-    name = write("from ..layers import FF\n", "app/models/net.py")
-    write("", "app/models/__init__.py")
-    write("", "app/__init__.py")
-    assert str(mistake(name)).endswith("from the folder above its package: app.models.net")
-
-
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -168,16 +161,6 @@ def test_the_only_class_of_the_file_that_takes_no_argument(write: Write) -> None
     assert type(job.model).__name__ == "Net"
 
 
-def test_a_builder_imported_from_elsewhere_counts_and_a_class_does_not(write: Write) -> None:
-    write(
-        "class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)\ndef "
-        "build_model(): return Net()\n",
-        "parts.py",
-    )
-    assert load(write("from parts import build_model", "a.py")).target.attribute == "build_model"
-    assert str(mistake(write("from parts import Net", "b.py"))).startswith("found no model in b.py: write")
-
-
 @pytest.mark.parametrize("attribute", ["instance", "Net", "make", "holder.inner"])
 def test_an_attribute_names_an_instance_a_class_a_function_or_a_part(attribute: str, write: Write) -> None:
     file = write("""
@@ -198,15 +181,6 @@ def test_an_attribute_names_an_instance_a_class_a_function_or_a_part(attribute: 
     job = load(f"{file}:{attribute}")
     assert type(job.model).__name__ == "Net"
     assert job.target.attribute == attribute
-
-
-def test_an_attribute_that_is_not_there_suggests_what_is_near(write: Write) -> None:
-    file = write("model = torch.nn.Linear(8, 8)\nnumber = 3\n")
-    assert str(mistake(f"{file}:modle")) == "net.py has no modle; did you mean model?"
-    assert str(mistake(f"{file}:qqqqqq")) == "net.py has no qqqqqq"
-    assert str(mistake(f"{file}:number")).startswith(
-        "number in net.py is a value of type int; it has to be a model, its class"
-    )
 
 
 SIZABLE = """
@@ -309,24 +283,6 @@ def test_a_size_cannot_be_asked_of_a_given_batch(write: Write) -> None:
     )
 
 
-def test_a_compiled_wrapper_that_is_not_the_one_inspected_is_named(write: Write) -> None:
-    job = load(
-        write(
-            "model = torch.nn.Linear(8, 8)\nfast = torch.compile(model)\nother = "
-            "torch.compile(torch.nn.Linear(8, 8))"
-        )
-    )
-    assert job.compiled_elsewhere == ("fast",)
-    assert (
-        load(write("net = torch.nn.Linear(8, 8)\nfast = torch.compile(net)", "compiled.py")).target.attribute
-        == "fast"
-    )
-    assert (
-        load(write("net = torch.compile(torch.nn.Linear(8, 8))\nmodel = net", "same.py")).compiled_elsewhere
-        == ()
-    )
-
-
 def test_an_interrupt_that_the_file_raises_is_its_own(write: Write) -> None:
     for text in ("raise KeyboardInterrupt", "def build_model(): raise KeyboardInterrupt('enough')"):
         with pytest.raises(UserError, match=r"net\.py raised KeyboardInterrupt"):
@@ -391,13 +347,6 @@ def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> N
     assert str(mistake("pkg2.broken")).startswith(
         "pkg2.broken cannot be imported: SyntaxError: '(' was never closed"
     )
-
-
-def test_a_missing_import_that_no_installation_mends_is_not_to_be_installed(write: Write) -> None:
-    for imported in ("setup_fp8_mixed_precision_training", "FP8TrainingConfig, check_fp8_support"):
-        error = mistake(write(f"from unsloth.fp8_training import {imported}"))
-        assert " cannot be imported: ModuleNotFoundError: No module named 'unsloth" in str(error)
-        assert "install" not in str(error)
 
 
 def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:

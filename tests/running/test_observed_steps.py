@@ -16,13 +16,6 @@ from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, Slow, train
 
 
-def test_micro_batches(observer: ScriptObserver, heard: Heard) -> None:
-    model = Net()
-    train(model, WARMUP + STEPS, call=lambda x: model(x) + model(x[:4]).mean())
-    assert heard.facts.observed.calls == 2
-    assert heard.facts.workload.accumulate == 2
-
-
 class WithLoss(nn.Module):
     """Puts the loss into its output, as the models of transformers do."""
 

@@ -129,27 +129,6 @@ def test_training_weights(
     assert layer.features.get("emulate") is emulate
 
 
-def test_high_precision_weight_gradient() -> None:
-    model = nn.Sequential(nn.Linear(32, 64, dtype=torch.bfloat16))
-    quantize_(
-        model,
-        prototypes.mxfp8("MXFP8_RCEIL_WGRAD_WITH_HP"),
-        filter_fn=lambda module, name: isinstance(module, nn.Linear),
-    )
-    assert only(model).features["wgrad_with_hp"] is True
-
-
-def test_prototype_linears() -> None:
-    mx = only(prototypes.module("mxfp8_linear").MXFP8Linear(32, 64, wgrad_with_hp=True))
-    assert (mx.kind, mx.use, mx.recipe) == (
-        "torchao.prototype.moe_training.mxfp8_linear.MXFP8Linear",
-        "training",
-        "mxfp8",
-    )
-    assert mx.features == {"kernel_preference": "auto", "emulate": False, "wgrad_with_hp": True}
-    assert only(prototypes.module("nvfp4_training.nvfp4_training").NVFP4Linear(128, 128)).recipe == "nvfp4"
-
-
 @pytest.mark.parametrize(("name", "recipe"), [("FP8_ROWWISE", "rowwise"), ("MXFP8", "mxfp8")])
 def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
     """A stand-in: the tensor was renamed in 0.17."""
