@@ -27,7 +27,5 @@ def late_while_it_grows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(monotonic, monkeypatch)
 
 
-
-
 def _follow(monotonic: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
