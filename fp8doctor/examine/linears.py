@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any, Literal
 
 import msgspec
 
+from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.distributed import gathered_as
 from fp8doctor.examine.walk import ROUTER_NAMES, Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
-from fp8doctor.stacks.code_names import named
+from fp8doctor.stacks.code_names import named, names_in
 from fp8doctor.stacks.looking import (
     children_of,
     forward_of,
@@ -306,12 +308,21 @@ def may_pad_rows(place: Place) -> bool:
     for _ in range(LEVELS_UP):
         if at is None:
             break
-        for name, _ in named(forward_of(at.module), type(at.module).__mro__):
+        for name in _names(at.module):
             reached = (name, *state_of(read(at.module, name)))
             if any(PADS.search(each) and not NOT_PADDING.search(each) for each in reached):
                 return True
         at = at.parent
     return bool(state_of(place.module).get("_forward_pre_hooks"))
+
+
+def _names(module: Any) -> Iterator[str]:
+    """Yield the names in a forward, a library's too, and in the user's functions that it calls."""
+    for link in chain(forward_of(module)):
+        code = read(read(link, "__func__", link), "__code__")
+        if isinstance(code, CodeType):
+            yield from names_in(code)
+    yield from (name for name, _ in named(forward_of(module), type(module).__mro__))
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers, is_convolution
-from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, hooks, parameters, wrapped_child
+from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, hooks, parameters
 from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -26,6 +26,7 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.own import fp8_call
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
+from fp8doctor.stacks.torch_private import wrapped_child
 
 CONFIGS = ("config", "model_args", "args", "params")
 """Attributes with a model's sizes, in order of looking."""

@@ -104,29 +104,23 @@ def _gpus_of_nvidia(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
 def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
     cards = _cards(nvml, gaps)
     uuids = _uuids_of_torch(torch)
-    sights = match_uuids(uuids, cards) if uuids else None
-    if sights is None:
-        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-        sights = read_visible_devices(variable, cards)
-        if order_is_unknown(variable, sights, cards):
-            gaps["gpus.visible"] = (
-                "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest first unless "
-                "CUDA_DEVICE_ORDER=PCI_BUS_ID"
-            )
-            return tuple(describe(nvml, card, None, NOT_RECORDED, False) for card in cards)
-    cuda = (
-        torch.cuda if torch and torch.cuda.is_initialized() else None
-    )  # NVML counts this process where it has memory
-    seen = [
-        describe(nvml, cards[card], part, True, cuda is not None and bool(cuda.memory_reserved(i)))
-        for i, (card, part) in enumerate(sights)
-    ]
-    hidden = [
-        describe(nvml, card, None, False, False)
-        for i, card in enumerate(cards)
-        if i not in {sight[0] for sight in sights}
-    ]
-    return (*seen, *hidden)
+    known = {card.uuid.removeprefix("GPU-"): i for i, card in enumerate(cards)}
+    if uuids and not known.keys() >= {*uuids}:
+        return _gpus_of_torch(torch, "nvidia")  # slices of GPUs (MIG) have UUIDs of their own
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = [known[uuid] for uuid in uuids] or read_visible_devices(variable, cards)
+    why = None if uuids else _why_unknown(nvml, variable, seen, cards)
+    if why is not None:
+        gaps["gpus.visible"] = why
+        return tuple(describe(nvml, card, NOT_RECORDED, False) for card in cards)
+    cuda = torch.cuda if torch and torch.cuda.is_initialized() else None  # it counts itself if it has memory
+    return (
+        *(
+            describe(nvml, cards[card], True, cuda is not None and bool(cuda.memory_reserved(i)))
+            for i, card in enumerate(seen)
+        ),
+        *(describe(nvml, card, False, False) for i, card in enumerate(cards) if i not in seen),
+    )
 
 
 def _cards(nvml: Any, gaps: dict[str, str]) -> list[Card]:
@@ -134,26 +128,10 @@ def _cards(nvml: Any, gaps: dict[str, str]) -> list[Card]:
     for i in range(nvml.nvmlDeviceGetCount()):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(i)
-            cards.append(
-                Card(
-                    handle,
-                    nvml.nvmlDeviceGetUUID(handle),
-                    nvml.nvmlDeviceGetName(handle),
-                    _slices(nvml, handle),
-                )
-            )
+            cards.append(Card(handle, nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle)))
         except nvml.NVMLError as error:
             gaps[f"gpus.{i}"] = scrub(f"NVML failed: {error}")
     return cards
-
-
-def _slices(nvml: Any, handle: Any) -> tuple[Slice, ...]:
-    found = []
-    for i in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        part = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, i)
-        if part is not None and part is not NOT_RECORDED:
-            found.append(Slice(part, nvml.nvmlDeviceGetUUID(part)))
-    return tuple(found)
 
 
 def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
@@ -177,28 +155,27 @@ def _uuids_of_torch(torch: Any) -> list[str]:
     return uuids if all(uuids) else []
 
 
-def describe(nvml: Any, card: Card, part: int | None, visible: bool, ours: bool) -> Gpu:
-    """Describe a card, or a MIG slice with its own name and memory."""
-    handle = card.handle if part is None else card.slices[part].handle
-    name = card.name if part is None else _ask(nvml, nvml.nvmlDeviceGetName, handle)
+def describe(nvml: Any, card: Card, visible: bool, ours: bool) -> Gpu:
+    """Describe a card; ``ours``: this process has memory there."""
+    handle = card.handle
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, card.handle)
-    limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, card.handle)
-    default_limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, card.handle)
+    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, handle)
+    default_limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
     return Gpu(
-        name=name,
+        name=card.name,
         vendor="nvidia",
         compute_capability=_each(capability, lambda pair: f"{pair[0]}.{pair[1]}"),
         architecture=None,
         memory_gib=_each(memory, lambda info: info.total / GIB),
         memory_used_gib=_each(memory, lambda info: info.used / GIB),
         visible=visible,
-        mig=_each(_ask(nvml, nvml.nvmlDeviceGetMigMode, card.handle), lambda modes: bool(modes[0])),
-        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, card.handle, nvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, card.handle, nvml.NVML_CLOCK_SM),
+        mig=_each(_ask(nvml, nvml.nvmlDeviceGetMigMode, handle), lambda modes: bool(modes[0])),
+        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
         power_limit_w=_each(limit, lambda milliwatt: milliwatt / 1000),
         power_limit_default_w=_each(default_limit, lambda milliwatt: milliwatt / 1000),
-        throttle_reasons=_throttle_reasons(nvml, card.handle),
+        throttle_reasons=_throttle_reasons(nvml, handle),
         other_processes=_each(
             _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle),
             lambda processes: count_others(processes, ours),
@@ -255,92 +232,47 @@ def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu
 
 
 @dataclass(frozen=True)
-class Slice:
-    """A MIG instance."""
-
-    handle: Any
-    uuid: str
-
-
-@dataclass(frozen=True)
 class Card:
     """A GPU in NVML's list."""
 
     handle: Any
     uuid: str
     name: str
-    slices: tuple[Slice, ...]
 
 
-Sight = tuple[int, int | None]
-"""A visible device: index of the card, and of its MIG slice."""
+def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[int]:
+    """Return the cards of ``CUDA_VISIBLE_DEVICES``: indices, or UUIDs, which may be prefixes.
 
-
-def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[Sight]:
-    """Return the devices of ``CUDA_VISIBLE_DEVICES``: indices, GPU or MIG UUIDs.
-
-    UUIDs may be prefixes. As in driver 580 (tried on an H200), the first entry without a match ends the list,
-    and a repeated entry before it empties the list.
+    As in driver 580 (tried on an H200), the first entry without a match ends the list, and a repeated entry
+    before it empties the list.
     """
-    everything: list[Sight] = [_whole(i, card) for i, card in enumerate(cards)]
     if variable is None:
-        return everything
-    sights: list[Sight] = []
-    kind = variable[:4] if variable.startswith(("GPU-", "MIG-")) else "index"
+        return [*range(len(cards))]
+    seen: list[int] = []
     for entry in variable.split(","):
-        sight = _by_index(entry, everything) if kind == "index" else _by_uuid(entry, kind, cards)
-        if sight is None:
+        if variable.startswith("GPU-"):
+            found = [i for i, card in enumerate(cards) if card.uuid.startswith(entry) and entry != "GPU-"]
+        else:
+            number = re.match(r"[+-]?\d+", entry.strip(), re.ASCII)  # as C's strtoul reads it: 1gpu is 1
+            found = [i for i in range(len(cards)) if number and i == int(number.group())]
+        if len(found) != 1 or not entry:
             break
-        if sight in sights:
+        if found[0] in seen:
             return []
-        sights.append(sight)
-    return sights
+        seen += found
+    return seen
 
 
-def _whole(index: int, card: Card) -> Sight:
-    """Return a card as CUDA shows it: in MIG mode its first slice."""
-    return index, 0 if card.slices else None
-
-
-def _by_index(entry: str, everything: list[Sight]) -> Sight | None:
-    """Find the entry as C's ``strtoul`` reads it: ``1gpu`` is 1."""
-    number = re.match(r"[+-]?\d+", entry.strip(), re.ASCII)
-    index = int(number.group()) if number else -1
-    return everything[index] if 0 <= index < len(everything) else None
-
-
-def _by_uuid(entry: str, kind: str, cards: Sequence[Card]) -> Sight | None:
-    """Find the only card or slice whose UUID begins with the entry."""
-    if not entry.startswith(kind) or entry == kind:
-        return None
-    if kind == "GPU-":
-        found = [_whole(i, card) for i, card in enumerate(cards) if card.uuid.startswith(entry)]
-    else:
-        found = [
-            (i, j)
-            for i, card in enumerate(cards)
-            for j, part in enumerate(card.slices)
-            if part.uuid.startswith(entry)
-        ]
-    return found[0] if len(found) == 1 else None
-
-
-def order_is_unknown(variable: str | None, sights: list[Sight], cards: Sequence[Card]) -> bool:
-    """Tell if indices choose among different models in CUDA's unknown order."""
-    by_index = variable is not None and not variable.startswith(("GPU-", "MIG-"))
+def _why_unknown(nvml: Any, variable: str | None, seen: list[int], cards: Sequence[Card]) -> str | None:
+    """Return why this process's GPUs are not known before CUDA is initialized, or None."""
+    modes = [_ask(nvml, nvml.nvmlDeviceGetMigMode, card.handle) for card in cards]
+    if any(mode not in (None, NOT_RECORDED) and mode[0] for mode in modes):
+        return "a GPU is divided into slices (MIG)"
     mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    return by_index and mixed and 0 < len(sights) < len(cards)
-
-
-def match_uuids(uuids: Sequence[str], cards: Sequence[Card]) -> list[Sight] | None:
-    """List the cards and slices with these UUIDs; None if NVML lacks one."""
-    known: dict[str, Sight] = {
-        card.uuid.removeprefix("GPU-"): _whole(i, card) for i, card in enumerate(cards)
-    }
-    known |= {
-        part.uuid.removeprefix("MIG-"): (i, j)
-        for i, card in enumerate(cards)
-        for j, part in enumerate(card.slices)
-    }
-    sights = [known.get(uuid.removeprefix("GPU-").removeprefix("MIG-")) for uuid in uuids]
-    return None if None in sights else [sight for sight in sights if sight is not None]
+    by_index = variable is not None and not variable.startswith("GPU-")
+    if by_index and mixed and 0 < len(seen) < len(cards):
+        return (
+            "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest first unless "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return None

@@ -22,31 +22,13 @@ from fp8doctor.stacks.looking import (
     ClassCache,
     children_of,
     is_a,
-    lineage,
     parameters_of,
     read_class,
     state_of,
     tensor,
     tensors_of,
 )
-from fp8doctor.stacks.torch_private import (
-    CHECKPOINT_WRAPPERS,
-    CHECKPOINTED_CHILD,
-    COMPILED_CHILD,
-    FSDP1_CHILD,
-    OPTIMIZED_MODULE,
-)
-
-WRAPPERS = {
-    OPTIMIZED_MODULE: COMPILED_CHILD,
-    (CHECKPOINT_WRAPPERS, "CheckpointWrapper"): CHECKPOINTED_CHILD,
-    (CHECKPOINT_WRAPPERS, "OffloadWrapper"): CHECKPOINTED_CHILD,
-    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): FSDP1_CHILD,
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
-    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
-    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
-}
-"""Wrapper class -> the wrapped child, which takes the wrapper's name."""
+from fp8doctor.stacks.torch_private import wrapped_child
 
 REGIONS = ("wrapper", "composable", "whole_forward")
 """Forms of checkpointing that recompute their own module."""
@@ -65,8 +47,6 @@ ROUTER_NAMES = ("router", "gate")
 
 DEEPEST_LIST = 2
 """Levels from a router's siblings to an expert: a list, or a module of lists."""
-
-INNER_NAMES = frozenset(WRAPPERS.values())
 
 
 @dataclass
@@ -348,15 +328,6 @@ def _has_a_router(place: Place, experts: int) -> bool:
             return True
         holder = holder.parent
     return False
-
-
-def wrapped_child(module: nn.Module) -> nn.Module | None:
-    if INNER_NAMES.isdisjoint(children_of(module)):
-        return None
-    for each in lineage(type(module)):
-        if each in WRAPPERS:
-            return children_of(module).get(WRAPPERS[each])
-    return None
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

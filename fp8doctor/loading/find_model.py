@@ -258,16 +258,8 @@ def _checked(model: Any, what: str) -> Any:
     if root is None:
         raise UserError(f"{what} is a Trainer without a model")
     if not _has_parameters(root):
-        raise UserError(f"{what} has no parameters, so there is nothing to train{_made_later(root)}")
+        raise UserError(f"{what} has no parameters, so there is nothing to train")
     return model
-
-
-def _made_later(module: Any) -> str:
-    """Name the hook that makes a LightningModule's layers, if it has its own."""
-    hook = getattr(type(module), "configure_model", None)
-    if not callable(hook) or str(hook.__module__).startswith(("lightning.", "pytorch_lightning.")):
-        return ""
-    return "; a Trainer of Lightning calls its configure_model(): call it in a build_model()"
 
 
 def _has_parameters(module: Any) -> bool:

@@ -25,7 +25,7 @@ from fp8doctor.loading.model_inputs import (
 from fp8doctor.loading.trainer import own_batch
 from fp8doctor.stacks.looking import home, method, read, tensors_of
 from fp8doctor.stacks.tensors import named_tensors
-from fp8doctor.stacks.torch_private import behind_compile
+from fp8doctor.stacks.torch_private import wrapped_child
 from fp8doctor.wording import error_in_words
 
 BATCH = 8
@@ -157,9 +157,6 @@ def _times(shape: tuple[int, ...]) -> str:
 
 _log = logging.getLogger("fp8doctor")
 
-WRAPPERS = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine")
-"""Classes that keep the wrapped model in ``module``."""
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -234,14 +231,9 @@ def describe(
 def core(model: Any) -> Any:
     """Return the model inside ``torch.compile``, data-parallel wrappers and PEFT."""
     while True:
-        inner = behind_compile(model)
-        if inner is None and type(model).__name__ in WRAPPERS:
-            inner = read(model, "module")
-        if (
-            inner is None
-            and home(type(model)).startswith("peft.")
-            and (ask := method(model, "get_base_model"))
-        ):
+        inner = wrapped_child(model)
+        ask = method(model, "get_base_model") if home(type(model)).startswith("peft.") else None
+        if inner is None and ask is not None:
             inner = ask()
         if inner is None or inner is model:
             return model

@@ -19,7 +19,6 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.training_state import written_back
-from fp8doctor.examine.walk import wrapped_child
 from fp8doctor.loading.job import is_trainer
 from fp8doctor.stacks.looking import (
     ClassCache,
@@ -31,6 +30,7 @@ from fp8doctor.stacks.looking import (
     state_of,
 )
 from fp8doctor.stacks.tensors import whole_size
+from fp8doctor.stacks.torch_private import wrapped_child
 
 
 class LiveObjects:

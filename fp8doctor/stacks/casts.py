@@ -1,21 +1,16 @@
 """Measure casts to FP8: rounding error, saturated, flushed and non-finite elements.
 
-A stack describes its layers' casts (`fp8doctor.stacks.casts_of`): type, scale in use, amax history. Casts of
-other layers are watched while the layer runs alone (`Casts`).
+A stack describes its layers' casts (`fp8doctor.stacks.casts_of`): type, scale in use, amax history.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8doctor.stacks import Cast
-
-FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 
 SAMPLED = 1 << 20
 """Elements of a tensor that a cast is judged by, in whole rows."""
@@ -84,23 +79,3 @@ def bound(kind: torch.dtype) -> float:
 def decibels(ratio: float) -> float | None:
     """Convert a ratio of powers; None for 0, infinity and NaN."""
     return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
-
-
-class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches casts to FP8 that are written in torch."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[tuple[torch.Tensor, str]] = []
-        """Each cast's scaled tensor, before it is clipped, and its FP8 type."""
-        self._before_clipping: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.clamp.default and len(args) == 3:
-            if any(args[2] == torch.finfo(kind).max == -args[1] for kind in FP8_TYPES):
-                self._before_clipping[id(result)] = (result, args[0])
-        elif func is torch.ops.aten._to_copy.default and result.dtype in FP8_TYPES:
-            whole = self._before_clipping.get(id(args[0]), (args[0], args[0]))[1]
-            self.seen.append((whole, str(result.dtype).removeprefix("torch.")))
-        return result

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.stacks.looking import ancestor, children_of, read
+from fp8doctor.stacks.looking import ancestor, children_of, lineage, read
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -369,6 +369,28 @@ COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD = (
     "_fsdp_wrapped_module",
 )
 """Children of ``OptimizedModule``, ``CheckpointWrapper`` and ``FullyShardedDataParallel`` (2.6 to 2.15)."""
+
+
+WRAPPERS = {
+    OPTIMIZED_MODULE: COMPILED_CHILD,
+    (CHECKPOINT_WRAPPERS, "CheckpointWrapper"): CHECKPOINTED_CHILD,
+    (CHECKPOINT_WRAPPERS, "OffloadWrapper"): CHECKPOINTED_CHILD,
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): FSDP1_CHILD,
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "module",
+    ("torch.nn.parallel.data_parallel", "DataParallel"): "module",
+    ("deepspeed.runtime.engine", "DeepSpeedEngine"): "module",
+}
+"""Wrapper class -> the wrapped child, which takes the wrapper's name (2.6 to 2.15)."""
+
+INNER_NAMES = frozenset(WRAPPERS.values())
+
+
+def wrapped_child(module: Module) -> Module | None:
+    """Return the module inside a wrapper; None for a module that is no wrapper."""
+    if INNER_NAMES.isdisjoint(children_of(module)):
+        return None
+    known = next((each for each in lineage(type(module)) if each in WRAPPERS), None)
+    return None if known is None else children_of(module).get(WRAPPERS[known])
 
 
 def fsdp2_policy(module: Any) -> Any:

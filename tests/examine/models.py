@@ -12,8 +12,6 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
     ViTConfig,
@@ -64,10 +62,6 @@ def qwen3_moe() -> Qwen3MoeForCausalLM:
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(**SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16)
     )
-
-
-def mixtral() -> MixtralForCausalLM:
-    return MixtralForCausalLM(MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2))
 
 
 def gpt2() -> GPT2LMHeadModel:

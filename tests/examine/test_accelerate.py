@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MethodType, SimpleNamespace
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -105,10 +105,3 @@ def test_trainer(forget_accelerate: None, tmp_path: Any) -> None:
         False,
     )
     assert (facts.optimizer, facts.parameters_outside_optimizer) == ("torch.optim.sgd.SGD", 2 * 9 + 2)
-
-
-def test_arguments_of_transformers_4() -> None:
-    """A stand-in for the fields of 4.x, where the precision lives in the environment."""
-    arguments = SimpleNamespace(bf16=False, fp16=True, gradient_checkpointing=True)
-    facts = training(Stacked(), trainer=arguments).trainer
-    assert (facts.fp16, facts.mixed_precision, facts.checkpointing) == (True, None, True)

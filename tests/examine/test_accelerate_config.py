@@ -9,9 +9,8 @@ import pytest
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.utils import DistributedType
 
-from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.accelerate_config import default_config
-from fp8doctor.facts import AccelerateConfig, Target, recorded
+from fp8doctor.facts import AccelerateConfig
 
 
 @pytest.fixture
@@ -46,15 +45,6 @@ def test_a_file_as_accelerate_writes_it(file: Path, settings: dict[str, Any], re
     assert not gaps
 
 
-def test_no_file(file: Path) -> None:
-    assert default_config({}) is None
-
-
-def test_words_of_nobodys_are_not_kept(file: Path) -> None:
-    file.write_text("mixed_precision: my-token\nfp8_config: {backend: /home/me}\n")
-    assert default_config({}) == AccelerateConfig(mixed_precision="(set)", fp8_backend="(set)")
-
-
 @pytest.mark.parametrize("text", ["mixed_precision: [", "fp8", ""])
 def test_a_file_that_cannot_be_read(file: Path, text: str) -> None:
     file.write_text(text)
@@ -62,11 +52,3 @@ def test_a_file_that_cannot_be_read(file: Path, text: str) -> None:
     found = default_config(gaps)
     assert not isinstance(found, AccelerateConfig)
     assert gaps["environment.accelerate_config"].startswith("default_config.yaml cannot be read: ")
-
-
-def test_it_is_read_with_the_machine_and_not_with_a_model(file: Path) -> None:
-    file.write_text("mixed_precision: bf16\n")
-    machine = examine_surroundings(Target(kind="environment", name="environment", attribute=None))
-    job = examine_surroundings(Target(kind="file", name="model.py", attribute=None))
-    assert machine.environment.accelerate_config == AccelerateConfig(mixed_precision="bf16", fp8_backend=None)
-    assert not recorded(job, "environment.accelerate_config")

@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from fp8doctor.facts import recorded
-from tests.examine.models import called, llama, network, training
+from tests.examine.models import called, network, training
 
 BATCH = torch.ones(2, 16)
 
@@ -83,43 +83,6 @@ class LikeTimm(Stack):
         return self.forward_features(x)
 
 
-class Derived(LikeTimm):
-    """A user's own head on a library's model."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x).relu()
-
-
-class LikeOpenClip(LikeTimm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        for layer in self.layers:
-            if self.grad_checkpointing and not torch.jit.is_scripting():
-                x = checkpoint(layer, x, use_reentrant=False)
-            else:
-                x = layer(x)
-        return x
-
-
-class LikeNaFlex(LikeTimm):
-    """timm's NaFlexVit."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        do_checkpointing = self.grad_checkpointing and not torch.jit.is_scripting()
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False) if do_checkpointing else layer(x)
-        return x
-
-
-class LikeMonai(LikeTimm):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.first(x)
-        if self.grad_checkpointing and x.requires_grad:
-            return torch_checkpoint.checkpoint(self.layers, x, use_reentrant=False)
-        return self.layers(x)
-
-
 class Helped(Layer):
     def inner(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.up(x).relu())
@@ -134,13 +97,6 @@ class Helped(Layer):
 class InPieces(Stack):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint_sequential(self.layers, 2, self.first(x), use_reentrant=False)
-
-
-class Imports(Layer):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        import torch.utils.checkpoint
-
-        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
 
 
 class Sometimes(Layer):
@@ -170,18 +126,6 @@ def around(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def timed(layer: nn.Module) -> nn.Module:
-    """Another wrapper around that one."""
-    inner = around(layer).forward
-
-    @functools.wraps(inner)
-    def forward(*arguments: Any) -> Any:
-        return inner(*arguments)
-
-    layer.forward = forward
-    return layer
-
-
 def partial(layer: nn.Module) -> nn.Module:
     layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
     return layer
@@ -196,25 +140,15 @@ def on_layers(change: Callable[[nn.Module], nn.Module]) -> nn.Module:
 
 ON = {
     "timm": lambda: flagged(LikeTimm()),
-    "derived": lambda: flagged(Derived()),
-    "open_clip": lambda: flagged(LikeOpenClip()),
-    "monai": lambda: flagged(LikeMonai()),
-    "naflexvit": lambda: flagged(LikeNaFlex()),
     "helper": lambda: Stack(Helped),
     "sequential": InPieces,
-    "import": lambda: Stack(Imports),
     "partial": lambda: on_layers(partial),
     "wrapper": lambda: on_layers(around),
-    "wrapper in a wrapper": lambda: on_layers(timed),
     "composable": lambda: on_layers(composable),
 }
 OFF = {
     "none": Stack,
     "timm": LikeTimm,
-    "derived": Derived,
-    "open_clip": LikeOpenClip,
-    "monai": LikeMonai,
-    "naflexvit": LikeNaFlex,
 }
 
 
@@ -293,14 +227,3 @@ def test_regions_cover_what_is_below_them(change: Callable[[nn.Module], nn.Modul
     facts = network(model)
     assert [each.checkpointed for each in facts.linears] == [None, *["layers.0"] * 2, *["layers.1"] * 2]
     assert facts.blocks[0].checkpointed == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [partial, around], ids=["partial", "wrapper"])
-def test_a_forward_of_a_library_with_a_users_checkpoint_around_it(
-    change: Callable[[nn.Module], nn.Module],
-) -> None:
-    model = llama()
-    change(model.model.layers[1])
-    found = called(model, {"input_ids": torch.arange(16).reshape(1, 16)}).training.checkpointing
-    assert [(each.name, each.active) for each in found] == [("model.layers.1", True)]

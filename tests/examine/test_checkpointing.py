@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 import torch._functorch.config
-from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
     offload_wrapper,
 )
-from torch.utils.checkpoint import checkpoint as recompute
 
 from fp8doctor.facts import Checkpointing
-from tests.examine.models import Block, Stacked, called, llama, training
+from tests.examine.models import Stacked, llama, training
 
 TOKENS = torch.arange(32).reshape(2, 16)
 
@@ -44,78 +40,6 @@ def test_huggingface_checkpointing(reentrant: bool) -> None:
     assert not any(each.active for each in training(model.eval()).checkpointing)
     model.activation_checkpointing_disable()
     assert training(model).checkpointing == ()
-
-
-class Recomputes(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return recompute(super().forward, x, use_reentrant=False)
-
-
-class RecomputesInside(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def run() -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(
-                super(RecomputesInside, self).forward, x, use_reentrant=False
-            )
-
-        return run()
-
-
-class ImportsInside(Block):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
-class LoadsACheckpoint(Block):
-    """Another meaning of the word: no call to torch's function."""
-
-    checkpoint = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) if self.checkpoint is None else x
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [Recomputes, RecomputesInside, ImportsInside])
-def test_call_in_forward(block: type[nn.Module]) -> None:
-    found = called(Stacked(block), TOKENS).training.checkpointing
-    assert found == tuple(
-        Checkpointing(name=f"blocks.{i}", form="called_in_forward", active=True, reentrant=False)
-        for i in range(3)
-    )
-
-
-def test_call_in_a_wrapper_around_forward() -> None:
-    model = Stacked()
-    inner = model.blocks[1].forward
-
-    @functools.wraps(inner)
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return recompute(inner, x, use_reentrant=False)
-
-    model.blocks[1].forward = forward
-    assert [each.name for each in training(model).checkpointing] == ["blocks.1"]
-
-
-@pytest.mark.slow
-def test_a_word_is_no_call() -> None:
-    assert called(Stacked(LoadsACheckpoint), TOKENS).training.checkpointing == ()
-
-
-class RecomputesIfAsked(Block):
-    gradient_checkpointing = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.gradient_checkpointing and self.training:
-            return recompute(super().forward, x, use_reentrant=False)
-        return super().forward(x)
-
-
-@pytest.mark.slow
-def test_a_call_behind_a_flag_that_is_off() -> None:
-    assert called(Stacked(RecomputesIfAsked), TOKENS).training.checkpointing == ()
 
 
 def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import eval_frame, trace_rules
+from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
 
-from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.facts import CompileMark
 from tests.examine.models import Block, Stacked, network, training
 
@@ -111,14 +110,6 @@ def test_a_disabled_module_is_no_region() -> None:
     assert {linear.compiled for linear in network(model).linears} == ({None, "1"} if SKIPS else {None, ""})
 
 
-def test_a_class_that_is_patched_between_two_examinations(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Stacked()
-    assert not training(model).compile_marks
-    monkeypatch.setattr(Block, "forward", torch.compile(Block.forward, backend="eager"))
-    forms = {mark.form for mark in training(model).compile_marks}
-    assert forms == {"decorated_forward"}
-
-
 def test_a_list_that_nobody_calls() -> None:
     model = Stacked()
     model.blocks.compile(backend="eager")
@@ -127,23 +118,3 @@ def test_a_list_that_nobody_calls() -> None:
     counters.clear()
     model(torch.arange(8).reshape(2, 4))
     assert not counters["frames"]
-
-
-def test_what_is_torchs_own_is_what_dynamo_skips() -> None:
-    kinds = [kind for kind in vars(nn).values() if isinstance(kind, type) and issubclass(kind, nn.Module)]
-    assert len(kinds) > 100
-    for kind in (*kinds, Blocks, Own, Block):
-        module = kind.__new__(kind)
-        nn.Module.__init__(module)
-        assert forward_of_torch(module) is bool(trace_rules.check(module.forward)), kind
-
-
-def test_the_facts_say_whose_forward_it_is() -> None:
-    ours, torchs = Stacked(), nn.Sequential(*(Blocks(*linears()) for _ in range(2)))
-    assert [
-        (each.forward_of_torch, [blocks.forward_of_torch for blocks in each.blocks])
-        for each in (network(ours), network(torchs))
-    ] == [
-        (False, [False]),
-        (True, [True]),
-    ]

@@ -52,30 +52,12 @@ def test_ddp_and_fsdp1(eight: None) -> None:
     assert distributed(sharded).wrapper_at == ""
 
 
-def test_ddp_around_a_part_of_the_model(eight: None) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.parallel.DistributedDataParallel(blocks())))
-    assert (distributed(model).wrapper, distributed(model).wrapper_at) == ("DDP", "1.0")
-    assert distributed(blocks()).wrapper_at is None
-
-
 def test_whether_dynamo_cuts_at_ddps_buckets(eight: None) -> None:
     import torch._dynamo
 
     assert distributed(blocks()).optimize_ddp is True
     with torch._dynamo.config.patch(optimize_ddp=False):
         assert distributed(blocks()).optimize_ddp is False
-
-
-def test_only_what_is_below_the_call(eight: None) -> None:
-    model = blocks()
-    fully_shard(model[1])
-    facts = distributed(model)
-    assert (facts.fsdp2_linears, facts.shards) == (("1.0", "1.2"), 8)
-
-
-def test_names_are_those_of_the_layers_behind_wrappers(eight: None) -> None:
-    model = torch.compile(shard(blocks()))
-    assert distributed(model).fsdp2_linears == ("0.0", "0.2", "1.0", "1.2")
 
 
 def test_replicas_of_shards_count_the_shards(eight: None) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +10,8 @@ import pytest
 import torch
 
 from fp8doctor.examine import fp8_support
-from fp8doctor.examine.environment import examine_environment
 from fp8doctor.examine.fp8_support import (
-    backend_to_come,
     try_backends,
-    try_import,
     try_recipes,
     try_scaled_mm,
 )
@@ -24,8 +19,6 @@ from fp8doctor.facts import Linear
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import of_stack
 from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
-
-MISSING = {"TE": "ModuleNotFoundError: No module named 'transformer_engine'"}
 
 Install = Callable[..., Path]
 
@@ -68,12 +61,6 @@ def test_nothing_is_tried_where_nothing_is_asked_for(
     )
 
 
-def test_a_package_that_is_not_installed_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
-    try_import.cache_clear()
-    assert tried(ACCELERATE_FP8_BACKEND="TE") == MISSING
-
-
 def test_what_is_loaded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     import torchao.float8
 
@@ -102,21 +89,6 @@ def test_the_real_reason_comes_out(install: Install, code: str, error: str | Non
     assert tried(ACCELERATE_FP8_BACKEND="TE") == {"TE": error}
 
 
-def test_a_package_that_swallows_the_reason_does_not_hide_it(install: Install) -> None:
-    install("transformer_engine.pytorch", "raise ImportError('no torch extension')")
-    install("transformer_engine", "try:\n    from . import pytorch\nexcept ImportError:\n    pass")
-    install("transformer_engine.pytorch", "raise ImportError('no torch extension')")
-    assert tried(ACCELERATE_FP8_BACKEND="TE") == {"TE": "ImportError: no torch extension"}
-
-
-def test_the_try_leaves_no_trace(install: Install) -> None:
-    folder = install("transformer_engine.pytorch", "import os; os.environ['LEFT'] = '1'")
-    before = set(sys.modules), dict(os.environ), list(sys.path)
-    tried(ACCELERATE_FP8_BACKEND="TE")
-    assert (set(sys.modules), dict(os.environ), list(sys.path)) == before
-    assert not list(folder.parent.rglob("__pycache__"))
-
-
 def test_homes_and_secrets_are_scrubbed(install: Install) -> None:
     install(
         "transformer_engine.pytorch",
@@ -135,38 +107,6 @@ def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.
         "transformer_engine.pytorch did not "
         "end: it took more than 0.5 s"
     }
-
-
-def test_examine_fills_the_fact(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    install("transformer_engine.pytorch", "raise ImportError('broken')")
-    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
-    assert examine_environment({})[1].backend_imports == {"TE": "ImportError: broken"}
-
-
-def test_without_a_name_accelerate_takes_the_first_that_is_installed(
-    install: Install, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The order is the one of the real Accelerator, which says what it took."""
-    import accelerate.accelerator as accelerator
-
-    install("transformer_engine.pytorch", "")
-    asked = {"ACCELERATE_MIXED_PRECISION": "fp8"}
-    assert backend_to_come(asked) == "AO"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    monkeypatch.setattr(accelerator, "is_transformer_engine_available", lambda: True)
-    assert accelerator.Accelerator(cpu=True).fp8_backend == "AO"
-    monkeypatch.setattr(fp8_support, "_is_installed", lambda package: package != "torchao")
-    assert backend_to_come(asked) == "TE"
-
-
-def test_an_accelerator_that_was_made_goes_before_the_variable(forget_accelerate: None) -> None:
-    from accelerate import Accelerator
-
-    Accelerator(mixed_precision="bf16", cpu=True)
-    assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8"}) is None
-    assert backend_to_come({"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "TE"}) == "TE", (
-        "prepare takes a named one all the same"
-    )
 
 
 FLOAT8 = [each.name for each in of_stack("torchao") if each.tried]

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
-import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from tests.examine.models import Block, network
@@ -98,72 +95,6 @@ def mllama() -> nn.Module:
     )
 
 
-def jamba() -> nn.Module:
-    return transformers.JambaForCausalLM(
-        transformers.JambaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4, num_experts=1
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("build", "count", "kind"),
-    [(mllama, 6, "MllamaSelfAttentionDecoderLayer"), (jamba, 8, "JambaMambaDecoderLayer")],
-)
-def test_blocks_of_several_classes_that_take_turns(
-    build: Callable[[], nn.Module], count: int, kind: str
-) -> None:
-    with torch.device("meta"):
-        (blocks,) = network(build()).blocks
-    assert (blocks.name, blocks.count, blocks.kind.rpartition(".")[2]) == ("model.layers", count, kind)
-
-
-def test_parts_of_several_classes_and_widths_are_no_blocks() -> None:
-    """As the stages of a UNet."""
-    wide = (type("Down", (Block,), {}), type("Mid", (Block,), {}))
-    parts = nn.ModuleList([wide[0](16), wide[0](32), wide[1](64), wide[1](128)])
-    assert network(Around(parts=parts)).blocks == ()
-
-
-def test_litgpts_name_for_the_experts_of_a_token() -> None:
-    layer = Around(gate=nn.Linear(32, 4, bias=False), experts=nn.ModuleList(Block() for _ in range(4)))
-    model = Around(moe=layer)
-    model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
-    linears = {each.name: each for each in network(model).linears}
-    assert linears["moe.experts.3.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
-
-
-class Top2Gate(nn.Linear):
-    """As fairseq's, which says by its name alone how many experts a token visits."""
-
-
-def deepspeeds() -> nn.Module:
-    gate = nn.Linear(32, 4, bias=False)
-    gate.k = 2  # type: ignore[assignment]
-    return Around(gate=gate, deepspeed_experts=nn.ModuleList(Block() for _ in range(4)))
-
-
-def by_name_of_the_router() -> nn.Module:
-    return Around(gate=Top2Gate(32, 4), experts=nn.ModuleDict({f"expert_{i}": Block() for i in range(4)}))
-
-
-def lora_on_experts() -> nn.Module:
-    layer = Around(gate=nn.Linear(32, 4, bias=False), experts=nn.ModuleList(Block() for _ in range(4)))
-    layer.top_k = 2  # type: ignore[assignment]
-    return get_peft_model(Around(moe=layer), LoraConfig(target_modules=["up"])).base_model.model.moe
-
-
-@pytest.mark.parametrize("build", [deepspeeds, by_name_of_the_router])
-def test_a_router_says_how_many_experts_a_token_visits(build: Callable[[], nn.Module]) -> None:
-    experts = [each for each in network(build()).linears if each.role == "experts"]
-    assert [each.flops_per_token for each in experts[:2]] == [6 * 32 * 128 * 2 / 4] * 2
-
-
-def test_experts_with_adapters_are_visited_as_often() -> None:
-    base = next(each for each in network(lora_on_experts()).linears if each.adapter == "base")
-    assert base.flops_per_token == 2 * 32 * 128 * 2 / 4
-
-
 def behind_a_gate(**parts: nn.Module) -> nn.Module:
     layer = Around(gating=nn.Linear(32, 4, bias=False), **parts)
     layer.top_k = 2  # type: ignore[assignment]
@@ -216,14 +147,6 @@ def test_every_token_visits_shared_experts() -> None:
     assert linears["layer.shared_experts.0.up"].flops_per_token == 6 * 32 * 128
 
 
-def test_gates_of_tasks_choose_among_experts_too() -> None:
-    """Multi-gate mixture of experts: a gate for each task, held together."""
-    gates = nn.ModuleDict({task: nn.Linear(32, 6) for task in ("click", "buy")})
-    model = Around(experts=nn.ModuleList(Block() for _ in range(6)), gates=gates, tower=nn.Linear(32, 8))
-    roles = {each.name: each.role for each in network(model).linears if each.role != "experts"}
-    assert roles == {"gates.click": "router", "gates.buy": "router", "tower": "body"}
-
-
 def test_a_projection_as_wide_as_there_are_experts_is_no_router() -> None:
     """Keys of 128 features and 128 experts, say."""
     attention = Around(q=nn.Linear(32, 32), k=nn.Linear(32, 4), o=nn.Linear(32, 32))
@@ -231,10 +154,3 @@ def test_a_projection_as_wide_as_there_are_experts_is_no_router() -> None:
     roles = {each.name: each.role for each in network(Around(attention=attention, moe=moe)).linears}
     assert roles["attention.k"] == "body"
     assert roles["moe.layer.gating"] == "router"
-
-
-def test_a_list_as_long_as_a_gate_is_wide_is_none_of_experts() -> None:
-    """Blocks whose outputs a gate mixes."""
-    facts = network(Around(gate=nn.Linear(32, 2), layers=encoder(), out=nn.Linear(32, 32)))
-    assert {each.role for each in facts.linears} == {"body"}
-    assert [each.name for each in facts.blocks] == ["layers"]

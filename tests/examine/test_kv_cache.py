@@ -13,10 +13,6 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    T5Config,
-    T5ForConditionalGeneration,
     Trainer,
     TrainingArguments,
 )
@@ -52,25 +48,6 @@ def test_what_transformers_does(untouched: Untouched, caches: list[Cache]) -> No
     model = untouched.build().train()
     step(model, "meta")
     assert bool(training(model).use_cache) is bool(caches)
-
-
-SIZES: dict[str, Any] = {"d_model": 16, "vocab_size": 64, "decoder_start_token_id": 0}
-
-
-def bart() -> nn.Module:
-    config = BartConfig(encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16, decoder_ffn_dim=16, **SIZES)
-    return BartForConditionalGeneration(config)
-
-
-def t5() -> nn.Module:
-    return T5ForConditionalGeneration(T5Config(num_layers=1, d_ff=16, d_kv=4, num_heads=4, **SIZES))
-
-
-@pytest.mark.parametrize(("build", "made"), [(bart, False), (t5, True)])
-def test_encoder_decoders(build: Callable[[], nn.Module], made: bool, caches: list[Cache]) -> None:
-    model = build().train()
-    step(model)
-    assert training(model).use_cache is bool(caches) is made
 
 
 def switched_off(model: nn.Module) -> nn.Module:

@@ -7,18 +7,15 @@ import torch
 import torch.distributed
 from torch import nn
 
-from fp8doctor.facts import Blocks, recorded
+from fp8doctor.facts import Blocks
 from tests.examine.models import (
     Block,
-    Stacked,
     by_name,
     gpt2,
     llama,
     llama_8b,
-    mixtral,
     network,
     qwen3_moe,
-    vit,
 )
 
 LLAMA_LAYER = (
@@ -123,15 +120,6 @@ def test_qwen3_moe() -> None:
     assert (gate.role, gate.in_features, gate.out_features, gate.gemms) == ("router", 64, 8, 1)
 
 
-def test_mixtral() -> None:
-    facts = network(mixtral())
-    experts = [each for each in facts.linears if each.role == "experts"]
-    assert [(each.name, each.in_features, each.out_features, each.gemms) for each in experts[:2]] == [
-        ("model.layers.0.mlp.experts.gate_up_proj", 64, 256, 4),
-        ("model.layers.0.mlp.experts.down_proj", 128, 64, 4),
-    ]
-
-
 def test_transposed_experts() -> None:
     kind = type("Llama4TextExperts", (nn.Module,), {})
     experts = kind()
@@ -162,47 +150,6 @@ def test_experts_in_a_list() -> None:
     assert facts.blocks == ()
 
 
-def test_experts_that_do_not_say_how_many_a_token_visits() -> None:
-    kind, gaps = type("GroupedExperts", (nn.Module,), {}), {}
-    experts = kind()
-    experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
-    (layer,) = network(experts, gaps).linears
-    assert (layer.in_features, layer.out_features) == (32, 64)
-    assert not recorded(layer, "flops_per_token")
-    assert not recorded(layer, "flops_share_pct")
-    assert gaps["network.linears.flops_per_token"] == "w1 does not say how many of its experts a token visits"
-
-
-def test_convolutions_and_positions_are_no_linears() -> None:
-    model = nn.Sequential(nn.Conv1d(16, 16, 3), nn.Conv2d(3, 16, 4))
-    embeddings = type("MoeViTEmbeddings", (nn.Module,), {})()
-    embeddings.position_embeddings, embeddings.cls_token = (
-        nn.Parameter(torch.zeros(2, 17, 64)),
-        nn.Parameter(torch.zeros(1, 1, 64)),
-    )
-    assert network(nn.Sequential(model, embeddings)).linears == ()
-
-
-def test_levels_of_which_each_has_its_own_width_are_no_repeated_blocks() -> None:
-    """A loop over them compiles each anew, from the second on with shapes that vary. Inside, they repeat."""
-
-    def stages(depth: int) -> nn.Module:
-        held = (nn.ModuleList(Block(width) for _ in range(depth)) for width in (32, 64, 128))
-        return nn.ModuleDict({"stages": nn.ModuleList(nn.ModuleDict({"blocks": each}) for each in held)})
-
-    assert network(stages(1)).blocks == ()
-    assert [(each.name, each.count) for each in network(stages(3)).blocks] == [
-        (f"stages.{number}.blocks", 3) for number in range(3)
-    ]
-
-
-def test_vit() -> None:
-    facts = network(vit())
-    assert (facts.vocabulary, facts.hidden_size) == (None, 64)
-    assert (facts.linears[-1].name, facts.linears[-1].role) == ("classifier", "head")
-    assert (facts.blocks[0].count, len(facts.linears)) == (2, 13)
-
-
 def test_multihead_attention() -> None:
     linears = by_name(
         nn.ModuleDict(
@@ -227,16 +174,3 @@ def test_multihead_attention() -> None:
         ("cross.k_proj", 32, False),
         ("cross.v_proj", 16, False),
     ]
-
-
-def test_head_by_vocabulary_by_name_or_not_at_all() -> None:
-    assert [each.name for each in network(Stacked()).linears if each.role == "head"] == ["head"]
-    named = nn.Sequential()
-    named.body, named.score = nn.Linear(8, 8), nn.Linear(8, 2)
-    assert [each.role for each in network(named).linears] == ["body", "head"]
-    assert [each.role for each in network(nn.Sequential(nn.Linear(8, 8))).linears] == ["body"]
-
-
-def test_sizes_without_a_configuration() -> None:
-    facts = network(Stacked())
-    assert (facts.vocabulary, facts.hidden_size) == (100, 32)

@@ -10,14 +10,12 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.examine.nvml_gpus import Card, driver_version, examine_gpus, read_visible_devices
+from fp8doctor.examine.nvml_gpus import examine_gpus
 from fp8doctor.facts import Gpu, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100, sliced
+from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +68,6 @@ def test_everything_of_one_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gaps == {}
 
 
-def test_no_uuid_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus, _ = examined(monkeypatch, a100(), sliced(h100(), "MIG-c0000000-0000-0000-0000-000000000000"))
-    assert "0000-0000" not in str(gpus)
-
-
 def test_clocks_that_are_held_back_have_names_and_idle_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     bits = pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonApplicationsClocksSetting
     bits |= pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
@@ -84,22 +77,6 @@ def test_clocks_that_are_held_back_have_names_and_idle_is_none(monkeypatch: pyte
     )
     assert found.throttle_reasons == ("software power cap", "hardware thermal slowdown")
     assert (found.power_limit_w, found.power_limit_default_w) == (350.0, 400.0)
-
-
-def test_every_reason_of_nvml_but_idle_and_own_settings_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,), _ = examined(
-        monkeypatch, h100(nvmlDeviceGetCurrentClocksEventReasons=pynvml.nvmlClocksThrottleReasonAll)
-    )
-    assert len(found.throttle_reasons) == bin(pynvml.nvmlClocksThrottleReasonAll).count("1") - 2
-
-
-def test_an_old_driver_is_asked_by_the_old_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = h100(
-        nvmlDeviceGetCurrentClocksEventReasons=pynvml.NVMLError_FunctionNotFound(),
-        nvmlDeviceGetCurrentClocksThrottleReasons=0x8,
-    )
-    (found,), _ = examined(monkeypatch, old)
-    assert found.throttle_reasons == ("hardware slowdown",)
 
 
 def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
@@ -160,15 +137,6 @@ def test_the_driver_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml.opened == 0
 
 
-def test_a_broken_driver_has_no_version_and_a_missing_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps: dict[str, str] = {}
-    StandIn(on_init=pynvml.NVMLError_Unknown()).install(monkeypatch)
-    assert driver_version(gaps) is NOT_RECORDED
-    assert gaps == {"software.driver": "NVML failed: Unknown Error"}
-    StandIn(on_init=pynvml.NVMLError_LibraryNotFound()).install(monkeypatch)
-    assert driver_version({}) is None
-
-
 # Which of them the process sees
 
 
@@ -211,51 +179,6 @@ def test_the_variable_chooses_and_orders(
     assert gaps == {}
 
 
-pieces = st.lists(
-    st.sampled_from(
-        ["0", "1", "2", "3", "-1", "+1", " 2 ", "1gpu", "x", "", "GPU-a", "GPU-a1", "GPU-b1", "GPU-z", "GPU-"]
-    ),
-    max_size=4,
-)
-
-
-@given(pieces=pieces)
-def test_indices_and_uuids_are_read_as_torch_reads_them(pieces: list[str]) -> None:
-    meant = {"0": 0, "1": 1, "+1": 1, "1gpu": 1, "2": 2, " 2 ": 2, "GPU-a1": 0, "GPU-b1": 2}
-    doubles = len({meant.get(piece, piece) for piece in pieces}) < len(pieces)
-    assume(
-        not doubles or set(pieces) <= set(meant)
-    )  # behind an entry that ends the list torch still counts doubles, the driver does not
-    uuids = ["GPU-a1", "GPU-a2", "GPU-b1"]
-    cards = [Card(None, uuid, "NVIDIA H100", ()) for uuid in uuids]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(pieces))
-        patch.setattr(torch.cuda, "_raw_device_count_nvml", lambda: len(uuids))
-        patch.setattr(torch.cuda, "_raw_device_uuid_nvml", lambda: uuids)
-        assert len(read_visible_devices(",".join(pieces), cards)) == torch.cuda._device_count_nvml()
-
-
-@pytest.mark.parametrize(
-    ("variable", "seen"),
-    [
-        ("0,9,0", 1),
-        ("0,-1,0", 1),
-        ("{},GPU-nope,{}", 1),
-        ("0,0", 0),
-        ("1gpu", 0),
-        ("+0", 1),
-        (" 0", 1),
-        ("GPU-", 0),
-        ("{},0", 1),
-    ],
-)
-def test_values_are_read_as_the_driver_read_them_with_one_h200(variable: str, seen: int) -> None:
-    """What cuDeviceGetCount of driver 580.159 gave under each value, the GPU's own UUID in place of the
-    braces."""
-    card = Card(None, PAIR[0], "NVIDIA H200", ())
-    assert len(read_visible_devices(variable.replace("{}", card.uuid), [card])) == seen
-
-
 def test_indices_among_different_models_need_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     gpus, gaps = examined(monkeypatch, a100(), h100())
@@ -279,42 +202,20 @@ def test_once_cuda_is_initialized_torch_says_what_is_seen(monkeypatch: pytest.Mo
     assert gaps == {}
 
 
-def test_an_older_torch_without_uuids_leaves_it_to_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b1")
-    initialized(monkeypatch, SimpleNamespace())
-    gpus, _ = examined(monkeypatch, a100(), h100())
-    assert [found.name for found in gpus if found.visible] == ["NVIDIA H100 80GB HBM3"]
-
-
-def test_a_mig_slice_has_its_own_name_and_memory_and_the_capability_of_the_whole(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    uuids = [f"MIG-c{i}000000-0000-0000-0000-000000000000" for i in range(2)]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", uuids[1])
-    gpus, gaps = examined(monkeypatch, h100(PAIR[0]), sliced(h100(PAIR[1]), *uuids))
-    slice_, whole = gpus
-    assert (slice_.name, slice_.memory_gib, slice_.compute_capability, slice_.mig, slice_.visible) == (
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        10.0,
-        "9.0",
-        True,
-        True,
-    )
-    assert (whole.mig, whole.visible, whole.memory_gib) == (False, False, 80.0)
-    assert gaps == {}
-
-
-def test_a_mig_slice_is_found_by_the_uuid_torch_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    initialized(monkeypatch, SimpleNamespace(uuid="c0000000-0000-0000-0000-000000000000"))
-    (found,), _ = examined(
-        monkeypatch, sliced(h100(), "MIG-c0000000-0000-0000-0000-000000000000", memory_gib=20.0)
-    )
-    assert (found.memory_gib, found.visible) == (20.0, True)
-
-
-def test_an_index_of_a_gpu_in_mig_mode_means_its_first_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,), _ = examined(monkeypatch, sliced(h100(), "MIG-1", "MIG-2"))
-    assert (found.memory_gib, found.mig) == (10.0, True)
+def test_slices_of_a_gpu_are_known_once_cuda_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = h100(nvmlDeviceGetMigMode=(1, 1))
+    (found,), gaps = examined(monkeypatch, divided)
+    assert (found.mig, recorded(found, "visible")) == (True, False)
+    assert "MIG" in gaps["gpus.visible"]
+    properties = {
+        "name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "total_memory": 10 * GIB,
+        "major": 9,
+        "minor": 0,
+    }
+    initialized(monkeypatch, SimpleNamespace(uuid="c0000000-0000-0000-0000-000000000000", **properties))
+    (found,), gaps = examined(monkeypatch, divided)
+    assert (found.memory_gib, found.visible, gaps) == (10.0, True, {})
 
 
 # Who else is there
@@ -369,20 +270,6 @@ def test_amd_is_read_from_torch_once_it_is_initialized(monkeypatch: pytest.Monke
         True,
     )
     assert gaps == {}
-
-
-def test_amd_is_not_initialized_for_the_sake_of_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    gaps: dict[str, str] = {}
-    assert examine_gpus(gaps) is NOT_RECORDED
-    assert "HIP" in gaps["gpus"]
-
-
-def test_a_jetson_without_nvml_is_read_from_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    initialized(monkeypatch, SimpleNamespace(name="Thor", total_memory=128 * GIB, major=11, minor=0))
-    (found,), _ = examined(monkeypatch, on_init=pynvml.NVMLError_LibraryNotFound())
-    assert (found.vendor, found.compute_capability, found.architecture) == ("nvidia", "11.0", None)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -14,16 +14,6 @@ from tests.examine.models import (
     llama,
     network,
 )
-from tests.stand_ins.deepspeed_optimizer import partition
-
-
-def test_parameters_that_zero_3_has_taken_away_are_counted_whole() -> None:
-    whole, model = network(llama()), llama()
-    for each in model.parameters():
-        partition(each)
-    facts = network(model)
-    assert (facts.parameters, facts.dtypes) == (whole.parameters, whole.dtypes)
-    assert facts.linears == whole.linears
 
 
 def test_tied_embeddings_count_once() -> None:
@@ -37,12 +27,6 @@ def test_a_module_under_two_names_is_a_tie() -> None:
     facts = network(nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)}))
     assert facts.ties == (("a.weight", "b.0.weight"),)
     assert (len(facts.linears), facts.parameters, facts.modules) == (1, 64, 3)
-
-
-def test_a_module_that_holds_its_owner_is_walked_once() -> None:
-    model = nn.Sequential(nn.Linear(8, 8))
-    model[0].owner = model
-    assert network(model).ties == ()
 
 
 def test_frozen_parameters() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.torch_private import behind_compile
 from tests.examine.models import Block, Stacked, training
 
 
@@ -44,13 +43,6 @@ def test_a_backend_of_the_users_own() -> None:
     )
 
 
-def test_a_wrapper_that_was_emptied_is_none() -> None:
-    emptied = torch.compile(Block())
-    assert behind_compile(emptied) is not None
-    del emptied._orig_mod
-    assert behind_compile(emptied) is None
-
-
 def test_a_disabled_forward_is_no_mark() -> None:
     model = Stacked()
     model.forward = torch.compiler.disable(model.forward)
@@ -59,7 +51,3 @@ def test_a_disabled_forward_is_no_mark() -> None:
         training(Stacked(), training_step=torch.compiler.disable(lambda model, batch: None)).compile_marks
         == ()
     )
-
-
-def test_compiled_elsewhere_is_passed_on() -> None:
-    assert training(Stacked(), compiled_elsewhere=("fast",)).compiled_elsewhere == ("fast",)

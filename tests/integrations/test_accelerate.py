@@ -57,16 +57,6 @@ def test_it_raises_without_fp8_that_is_required(forget_accelerate: None) -> None
         check(accelerator, model, batch=BATCH, require_fp8=True)
 
 
-@pytest.mark.slow
-def test_it_passes_with_fp8_that_is_required(prepared: tuple[Any, Any, Any]) -> None:
-    assert check(*prepared, BATCH, require_fp8=True) is not None
-
-
-def test_other_processes_do_nothing(prepared: tuple[Any, Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(prepared[0]), "is_main_process", False)
-    assert check(*prepared, fail_on="info") is None
-
-
 def test_the_example_of_the_readme(forget_accelerate: None) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     names: dict[str, Any] = {

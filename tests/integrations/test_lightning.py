@@ -13,12 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fp8doctor import inspect_model
-from fp8doctor.report import ReportFailed
 from fp8doctor.running import step_window
 from tests.integrations.watched import PROFILED, STEPS, WARMUP, left_behind
 from tests.markdown import fenced
-from tests.stand_ins import transformer_engine
 
 lightning = pytest.importorskip("lightning.pytorch")
 
@@ -42,26 +39,6 @@ class Net(lightning.LightningModule):  # type: ignore[misc, name-defined]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return self.kind(self.parameters(), lr=0.01)  # type: ignore[call-arg]
-
-
-class Pair(Net):
-    """Steps two optimizers by hand, the smaller one more often."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.small = nn.Linear(16, 1)
-        self.automatic_optimization = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> None:
-        for optimizer, model in zip(self.optimizers(), (self.small, self.small, self.inner), strict=True):
-            loss = model(batch[0]).pow(2).mean()
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-
-    def configure_optimizers(self) -> Any:
-        small = [torch.optim.SGD(self.small.parameters(), lr=0.1) for _ in range(2)]
-        return [*small, torch.optim.AdamW(self.inner.parameters())]
 
 
 def fit(model: Any, *callbacks: Any, steps: int = PROFILED + 1, **options: Any) -> Any:
@@ -132,16 +109,6 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_optimizers_that_are_stepped_by_hand() -> None:
-    watching = callback()
-    fit(Pair(), watching, steps=PROFILED)
-    assert watching.report is not None
-    observed = watching.report.facts.observed
-    assert len(observed.steps_ms) == STEPS
-    assert observed.optimizers[0] == "torch.optim.adamw.AdamW"
-
-
-@pytest.mark.slow
 def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that a row of the validation moves by a second, and all else by next to nothing."""
     read: list[int] = []
@@ -166,29 +133,6 @@ def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(observed.steps_ms) == STEPS
 
 
-@pytest.mark.slow
-def test_accumulated_gradients() -> None:
-    watching = callback()
-    fit(made(), watching, steps=2 * PROFILED, accumulate_grad_batches=2)
-    assert watching.report is not None
-    assert watching.report.facts.workload.accumulate == 2
-
-
-@pytest.mark.slow
-def test_an_optimizer_that_calls_its_closure_several_times() -> None:
-    watching = callback()
-    fit(made(kind=torch.optim.LBFGS), watching)
-    assert watching.report is not None
-    assert "closure" in str(watching.report.facts.workload.note)
-
-
-def test_a_gate_stops_the_training() -> None:
-    model = made()
-    with pytest.raises(ReportFailed):
-        fit(model, callback(require_fp8=True))
-    assert left_behind(model) == []
-
-
 def test_a_training_that_fails_in_the_window(capfd: Any) -> None:
     model, watching = made(fails_at=WARMUP + 1), callback(fail_on="info")
     with pytest.raises(RuntimeError, match="the user's own"):
@@ -198,54 +142,9 @@ def test_a_training_that_fails_in_the_window(capfd: Any) -> None:
     assert "the training ended after 3 steps, before 5 were watched" in capfd.readouterr().err
 
 
-def test_a_training_that_ends_before_a_step_is_profiled(capfd: Any) -> None:
-    model, watching = made(), callback()
-    fit(model, watching, steps=PROFILED - 1)
-    assert watching.report is not None
-    assert len(watching.report.facts.observed.steps_ms) == STEPS
-    err = capfd.readouterr().err
-    assert "no step was profiled" in err
-    assert "the training ended" not in err
-    assert left_behind(model) == []
-
-
 def test_other_processes_are_silent(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lightning.Trainer, "is_global_zero", False)
     watching = callback(fail_on="info")
     fit(made(), watching)
     assert watching.report is None
     assert "fp8doctor" not in capfd.readouterr().err
-
-
-def test_nothing_is_watched_outside_of_a_fit(tmp_path: Path) -> None:
-    watching = callback()
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        logger=False,
-        callbacks=[watching],
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-    )
-    model = made()
-    model.test_step = lambda batch, batch_idx: None
-    trainer.test(model, DataLoader(TensorDataset(torch.randn(4, 16))), verbose=False)
-    assert watching.report is None
-    assert left_behind(model) == []
-
-
-@pytest.mark.slow
-def test_an_autocast_that_the_trainer_opens_around_the_step_is_unknown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """``TransformerEnginePrecision`` opens it; no step of the model file's names it."""
-    transformer_engine.install(monkeypatch)
-    model = Net()
-    model.inner = nn.Sequential(transformer_engine.Linear(16, 16))
-
-    def training_step(model: Any, batch: Any) -> Any:
-        return model.inner(batch).sum()
-
-    facts = inspect_model(model, torch.ones(16, 16), training_step=training_step, trial=False).facts
-    assert facts.gaps["training.fp8_autocast"].startswith("a Trainer of Lightning")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import gc
 import itertools
 import json
-import pickle
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 from torchao.float8 import convert_to_float8_training
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from fp8doctor.health.record import read_health
@@ -163,27 +159,6 @@ def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> No
     assert "CMP001" not in capfd.readouterr().err
 
 
-@pytest.mark.slow
-def test_a_training_that_is_required_to_be_in_fp8(make: Make, capfd: Any) -> None:
-    with pytest.raises(ReportFailed, match=r"FP8 is required\. No layer of this model trains in FP8"):
-        make(callback(require_fp8=True)).train()
-    trainer = make(callback(require_fp8=True), fp8=True)
-    trainer.train()
-    assert trainer.state.global_step == trainer.args.max_steps
-
-
-@pytest.mark.slow
-def test_a_training_that_is_not_examined_is_none_in_fp8(
-    make: Make, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
-    def broken(facts: Any, **options: Any) -> Any:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr("fp8doctor.integrations.watching.diagnose", broken)
-    with pytest.raises(ReportFailed, match=r"FP8 is required\. No model was examined"):
-        make(callback(require_fp8=True), fp8=True).train()
-
-
 def test_other_processes_are_silent(make: Make, capfd: Any) -> None:
     watching = callback(fail_on="info")
     trainer = make(steps=2)
@@ -247,14 +222,6 @@ def test_what_fails_here_is_told_in_a_sentence(
     assert left_behind(trainer.model) == []
 
 
-@pytest.mark.slow
-def test_a_file_that_cannot_be_written(make: Make, tmp_path: Path, capfd: Any) -> None:
-    make(callback(output=tmp_path / "no such folder" / "report.md")).train()
-    err = capfd.readouterr().err
-    assert "fp8doctor: cannot write" in err
-    assert "LlamaForCausalLM: " in err
-
-
 def test_the_example_of_the_readme(make: Make, capfd: Any) -> None:
     trainer = make(steps=3)
     names: dict[str, Any] = {
@@ -293,71 +260,6 @@ def test_an_evaluation_is_no_part_of_a_step(make: Make, monkeypatch: pytest.Monk
     assert (len(observed.steps_ms), observed.calls) == (STEPS, 1)
 
 
-def test_a_callback_of_two_trainers_names_the_model_that_is_trained(make: Make, capfd: Any) -> None:
-    watching = callback()
-    make(watching)
-    make(watching, small=True).train()
-    assert watching.report is not None
-    assert watching.report.facts.target.name == "Small"
-
-
-@pytest.mark.slow
-def test_a_copy_has_watched_nothing(make: Make, capfd: Any) -> None:
-    watching, copies = callback(), []
-
-    class Copying(TrainerCallback):
-        def on_step_end(self, *given: Any, **named: Any) -> None:
-            copies.append((copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))))
-
-    make(watching, Copying()).train()
-    assert watching.report is not None
-    assert len(copies) == PROFILED + 1
-    for each in copies[WARMUP]:
-        trainer = make(each)
-        trainer.train()
-        assert each.report is not None
-        assert left_behind(trainer.model) == []
-
-
-def test_a_callback_that_is_let_go_leaves_nothing(make: Make) -> None:
-    class Interrupting(TrainerCallback):
-        def on_step_end(self, arguments: Any, state: Any, control: Any, **named: Any) -> None:
-            if state.global_step > WARMUP:
-                raise KeyboardInterrupt
-
-    watching = callback()
-    trainer = make(watching, Interrupting())
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert left_behind(trainer.model) != []
-    trainer.remove_callback(watching)
-    del watching
-    gc.collect()
-    assert left_behind(trainer.model) == []
-
-
-class Frames(TrainerCallback):
-    """Counts what is compiled until each step's end."""
-
-    def __init__(self) -> None:
-        self.counts: list[int] = []
-
-    def on_step_end(self, *given: Any, **named: Any) -> None:
-        self.counts.append(counters["frames"]["total"])
-
-
-@pytest.mark.slow
-def test_nothing_is_compiled_again(make: Make) -> None:
-    torch._dynamo.reset()
-    watching, frames = callback(), Frames()
-    make(watching, frames, small=True, torch_compile=True, torch_compile_backend="eager").train()
-    assert len(frames.counts) == PROFILED + 1
-    assert len(set(frames.counts)) == 1
-    assert watching.report is not None
-    observed = watching.report.facts.observed
-    assert (observed.compiled, len(observed.steps_ms), observed.calls) == (0, STEPS, 1)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -371,57 +273,6 @@ def test_nothing_is_compiled_again(make: Make) -> None:
 def test_wrong_arguments(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         FP8DoctorCallback(**options)
-
-
-def test_a_trainer_of_trl(tmp_path: Path, forget_accelerate: None, capfd: Any) -> None:
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
-    from tests.looked import looked
-
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=64
-    )
-    arguments = trl.SFTConfig(
-        str(tmp_path / "out"),
-        per_device_train_batch_size=2,
-        max_steps=PROFILED,
-        report_to=[],
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-        bf16=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )
-    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3, 4]] * 40, "labels": [[1, 2, 3, 4]] * 40})
-    tokenizer = _tokenizer()
-    watching = callback()
-    trainer = trl.SFTTrainer(
-        model=LlamaForCausalLM(config),
-        args=arguments,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        callbacks=[watching],
-    )
-    before = torch.get_rng_state()
-    workload = looked(trainer).facts.workload
-    assert (workload.batch_source, workload.tokens) == ("given", 8)
-    assert torch.equal(torch.get_rng_state(), before)
-    trainer.train()
-    assert watching.report is not None
-    assert watching.report.facts.training.trainer.kind.endswith("SFTConfig")
-    assert watching.report.facts.workload.tokens == 8
-
-
-def _tokenizer() -> Any:
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = {f"word{each}": each for each in range(64)}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="word0")),
-        eos_token="word1",
-        pad_token="word2",
-    )
 
 
 @pytest.mark.slow

@@ -142,53 +142,15 @@ def cnn() -> nn.Module:
 
 HUGGING_FACE = {
     "llama": (llama, 8, 64, 512),
-    "gpt2": (
-        partial(
-            of_transformers, "GPT2LMHeadModel", n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=48
-        ),
-        *(8, 48, 384),
-    ),
-    "moe": (
-        partial(
-            of_transformers,
-            "Qwen3MoeForCausalLM",
-            **{**BERT, "max_position_embeddings": 32, "num_key_value_heads": 2, "head_dim": 8},
-            moe_intermediate_size=16,
-            num_experts=4,
-            num_experts_per_tok=2,
-        ),
-        *(8, 32, 256),
-    ),
     "t5": (partial(of_transformers, "T5ForConditionalGeneration", **T5), 8, 2048, 16384),
-    "classifier": (
-        partial(of_transformers, "BertForSequenceClassification", **BERT, num_labels=3),
-        8,
-        40,
-        320,
-    ),
     "regressor": (
         partial(of_transformers, "BertForSequenceClassification", **BERT, num_labels=1),
         8,
         40,
         320,
     ),
-    "tagger": (partial(of_transformers, "BertForTokenClassification", **BERT, num_labels=5), 8, 40, 320),
     "lora": (lora, 8, 64, 512),
     "vit": (vit, 8, None, None),
-    "swin": (
-        partial(
-            of_transformers,
-            "SwinForImageClassification",
-            image_size=32,
-            patch_size=4,
-            embed_dim=16,
-            depths=[1, 1],
-            num_heads=[2, 2],
-            window_size=4,
-            num_labels=3,
-        ),
-        *(8, None, None),
-    ),
     "roberta, whose positions begin behind the padding": (
         partial(of_transformers, "RobertaForMaskedLM", **BERT),
         *(8, 38, 304),

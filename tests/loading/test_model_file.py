@@ -65,13 +65,6 @@ def test_every_bad_file_gets_the_sentence_in_its_first_line(path: Path, tmp_path
     assert str(mistake("model.py", **options)).startswith(text.partition("\n")[0].removeprefix("# "))
 
 
-def test_a_file_of_a_package_is_named_by_all_of_its_folders(write: Write) -> None:
-    name = write("from ..layers import FF\n", "app/models/net.py")
-    write("", "app/models/__init__.py")
-    write("", "app/__init__.py")
-    assert str(mistake(name)).endswith("from the folder above its package: app.models.net")
-
-
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
@@ -168,48 +161,6 @@ def test_the_only_class_of_the_file_that_takes_no_argument(write: Write) -> None
     assert type(job.model).__name__ == "Net"
 
 
-def test_a_loss_without_parameters_and_a_part_of_the_model_are_no_candidates(write: Write) -> None:
-    job = load(
-        write("""
-        criterion = torch.nn.CrossEntropyLoss()
-        body = torch.nn.Linear(8, 8)
-        net = torch.nn.Sequential(body, torch.nn.ReLU())
-        alias = net
-    """)
-    )
-    assert job.target.attribute == "net"
-
-
-@pytest.mark.parametrize(
-    "loss",
-    ["model(torch.zeros(8)).sum()", "torch.nn.CrossEntropyLoss()", "0.0"],
-    ids=["tensor", "module", "number"],
-)
-def test_a_loss_of_the_scripts_own_is_not_taken_for_the_function(loss: str, write: Write) -> None:
-    job = load(write(f"model = torch.nn.Linear(8, 8)\nloss = {loss}\n"))
-    assert job.loss is None
-    assert job.workload.loss_source == "mean"
-
-
-def test_a_global_model_that_is_something_else(write: Write) -> None:
-    error = mistake(write("model = {'generator': torch.nn.Linear(8, 8)}", "gan.py"))
-    assert (
-        str(error)
-        == "model in gan.py is a value of type dict, not a model: write 'def build_model()' that returns "
-        "the one to look at"
-    )
-
-
-def test_a_builder_imported_from_elsewhere_counts_and_a_class_does_not(write: Write) -> None:
-    write(
-        "class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)\ndef "
-        "build_model(): return Net()\n",
-        "parts.py",
-    )
-    assert load(write("from parts import build_model", "a.py")).target.attribute == "build_model"
-    assert str(mistake(write("from parts import Net", "b.py"))).startswith("found no model in b.py: write")
-
-
 @pytest.mark.parametrize("attribute", ["instance", "Net", "make", "holder.inner"])
 def test_an_attribute_names_an_instance_a_class_a_function_or_a_part(attribute: str, write: Write) -> None:
     file = write("""
@@ -230,15 +181,6 @@ def test_an_attribute_names_an_instance_a_class_a_function_or_a_part(attribute: 
     job = load(f"{file}:{attribute}")
     assert type(job.model).__name__ == "Net"
     assert job.target.attribute == attribute
-
-
-def test_an_attribute_that_is_not_there_suggests_what_is_near(write: Write) -> None:
-    file = write("model = torch.nn.Linear(8, 8)\nnumber = 3\n")
-    assert str(mistake(f"{file}:modle")) == "net.py has no modle; did you mean model?"
-    assert str(mistake(f"{file}:qqqqqq")) == "net.py has no qqqqqq"
-    assert str(mistake(f"{file}:number")).startswith(
-        "number in net.py is a value of type int; it has to be a model, its class"
-    )
 
 
 SIZABLE = """
@@ -270,18 +212,6 @@ def test_a_model_too_large_to_be_built_is_examined_without_weights(
     assert all(parameter.is_meta for parameter in job.model.parameters())
     assert job.optimizer.param_groups[0]["params"] == list(job.model.parameters())
     assert not next(job.rebuild(2)[0].parameters()).is_meta  # type: ignore[misc]
-
-
-def test_a_large_model_that_needs_its_weights_is_built(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8doctor.loading.model_file, "_most_weights", lambda: 0.0)
-    job = load(
-        write(
-            SIZABLE.replace(
-                "for _ in range(layers)))", "for _ in range(int(torch.ones(1).item()) * layers)))"
-            )
-        )
-    )
-    assert not next(job.model.parameters()).is_meta
 
 
 def test_a_model_and_its_optimizer(write: Write) -> None:
@@ -353,36 +283,6 @@ def test_a_size_cannot_be_asked_of_a_given_batch(write: Write) -> None:
     )
 
 
-def test_imported_functions_named_like_settings_are_none(write: Write) -> None:
-    job = load(
-        write(
-            "from itertools import accumulate\nfrom torch.amp import autocast\nimport json as "
-            "loss\nmodel = torch.nn.Linear(8, 8)"
-        )
-    )
-    assert job.loss is None
-    assert job.autocast is None
-    assert job.workload.accumulate == 1
-
-
-def test_a_compiled_wrapper_that_is_not_the_one_inspected_is_named(write: Write) -> None:
-    job = load(
-        write(
-            "model = torch.nn.Linear(8, 8)\nfast = torch.compile(model)\nother = "
-            "torch.compile(torch.nn.Linear(8, 8))"
-        )
-    )
-    assert job.compiled_elsewhere == ("fast",)
-    assert (
-        load(write("net = torch.nn.Linear(8, 8)\nfast = torch.compile(net)", "compiled.py")).target.attribute
-        == "fast"
-    )
-    assert (
-        load(write("net = torch.compile(torch.nn.Linear(8, 8))\nmodel = net", "same.py")).compiled_elsewhere
-        == ()
-    )
-
-
 def test_an_interrupt_that_the_file_raises_is_its_own(write: Write) -> None:
     for text in ("raise KeyboardInterrupt", "def build_model(): raise KeyboardInterrupt('enough')"):
         with pytest.raises(UserError, match=r"net\.py raised KeyboardInterrupt"):
@@ -426,16 +326,6 @@ def test_no_module_is_replaced(name: str, write: Write) -> None:
     assert sys.modules[job.model.name].__file__ == os.path.abspath(name)
 
 
-def test_two_files_of_one_name_get_two_module_names(write: Write) -> None:
-    first = load(
-        write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "a/net.py")
-    )
-    second = load(
-        write("class Net(torch.nn.Linear):\n    def __init__(self): super().__init__(8, 8)", "b/net.py")
-    )
-    assert (type(first.model).__module__, type(second.model).__module__) == ("net", "fp8doctor_target_net")
-
-
 def test_modules_of_packages(write: Write) -> None:
     write("", "pkg/__init__.py")
     write("from .parts import Net\ndef build_model(): return Net()\nother = Net()", "pkg/net.py")
@@ -457,20 +347,6 @@ def test_a_missing_module_is_told_apart_from_a_missing_import(write: Write) -> N
     assert str(mistake("pkg2.broken")).startswith(
         "pkg2.broken cannot be imported: SyntaxError: '(' was never closed"
     )
-
-
-def test_a_missing_import_that_no_installation_mends_is_not_to_be_installed(write: Write) -> None:
-    for imported in ("setup_fp8_mixed_precision_training", "FP8TrainingConfig, check_fp8_support"):
-        error = mistake(write(f"from unsloth.fp8_training import {imported}"))
-        assert " cannot be imported: ModuleNotFoundError: No module named 'unsloth" in str(error)
-        assert "install" not in str(error)
-
-
-def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:
-    error = mistake(write("raise ValueError('begins ' + 'x' * 1_000_000 + ' ends')"))
-    assert len(error.detail) < 21_000
-    assert "begins" in error.detail
-    assert error.detail.endswith("ends")
 
 
 def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
@@ -580,13 +456,3 @@ def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
     job = load(f"{file}:trainer")
     assert "its train() raises OSError: no data" in logged.text()
     assert job.model is job.trainer.model
-
-
-def test_layers_that_lightning_would_make_later_are_named_as_such(write: Write) -> None:
-    source = """
-        class Lit(torch.nn.Module):
-            def configure_model(self):
-                self.model = torch.nn.Linear(4, 4)
-        """
-    with pytest.raises(UserError, match=r"no parameters.*calls its configure_model\(\)"):
-        load(write(source + "\n        def build_model():\n            return Lit()\n"))

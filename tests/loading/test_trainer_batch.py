@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from fp8doctor import forked, inspect_model
+from fp8doctor import inspect_model
 from fp8doctor.loading import trainer as loaded_trainer
 from tests.looked import looked
 
@@ -100,49 +98,11 @@ def test_the_batch_of_its_own_data_loader(make: Make) -> None:
     assert trainer.optimizer is None
 
 
-def test_a_model_that_will_be_compiled(make: Make) -> None:
-    trainer = make(Counting(), torch_compile=True, torch_compile_backend="aot_eager")
-    report = looked(trainer)
-    (mark,) = report.facts.training.compile_marks
-    assert (mark.name, mark.form, mark.backend) == ("", "wrapped", "aot_eager")
-    assert trainer.model_wrapped is trainer.model
-
-
 def test_an_iterator_is_not_consumed(make: Make) -> None:
     data = Stream()
     report = looked(make(data, max_steps=1))
     assert report.facts.workload.tokens == SIZE * LENGTH
     assert next(data.rows)["input_ids"][0] == 0
-
-
-class OwnLoader(Trainer):
-    """Has a data loader of its own, whose generator lives on."""
-
-    def get_train_dataloader(self) -> Any:
-        self.loader = DataLoader(
-            self.train_dataset, batch_size=2, shuffle=True, num_workers=1, persistent_workers=True
-        )
-        return self.loader
-
-
-class Mlp(nn.Module):
-    """Takes nothing but ``x`` and ``labels``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        output = self.layer(x)
-        return {"loss": output.pow(2).mean(), "logits": output}
-
-
-def test_a_data_loader_of_a_subclass_and_what_its_loss_alone_takes(make: Make) -> None:
-    rows = [{"x": torch.ones(8), "labels": torch.zeros(1), "weight": torch.ones(1)} for _ in range(ROWS)]
-    trainer = make(rows, OwnLoader, Mlp())
-    batch = loaded_trainer.own_batch(trainer, trainer.model)
-    assert {name: tuple(value.shape) for name, value in batch.items()} == {"x": (2, 8), "labels": (2, 1)}
-    assert not hasattr(trainer, "loader")
 
 
 def test_data_that_raise(make: Make) -> None:
@@ -193,31 +153,6 @@ def test_a_process_that_the_data_have_started_ends_with_the_reading(make: Make) 
     os.close(data.tell)
     with os.fdopen(data.listen, "rb") as left:
         assert left.read() == b""  # the last that could write has ended
-
-
-class Unreadable:
-    """Raises where it is read back."""
-
-    def __reduce__(self) -> Any:
-        return int, ("no number",)
-
-
-def test_a_batch_that_cannot_be_read_back(make: Make) -> None:
-    class Sending(Trainer):
-        def get_train_dataloader(self) -> Any:
-            return [Unreadable()]
-
-    note = looked(make(Counting(), Sending)).facts.workload.note
-    assert note is not None
-    assert "the Trainer's own data gave none: ValueError: invalid literal" in note
-
-
-def test_a_part_of_a_batch_is_none() -> None:
-    listen, tell = os.pipe()
-    os.write(tell, (99).to_bytes(forked.LENGTH) + b"a part")
-    os.close(tell)
-    assert forked.heard(listen, time.monotonic() + 60) == b""
-    os.close(listen)
 
 
 class Endless(Counting):

@@ -48,24 +48,6 @@ if __name__ == "__main__":
 """
 """torchao's eager Float8, which is slower than BF16. Its losses, weights and random numbers are printed."""
 
-TRAINER = """
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
-
-torch.manual_seed(0)
-config = LlamaConfig(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=256
-)
-rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 256, (32, 32))]
-arguments = TrainingArguments(
-    "out", per_device_train_batch_size=4, max_steps=8, report_to=[], use_cpu=True, bf16=True,
-    save_strategy="no", disable_tqdm=True, logging_strategy="no", seed=1,
-)
-trainer = Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=rows)
-trainer.train()
-print("trained")
-"""
-"""FP8 by Accelerate's environment variable, which ``bf16=True`` overrides."""
 
 TWO_STEPS = """
 import os

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -79,32 +78,11 @@ def every_nth(model: Any, optimizer: torch.optim.Optimizer) -> None:
             optimizer.zero_grad()
 
 
-def without_sync(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """As a loop under DistributedDataParallel, with its gradients by a function."""
-    for _ in range(ALL):
-        for micro_step in range(N):
-            x = batch()
-            with nullcontext() if micro_step == N - 1 else torch.enable_grad():
-                torch.autograd.backward(mse_loss(model(x), x) / N)
-        optimizer.step()
-        optimizer.zero_grad()
-
-
 def two_towers(model: Any, optimizer: torch.optim.Optimizer) -> None:
     """Calls the model twice for each backward, as an embedding model with queries and documents."""
     for _ in range(ALL):
         for _ in range(N):
             (mse_loss(model(batch()), model(batch())) / N).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def by_length(model: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Packs as many micro-batches as it has, now and then one less."""
-    for step in range(ALL):
-        for _ in range(N - (step % 3 == 0)):
-            x = batch()
-            mse_loss(model(x), x).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -115,9 +93,7 @@ def by_length(model: Any, optimizer: torch.optim.Optimizer) -> None:
         (Net, nano_gpt, N, N, "16 rows in each of 4 micro-batches"),
         (Net, every_nth, N, N, "16 rows in each of 4 micro-batches"),
         (Recomputed, every_nth, N, N, "16 rows in each of 4 micro-batches"),
-        (Net, without_sync, N, N, "16 rows in each of 4 micro-batches"),
         (Net, two_towers, 2 * N, N, "16 rows in each of 8 calls (4 micro-batches)"),
-        (Net, by_length, None, None, "16 rows in each of 4 micro-batches"),
     ],
 )
 def test_the_micro_batches_of_a_step(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -37,12 +36,6 @@ class Within(Net):
             return super().forward(x)
 
 
-class Decorated(Net):
-    @torch.autocast("cpu", dtype=torch.bfloat16)
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x)
-
-
 class Held(Net):
     """Its code does not name what it opens."""
 
@@ -53,26 +46,6 @@ class Held(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with self.context:
             return super().forward(x)
-
-
-class Scaled(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * 2
-
-
-class Custom(Net):
-    """A function that leaves autocast is no autocast."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = Scaled.apply(super().forward(x))
-        return output
 
 
 class Loss(nn.Module):
@@ -96,12 +69,6 @@ class OfSmallPart(Net):
         return super().forward(x)
 
 
-class SwitchedOff(Net):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
-            return super().forward(x)
-
-
 def plain(model: nn.Module) -> torch.Tensor:
     loss: torch.Tensor = model(torch.ones(16, WIDTH)).mean()
     return loss
@@ -122,15 +89,11 @@ def around_the_loss(model: nn.Module) -> torch.Tensor:
     ("kind", "step", "dtype", "lacks"),
     [
         (Within, plain, "bfloat16", False),
-        (Decorated, plain, "bfloat16", False),
         (Held, plain, "bfloat16", False),
         (Loss, plain, "bfloat16", False),
         (Net, decorated, "bfloat16", False),
         (Net, around_the_loss, None, False),
         (OfSmallPart, plain, None, False),
-        (Custom, plain, None, True),
-        (Custom, decorated, "bfloat16", False),
-        (SwitchedOff, plain, None, True),
         (Net, plain, None, True),
     ],
 )

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -137,46 +134,3 @@ def test_compiling_does_not_end_the_watch(observer: ScriptObserver, heard: Heard
     assert COMPILED_CALL in vars(Own)
     train(model, STEPS, optimizer=optimizer)
     assert heard.facts.observed.calls == 1
-
-
-SCRIPT = """
-import sys, torch
-from torch import nn
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
-
-    def forward(self, x):
-        return self.b(torch.relu(self.a(x)))
-
-torch.manual_seed(0)
-model = Net()
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(20):
-    loss = model(torch.ones(8, 32)).pow(2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if step == 9:
-        script = sys.argv[1] == "script"
-        other = torch.jit.script(model) if script else torch.compile(model, backend="eager", fullgraph=True)
-        print(other(torch.ones(2, 32)).sum().item(), len(vars(model)))
-print(loss.item())
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.gate("script")
-@pytest.mark.parametrize("how", ["script", "compile"])
-def test_a_script_under_run_prints_what_it_prints_under_python(how: str, tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(SCRIPT)
-    plain, watched = (
-        subprocess.run(
-            [sys.executable, *words, str(file), how], capture_output=True, text=True, timeout=300, check=False
-        )
-        for words in ([], ["-m", "fp8doctor", "run"])
-    )
-    assert (plain.returncode, plain.stdout) == (watched.returncode, watched.stdout) == (0, plain.stdout)

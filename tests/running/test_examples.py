@@ -8,14 +8,12 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from tests.checks.environment.live import printed
 from tests.running.forks import BECOME, IMPORTED, run
-from tests.running.jobs import TRAINER, TWO_STEPS
-from tests.running.test_script import printed_here, script
+from tests.running.jobs import TWO_STEPS
 
 pytestmark = pytest.mark.slow
 
@@ -117,22 +115,6 @@ def test_a_misconfigured_job_is_told_why(
     assert told_of_example(command, tmp_path, **variables) == codes
 
 
-def test_a_script_from_accelerates_wheel() -> None:
-    module = "accelerate.test_utils.scripts.test_script"
-    facts = seen(module, **FP8)
-    assert told(facts) == ["MOD001"]
-    assert len(facts.observed.steps_ms) == 3
-
-
-def test_a_trainer_whose_arguments_override_the_launcher(tmp_path: Path) -> None:
-    options = ["--fail-on", "error", "--steps", "3", "--warmup", "2", "--select", "ENV,MOD"]
-    code, out, err = run(options, TRAINER, tmp_path, **FP8)
-    assert out.endswith("trained\n"), err
-    assert "Found ENV001, MOD001 with --fail-on error." in err
-    assert "4 x 32 tokens" in err
-    assert code == 1
-
-
 LOOP = """
 import torch
 from torch import nn
@@ -185,42 +167,6 @@ def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
     assert "fp8doctor explain SHP001" in " ".join(err.replace("│", "").split())
     assert "No model was examined   " not in err
     assert "ENV004" in err
-
-
-TRAIN = """
-import sys
-import torch
-
-def main():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Dropout())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(8):
-        loss = model(torch.ones(8, 16)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        print(loss.item())
-    model.eval()
-
-main()
-print(torch.rand(1).item())
-sys.exit(3)
-"""
-
-
-def test_the_scripts_output_and_exit_code_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = script(tmp_path, TRAIN)
-    with torch.backends.mkldnn.flags(enabled=True):  # as in a process of its own
-        plain = printed_here(arguments, tmp_path, capsys)
-    options = ["--steps", "3", "--warmup", "1", "--trial", "--device", "cpu", "--budget", "0.1"]
-    code, out, err = run([*options, "--save", "report.json"], TRAIN, tmp_path)
-    assert (code, out) == (3, plain), err
-    assert len(plain.splitlines()) == 8 + 1
-    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
-    as_is = facts.trial.arms[0]
-    assert (as_is.name, facts.trial.device) == ("as_is", "cpu")
-    assert as_is.step_ms
 
 
 def test_a_sharded_script_is_timed_on_copies(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -39,51 +38,11 @@ def test_a_copy_that_was_converted(observer: ScriptObserver, heard: Heard) -> No
     assert report(heard).prescription[0].code == "MOD001"
 
 
-def frozen(model: nn.Module) -> object:
-    return model.requires_grad_(False)
-
-
-def evaluated(model: nn.Module) -> object:
-    return model.eval()
-
-
-def optimized(model: nn.Module) -> object:
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("on_purpose", [frozen, evaluated, optimized])
-def test_a_copy_that_was_converted_on_purpose(
-    observer: ScriptObserver, heard: Heard, on_purpose: Callable[[nn.Module], object]
-) -> None:
-    model = Net()
-    other = convert_to_float8_training(copy.deepcopy(model))
-    kept = on_purpose(other)
-    train(model, ALL)
-    assert kept is not None
-    assert "MOD001" not in titles(heard)
-    assert report(heard).verdict.status == "no_fp8"
-
-
 def test_another_model_that_was_converted(observer: ScriptObserver, heard: Heard) -> None:
     other = convert_to_float8_training(nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 64)))
     train(Net(), ALL)
     assert len(other) == 2
     assert "MOD001" not in titles(heard)
-
-
-@pytest.mark.parametrize("converted", [True, False])
-def test_an_argument_that_the_script_ignores(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, converted: bool
-) -> None:
-    monkeypatch.setattr("sys.argv", ["train.py", "--fp8", "--data", "/home/me/secret"])
-    request.getfixturevalue("observer")
-    train(convert_to_float8_training(Net()) if converted else Net(), ALL)
-    if converted:
-        assert "MOD001" not in titles(heard)
-        return
-    assert titles(heard)["MOD001"] == "FP8 was asked for, but none of 4 Linears has it"
-    assert report(heard).verdict.status == "fp8_not_engaged"
-    assert heard.facts.environment.fp8_arguments == ("--fp8",)
 
 
 class Functional(Net):

@@ -56,25 +56,6 @@ def test_it_stops_with_the_report_if_asked(tmp_path: Path) -> None:
     assert "Traceback" not in without_ours(err)
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (("--every", "5"), "--every is the distance of the samples of --health"),
-        (("--stop", "--health", "file"), "--stop ends the script"),
-        (("--health", "none/file"), "cannot write none/file: no such folder"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(
-    options: tuple[str, ...], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.test_page_commands import fp8doctor
-
-    monkeypatch.chdir(tmp_path)
-    result = fp8doctor("run", *options, *script(tmp_path, "print(1)"))
-    assert result.exit_code == 2
-    assert sentence in result.stderr
-
-
 def test_open_trackers_are_logged_to_and_none_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sample(7, 1.0, 1.0, ((CastHealth(31.0, 0.0, 0.5), None, CastHealth(25.0, 1.0, 4.0)),))
     logged: list[object] = []

@@ -10,14 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.cli.run import of_many
 from fp8doctor.errors import UserError
 from fp8doctor.facts import (
-    Breakdown,
     Distributed,
     Facts,
     Gpu,
-    KernelGroup,
     Observation,
     Rank,
     Ranks,
@@ -118,13 +115,6 @@ def test_the_record_of_a_rank() -> None:
     assert rank_of(0, ScriptState(ended=True, error="ValueError: no")).end == "raised"
     assert rank_of(0, ScriptState()).end == "killed"
     assert rank_of(0, ScriptState(watched(5.0))).gpu is None
-
-
-def test_a_breakdown_travels_without_its_kernels() -> None:
-    whole = Breakdown(families_ms={"communication": 3.0}, groups=(KernelGroup(name="k"),), modules=())
-    facts = Facts(observed=Observation(steps_ms=(1.0,) * 3, clock="cuda", breakdown=whole))
-    told = rank_of(1, ScriptState(facts)).observed.breakdown
-    assert (told.families_ms, told.groups) == ({"communication": 3.0}, ())
 
 
 @pytest.fixture
@@ -269,38 +259,3 @@ def test_what_is_said_of_failures() -> None:
         "12 of 16 ranks were not heard of: they are on other hosts, or 'fp8doctor run' is not in front of "
         "them",
     ]
-
-
-def test_a_rank_that_left_before_the_first_failure_is_told() -> None:
-    ranks = Ranks(
-        world_size=2, of_host=2, processes=(rank(0, "raised", 10, "Error: closed"), rank(1, "ended", 9))
-    )
-    assert rank_notes(ranks, [1, 0]) == [
-        "rank 0 of 2 failed first after 10 steps: Error: closed; ended before it, without an exception: rank "
-        "1 after 9 steps"
-    ]
-    assert "before" not in rank_notes(ranks, [0, 1])[0]
-
-
-def test_a_rank_whose_steps_are_not_known_is_not_blamed_for_the_failure_of_another() -> None:
-    ranks = Ranks(
-        world_size=2, of_host=2, processes=(rank(0, "raised", 0, "Error: closed"), rank(1, "ended", None))
-    )
-    assert rank_notes(ranks, [1, 0]) == ["rank 0 of 2 failed first after 0 steps: Error: closed"]
-
-
-def test_what_is_said_of_uneven_steps() -> None:
-    ranks = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended", 20), rank(1, "ended", 12)))
-    assert rank_notes(ranks, [1, 0]) == [
-        "the ranks took different numbers of steps: rank 0 20 steps, rank 1 12 steps"
-    ]
-    even = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended"), rank(1, "ended")))
-    assert rank_notes(even, [1, 0]) == []
-
-
-def test_no_copy_is_timed_and_it_is_said() -> None:
-    ranks = Ranks(world_size=2, of_host=2, processes=(rank(0, "ended"), rank(1, "ended")))
-    facts = of_many(Facts(gaps={"network": "none"}), ranks)
-    assert facts.ranks is ranks
-    assert facts.gaps["network"] == "none"
-    assert facts.gaps["trial"].startswith("a job of 2 processes is timed in its own steps, in place")

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
-from fp8doctor.running.step_profiler import CUT_SHORT, GAVE_WAY
+from fp8doctor.running.step_profiler import GAVE_WAY
 from fp8doctor.running.step_window import Clock
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
@@ -153,19 +153,6 @@ def test_a_compiled_function_is_left_alone(
     assert "a function of the script is compiled" in facts.workload.note
 
 
-@pytest.mark.slow
-def test_the_window_waits_until_nothing_is_compiled(observer: ScriptObserver, heard: Heard) -> None:
-    torch._dynamo.reset()
-    model = Net()
-    call = torch.compile(model, backend="eager", dynamic=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for rows in (2, 3, 4, 5, 5, 5, 5, 5):
-        call(torch.randn(rows, 16)).sum().backward()
-        optimizer.step()
-    assert heard.facts.observed.compiled == 0
-    assert heard.facts.observed.warmup == 5
-
-
 def test_a_model_that_raises_in_the_window(observer: ScriptObserver) -> None:
     model = Net()
     optimizer = train(model, WARMUP + 1)
@@ -192,28 +179,6 @@ def test_copies_and_pickles_of_a_model_in_the_window(observer: ScriptObserver) -
         other(torch.randn(8, 16))
 
 
-class Finalized:
-    """Garbage that only the collector finds."""
-
-    def __init__(self, ended: list[int]) -> None:
-        self.itself, self.ended = self, ended
-
-    def __del__(self) -> None:
-        self.ended.append(1)
-
-
-def test_a_collector_that_the_script_switched_off_stays_off(observer: ScriptObserver) -> None:
-    ended: list[int] = []
-    gc.disable()
-    try:
-        Finalized(ended)
-        train(Net(), WARMUP + STEPS + PROFILED + 1)
-        assert observer.done
-        assert ended == []
-    finally:
-        gc.enable()
-
-
 def test_a_failure_of_ours_is_told_and_reaches_nobody(
     observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,19 +199,6 @@ def test_a_script_with_a_profiler_of_its_own(observer: ScriptObserver, heard: He
     assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
 
 
-def test_a_script_whose_profiler_warms_up(observer: ScriptObserver, heard: Heard) -> None:
-    schedule = torch.profiler.schedule(wait=1, warmup=WARMUP + STEPS, active=2)
-    model = Net()
-    optimizer = train(model, 1)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, schedule=schedule) as profiler:
-        for _ in range(WARMUP + STEPS + 3):
-            train(model, 1, optimizer=optimizer)
-            profiler.step()
-    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 2
-    assert heard.notes == [f"no step was profiled: {ANOTHER_PROFILER}"]
-
-
 @pytest.mark.parametrize("steps", [0, 1])
 def test_a_script_that_starts_its_profiler_while_ours_is_there(
     steps: int, observer: ScriptObserver, heard: Heard
@@ -258,25 +210,6 @@ def test_a_script_that_starts_its_profiler_while_ours_is_there(
     assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 3
     assert heard.notes == [f"no step was profiled: {GAVE_WAY}"]
     assert observer.done
-
-
-def test_a_script_that_ends_while_a_step_is_profiled(observer: ScriptObserver, heard: Heard) -> None:
-    train(Net(), WARMUP + STEPS + 1)
-    observer.closed()
-    assert heard.notes == [f"no step was profiled: {CUT_SHORT}"]
-    assert len(heard.facts.observed.steps_ms) == STEPS
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        torch.ones(3).sum()
-    assert [each for each in profiler.events() if each.name == "aten::sum"]
-
-
-def test_a_step_that_takes_too_long_to_be_profiled(
-    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fp8doctor.running.step_profiler.LONGEST_MS", 0.0)
-    train(Net(), WARMUP + STEPS)
-    assert observer.done
-    assert heard.notes == ["no step was profiled: a step takes 0 s, and its profile would be too large"]
 
 
 class Preempted(Exception):

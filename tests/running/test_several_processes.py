@@ -17,7 +17,6 @@ from fp8doctor.facts import Facts
 from tests.checks.environment.live import printed
 from tests.running.forks import BECOME
 from tests.running.test_script import ROOT, TIMEOUT_S, environment, script
-from tests.waiting import wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -238,15 +237,3 @@ def test_all_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
     assert [(each.end, each.steps) for each in facts.ranks.processes] == [("ended", 14), ("ended", 14)]
     assert timed(facts)[0] == "as_is"
     assert "the script was stopped after 14 steps, as --stop asks" in (tmp_path / "stderr").read_text()
-
-
-def test_a_rank_that_fails_costs_the_trial(tmp_path: Path) -> None:
-    job = [JOB, *JOBS["fsdp2"], "--steps", "100", "--raises", "13"]
-    start = ["fp8doctor", *OPTIONS[2:], "--stop", *ON_COPIES, "--save", "report.json"]
-    failing = RANKS.replace("== [0, 0]", "== [256, 256]")
-    assert printed_by(failing, str(tmp_path), *start, *job) == []
-    wait_for("the report", (tmp_path / "report.json").exists)  # another process writes it
-    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
-    assert [each.end for each in facts.ranks.processes] == ["raised", "raised"]
-    assert len(facts.observed.steps_ms) == 4
-    assert facts.get("trial") is None

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.running.capture import Capture
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.trial.measure.bench import Bench
@@ -51,11 +50,3 @@ def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -
     with Bench(job, [], torch.device("cpu")).variant(job.model).around():
         assert te.FP8GlobalStateManager.enabled
         assert te.FP8GlobalStateManager.recipe is recipe
-
-
-@pytest.mark.parametrize("loaded", [True, False])
-def test_where_none_is_open(monkeypatch: pytest.MonkeyPatch, loaded: bool) -> None:
-    if loaded:
-        te.install(monkeypatch)
-    with Capture(nn.Linear(2, 2), (torch.ones(1, 2),), {}).around():
-        assert not te.FP8GlobalStateManager.enabled

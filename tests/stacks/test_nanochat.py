@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.checks.device.no_fp8_tensor_cores import needs_fp8
 from fp8doctor.cost import casts_ms, gpu_spec
-from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled
-from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import Facts, Network
-from fp8doctor.recipes import RECIPES, recipe_of, stack_of
+from fp8doctor.recipes import RECIPES, recipe_of
 from fp8doctor.stacks import bf16_counterpart, recognise
 from tests.examine.models import Stacked
-from tests.facts_of import DECODER_468M
 from tests.stand_ins.nanochat import Float8Linear, convert_to_float8_training
 from tests.stand_ins.scaled_mm import needs_scaled_mm
 
@@ -56,16 +52,6 @@ def test_the_bf16_form_has_its_weights_and_computes_the_same() -> None:
     assert torch.allclose(twin(x).float(), layer(x).float(), atol=0.15)
 
 
-@pytest.mark.slow
-def test_uncompiled_layers_are_found_and_kept_ones_are_named_to_its_converter() -> None:
-    report = inspect_model(converted(), trial=False)
-    assert "CMP001" in {each.code for each in report.findings}
-    names = [each.name for each in report.facts.network.linears][:1]
-    code = keep_in_bf16(names, report.facts).code
-    assert "from nanochat.fp8 import convert_to_float8_training" in code
-    assert "torchao" not in code
-
-
 @pytest.mark.parametrize(
     ("width", "tokens", "blocks", "eager_ms", "compiled_ms"),
     [(1024, 16384, 6, 49.1, 4.26), (4096, 8192, 2, 40.8, 4.31), (4096, 2048, 2, 18.2, 1.97)],
@@ -80,21 +66,3 @@ def test_the_casts_are_those_that_were_measured(
             casts_ms(tokens, k, n, gpu_spec("H100"), compiled=compiled, recipe=TENSORWISE) for k, n in shapes
         )
         assert modelled == pytest.approx(measured, rel=0.1)
-
-
-def test_a_step_of_it_is_modelled_and_gains_by_compilation() -> None:
-    def of(facts: Facts, stack: str) -> Facts:
-        linears = (
-            replace(each, stack=stack) if each.use == "training" else each for each in facts.network.linears
-        )
-        return replace(facts, network=replace(facts.network, linears=tuple(linears)))
-
-    facts = of(DECODER_468M, "nanochat")
-    eager, compiled = (modelled_step(with_linears_compiled(facts, yes=yes)) for yes in (False, True))
-    torchao = modelled_step(with_linears_compiled(DECODER_468M, yes=True))
-    assert eager is not None
-    assert compiled is not None
-    assert torchao is not None
-    assert eager.step_ms > 2 * compiled.step_ms
-    assert 0.85 * torchao.step_ms < compiled.step_ms < torchao.step_ms
-    assert stack_of(facts.network.linears[0]).fuses_casts

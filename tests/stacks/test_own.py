@@ -121,9 +121,8 @@ def only(module: nn.Module) -> Linear:
         (lambda: OverOperator(64, 32), "training", "torch._scaled_mm"),
         (lambda: DeepSeekLinear(64, 32), "unknown", "fp8_gemm"),
         (lambda: CastedLinear(64, 32, True), "unknown", None),
-        (lambda: FP8Linear(64, 32), "unknown", None),
     ],
-    ids=["nanochat", "operator", "deepseek", "modded-nanogpt", "by name"],
+    ids=["nanochat", "operator", "deepseek", "modded-nanogpt"],
 )
 def test_layers_that_users_wrote(module: Any, use: str, gemm: str | None) -> None:
     found = only(module())
@@ -135,33 +134,6 @@ def test_layers_that_users_wrote(module: Any, use: str, gemm: str | None) -> Non
 def test_layers_without_fp8_stay_ordinary(module: Any) -> None:
     found = only(module())
     assert (found.stack, found.use) == ("torch", "none")
-
-
-class HoldsScales(nn.Linear):
-    """What it calls fp8 are numbers, and no switch."""
-
-    def __init__(self) -> None:
-        super().__init__(64, 64, device="meta")
-        self.fp8 = torch.ones(2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight * self.fp8.sum())
-
-
-def test_what_is_no_switch_is_not_asked_whether_it_is_on() -> None:
-    assert [each.use for each in network(nn.Sequential(HoldsScales())).linears] == ["none"]
-
-
-def test_weights_that_are_float8_are_stored() -> None:
-    layer = DeepSeekLinear(64, 32)
-    layer.weight = nn.Parameter(torch.empty(32, 64, dtype=torch.float8_e4m3fn), requires_grad=False)
-    assert not network(nn.Sequential(layer)).linears or only(layer).use == "storage"
-
-
-def test_a_forward_of_the_layer_alone_counts() -> None:
-    layer = nn.Linear(64, 32)
-    layer.forward = Float8Linear.forward.__get__(layer)  # type: ignore[method-assign]
-    assert only(layer).use == "training"
 
 
 def test_the_twin_multiplies_the_same_weights_in_bf16() -> None:
@@ -183,24 +155,6 @@ def test_the_verdict_never_denies_fp8() -> None:
     assert (by_code.verdict.status, by_code.answer.has_fp8) == ("open", True)
     assert (by_name.verdict.status, by_name.answer.has_fp8) == ("open", False)
     assert by_name.answer.state
-
-
-def test_a_master_weight_in_fp32_is_not_computed_in_fp32() -> None:
-    """nanochat's layer casts both of its operands."""
-    layer = Float8Linear(64, 32, bias=False)
-    report = inspect_model(nn.Sequential(layer), torch.zeros(48, 64), trial=False)
-    assert "MEM003" not in [each.code for each in report.findings]
-
-
-@pytest.mark.slow
-def test_sides_are_held_to_torch_s_gemm_alone() -> None:
-    def sides(module: nn.Module) -> list[str]:
-        report = inspect_model(nn.Sequential(module), torch.zeros(40, 24), trial=False)
-        return [each.code for each in report.findings if each.code == "SHP001"]
-
-    assert sides(Float8Linear(24, 32, bias=False)) == ["SHP001"]
-    assert sides(PaddedLinear(24, 32)) == []
-    assert sides(DeepSeekLinear(24, 32)) == []
 
 
 def test_a_layer_that_says_what_it_quantizes_to() -> None:
@@ -262,30 +216,3 @@ class Held(nn.Module):
 )
 def test_fp8_outside_of_layers(module: nn.Module, calls: tuple[str, ...]) -> None:
     assert network(module).fp8_calls == calls
-
-
-def test_torchaos_fp8_attention() -> None:
-    """What ``apply_low_precision_attention`` makes on a GPU, and axolotl's ``attn_implementation: fp8``."""
-    wrapper = pytest.importorskip("torchao.prototype.attention.shared_utils.wrapper")
-    model = wrapper._FP8FlashAttentionMonkeyPatchWrapper(nn.Linear(32, 32), "FA3", flash_attn_fp8_func)
-    name = "_FP8FlashAttentionMonkeyPatchWrapper"
-    assert network(model).fp8_calls == (f"{name} in {name}",)
-
-
-def test_layers_are_not_told_twice() -> None:
-    assert network(DeepSeekLinear(32, 32)).fp8_calls == ()
-
-
-@pytest.mark.parametrize("module", [Attention(), Held()], ids=["attention", "held function"])
-def test_what_calls_fp8_is_never_said_to_use_none(module: nn.Module) -> None:
-    report = inspect_model(module, torch.zeros(48, 32), trial=False)
-    assert report.verdict.status == "open"
-    assert "FP8 is outside of layers" in report.verdict.summary
-    assert "no FP8" not in report.verdict.summary
-
-
-def test_fp8_outside_of_layers_has_no_bf16_to_be_timed_against() -> None:
-    report = inspect_model(Attention(), torch.zeros(48, 32), device="cpu", budget_s=30)
-    assert [(each.name, each.tried) for each in report.facts.arms()] == [("as_is", True)]
-    assert report.verdict.status == "open"
-    assert report.verdict.bf16_step_ms is None

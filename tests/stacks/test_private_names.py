@@ -6,14 +6,9 @@ names are looked up in `tests.stand_ins.transformer_engine`.
 
 from __future__ import annotations
 
-import ast
 import importlib
-import os
-import re
 import sys
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,12 +19,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.examine import fp8_conversion
-from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks import te_private, torch_private, torchao_private
-from fp8doctor.stacks import transformer_engine as te_stack
 from tests.stand_ins import transformer_engine
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -263,95 +254,3 @@ def test_the_fp8_state_of_the_transformer_engine_stand_in(monkeypatch: pytest.Mo
     assert (te_private.meta(layer) or {})["recipe"] is recipe
     assert te_private.meta(nn.Linear(2, 2)) is None
     assert te_private.workspaces(layer) == []
-
-
-SOURCE = os.environ.get("TRANSFORMER_ENGINE_SOURCE", "")
-"""A checkout of Transformer Engine, in the weekly workflow; empty otherwise."""
-
-OF_TE = (
-    "FP8GlobalStateManager",
-    "TransformerEngineBaseModule",
-    "fp8_meta",
-    "_fp8_metas",
-    "primary_weights_in_fp8",
-    te_private.ENTERS[0],
-    te_private.EXITS[0],
-    te_private.RECIPE_TEST,
-    *te_private.BUFFERS,
-    *te_private.DATA,
-    *te_stack.GEMM_MODULES,
-    *te_stack.RECIPE_SETTINGS,
-    *(each for recipe in RECIPES.values() if recipe.stack == te_stack.STACK for each in recipe.classes),
-)
-
-
-@pytest.mark.skipif(not SOURCE, reason="no source of Transformer Engine is given")
-@pytest.mark.parametrize("name", OF_TE)
-def test_names_in_the_source_of_transformer_engine(name: str) -> None:
-    word = re.compile(rf"\b{re.escape(name)}\b")
-    files = Path(SOURCE, "transformer_engine").rglob("*.py")
-    assert any(word.search(each.read_text("utf-8")) for each in files)
-
-
-MODULES = ("torch_private", "torchao_private", "te_private")
-
-ALLOWED = {
-    "trial/state/guard.py": "torch.utils._python_dispatch and _pytree, documented for subclasses",
-    "stacks/casts.py": "torch.utils._python_dispatch, documented for subclasses",
-    "code_snippets.py": "code that users paste",
-    "diagnosis/treatments.py": "code that users paste",
-    "analysis/layers.py": "wrappers' names in recorded facts",
-    "analysis/module_names.py": "wrappers' names in recorded facts",
-    "running/layer_sampler.py": "how the fields of hooks end, which nn.Module has",
-    "stacks/own.py": "names in the code of users' layers",
-    "recipes.py": "the operator's name in words",
-}
-"""Product file -> why it may spell a private name. The fields of nn.Module and Tensor (``_parameters``,
-``_version``) are no names of these modules."""
-
-
-def private_names() -> set[str]:
-    """List the names with an underscore that the three modules use, and the modules behind underscores."""
-    found: set[str] = {"check_recipe_support", "FP8GlobalStateManager", "_C", "_dynamo", "_inductor"}
-    for name in MODULES:
-        tree = ast.parse((ROOT / "fp8doctor" / "stacks" / f"{name}.py").read_text("utf-8"))
-        own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        found |= {
-            part
-            for text in spelled(tree)
-            for part in text.split(".")
-            if re.fullmatch(r"_[A-Za-z]\w+", part) and part not in own
-        }
-    return found - {"_data", "_tensor", "_transpose", "_device"}  # also what others call theirs
-
-
-def spelled(tree: ast.AST) -> Iterator[str]:
-    """Yield the attributes, imports and strings of a file, documentation aside."""
-    documented = {
-        id(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            yield node.attr
-        elif isinstance(node, ast.ImportFrom):
-            yield from (str(node.module), *(each.name for each in node.names))
-        elif isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
-            yield node.value
-
-
-@pytest.mark.slow
-def test_private_names_stand_in_their_module_alone() -> None:
-    names, found = private_names(), {}
-    assert {"_call_impl", "_scaled_mm", "_fp8_workspaces", "_precomputed_scale"} <= names
-    for path in (ROOT / "fp8doctor").rglob("*.py"):
-        if path.stem not in MODULES:
-            texts = spelled(ast.parse(path.read_text("utf-8")))
-            used = {part for text in texts for part in text.split(".") if part in names}
-            if used:
-                found[path.relative_to(ROOT / "fp8doctor").as_posix()] = used
-    assert {path: used for path, used in found.items() if path not in ALLOWED} == {}
-    assert sorted(set(ALLOWED) - set(found)) == [], "spells none any more: take it out of ALLOWED"

@@ -12,19 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from fp8doctor.facts import Target, Workload
-from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import Batch, describe
-from fp8doctor.stacks.tensors import named_tensors, tensors, with_tensors
+from fp8doctor.stacks.tensors import named_tensors
 from fp8doctor.trial.copies.step import move
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import VariantPlan, as_it_is
-from tests.trial.conducted import conduct
 
 CPU = torch.device("cpu")
 
@@ -102,14 +95,6 @@ def test_a_copy_is_of_the_same_kind_and_shares_no_tensor(name: str) -> None:
     assert [each.data_ptr() for each in parts(batch)] == [X.data_ptr(), Y.data_ptr()], "theirs is left alone"
 
 
-def test_a_packed_sequence_moves_itself() -> None:
-    """Its lengths stay on the CPU."""
-    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
-    copied = move(packed, torch.device("meta"))
-    assert isinstance(copied, PackedSequence)
-    assert (copied.data.device.type, copied.batch_sizes.device.type) == ("meta", "cpu")
-
-
 def test_what_cannot_move_itself_or_be_written_to_is_moved_as_far_as_that_can_be() -> None:
     class Broken(Plain):
         def to(self, device: torch.device) -> Broken:
@@ -119,20 +104,6 @@ def test_what_cannot_move_itself_or_be_written_to_is_moved_as_far_as_that_can_be
     unwritable = Unwritable(x=X)
     assert move(unwritable, torch.device("meta"))["x"].device.type == "meta"
     assert move(MappingProxyType({"x": X}), torch.device("meta"))["x"].device.type == "meta"
-
-
-def test_modules_classes_and_keys_are_no_data() -> None:
-    module = nn.Linear(2, 2)
-    held = {X: {"momentum": Y}, "module": module, "class": Frozen, "text": "x"}
-    assert [id(each) for each in tensors(held)] == [id(Y)]
-    assert with_tensors(held, torch.zeros_like)["module"] is module
-
-
-def test_objects_that_hold_each_other_are_looked_into_a_few_times_only() -> None:
-    first, second = Plain(X, Y), Plain(X, Y)
-    first.itself, second.itself = second, first
-    assert {id(each) for each in tensors(first)} == {id(X), id(Y)}
-    assert with_tensors(first, torch.zeros_like).x.sum() == 0
 
 
 def test_fields_name_their_tensors_and_size_the_step() -> None:
@@ -154,28 +125,3 @@ def test_fields_name_their_tensors_and_size_the_step() -> None:
         accumulate=1,
     )
     assert (work.batch_size, work.sequence_length, work.tokens) == (2, 8, 16)
-
-
-class Reads(nn.Module):
-    """Takes the whole batch, and its parts by name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-
-    def forward(self, batch: Any) -> Tensor:
-        return nn.functional.mse_loss(self.linear(batch.x), batch.y)
-
-
-@pytest.mark.parametrize("name", ["named tuple", "frozen dataclass", "namespace", "object", "BatchEncoding"])
-def test_a_step_that_reads_parts_of_its_batch_by_name_is_timed(name: str) -> None:
-    batch = BATCHES[name][0]
-    job = Job(
-        model=Reads(),
-        target=Target(),
-        workload=Workload(accumulate=1),
-        batch=batch,
-        training_step=lambda model, batch: model(batch),
-    )
-    trial = conduct(job, [], [VariantPlan("as_is", as_it_is)], TrialRun(CPU, Budget(30.0)))
-    assert [(arm.tried, arm.reason) for arm in trial.arms] == [(True, None)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.float8.config import CastConfig, ScalingGranularity
-from torchao.float8.float8_linear import Float8Linear
 from torchao.quantization import (
     Float8DynamicActivationFloat8WeightConfig,
     Float8WeightOnlyConfig,
@@ -93,33 +91,6 @@ def test_all_gather_wrapper_is_a_setting_not_a_kind() -> None:
     assert layer.features["precomputed_scale"] is False
 
 
-def test_subclass_of_torchtitan() -> None:
-    layer = converted(Float8LinearConfig())
-    layer.__class__ = type(
-        "TitanLinear", (type(layer),), {"__module__": "torchtitan.components.quantization.float8"}
-    )
-    assert only(layer).kind == "torchao.float8.float8_linear.Float8Linear"
-
-
-class Turned(Float8Linear):
-    """Computes something else than torchao's."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.flip(-1))
-
-
-class Named(Float8Linear):
-    """Computes what torchao's does."""
-
-
-@pytest.mark.parametrize(("kind", "own"), [(Turned, True), (Named, False), (Float8Linear, False)])
-def test_a_forward_of_the_users_own_is_told(kind: type[nn.Module], own: bool) -> None:
-    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
-    model[0].__class__ = kind
-    (layer,) = network(model).linears
-    assert (layer.use, layer.features.get("own_forward", False)) == ("training", own)
-
-
 def test_without_configuration_the_recipe_is_a_gap() -> None:
     layer, gaps = converted(Float8LinearConfig()), {}
     del layer.config
@@ -158,46 +129,6 @@ def test_training_weights(
     assert layer.features.get("emulate") is emulate
 
 
-def test_high_precision_weight_gradient() -> None:
-    model = nn.Sequential(nn.Linear(32, 64, dtype=torch.bfloat16))
-    quantize_(
-        model,
-        prototypes.mxfp8("MXFP8_RCEIL_WGRAD_WITH_HP"),
-        filter_fn=lambda module, name: isinstance(module, nn.Linear),
-    )
-    assert only(model).features["wgrad_with_hp"] is True
-
-
-def test_prototype_linears() -> None:
-    mx = only(prototypes.module("mxfp8_linear").MXFP8Linear(32, 64, wgrad_with_hp=True))
-    assert (mx.kind, mx.use, mx.recipe) == (
-        "torchao.prototype.moe_training.mxfp8_linear.MXFP8Linear",
-        "training",
-        "mxfp8",
-    )
-    assert mx.features == {"kernel_preference": "auto", "emulate": False, "wgrad_with_hp": True}
-    assert only(prototypes.module("nvfp4_training.nvfp4_training").NVFP4Linear(128, 128)).recipe == "nvfp4"
-
-
-@pytest.mark.parametrize(
-    ("element", "recipe"), [("torch.float8_e4m3fn", "mxfp8"), ("torch.float4_e2m1fn_x2", "mxfp4")]
-)
-@pytest.mark.parametrize("setting", ["kernel_preference", "gemm_kernel_choice"])
-def test_mxlinear_of_0_10_to_0_16(element: str, recipe: str, setting: str) -> None:
-    """A stand-in: the class was removed in 0.17. Verified by hand on the releases 0.10, 0.14 and 0.16."""
-    choice = enum.Enum("KernelChoice", {"EMULATED": "emulated", "CUBLAS": "cublas"})
-    layer = nn.Linear(32, 64)
-    layer.__class__ = type("MXLinear", (nn.Linear,), {"__module__": "torchao.prototype.mx_formats.mx_linear"})
-    layer.config = SimpleNamespace(elem_dtype=element, **{setting: choice.EMULATED})
-    found = only(layer)
-    assert (found.kind, found.use, found.recipe) == (
-        "torchao.prototype.mx_formats.mx_linear.MXLinear",
-        "training",
-        recipe,
-    )
-    assert found.features == {"kernel_preference": "emulated", "emulate": True}
-
-
 @pytest.mark.parametrize(("name", "recipe"), [("FP8_ROWWISE", "rowwise"), ("MXFP8", "mxfp8")])
 def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
     """A stand-in: the tensor was renamed in 0.17."""
@@ -218,23 +149,6 @@ def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
         recipe,
         4,
         "experts",
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "recipe"),
-    [("_float8_op_config", prototypes.float8, "rowwise"), ("_mxfp8_op_config", prototypes.mxfp8, "mxfp8")],
-)
-def test_torchtitans_expert_configuration(name: str, config: Callable[[], Any], recipe: str) -> None:
-    experts = type("GroupedExperts", (nn.Module,), {name: config()})()
-    experts.top_k = 2
-    experts.w1 = nn.Parameter(torch.zeros(4, 64, 32))
-    layer = only(experts)
-    assert (layer.stack, layer.use, layer.recipe, layer.weight_class) == (
-        "torchao",
-        "training",
-        recipe,
-        None,
     )
 
 

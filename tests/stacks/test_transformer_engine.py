@@ -13,7 +13,6 @@ from torch import nn
 from fp8doctor.facts import Linear, recorded
 from tests.examine.models import network
 from tests.stand_ins import transformer_engine as stand_in
-from tests.stand_ins.transformer_engine import OperationGroupedLinear
 
 
 @pytest.fixture(params=["quantization", "fp8"])
@@ -48,17 +47,6 @@ def test_linear(te: ModuleType) -> None:
     }
 
 
-def test_empty_bias_is_none(te: ModuleType) -> None:
-    (layer,) = linears(te.Linear(32, 64, bias=False))
-    assert layer.bias is False
-    assert layer.parameters == 32 * 64
-
-
-def test_split_parameters_are_one_gemm(te: ModuleType) -> None:
-    (layer,) = linears(te.Linear(32, 96, parameters_split=("query_", "key_", "value_")))
-    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias) == (32, 96, 1, True)
-
-
 def test_layer_norm_is_no_part_of_the_gemm(te: ModuleType) -> None:
     (layer,) = linears(te.LayerNormLinear(32, 64, bias=False))
     assert layer.kind == "transformer_engine.pytorch.module.layernorm_linear.LayerNormLinear"
@@ -77,12 +65,6 @@ def test_grouped_linear_is_experts(te: ModuleType) -> None:
     (found,) = linears(layer)
     assert (found.gemms, found.role, found.in_features, found.out_features) == (4, "experts", 32, 64)
     assert found.flops_per_token == 2 * 2 * 32 * 64 * 3
-
-
-def test_grouped_linear_as_an_operation_is_experts(te: ModuleType) -> None:
-    (found,) = linears(OperationGroupedLinear(4, 32, 64))
-    assert (found.gemms, found.role, found.use) == (4, "experts", "training")
-    assert found.kind == "transformer_engine.pytorch.ops.basic.grouped_linear.GroupedLinear"
 
 
 def test_megatrons_subclass(te: ModuleType) -> None:
@@ -108,12 +90,6 @@ def test_engaged(
     assert found.features["fp8_ran_before"] is (forwards == (True, False))
 
 
-def test_in_eval_mode_nothing_is_concluded(te: ModuleType) -> None:
-    layer = te.Linear(32, 64).eval()
-    layer(torch.zeros(4, 32))
-    assert linears(layer)[0].engaged is None
-
-
 @pytest.mark.parametrize(
     ("recipe", "name"), [(stand_in.Float8CurrentScaling, "current"), (stand_in.MXFP8BlockScaling, "mxfp8")]
 )
@@ -133,13 +109,6 @@ def test_a_backward_in_16_bits_is_no_known_recipe(te: ModuleType) -> None:
     assert found.recipe == "custom"
     assert found.features["backward_override"] == "high_precision"
     assert found.features["enable_2d_quantization"] is True
-
-
-def test_an_operation_tells_its_recipe(te: ModuleType) -> None:
-    layer = stand_in.OperationGroupedLinear(1, 32, 64)
-    assert not recorded(linears(layer)[0], "recipe")
-    layer._fp8_metas = {"forward": {"recipe": stand_in.DelayedScaling()}, "backward": None}
-    assert linears(layer)[0].recipe == "delayed"
 
 
 def test_weights_built_in_fp8(te: ModuleType) -> None:

@@ -50,12 +50,6 @@ def test_finegrained_linear() -> None:
     assert layer.flops_per_token == 2 * 128 * 256 * 2  # no weight gradient, whatever requires_grad says
 
 
-def test_finegrained_linear_that_was_dequantised_is_ordinary() -> None:
-    layer = FP8Linear(128, 256)
-    layer.weight = nn.Parameter(torch.zeros(256, 128, dtype=torch.bfloat16))
-    assert network(nn.Sequential(layer)).linears[0].use == "none"
-
-
 def test_fbgemm_linear() -> None:
     (layer,) = network(nn.Sequential(FbgemmFp8Linear(128, 256, False))).linears
     assert (layer.kind, layer.use, layer.features["block_size"]) == (
@@ -104,13 +98,6 @@ def test_an_odd_layer_costs_no_other() -> None:
     facts = network(nn.Sequential(odd, nn.Linear(64, 32)), gaps)
     assert [each.name for each in facts.linears] == ["1"]
     assert gaps["network.linears"].startswith("Linear was left out: IndexError")
-
-
-def test_a_layer_that_does_not_say_its_sizes_has_those_of_its_weight() -> None:
-    silent = nn.Linear(32, 64)
-    del silent.in_features
-    (layer,) = network(nn.Sequential(silent)).linears
-    assert (layer.in_features, layer.out_features) == (32, 64)
 
 
 def test_a_layer_without_a_shape_is_a_gap() -> None:

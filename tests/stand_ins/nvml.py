@@ -25,7 +25,6 @@ class Device:
     uuid: str
     name: Any
     answers: dict[str, Any] = field(default_factory=dict)
-    slices: list[Device] = field(default_factory=list)
 
 
 def gpu(name: str, uuid: str, capability: tuple[int, int], memory_gib: float, **answers: Any) -> Device:
@@ -56,21 +55,6 @@ def a100(uuid: str = "GPU-a1000000-0000-0000-0000-000000000000", **answers: Any)
 
 def h100(uuid: str = "GPU-b1000000-0000-0000-0000-000000000000", **answers: Any) -> Device:
     return gpu("NVIDIA H100 80GB HBM3", uuid, (9, 0), 80, **answers)
-
-
-def sliced(device: Device, *uuids: str, memory_gib: float = 10.0) -> Device:
-    """The GPU in MIG mode, cut into slices with these UUIDs."""
-    device.answers["nvmlDeviceGetMigMode"] = (1, 1)
-    memory = SimpleNamespace(total=memory_gib * GIB, used=0.0, free=memory_gib * GIB)
-    device.slices = [
-        Device(
-            uuid,
-            f"{device.name} MIG 1g.10gb",
-            {"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetComputeRunningProcesses": []},
-        )
-        for uuid in uuids
-    ]
-    return device
 
 
 class StandIn:
@@ -125,11 +109,3 @@ class StandIn:
 
     def nvmlDeviceGetName(self, device: Device) -> str:  # noqa: N802
         return str(device.name)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Device) -> int:  # noqa: N802
-        return 7 if device.slices else 0
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, index: int) -> Device:  # noqa: N802
-        if index >= len(device.slices):
-            raise pynvml.NVMLError_NotFound()
-        return device.slices[index]

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +17,11 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
-from fp8doctor.files import own_folder, remove_folders_of
 from fp8doctor.stages import Doing
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from fp8doctor.worker.printed import MOST, Printed
+from fp8doctor.worker.printed import Printed
 from tests.waiting import LONGEST_S, comes_true, wait_for
-from tests.worker.clock import hang, late_once_all_is_said, late_while_it_grows
+from tests.worker.clock import hang, late_while_it_grows
 
 pytestmark = pytest.mark.slow
 
@@ -106,21 +103,6 @@ def test_the_facts_of_a_model(examine: Examine) -> None:
     ]
 
 
-@pytest.mark.usefixtures("forked")
-def test_the_environment_alone() -> None:
-    examination = examine_in_worker(None, progress=lambda text: None)
-    assert examination.problem is None
-    assert examination.facts.target.kind == "environment"
-    assert recorded(examination.facts, "software")
-    assert not recorded(examination.facts, "network")
-
-
-def test_variables_that_the_file_sets_and_packages_it_imports_are_seen(examine: Examine) -> None:
-    facts = examine("import os\nos.environ['NVTE_DEBUG'] = '1'\nimport accelerate\n" + MODEL).facts
-    assert facts.environment.variables["NVTE_DEBUG"] == "1"
-    assert facts.software.packages["accelerate"].imported
-
-
 def test_a_mistake_of_the_user_is_raised_with_the_users_frames(examine: Examine) -> None:
     with pytest.raises(UserError, match=r"build_model\(\) in net.py raised ValueError: \\udc80 no") as caught:
         examine("def build_model():\n    raise ValueError('\\udc80 no')")
@@ -195,29 +177,6 @@ def test_a_folder_of_a_child_that_is_killed_is_removed(examine: Examine, tmp_pat
     assert not folder.exists()
 
 
-def test_a_folder_of_another_container_is_not_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both may share a folder for such, and number their processes alike."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(platform, "node", lambda: "other")
-    with own_folder() as others:
-        monkeypatch.undo()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        own = own_folder()
-        remove_folders_of(os.getpid())
-        assert Path(others).exists()
-        assert not Path(own.name).exists()
-        own.cleanup()
-
-
-def test_what_was_said_in_time_but_not_yet_read_is_no_hang(
-    examine: Examine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    late_once_all_is_said(monkeypatch)
-    assert_complete(examine(MODEL, load_timeout=600))
-
-
 def test_what_user_code_prints_goes_to_stderr(examine: Examine, capfd: pytest.CaptureFixture[str]) -> None:
     text = """
         import os, sys
@@ -250,19 +209,6 @@ def test_what_goes_to_stderr_is_held_back(examine: Examine, capfd: pytest.Captur
     assert {"by a logger", "by native code (3 times)", "by a process"} <= set(lines)
     assert any(line.endswith("net.py:3: UserWarning: by Python") for line in lines)
     assert not printed.failed
-
-
-@pytest.mark.parametrize("count", [1, 40])
-def test_no_worker_waits_until_what_it_printed_is_read(examine: Examine, count: int) -> None:
-    """Of more than is kept the last is."""
-    printed = Printed()
-    start = (
-        f"import os\nfor _ in range({count}): os.write(2, (b'x' * 99 + b'\\n') * 1000)\nos.write(2, b'end')\n"
-    )
-    assert_complete(examine(start + MODEL, printed=printed))
-    lines = printed.lines()
-    assert len("\n".join(lines)) == min(count * 100_000 + 3, MOST)
-    assert lines[-1] == "end"
 
 
 HOSTILE = {
@@ -321,21 +267,6 @@ def test_a_failure_of_fp8doctor_is_told_from_a_mistake_of_the_user(examine: Exam
     assert_only_surroundings(
         examine(textwrap.dedent(text) + MODEL), "fp8doctor failed: RuntimeError: not there (net.py:5)"
     )
-
-
-def test_modules_come_from_the_current_folder_and_files_do_not_see_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, elsewhere = tmp_path / "here", tmp_path / "there"
-    folder.mkdir()
-    elsewhere.mkdir()
-    monkeypatch.chdir(folder)
-    (folder / "net.py").write_text(MODEL)
-    assert_complete(examine_in_worker("net:model", progress=lambda text: None))
-    (elsewhere / "deep.py").write_text(MODEL)
-    for name in ("torch", "json", "msgspec", "fp8doctor"):
-        (folder / f"{name}.py").write_text("raise SystemExit('shadowed')")
-    assert_complete(examine_in_worker(str(elsewhere / "deep.py"), progress=lambda text: None))
 
 
 def test_the_parent_imports_no_torch_and_runs_in_a_bare_checkout(tmp_path: Path) -> None:
@@ -437,21 +368,3 @@ def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
         timeout=LONGEST_S,
     )
     assert done.stdout == "True {1, 2}\n"
-
-
-def test_a_closed_stderr_does_not_stop_it(tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text("print('noise')\n" + MODEL)
-    root = str(Path(fp8doctor.__file__).resolve().parents[1])
-    code = (
-        f"import sys; sys.path.insert(0, {root!r})\nfrom fp8doctor.worker.parent import "
-        "examine_in_worker\nprint(examine_in_worker('net.py', progress=id).problem)"
-    )
-    done = subprocess.run(
-        ["sh", "-c", '"$0" -c "$1" 2>&-', sys.executable, code],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=LONGEST_S,
-    )
-    assert done.stdout == "None\n"

@@ -64,25 +64,3 @@ def test_a_dtype_that_a_layer_cannot_multiply() -> None:
 def test_what_only_a_fake_tensor_cannot_do_is_no_fault(ask: str) -> None:
     report = looked_at(Asking(ask), torch.ones(16, 64, dtype=torch.bfloat16))
     assert report.verdict.status != "step_raises"
-
-
-class UnderAutocast(nn.Module):
-    """Has no effect without a GPU, where it would cast the input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 64).bfloat16()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            return self.layer(x)
-
-
-def test_an_autocast_of_the_models_own_may_take_another_dtype() -> None:
-    assert looked_at(UnderAutocast(), torch.ones(16, 64)).verdict.status != "step_raises"
-
-
-def test_fp8_layers_may_take_another_dtype() -> None:
-    """They cast their input: only its shape can be refused."""
-    report = looked_at(layers(), torch.ones(16, 64), fp8=True)
-    assert report.verdict.status != "step_raises"

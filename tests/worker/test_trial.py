@@ -6,7 +6,6 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,7 +14,6 @@ from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.profiling.trace import MODULE
 from fp8doctor.stages import Doing, Stage
-from fp8doctor.worker import parent as worker
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.protocol import TrialRequest
 from tests.worker.clock import hang, late_while_it_grows
@@ -160,34 +158,6 @@ def test_a_step_that_hangs_is_ended_with_the_budget(tmp_path: Path, monkeypatch:
     )
 
 
-@pytest.mark.usefixtures("forked")
-def test_a_child_that_overstays_after_its_trial_failed_tells_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The look at what was changed took too long; the reason was known before."""
-    once = tmp_path / "hung"
-    late_while_it_grows(once, monkeypatch)
-    text = MODEL.replace("{compile}", "super().compile(backend='eager')")
-    (tmp_path / "model.py").write_text(f"""{text}
-from fp8doctor.trial import conductor
-
-def worn(*arguments):
-    raise RuntimeError("worn out")
-
-conductor._samples = worn
-conductor.harm = lambda *arguments: {hang(once)}
-""")
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
-    )
-    trial = examination.facts.trial
-    assert (trial.arms, trial.why, trial.reason) == (
-        (),
-        Reason.TIMING_RAISES,
-        "a variant that had run before stopped the timing with RuntimeError: worn out",
-    )
-
-
 PROVES = """prove = Tracer.prove
 Tracer.prove = lambda self, attempt, *, explain=True: prove(self, attempt) if explain else {hang}"""
 PROFILES = "Tracer._profile = lambda self, ready: {hang}"
@@ -220,68 +190,6 @@ from fp8doctor.trial.measure.profile_step import Tracer
     assert not recorded(as_is, "graphs_run"), "no step was counted"
     assert not recorded(as_is, "fp8_gemms")
     assert "was used up while fp8doctor was profiling" in trial.gaps["trial.arms.breakdown"]
-
-
-@pytest.mark.usefixtures("forked")
-def test_the_child_is_told_when_the_command_began_and_tells_when_it_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A load that takes longer than half of the budget leaves the trial the other half."""
-    (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "super().compile(backend='eager')"))
-    began = worker.time.monotonic() - 1e4
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: began, sleep=worker.time.sleep))
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(200.0, "cpu"), progress=lambda text: None
-    )
-    trial = examination.facts.trial
-    assert all(arm.tried for arm in trial.arms)
-    assert trial.elapsed_s is not None
-    assert trial.elapsed_s > 1e4
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_worker_that_starts_again_ends_when_the_first_would_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The load took longer than half of the budget: the trial began with half, and a retry gets no other."""
-    ends: list[float] = []
-    messages = worker.decoder(worker.Message)
-
-    def decode(line: bytes) -> worker.Message:
-        message = messages.decode(line)
-        if isinstance(message, worker.Begun) and message.until is not None:
-            ends.append(message.until)
-        return message
-
-    began = worker.time.monotonic() - 1e4
-    monkeypatch.setattr(worker, "decoder", lambda kind: SimpleNamespace(decode=decode))
-    monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: began, sleep=worker.time.sleep))
-    _, arms, said = tried(tmp_path, "os._exit(7)")
-    assert any("starting again without it" in line for line in said)
-    assert arms["as_is"].tried
-    assert max(ends) - min(ends) == pytest.approx(0.0, abs=1e-3)
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_worker_that_starts_again_is_ended_with_the_budget_while_it_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    died, hung = tmp_path / "died", tmp_path / "hung"
-    late_while_it_grows(hung, monkeypatch)
-    (tmp_path / "model.py").write_text(
-        MODEL.replace("{compile}", f"open({str(died)!r}, 'w').close(); os._exit(7)")
-        + f"\nif os.path.exists({str(died)!r}): {hang(hung)}\n"
-    )
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
-    )
-    assert examination.problem is None
-    assert recorded(examination.facts, "network")
-    trial = examination.facts.trial
-    assert (trial.why, trial.reason) == (
-        Reason.NO_TIME_LEFT,
-        "the budget of 180 s was used up while fp8doctor was loading model.py",
-    )
 
 
 @pytest.mark.usefixtures("forked")
