@@ -137,9 +137,6 @@ ONE_OF_THEM = Treatment(
     changes_fp8=True,
     invalidates_model=True,
     stays_in_bf16=True,
-    may_raise=True,
-    may_stop_learning=True,
-    keeps_layers=True,
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     network = facts.network

@@ -84,7 +84,6 @@ STAY = Treatment(
     changes_fp8=True,
     invalidates_model=True,
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001", "MOD009"),
-    keeps_layers=True,
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     linears, flag, called = facts.network.linears, fp8_was_asked_for(facts), converted_nothing(facts)

@@ -65,7 +65,7 @@ PAYS = 1.10
 """Speedup of experts below which their casts are reported. A choice."""
 
 
-@check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
+@check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
         if experts := if_recorded(of_experts, facts):

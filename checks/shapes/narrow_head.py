@@ -43,7 +43,7 @@ from fp8doctor.wording import plural
 GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
 
 
-@check("SHP004", "narrow-head", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
+@check("SHP004", "narrow-head", area="shapes", severity="warning", changes_fp8=True)
 def narrow_head(facts: Facts) -> Finding | NotApplicable | None:
     kept = kept_in_bf16(facts.network.linears)
     apart = [each for each in facts.network.fp8 if each.role in APART and each.name not in kept]

@@ -52,7 +52,6 @@ from fp8doctor.wording import plural
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    may_raise=True,
 )
 def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = multiplied_in_fp8(facts.network.linears)

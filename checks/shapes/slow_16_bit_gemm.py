@@ -59,7 +59,7 @@ class StepTime(NamedTuple):
     """None if it was not profiled."""
 
 
-@check("SHP008", "slow-16-bit-gemm", area="shapes", severity="warning", about_shapes=True)
+@check("SHP008", "slow-16-bit-gemm", area="shapes", severity="warning")
 def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears
     if not any(linear.use == "training" for linear in linears):

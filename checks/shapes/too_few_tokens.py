@@ -39,9 +39,7 @@ from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.registry import check
 
 
-@check(
-    "SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True, makes_another_job=True
-)
+@check("SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True)
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     if facts.workload.batch_source != "given":
         return NotApplicable(reason="the batch is not the user's")

@@ -65,7 +65,6 @@ LEAST_WIDTH = 2 * FP8_MULTIPLE
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    may_raise=True,
 )
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = multiplied_in_fp8(facts.network.linears)
