@@ -161,7 +161,6 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     explained_by=("GPU001",),
     changes_fp8=True,
     invalidates_model=True,
-    keeps_layers=True,
 )
 def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = facts.network.fp8

@@ -78,8 +78,8 @@ BACKWARD = {
     "FbgemmFp8Linear": "its kernel has no backward",
     "": "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use",
 }
-"""What the backward does. Sources: transformers 5.23 ``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``; torchao
-0.13 to 0.18, ao#4376; Unsloth 2026.10.9: 28 FP8 matmuls in 28 forwards on an H200, none in the backwards."""
+"""What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
+H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
 
 OWN_BACKWARD = Treatment(
     name="own-backward",

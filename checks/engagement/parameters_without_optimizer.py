@@ -54,8 +54,7 @@ from fp8doctor.kit import (
     plural,
 )
 
-BROKEN = {"changes_fp8": True, "invalidates_model": True, "keeps_layers": True}
-UNTRAINED = {"may_stop_learning": True}
+BROKEN = {"changes_fp8": True, "invalidates_model": True}
 
 FREEZE = (
     'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
@@ -92,7 +91,7 @@ CONVERT_FIRST = Treatment(
 )
 
 
-@check("MOD007", "parameters-without-optimizer", area="engagement", severity="error", **BROKEN, **UNTRAINED)
+@check("MOD007", "parameters-without-optimizer", area="engagement", severity="error", **BROKEN)
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears, wrappers = facts.training, facts.network.linears, facts.get("network.wrappers", ())
     count = training.parameters_outside_optimizer
@@ -256,7 +255,6 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     was="MOD013",
     explained_by=("GPU001", "GPU002"),
     **BROKEN,
-    **UNTRAINED,
 )
 def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
     wrapped = [

@@ -76,9 +76,8 @@ ERROR = 0.09
 """Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""
 
 MOST = 0.5
-"""Part of the convertible FLOPs that a user's own filter must convert, and from which experts in 16 bits limit
-FP8. Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step
-on one H200."""
+"""Part of the convertible FLOPs that a user's own filter must convert, and from which experts limit FP8. Below
+it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on one H200."""
 
 LITTLE = 1.10
 """Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
@@ -244,7 +243,6 @@ OLD_EXPERTS = (
     explained_by=("GPU001", "quantized-base"),
     changes_fp8=True,
     invalidates_model=True,
-    makes_another_job=True,
 )
 def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     linears, fp8 = facts.network.linears, facts.network.fp8

@@ -76,7 +76,7 @@ SWITCHES = (
     ),
     Switch("NVTE_BACKWARD_OVERRIDE", "gradients multiply in 16 bits", "high.*|deq.*", only_for="te"),
     Switch("NVTE_UNFUSED_FP8_UPDATE", "amax and scales are updated by many small kernels", only_for="te"),
-    # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's documentation.
+    # torch/_logging/_internal.py; torch/_inductor/config.py; torch/compiler/config.py; Triton's docs.
     Switch(
         "TORCH_LOGS",
         "compilation writes its debug log",
@@ -159,7 +159,7 @@ def is_on(switch: Switch, value: str) -> bool:
 
 
 def is_read(switch: Switch, facts: Facts) -> bool:
-    """Whether something reads the variable: several ranks, or Transformer Engine, which may be yet to come."""
+    """Whether something reads it: several ranks, or Transformer Engine, imported or yet to come."""
     te, variables = facts.packages().get("transformer_engine"), facts.environment.variables
     if switch.only_for == "ranks":
         return variables.get("WORLD_SIZE", "1") not in ("", "0", "1")

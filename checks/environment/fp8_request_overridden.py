@@ -45,6 +45,7 @@ from fp8doctor.kit import (
     check,
     example,
     exported,
+    float8,
     fp8_was_asked_for,
     installed,
     launched_with_fp8,
@@ -323,7 +324,6 @@ def meant(written: str) -> str | None:
     severity="error",
     was="ENV003",
     changes_fp8=True,
-    stops_before_a_step=True,
 )
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables = facts.environment.variables
@@ -361,7 +361,6 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     severity="error",
     was="ENV004",
     changes_fp8=True,
-    stops_before_a_step=True,
 )
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
@@ -451,11 +450,10 @@ def kernels_missing(facts: Facts) -> Finding | None:
         severity=None if missing else "warning",
         title=f"{plural(len(concerned), 'MX layer')} cannot run: torchao {installed(facts, 'torchao')} "
         f"{lacks}",
-        explanation="Its casts of experts are CuTe DSL kernels, and it does not install what these need. "
-        "The first "
+        explanation="It casts experts with CuTe DSL kernels, and does not install what these need. The first "
         "call raises NotImplementedError."
         if missing
-        else f"torchao skips its libraries if they were built for another torch than {torch}, and only logs a line.",
+        else f"It skips libraries that were built for another torch than {torch}, and only logs a line.",
         evidence={"layers": len(concerned), "first": concerned[0].name, "missing": missing},
         treatment=Treatment(
             name="install-cutedsl" if missing else "install-fp8-backend",
@@ -471,50 +469,72 @@ def kernels_missing(facts: Facts) -> Finding | None:
 
 @check(
     "ENV001",
+    "hidden-fp8",
+    area="environment",
+    severity="error",
+    was="MOD006",
+    changes_fp8=True,
+    invalidates_model=True,
+)
+def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
+    runs = any(each.use == "training" for each in facts.linears())
+    named = facts.environment.variables.get(BACKEND) == "TE"
+    if not (runs and named) or decided_precision(facts) in ("fp8", None):
+        return NotApplicable(reason=f"no layer is in FP8, no {BACKEND}=TE is set, or the precision is fp8")
+    return named_without_fp8(facts)
+
+
+def decided_precision(facts: Facts) -> str | None:
+    """Find the precision that Accelerate works with, or will read; None before anything has decided it."""
+    asked = facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+    return precision_of(facts.accelerate(), facts.trainer()) or asked
+
+
+def named_without_fp8(facts: Facts) -> Finding:
+    """Report a backend that is named in a job whose precision is not fp8."""
+    variables, linears, accelerate = facts.environment.variables, facts.linears(), facts.accelerate()
+    named, decided, asked = variables[BACKEND], decided_precision(facts), asked_by_environment(variables)
+    some = sum(each.use == "training" for each in linears)
+    unset, ask = f"unset {BACKEND}", "accelerate launch --mixed_precision fp8"
+    summary, code = (
+        "set the precision to fp8 too",
+        f"{BACKEND}={named} {ask} train.py\n# or, for {decided}: {unset}",
+    )
+    if asked:
+        summary = "leave the precision to the environment, which asks for FP8"
+        code = f"{unset} ACCELERATE_MIXED_PRECISION   # for {decided}; for FP8 no bf16=True in the script"
+    elif named == "TE":
+        summary = f"{unset}: the job then trains in {decided}, as its precision says"
+        code = f"{unset}   # or, for FP8: {ask} with {BACKEND}={named}"
+    prepares = facts.trainer() or (accelerate and accelerate.mixed_precision)
+    return Finding(
+        severity=None if prepares and not asked else "warning",
+        title=f"{BACKEND}={named} is set, but the precision is {decided}"
+        + (f": {some or 'none'} of {plural(len(linears), 'Linear')} in FP8" if linears else ""),
+        explanation=f"Accelerator.prepare() looks at the backend alone, and {PREPARES[named]}. Measured as a "
+        "baseline, such a run is mistaken for BF16.",
+        evidence={"backend": named, "precision": decided, "fp8_layers": some},
+        treatment=Treatment(name="name-backend-and-precision", summary=summary, code=code, kind="shell"),
+    )
+
+
+@check(
+    "ENV001",
     "backend-by-accident",
     area="environment",
     severity="error",
     was="ENV008",
     explained_by=(
-        *("fp8-request-overridden", "fp8-backend-misspelled", "fp8-backend-missing"),
+        *("fp8-request-overridden", "fp8-backend-misspelled", "fp8-backend-missing", "hidden-fp8"),
         *("incompatible-versions", "no-fp8-tensor-cores"),
     ),
     changes_fp8=True,
-    stops_before_a_step=True,
 )
 def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     variables, packages, linears = facts.environment.variables, facts.software.packages, facts.linears()
-    named, accelerate, trainer = variables.get(BACKEND, "NO"), facts.accelerate(), facts.trainer()
-    decided = precision_of(accelerate, trainer) or variables.get("ACCELERATE_MIXED_PRECISION")
-    if named in PREPARES:
-        if not at_least(facts, "accelerate", READS_BACKEND_SINCE) or decided is None:
-            return NotApplicable(
-                reason="no Accelerate reads the backend, or nothing has decided the precision yet"
-            )
-        if asked_by_environment(variables) or decided == "fp8":
-            return None
-        some = sum(each.use == "training" for each in linears)
-        unset, ask = "unset ACCELERATE_FP8_BACKEND", "accelerate launch --mixed_precision fp8"
-        code = f"{BACKEND}={named} {ask} train.py\n# or, for {decided}: {unset}"
-        if named == "TE":
-            code = f"{unset}   # or, for FP8: {ask} with {BACKEND}={named}"
-        return Finding(
-            severity=None if trainer or (accelerate and accelerate.mixed_precision) else "warning",
-            title=f"{BACKEND}={named} is set, but the precision is {decided}"
-            + (f": {some or 'none'} of {plural(len(linears), 'Linear')} in FP8" if linears else ""),
-            explanation=f"Accelerator.prepare() looks at the backend alone, and {PREPARES[named]}. Measured "
-            "as a "
-            "baseline, an FP8 run is mistaken for BF16.",
-            evidence={"backend": named, "precision": decided, "accelerate": packages["accelerate"].version},
-            treatment=Treatment(
-                name="name-backend-and-precision",
-                summary=f"{unset}: the job then trains in {decided}, as its precision says"
-                if named == "TE"
-                else "set the precision to fp8 too",
-                code=code,
-                kind="shell",
-            ),
-        )
+    named, decided = variables.get(BACKEND, "NO"), decided_precision(facts)
+    if named in PREPARES and decided and at_least(facts, "accelerate", READS_BACKEND_SINCE):
+        return None if asked_by_environment(variables) or decided == "fp8" else named_without_fp8(facts)
     asks = fp8_was_asked_for(facts) is not None and decided in ("fp8", None)
     if named != "NO" or not asks or not at_least(facts, "accelerate", AO_SINCE):
         return NotApplicable(reason="nothing asks Accelerate for FP8, or another backend is named")
@@ -527,7 +547,7 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     became = f"{plural(len(eager), 'Linear')} became Float8Linear with torchao's defaults, not compiled. "
     converted = bool(eager) and was_prepared(facts)
     return Finding(
-        severity="info" if not converted else "error" if trainer else "warning",
+        severity="info" if not converted else "error" if facts.trainer() else "warning",
         title="Accelerate takes torchao by default: Transformer Engine is installed too, and no FP8 backend "
         "is named",
         explanation=became * converted
@@ -543,7 +563,7 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def _job(*, bf16: bool = False, error: str | None = None, **variables: str) -> Facts:
+def _job(*, bf16: bool = False, fp8: bool = False, error: str | None = None, **variables: str) -> Facts:
     kind = "transformers.training_args.TrainingArguments"
     packages = ("transformers", "accelerate", "transformer_engine", "torchao")
     return example(
@@ -553,7 +573,7 @@ def _job(*, bf16: bool = False, error: str | None = None, **variables: str) -> F
         backend_imports={"TE": error},
         deepspeed_fp8_section=None,
         gpus=(Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
-        linears=(),
+        linears=(float8(stack="transformer_engine"),) * fp8,
         accelerate=Accelerate(mixed_precision="bf16" if bf16 else None, distributed="NO", prepared=False),
         trainer=TrainerArguments(kind=kind, bf16=bf16, fp16=False, mixed_precision="no" if bf16 else "fp8"),
     )
@@ -567,5 +587,6 @@ FIRES = (
     _job(**FP8, ACCELERATE_FP8_BACKEND="te"),
     _job(error="OSError: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal", **FP8),
     _job(bf16=True, ACCELERATE_FP8_BACKEND="TE"),
+    _job(bf16=True, fp8=True, ACCELERATE_FP8_BACKEND="TE"),
 )
 SILENT = _job(**FP8, ACCELERATE_FP8_BACKEND="TE")

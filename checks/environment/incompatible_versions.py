@@ -67,7 +67,6 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
     was="NUM004",
     explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
     changes_fp8=True,
-    may_stop_learning=True,
 )
 def trains_incorrectly(facts: Facts) -> Finding | NotApplicable | None:
     none = NotApplicable(reason="no FP8 layer in the model")
@@ -81,7 +80,6 @@ def trains_incorrectly(facts: Facts) -> Finding | NotApplicable | None:
     severity="error",
     was="CMP008",
     changes_fp8=True,
-    may_raise=True,
 )
 def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     none = NotApplicable(reason="no FP8 layer in the model")
