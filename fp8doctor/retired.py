@@ -9,6 +9,7 @@ RETIRED = {
     "GPU005": "without a GPU every number is called estimated; 'fp8doctor env' says why torch sees none",
     "LORA001": "the row LoRA has the adapters' share; the table of variants has the step without them",
     "LORA004": "the cost model counts no weight gradient of a frozen layer, so the estimate holds it",
+    "NUM002": "'fp8doctor health' has the error of every layer's casts over a run",
     "STP002": "the line Why has the casts' cost and what the matmuls save",
     "STP003": "the bound of the speedup is in the details (-v)",
     "STP005": "the first line says by how much FP8 is faster",

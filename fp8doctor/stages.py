@@ -21,7 +21,6 @@ class Stage(StrEnum):
     BUILDING = "building and compiling variants of its step"
     TIMING = "timing the variants in turn"
     PROFILING = "profiling the variants that are compared"
-    MORE = "extra measurements"
 
     @property
     def number(self) -> int:

@@ -17,12 +17,11 @@ Fix. Leave the layers that overflow in BF16, or use a recipe that scales by this
     from transformer_engine.common.recipe import Float8CurrentScaling
     recipe = Float8CurrentScaling()               # after
 
-When to ignore it. If only a layer run alone overflows and all steps were finite: compiled code may saturate
-where other code does not. It is then a warning.
+When to ignore it. If the batch is random and BF16 is not finite either.
 
 How it is detected, and limits. `fp8doctor run` watches the loss of every step. The trial looks at loss and
-gradients in the first steps of your job, of the fixed step and of BF16. It feeds every FP8 layer alone with
-its BF16 input. If BF16 is not finite either, FP8 is not the cause; with a random batch that is a warning.
+gradients in the first steps of your job, of the fixed step and of BF16. If BF16 is not finite either, FP8 is
+not the cause; with a random batch that is a warning. `fp8doctor health` names the layers.
 
 References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps first
 (`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
@@ -36,14 +35,13 @@ from __future__ import annotations
 from fp8doctor.analysis.arms import arm, uses_fp8
 from fp8doctor.analysis.finite_steps import FiniteSteps, finite_steps
 from fp8doctor.analysis.losing_layers import is_given
-from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
-from fp8doctor.facts import NOT_RECORDED, Arm, ArmName, Facts, LayerNumerics, recorded
+from fp8doctor.diagnosis.treatments import describe
+from fp8doctor.facts import NOT_RECORDED, Arm, ArmName, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check
-from fp8doctor.wording import plural
 
 ROUND_AS_EAGER = Treatment(
     name="round-as-eager",
@@ -53,9 +51,6 @@ ROUND_AS_EAGER = Treatment(
 )
 """Compiled, the recompute of a norm before a rowwise FP8 layer can differ from the forward: the loss becomes
 NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/float8.py``)."""
-
-NAMED = 3
-"""Layers that the text names; the evidence lists all."""
 
 
 @check(
@@ -78,24 +73,21 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     if finite.bf16 is False:
         return NotApplicable(reason="loss or gradients are not finite in BF16 either")
     bad = [each for each in seen if each.non_finite]
-    layers = tuple(each.name for each in facts.get("trial.numerics", ()) if each.non_finite)
-    if not bad and not layers:
+    if not bad:
         return None
     names = tuple(dict.fromkeys(name for each in bad for name in each.non_finite or ()))
     now = any(each.name == ArmName.AS_IS for each in bad)
     return Finding(
-        severity="error" if bad else "warning",
-        title=title(names, layers, now),
-        explanation=f"With the same weights and batch, BF16 is finite.{fixed(bad, seen)} "
-        f"{where(facts, layers)}",
+        title=f"NaN or infinity in {' and '.join(names)} in "
+        f"{'FP8' if now else 'the fixed FP8 step, not in the step as it is'}",
+        explanation=f"With the same weights and batch, BF16 is finite.{fixed(bad, seen)}",
         evidence={
             "non_finite": names,
             "arms": tuple(each.name for each in bad),
             "finite_arms": tuple(each.name for each in (*seen, *bf16) if not each.non_finite),
-            "layers": layers,
         },
         breaks="not_finite" if now else NOT_RECORDED,
-        treatment=treatment(facts, layers, now),
+        treatment=treatment(facts, now),
     )
 
 
@@ -122,15 +114,6 @@ def not_of_fp8_alone(finite: FiniteSteps, facts: Facts) -> Finding:
     )
 
 
-def title(names: tuple[str, ...], layers: tuple[str, ...], now: bool) -> str:
-    """Say what is not finite, and in which step."""
-    if names:
-        where_in = "FP8" if now else "the fixed FP8 step, not in the step as it is"
-        return f"NaN or infinity in {' and '.join(names)} in {where_in}"
-    alone = plural(len(layers), "FP8 layer")
-    return f"NaN or infinity in {alone} run alone, not compiled; all steps were finite"
-
-
 def checked(facts: Facts, *names: str) -> list[Arm]:
     """List the variants of these names whose loss and gradients were checked."""
     found = (arm(facts.trial, name) for name in names)
@@ -143,23 +126,8 @@ def fixed(bad: list[Arm], seen: list[Arm]) -> str:
     return " With all fixes the step was finite." if only_as_is else ""
 
 
-def where(facts: Facts, layers: tuple[str, ...]) -> str:
-    """Name the layers that it comes from, if known."""
-    if layers:
-        more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
-        return f"Fed alone with the BF16 input, it begins in {', '.join(layers[:NAMED])}{more}."
-    if facts.get("trial.numerics"):
-        return (
-            f"None of {plural(len(facts.trial.numerics), 'layer')}, fed alone and not compiled, gives any: "
-            "it comes from compiled code, or builds up."
-        )
-    return "The layers were not tested one by one, so its source is unknown."
-
-
-def treatment(facts: Facts, layers: tuple[str, ...], now: bool) -> Treatment | None:
-    """Propose BF16 for the layers, else what is known of rowwise or delayed scaling; None if nothing is."""
-    if layers:
-        return keep_in_bf16(layers, facts)
+def treatment(facts: Facts, now: bool) -> Treatment | None:
+    """Propose what is known of rowwise or delayed scaling; None if nothing is."""
     fp8 = [each for each in facts.network.linears if each.use == "training"]
     if now and any((each.recipe or "").startswith("rowwise") and each.compiled is not None for each in fp8):
         return ROUND_AS_EAGER
@@ -172,9 +140,7 @@ def _overflow(*non_finite: str) -> Facts:
     """A step of two layers, the second of which overflows in FP8."""
     both = {ArmName.AS_IS: non_finite, ArmName.BF16: ()}
     arms = tuple(Arm(name=name, tried=True, non_finite=found) for name, found in both.items())
-    counts = {"up": 0, "down": 64 if non_finite else 0}
-    numerics = tuple(LayerNumerics(name=name, non_finite=count) for name, count in counts.items())
-    return example(linears=tuple(map(float8, counts)), device="cuda", arms=arms, numerics=numerics)
+    return example(linears=tuple(map(float8, ("up", "down"))), device="cuda", arms=arms)
 
 
 FIRES = _overflow("loss", "gradients")

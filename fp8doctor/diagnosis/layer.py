@@ -11,7 +11,7 @@ from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Step, Tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, LayerNumerics, LayerShape, Linear, ModuleTime, if_recorded
+from fp8doctor.facts import Facts, LayerShape, Linear, ModuleTime, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.finding import Basis
 from fp8doctor.wording import quoted
@@ -49,7 +49,6 @@ class LayerReport(Record, frozen=True, kw_only=True):
     """Of its matmuls and casts alone; if only the casts are modelled, measured."""
     modules: dict[str, ModuleTime]
     """Variant -> its time in the profiled step."""
-    numerics: LayerNumerics | None
     advised: tuple[Advice, ...]
     """Findings and steps that name the layer."""
     advised_for_all: tuple[Advice, ...]
@@ -103,7 +102,6 @@ def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerRepor
         gain_ms=gain.ms if gain else None,
         gain_basis=("measured" if gain.measured else "modelled") if gain else None,
         modules=if_recorded(_modules, linear.name, facts) or {},
-        numerics=if_recorded(_numerics, linear.name, facts),
         advised=tuple(_advice(linear.name, document)),
         advised_for_all=tuple(_of_step(step) for step in document.prescription if not step.treatment.layers),
         keep_in_bf16=any(
@@ -125,10 +123,6 @@ def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:
         for module in arm.get("breakdown.modules", ())
         if module.name == name
     }
-
-
-def _numerics(name: str, facts: Facts) -> LayerNumerics | None:
-    return next((each for each in facts.trial.numerics if each.name == name), None)
 
 
 def _advice(name: str, document: Document) -> Iterable[Advice]:

@@ -13,7 +13,6 @@ from fp8doctor.facts.trial import (
     Arm,
     KernelGroup,
     LayerGemm,
-    LayerNumerics,
     LayerShape,
     ModuleTime,
 )
@@ -32,15 +31,6 @@ ESSENTIAL: dict[type[Record], tuple[str, ...]] = {
     ModuleTime: ("name", "kind", "families_ms"),
     LayerShape: ("m", "k", "n", "recipe", "layers", "bf16_ms", "fp8_ms", "casts_ms", "reason"),
     LayerGemm: ("layout", "bf16_ms", "fp8_ms"),
-    LayerNumerics: (
-        "name",
-        "output_sqnr_db",
-        "input_gradient_sqnr_db",
-        "weight_gradient_sqnr_db",
-        "saturated_pct",
-        "flushed_pct",
-        "non_finite",
-    ),
 }
 """Kind of an element -> the facts that every version of fp8doctor has written of it."""
 

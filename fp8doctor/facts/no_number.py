@@ -10,12 +10,8 @@ import msgspec
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 
-PARTS = {
-    "breakdown": "trial.arms.breakdown",
-    "numerics": "trial.numerics",
-}
-"""Parts that are no variants, as progress and ``skip`` call them -> the facts that are missing without
-them."""
+PARTS = {"breakdown": "trial.arms.breakdown"}
+"""Part that is no variant, as progress and ``skip`` call it -> the fact that is missing without it."""
 
 
 class NoNumber(msgspec.Struct, frozen=True):

@@ -131,29 +131,6 @@ class LayerShape(Record, frozen=True, kw_only=True):
     """Why FP8, or its casts, could not be timed; None if both were."""
 
 
-class LayerNumerics(Record, frozen=True, kw_only=True):
-    """One FP8 layer alone, compared with its BF16 twin on the same input and gradient."""
-
-    name: str = NOT_RECORDED
-    output_sqnr_db: float | None = NOT_RECORDED
-    """10·log10 of the power of the BF16 result / the power of the difference; None if the result is all zero
-    or not finite, and if nothing differs."""
-    typical_output_sqnr_db: float | None = NOT_RECORDED
-    """The same of one row (token) of the output: the median over rows. An outlier that owns the power of the
-    whole tensor hides what it does to every other row."""
-    input_gradient_sqnr_db: float | None = NOT_RECORDED
-    """Also None if the step has no gradient for the layer's output."""
-    weight_gradient_sqnr_db: float | None = NOT_RECORDED
-    """Also None if the weight is frozen."""
-    saturated_pct: float | None = NOT_RECORDED
-    """Largest share of elements of input, weight or gradient that are beyond what rounds to the largest value
-    of their FP8 type, which the cast clips; None if a library casts in kernels of its own."""
-    flushed_pct: float | None = NOT_RECORDED
-    """Largest share of the elements that are not zero and become zero in FP8; None as above."""
-    non_finite: int = NOT_RECORDED
-    """NaN and infinite elements of FP8's output and gradients that are finite in BF16."""
-
-
 class ArmCut(Record, frozen=True, kw_only=True):
     """One variant at one cut of the model."""
 
@@ -309,8 +286,6 @@ class Trial(Record, frozen=True, kw_only=True):
     shapes: tuple[LayerShape, ...] = NOT_RECORDED
     """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a
     CPU they say nothing about a GPU."""
-    numerics: tuple[LayerNumerics, ...] = NOT_RECORDED
-    """FP8 layers one by one; empty if the model has none."""
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     budget_s: float | None = NOT_RECORDED

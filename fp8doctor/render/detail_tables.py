@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec import Struct
 
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
-from fp8doctor.facts import Blocks, Facts, LayerNumerics, LayerShape, Linear, recorded
+from fp8doctor.facts import Blocks, Facts, LayerShape, Linear, recorded
 from fp8doctor.wording import percent, plural
 
 MOST_ROWS = 200
@@ -30,8 +30,6 @@ class LayerRow(Struct, frozen=True):
     """Share of the model's matmul FLOPs; empty if it is not known."""
     alone: str
     """Time of one of them alone, BF16 against FP8 and its casts; empty if it was not timed."""
-    sqnr: str
-    """Least signal-to-noise ratio of an output, in dB; empty if it was not measured."""
 
 
 class LayerGroup(Struct, frozen=True):
@@ -53,11 +51,6 @@ class LayerTable(Struct, frozen=True):
         """Return whether any layer was timed alone."""
         return any(row.alone for group in self.groups for row in group.rows)
 
-    @property
-    def sqnr(self) -> bool:
-        """Return whether the output of any layer was compared."""
-        return any(row.sqnr for group in self.groups for row in group.rows)
-
 
 def layer_table(facts: Facts) -> LayerTable | None:
     """Group the Linears by kind of block; None without a model or Linears."""
@@ -67,10 +60,10 @@ def layer_table(facts: Facts) -> LayerTable | None:
     alike: dict[tuple[str, ...], list[Linear]] = {}
     for linear in facts.network.linears:
         alike.setdefault(_kind(linear, blocks), []).append(linear)
-    shapes, numerics = _shapes(facts), _numerics(facts)
+    shapes = _shapes(facts)
     groups: dict[str, list[LayerRow]] = {}
     for (block, name, *_), members in list(alike.items())[:MOST_ROWS]:
-        groups.setdefault(block, []).append(_row(name, members, facts, shapes, numerics))
+        groups.setdefault(block, []).append(_row(name, members, facts, shapes))
     titles = {each.name: _title(each) for each in blocks}
     others = REST if blocks else WHOLE
     more = len(alike) - MOST_ROWS
@@ -100,13 +93,7 @@ def _title(blocks: Blocks) -> str:
     return f"{blocks.name}: {count}{kind}"
 
 
-def _row(
-    name: str,
-    members: Sequence[Linear],
-    facts: Facts,
-    shapes: dict[str, LayerShape],
-    numerics: dict[str, LayerNumerics],
-) -> LayerRow:
+def _row(name: str, members: Sequence[Linear], facts: Facts, shapes: dict[str, LayerShape]) -> LayerRow:
     first = members[0]
     alone = next((shapes[each.name] for each in members if each.name in shapes), None)
     return LayerRow(
@@ -117,7 +104,6 @@ def _row(
         compiled=_compiled(first),
         flops=percent(share) if (share := flops_share_pct(members, facts)) else "",
         alone=_alone(alone) if alone else "",
-        sqnr=_sqnr(numerics[each.name] for each in members if each.name in numerics),
     )
 
 
@@ -149,20 +135,9 @@ def _shapes(facts: Facts) -> dict[str, LayerShape]:
     return {name: each for each in timed for name in each.get("layers", ())}
 
 
-def _numerics(facts: Facts) -> dict[str, LayerNumerics]:
-    measured = facts.get("trial.numerics", ())
-    return {each.name: each for each in measured}
-
-
 def _alone(shape: LayerShape) -> str:
     bf16 = f"{shape.bf16_ms:.2f}"
     if shape.get("fp8_ms") is None:
         return bf16
     casts = f" + {shape.casts_ms:.2f}" if shape.get("casts_ms") is not None else ""
     return f"{bf16} | {shape.fp8_ms:.2f}{casts}"
-
-
-def _sqnr(of: Iterable[LayerNumerics]) -> str:
-    known = [each.output_sqnr_db for each in of if recorded(each, "output_sqnr_db")]
-    measured = [db for db in known if db is not None]
-    return f"{min(measured):.0f}" if measured else ""

@@ -292,12 +292,6 @@ def _lora(facts: Facts) -> str:
     return ", ".join(shares) or "on"
 
 
-NO_TRAINED_WEIGHTS = "the weights are"
-"""Start of the reason why layers were not compared on trained weights.
-
-Source: ``fp8doctor/trial/layers/numerics.py``.
-"""
-
 LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
 """Source of the loss, if nobody gave one -> whose it is."""
 
@@ -306,7 +300,7 @@ def made_up(facts: Facts) -> str:
     """Name the step's synthetic parts, and what is missing; else empty."""
     if not recorded(facts, "workload"):
         return ""
-    parts = [*_of_the_step(facts.workload), *_weights(facts)]
+    parts = list(_of_the_step(facts.workload))
     without = facts.workload.get("autocast_source") == "none" and lacks_autocast(facts)
     told = [f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
     return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
@@ -348,9 +342,3 @@ def _of_the_step(workload: Workload) -> Iterator[str]:
         yield "the loss (the mean of the output)"
     if workload.get("optimizer_source") == "made up":
         yield "the optimizer (AdamW)"
-
-
-def _weights(facts: Facts) -> Iterator[str]:
-    gaps = facts.get("trial.gaps", {})
-    if gaps.get("trial.numerics", "").startswith(NO_TRAINED_WEIGHTS):
-        yield "the weights (an initializer's)"

@@ -27,7 +27,7 @@ def page(layer: LayerReport) -> Sheet:
         parts.append(f"FP8 {saves} {abs(layer.gain_ms):.3f} ms/step in this layer, {how}, compiled.")
     if layer.modules:
         parts.append(_modules(layer.modules))
-    parts += [*_numerics(layer), *_advised(layer)]
+    parts += _advised(layer)
     return Sheet((f"fp8doctor {layer.tool.version}", layer.seen.name), (), tuple(parts), "")
 
 
@@ -140,27 +140,6 @@ def _families(module: ModuleTime) -> str:
     longest = sorted(module.families_ms.items(), key=lambda each: -each[1])
     names: dict[str, str] = dict(FAMILIES)
     return ", ".join(f"{names.get(family, family)} {ms:.3f}" for family, ms in longest)
-
-
-def _numerics(layer: LayerReport) -> Iterator[str]:
-    found = layer.numerics
-    if found is None:
-        yield "Numerics: not compared in this report."
-        return
-    ratios = (
-        ("output", found.output_sqnr_db),
-        ("input gradient", found.input_gradient_sqnr_db),
-        ("weight gradient", found.weight_gradient_sqnr_db),
-    )
-    told = [f"{name} {value:.1f} dB" for name, value in ratios if value is not None]
-    told += [
-        f"{percent(value)} {what}"
-        for what, value in (("clipped", found.saturated_pct), ("flushed to zero", found.flushed_pct))
-        if value is not None
-    ]
-    if found.non_finite:
-        told.append(f"{found.non_finite} elements not finite")
-    yield f"Numerics, against BF16: {', '.join(told) or 'nothing differs'}."
 
 
 def _advised(layer: LayerReport) -> Iterator[str]:

@@ -34,7 +34,6 @@ from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_te
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.layers.numerics import Called, results
 from fp8doctor.trial.state.library_state import open_autocast
 from fp8doctor.wording import sentence
 
@@ -148,7 +147,7 @@ class LayerSampler:
             given = _floating((args, kwargs))
             if given is not None and given._version == version:
                 with random_state_kept(), around():
-                    self._alone(at, module, given, Called(args, kwargs, gradient))
+                    self._alone(at, module, given, args, kwargs, gradient)
 
     def _weight(self, at: int, module: nn.Module) -> None:
         with self._guarded():
@@ -161,12 +160,20 @@ class LayerSampler:
             with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
                 self._numbers[at, operand] = measured(tensor, cast)
 
-    def _alone(self, at: int, module: nn.Module, given: torch.Tensor, called: Called) -> None:
+    def _alone(
+        self,
+        at: int,
+        module: nn.Module,
+        given: torch.Tensor,
+        args: Any,
+        kwargs: Any,
+        gradient: torch.Tensor,
+    ) -> None:
         """Run a layer once more with its input and gradient, and watch its casts."""
         twin = _twin(module)
-        operands = {"input": given, "weight": _matrix(twin), "gradient": called.gradient}
-        with Casts() as casts:
-            results(twin, twin, called)
+        operands = {"input": given, "weight": _matrix(twin), "gradient": gradient}
+        with Casts() as casts, torch.enable_grad():
+            run_alone(twin, args, kwargs, gradient)
         for scaled, kind in casts.seen:
             for operand, tensor in operands.items():
                 if tensor is not None and (at, operand) not in self._numbers and _same(scaled, tensor):
@@ -338,6 +345,22 @@ def _twin(module: nn.Module) -> nn.Module:
     }
     state.pop(torch_private.COMPILED_CALL, None)
     return twin
+
+
+def run_alone(module: nn.Module, args: Any, kwargs: Any, gradient: torch.Tensor) -> None:
+    """Run a layer forward and backward on a call's arguments and its output's gradient."""
+    args, kwargs = _leaves(args), _leaves(kwargs)
+    leaves = [each for each in tensors((args, kwargs)) if each.is_floating_point()][:1]
+    if not getattr(module, "fuse_wgrad_accumulation", False):  # TE adds to main_grad, returns a placeholder
+        weights = (each for layer in recognise(module, {}) for each in layer.weights)
+        leaves += [each for each in weights if each.requires_grad]
+    output = next(tensors(module(*args, **kwargs)))
+    torch.autograd.grad(output, leaves, gradient.to(output.dtype), allow_unused=True)
+
+
+def _leaves(value: Any) -> Any:
+    """Make a call's tensors leaves of a graph of their own."""
+    return with_tensors(value, lambda each: each.detach().requires_grad_(each.is_floating_point()))
 
 
 def _same(scaled: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -7,7 +7,6 @@ other layers are watched while the layer runs alone (`Casts`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8doctor.stacks import Cast
 
 FP8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-
-CHUNK = 1 << 22
-"""Elements that are compared at a time, in fp32."""
 
 SAMPLED = 1 << 20
 """Elements of a tensor that a cast is judged by, in whole rows."""
@@ -85,44 +81,6 @@ def bound(kind: torch.dtype) -> float:
     return information.max + information.eps * 2.0 ** math.floor(math.log2(information.max)) / 2
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Distance of a result from its reference."""
-
-    sqnr_db: float | None
-    typical_sqnr_db: float | None
-    """Median over the rows that are not all zero in the reference."""
-    non_finite: int
-
-    @classmethod
-    def of(cls, reference: torch.Tensor, result: torch.Tensor) -> Difference:
-        reference = (
-            reference.reshape(-1, reference.shape[-1]) if reference.ndim > 1 else reference.reshape(1, -1)
-        )
-        result = result.reshape(reference.shape)
-        powers = [_powers(*rows) for rows in _chunks(reference, result)]
-        signal, noise, worse = (torch.cat(each) for each in zip(*powers, strict=True))
-        rows = (signal > 0) & signal.isfinite() & noise.isfinite()
-        typical = float((signal[rows] / noise[rows]).median()) if bool(rows.any()) else 0.0
-        return cls(
-            decibels(float(signal.sum()) / float(noise.sum())) if bool(noise.any()) else None,
-            decibels(typical),
-            int(worse.sum()),
-        )
-
-
-def _powers(reference: torch.Tensor, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compute each row's power and noise power, and count elements that are finite only in the reference."""
-    a, b = reference.float(), result.float()
-    worse = a.isfinite() & ~b.isfinite()
-    return a.square().sum(1, dtype=torch.float64), (a - b).square().sum(1, dtype=torch.float64), worse.sum(1)
-
-
-def _chunks(*matrices: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    rows = max(1, CHUNK // max(1, matrices[0].shape[1]))
-    return zip(*(torch.split(each, rows) for each in matrices), strict=True)
-
-
 def decibels(ratio: float) -> float | None:
     """Convert a ratio of powers; None for 0, infinity and NaN."""
     return 10 * math.log10(ratio) if 0 < ratio < math.inf else None
@@ -146,12 +104,3 @@ class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
             whole = self._before_clipping.get(id(args[0]), (args[0], args[0]))[1]
             self.seen.append((whole, str(result.dtype).removeprefix("torch.")))
         return result
-
-    def largest_pct(self) -> tuple[float | None, float | None]:
-        """Return the largest shares that one cast clips, and flushes to zero; None without a cast."""
-        shares = []
-        for scaled, kind in self.seen:
-            found = measured(scaled, Cast(kind, scale=torch.ones((), device=scaled.device)))
-            clipped, before, after, _ = map(float, found.numbers[-4:])
-            shares.append((100 * clipped / found.elements, 100 * (before - after) / max(1.0, before)))
-        return (max(each[0] for each in shares), max(each[1] for each in shares)) if shares else (None, None)

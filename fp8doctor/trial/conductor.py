@@ -19,20 +19,13 @@ from torch.utils.checkpoint import CheckpointError
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Trial
 from fp8doctor.facts.arm_names import ArmName, Reason, is_in_bf16
-from fp8doctor.facts.no_number import NoNumber, without
+from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
 from fp8doctor.stages import Stage
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
-from fp8doctor.trial.layers.numerics import NUMERICS, with_numerics, worth_measuring
 from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import (
-    build_until,
-    costs_of,
-    enough_for_the_rest_s,
-    no_time_for,
-)
 from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.results import report
@@ -83,10 +76,8 @@ def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tr
     if isinstance(bench, NoNumber):
         free(run.device)
         return msgspec.structs.replace(without_times(run, bench), elapsed_s=run.budget.elapsed_s)
-    numerics = NUMERICS not in run.skip and worth_measuring(bench)
-    tracer = Tracer(bench, replace(run, budget=replace(run.budget, numerics=numerics)))
     try:
-        trial = _of_variants(attempts, tracer)
+        trial = _of_variants(attempts, Tracer(bench, run))
     except OriginalTouched as error:
         trial = without_times(run, raised(error))
     except Exception as error:
@@ -119,10 +110,10 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
 
 
 def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
-    """Build, time and prove the variants, then add the optional parts."""
+    """Build, time and prove the variants."""
     bench, run = tracer.bench, tracer.run
     _build(bench, attempts, run)
-    enough_s = enough_for_the_rest_s(attempts, run.budget)
+    enough_s = run.budget.enough_s(attempts)
     run.begin(Stage.TIMING)
     samples = _samples(attempts, tracer)
     timed = [attempt for attempt in attempts if attempt.no_number is None]
@@ -134,7 +125,7 @@ def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
         if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
             run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
             tracer.prove(attempt, explain=False)
-    return _with_numerics(report(tracer, attempts, samples, enough_s), tracer)
+    return report(tracer, attempts, samples, enough_s)
 
 
 def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
@@ -146,11 +137,8 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
     while True:
         timed = [attempt for attempt in attempts if attempt.no_number is None]
         run.progress(f"timing {len(timed)} variants of the step", None)
-        costs = costs_of(timed)
         try:
-            return time_in_turn(
-                tracer, timed, run.budget.rounds_until(costs), run.budget.rounds_latest(costs)
-            )
+            return time_in_turn(tracer, timed)
         except Exception as error:
             failed = next((each for each in timed if each.plan.name == bench.at_work), None)
             if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
@@ -158,25 +146,6 @@ def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
             _log.debug("timing %s raises", failed.plan.name, exc_info=True)
             still_there(run.device, failed.plan.name)
             bench.drop(failed, raised(error))
-
-
-def _with_numerics(trial: Trial, tracer: Tracer) -> Trial:
-    """Add the numerics, and keep the times if the GPU is lost."""
-    bench, run = tracer.bench, tracer.run
-    run.begin(Stage.MORE)
-    run.keep(trial)
-    try:
-        try:
-            run.progress("measuring what FP8 does to each layer", NUMERICS)
-            until = run.budget.numerics_until()
-            return with_numerics(trial, bench, until=until, against=run.skip.get(NUMERICS))
-        except Exception as error:
-            _log.debug("an optional part of the trial raises", exc_info=True)
-            still_there(bench.device, bench.at_work)
-            return without(trial, bench.at_work, NoNumber(Reason.RAISES, f"it raises {sentence(error)}"))
-    except DeviceLost as lost:
-        lost.trial = without(trial, lost.arm, lost.no_number)
-        raise
 
 
 def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
@@ -197,7 +166,7 @@ def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], 
     if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
         attempt.no_number = (
             _no_base_for(attempt.plan, attempts)
-            or no_time_for(attempt.plan, attempts, run.budget)
+            or run.budget.no_time_for(attempt.plan, attempts)
             or not_fitting(attempt.plan, attempts, room_gib(bench.device), bench.frees_gib())
         )
     if attempt.no_number is not None:
@@ -206,11 +175,10 @@ def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], 
         each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
     ):
         attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
-    until = build_until(attempt.plan, attempts, run.budget)
     built = sum(bool(each.ready or each.no_number) for each in attempts)
     which = f"variant {built + 1} of {len(attempts)}"
     run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
-    bench.build(attempt, until)
+    bench.build(attempt, run.budget.build_until(attempts))
     if beyond := beyond_gpu(attempt, attempts, bench.plan, gpu_gib(bench.device)):
         bench.drop(attempt, beyond)
 

@@ -8,7 +8,6 @@ from fp8doctor.facts import Arm, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import PARTS, NoNumber, why_of, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 
 TIMED = Arm(name="as_is", tried=True, step_ms=1.0)
@@ -44,7 +43,7 @@ WRITTEN = {
 
 
 def test_the_parts_are_those_of_the_trial() -> None:
-    assert set(PARTS) == {NUMERICS, BREAKDOWN}
+    assert set(PARTS) == {BREAKDOWN}
 
 
 @pytest.mark.parametrize("gaps", [NOT_RECORDED, {"trial.shapes": "no time"}], ids=["none yet", "another"])

@@ -13,10 +13,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.health.record import OPERANDS, CastHealth
-from fp8doctor.running.layer_sampler import IN_A_COMPILED_FUNCTION, LayerSampler
+from fp8doctor.running.layer_sampler import IN_A_COMPILED_FUNCTION, LayerSampler, run_alone
 from fp8doctor.stacks.casts import Casts
 from fp8doctor.stacks.torch_private import COMPILED_CALL
-from fp8doctor.trial.layers.numerics import Called, results
 from tests.running.loops import Block, Net
 from tests.running.sampled import Training, float8
 from tests.stand_ins import nanochat
@@ -53,7 +52,7 @@ def test_the_shares_are_those_of_the_layers_own_casts(recipe: str) -> None:
     gradient *= torch.logspace(0, -12, 32)
     x.requires_grad_()
     with Casts() as casts:
-        results(model[0], model[0], Called((x,), {}, gradient))  # type: ignore[index]
+        run_alone(model[0], (x,), {}, gradient)  # type: ignore[index]
     own = [flushed_pct(*each) for each in casts.seen]
     found = sampled(model, x, gradient)["0"]
     shares = {name: cast.flushed_pct for name, cast in found.items() if cast is not None}

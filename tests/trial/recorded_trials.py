@@ -15,7 +15,7 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import budget, rounds, timer
+from fp8doctor.trial.measure import rounds, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import Tracer
@@ -37,7 +37,6 @@ class Seen:
     base: str | None = None
     explored: bool = False
     fp8: bool | None = None
-    """Where None, compiling FP8 is expected to take no longer than compiling BF16."""
 
 
 TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
@@ -145,8 +144,7 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
         },
     ),
 }
-"""Model -> seconds before the first arm, seconds after the last proof, and the arms. The recipes of the
-Mixtral were left out: their seconds are `budget.RECIPE_BUILD` times those of what they change."""
+"""Model -> seconds before the first arm, seconds after the last proof, and the arms."""
 
 REPORT_S = 4.0
 """Seconds from the end of a trial to that of the command: not recorded, but what is kept for them."""
@@ -156,8 +154,6 @@ class Clock:
     """A clock that only what was recorded moves."""
 
     now_s = 1000.0
-    for_numerics_s = 0.0
-    """What the numerics have when everything before them is done."""
 
     def __call__(self) -> float:
         return self.now_s
@@ -188,7 +184,7 @@ def took(
         attempt.ready = [
             SimpleNamespace(
                 step_s=ms / 1e3,
-                compiled=SimpleNamespace(graphs=int(of.compiles), from_caches=False),
+                compiled=SimpleNamespace(graphs=int(of.compiles)),
             )
             for ms in of.steps_ms
         ]  # type: ignore[misc]
@@ -219,12 +215,11 @@ def took(
     clock.now_s += before_s
     conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
     timed = [attempt for attempt in attempts if attempt.no_number is None]
-    costs = budget.costs_of(timed)
     parts = {"before": load_s + before_s, "arms": of_trial.elapsed_s - load_s - before_s}
     steps: Any = {
-        (arm, number): ms
-        for arm, cost in costs.items()
-        for number, ms in enumerate(1e3 * step for step in cost.steps_s)
+        (each.plan.name, number): 1e3 * ready.step_s
+        for each in timed
+        for number, ready in enumerate(each.ready)
     }
 
     def in_turn(of: Any, device: torch.device, limits: timer.Limits, *_: Any, **asked: Any) -> Any:
@@ -238,15 +233,9 @@ def took(
 
     monkeypatch.setattr(rounds, "interleave", in_turn)
     tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), clock.now_s  # type: ignore[arg-type]
-    samples = time_in_turn(
-        tracer,
-        timed,
-        of_trial.rounds_until(costs),
-        of_trial.rounds_latest(costs),
-    )
+    samples = time_in_turn(tracer, timed)
     parts["window"] = clock.now_s - began
-    parts["shown"], parts["end"] = sum(seen[arm].shown_s for arm in costs), end_s
+    parts["shown"], parts["end"] = sum(seen[each.plan.name].shown_s for each in timed), end_s
     clock.now_s += parts["shown"]
     parts["report"] = REPORT_S
-    clock.for_numerics_s = max(0.0, tracer.run.budget.numerics_until() - clock())
-    return parts, list(costs), len(next(iter(samples.values()), ()))
+    return parts, [each.plan.name for each in timed], len(next(iter(samples.values()), ()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -22,7 +20,7 @@ from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.compiling import records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.step import optimizer_for
-from fp8doctor.trial.measure import bench, evidence, layout, timer
+from fp8doctor.trial.measure import bench, layout, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compiled_so_far
@@ -353,61 +351,6 @@ def test_blocks_of_a_job_in_one_graph_are_compiled_once_for_all_cuts() -> None:
     of.close()
     assert attempt.no_number is None
     assert [ready.compiled.graphs for ready in attempt.ready] == [frames] * 2
-
-
-@pytest.mark.gate("the other cut")
-@pytest.mark.parametrize(
-    ("found", "told", "seconds"),
-    [
-        ([True, True], [True, True], [1.0, 1.0]),
-        ([False, True], [False, False], [0.0, 0.0]),
-        ([True, False], [True, False], [1.0, 0.0]),
-    ],
-    ids=["an earlier run", "the other cut", "an earlier run at one cut"],
-)
-def test_what_this_trial_put_into_the_caches_is_not_known_from_an_earlier_run(
-    found: list[bool], told: list[bool], seconds: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The graphs of the blocks are the same at both cuts where each is compiled on its own."""
-    whole, of_caches = Decoder(26), iter(found)
-    whole.compile(backend="eager")
-    at_cut = bench.Bench._at_depth
-
-    def noted(self: bench.Bench, *given: Any) -> Any:
-        ready = at_cut(self, *given)
-        ready.compiled.from_caches = next(of_caches)
-        ready.from_caches_s = float(ready.compiled.from_caches)
-        return ready
-
-    monkeypatch.setattr(bench.Bench, "_at_depth", noted)
-    of = bench.Bench(of_tokens(whole), ["blocks"], torch.device("cpu"))
-    of.build(attempt := Attempt(VariantPlan("a", as_it_is)))
-    of.close()
-    assert [ready.compiled.from_caches for ready in attempt.ready] == told
-    assert [ready.from_caches_s for ready in attempt.ready] == seconds
-
-
-def test_only_what_the_compiler_takes_is_a_share_of_what_it_would_take_without_caches(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A first step that is slow for another reason, beside a graph from caches, is so without."""
-    asked, first = itertools.count(), list[float]()
-    monkeypatch.setattr(evidence, "_asked_of_caches", lambda: (next(asked), 0))
-    graph = torch.compile(torch.square, backend="eager")
-
-    def loads(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        time.sleep(first.pop() if first else 0.0)
-        return graph(output.float()).mean()
-
-    of = bench.Bench(of_tokens(Decoder(2), loss=loads), ["blocks"], torch.device("cpu"))
-    torch._dynamo.reset()
-    first.append(0.5)
-    of.build(attempt := Attempt(AS_IS))
-    of.close()
-    assert attempt.no_number is None
-    (ready,) = attempt.ready
-    assert ready.compiled.from_caches
-    assert 0.0 < ready.from_caches_s <= ready.warm_up_s - 0.5
 
 
 class Numbered(Block):

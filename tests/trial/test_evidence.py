@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from fp8doctor.facts import ArmCut, Target, Workload
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.copies.compiling import clone_function
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import compilations
@@ -127,28 +125,6 @@ def test_the_users_list_of_compilations_is_left_alone() -> None:
     assert seen.graphs == 1
     assert utils._compilation_metrics is before
     assert len(utils._compilation_metrics) == length
-
-
-@pytest.mark.inductor
-def test_graphs_of_the_caches_are_told_from_those_that_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A matrix product alone, which the CPU's compiler is not asked for."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-
-    def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x @ weight
-
-    seen, model = [], nn.Linear(1, 1)
-    for width in (8, 8, 16):
-        compiled = torch.compile(clone_function(product), dynamic=False)
-        with compilations(model) as found:
-            compiled(torch.ones(2, width), torch.ones(width, width))
-        seen.append(found.from_caches)
-    assert seen == [False, True, False]
-    with compilations(model) as found:
-        compiled(torch.ones(2, width), torch.ones(width, width))
-    assert not found.from_caches, "nothing was asked for"
 
 
 def test_what_this_torch_keeps_elsewhere_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,12 @@ from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.layers.numerics import NUMERICS
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
 from fp8doctor.trial.state.undisturbed import CONTEXT
 from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.trial.decoder import AS_IS, BF16, CPU, job, trial
+from tests.trial.decoder import AS_IS, CPU, job, trial
 from tests.trial.planted import worn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
@@ -91,39 +90,12 @@ def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch:
     assert (lost.value.arm, lost.value.trial) == ("worn", None)
 
 
-@pytest.mark.parametrize(
-    "raised",
-    [DeviceLost(NUMERICS, "it took the GPU's context down"), RuntimeError("worn out")],
-    ids=["device lost", "raises"],
-)
-def test_a_device_that_is_lost_after_the_proofs_costs_no_time_that_is_known(
-    raised: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object, **__: object) -> Trial:
-        raise raised
-
-    monkeypatch.setattr(conductor, "with_numerics", fails)
-    monkeypatch.setattr(conductor, "still_there", lambda device, part: None)
-    kept: list[Trial] = []
-    of = TrialRun(CPU, Budget(600), keep=kept.append)
-    if isinstance(raised, DeviceLost):
-        with pytest.raises(DeviceLost) as lost:
-            conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
-        known = lost.value.trial
-        assert known is not None
-        assert known.gaps == {"trial.numerics": "it took the GPU's context down"}
-    else:
-        known = conduct(job(blocks=3), ["blocks"], [AS_IS, BF16], of)
-    assert [(arm.name, arm.tried) for arm in known.arms[:2]] == [("as_is", True), ("bf16", True)]
-    assert [arm.step_ms for arm in kept[-1].arms[:2]] == [arm.step_ms for arm in known.arms[:2]]
-
-
 KNOWN = Trial(
     device="cpu",
     arms=(Arm(name="as_is", tried=True, step_ms=1.0),),
     reliable=True,
     reason=None,
-    gaps={"trial.numerics": "planted"},
+    gaps={"trial.arms.breakdown": "planted"},
 )
 
 
@@ -132,7 +104,7 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     known: Trial | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def loses(*_: object) -> Trial:
-        lost = DeviceLost("numerics", "it took the GPU's context down: planted")
+        lost = DeviceLost(BREAKDOWN, "it took the GPU's context down: planted")
         lost.trial = known
         raise lost
 
@@ -146,6 +118,6 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     if known:
         assert found.arms == known.arms
         assert recorded(found, "shapes") or "trial.shapes" in found.gaps
-        assert found.gaps["trial.numerics"] == "planted"
+        assert found.gaps["trial.arms.breakdown"] == "planted"
     else:
-        assert (found.reason or "").startswith("numerics: it took the GPU's context down: planted")
+        assert (found.reason or "").startswith("breakdown: it took the GPU's context down: planted")

@@ -161,30 +161,6 @@ def test_a_step_that_hangs_is_ended_with_the_budget(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_child_that_overstays_after_the_times_are_known_keeps_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once = tmp_path / "hung"
-    late_while_it_grows(once, monkeypatch)
-    text = FP8_MODEL.replace("{part}", "numerics").replace("os._exit(9)", hang(once))
-    (tmp_path / "model.py").write_text(text)
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"),
-        trial=TrialRequest(180.0, "cpu", select=("NUM",)),
-        progress=lambda text: None,
-    )
-    assert examination.problem is None
-    trial = examination.facts.trial
-    assert {arm.name: arm.tried for arm in trial.arms if arm.name in ("as_is", "bf16")} == {
-        "as_is": True,
-        "bf16": True,
-    }
-    assert trial.gaps["trial.numerics"] == (
-        "the budget of 180 s was used up while fp8doctor was measuring what FP8 does to each layer"
-    )
-
-
-@pytest.mark.usefixtures("forked")
 def test_a_child_that_overstays_after_its_trial_failed_tells_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,8 +201,7 @@ def test_a_child_that_overstays_after_its_rounds_keeps_the_times(
     """The profile of T5 large in FP8, not compiled, took longer than the time that was left (H200)."""
     once = tmp_path / "hung"
     late_while_it_grows(once, monkeypatch)
-    text = FP8_MODEL.replace("{part}", "nothing")
-    (tmp_path / "model.py").write_text(f"""{text}
+    (tmp_path / "model.py").write_text(f"""{FP8_MODEL}
 from fp8doctor.trial.measure.profile_step import Tracer
 
 {slow.format(hang=hang(once))}
@@ -353,36 +328,12 @@ class Model(nn.Module):
         super().__init__()
         self.linear = nn.Linear(32, 32)
     def forward(self, x):
-        frame = sys._getframe()
-        while frame is not None:
-            if frame.f_code.co_filename.endswith(os.path.join("layers", "{part}.py")):
-                os._exit(9)
-            frame = frame.f_back
         return self.linear(x)
 
 def build_model():
     model = Model().bfloat16()
-    model.linear.weight.data *= torch.logspace(-1, 1, 32).unsqueeze(1)  # as no initializer draws them
     return convert_to_float8_training(model)
 
 def example_batch():
     return torch.ones(16, 32, dtype=torch.bfloat16)
 """
-
-
-@pytest.mark.usefixtures("forked")
-def test_a_process_that_dies_after_the_times_are_known_keeps_them(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(FP8_MODEL.replace("{part}", "numerics"))
-    said: list[Doing] = []
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu", select=("NUM",)), progress=said.append
-    )
-    assert examination.problem is None
-    trial = examination.facts.trial
-    assert {arm.name: arm.tried for arm in trial.arms if arm.name in ("as_is", "bf16")} == {
-        "as_is": True,
-        "bf16": True,
-    }
-    assert trial.gaps["trial.numerics"] == "the process ended with exit code 9"
-    assert recorded(trial, "shapes")
-    assert not any("starting again" in each.text for each in said)

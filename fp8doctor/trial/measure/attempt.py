@@ -36,8 +36,6 @@ class Ready:
     non_finite: tuple[str, ...] | None
     """Names of what was NaN or infinite in the warm-up, as `Arm.non_finite`."""
     frames_in_window: int = 0
-    from_caches_s: float = 0.0
-    """Seconds of the warm-up beyond its steps if all graphs came from the compiler's caches, else 0."""
     turn: Turn | None = None
     """None on a CPU."""
 

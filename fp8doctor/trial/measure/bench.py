@@ -201,8 +201,6 @@ class Bench(Layout):
                 ready = self._at_depth(attempt.plan, number, {})
             elif made and own:  # as many as at the depth that compiled them
                 ready.compiled.graphs = next(iter(made.values())).compiled.graphs
-            if made and not next(iter(made.values())).compiled.from_caches:  # but that depth's
-                ready.compiled.from_caches, ready.from_caches_s = False, 0.0
             made[number] = ready
             if as_one or not self._serves_others(ready.model):
                 own = {}
@@ -278,9 +276,6 @@ class Bench(Layout):
             took_s,
             step_s,
             watched.non_finite(),
-            from_caches_s=min(compiled.took_s, max(0.0, took_s - LEAST_WARM_UP * step_s))
-            if compiled.from_caches
-            else 0.0,
             turn=turn,
         )
         self._handed_out.append((self.at_work, ready))

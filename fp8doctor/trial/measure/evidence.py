@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import threading
@@ -76,10 +75,6 @@ class Compilations:
     recompilations: int = NOT_RECORDED
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
-    from_caches: bool = False
-    """Whether all graphs came from the compiler's caches on disk, and there were some."""
-    took_s: float = math.inf
-    """Seconds that Dynamo and the compiler took; infinite if this torch does not count them."""
 
 
 @contextmanager
@@ -92,7 +87,6 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
     torch_private.load_dynamo()
     seen, before, broken = Compilations(), compiled_so_far(), torch_private.counters("graph_break") or {}
     kept, log = torch_private.compilation_metrics(), deque[Any]()
-    asked = _asked_of_caches()
     if kept is not None:
         torch_private.keep_metrics_in(log)
     try:
@@ -101,8 +95,6 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
         if kept is not None:
             torch_private.keep_metrics_in(kept)
         after = compiled_so_far()
-        hits, misses = (now - was for now, was in zip(_asked_of_caches(), asked, strict=True))
-        seen.from_caches = hits > 0 and not misses
         if before and after:
             seen.graphs, seen.breaks = after.frames - before.frames, after.breaks - before.breaks
             seen.break_reasons = _few(
@@ -116,17 +108,8 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
             again = [each for each in log if each.recompile_reason]
             seen.recompilations = sum(not each.fail_type for each in again)
             seen.recompile_reasons = _few(_guard(each.recompile_reason) for each in again)
-        if kept is not None and all(hasattr(each, "duration_us") for each in log):
-            seen.took_s = sum(each.duration_us or 0 for each in log) / 1e6
         if kept is not None and all(hasattr(each, "compile_id") for each in log):
             seen.left_eager = _left_eager(log, model)
-
-
-def _asked_of_caches() -> tuple[int, int]:
-    """Count the graphs that Inductor took from its caches so far, and compiled."""
-    counted = torch_private.counters("inductor") or {}
-    compiled = counted.get("fxgraph_cache_miss", 0) + counted.get("fxgraph_cache_bypass", 0)
-    return counted.get("fxgraph_cache_hit", 0), compiled
 
 
 def _few(reasons: Iterable[str]) -> tuple[str, ...]:

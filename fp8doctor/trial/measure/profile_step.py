@@ -30,7 +30,7 @@ from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import Cost, compared
+from fp8doctor.trial.measure.budget import compared
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
@@ -136,8 +136,7 @@ class Tracer:
             return self.run.skip[BREAKDOWN]
         if reason := why_not_profiled():
             return reason
-        cost = Cost(attempt.build_s, tuple(ready.step_s for ready in attempt.ready))
-        return None if self.run.budget.profile_fits(cost) else "the budget was used up before it"
+        return None if self.run.budget.profile_fits(attempt) else "the budget was used up before it"
 
     def _profile(self, ready: Ready) -> torch.profiler.profile:
         """Profile a step with its modules named, or without if naming compiled something."""

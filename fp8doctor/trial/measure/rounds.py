@@ -16,15 +16,10 @@ from fp8doctor.trial.measure.timer import Limits, interleave, is_decided, sign_i
 _log = logging.getLogger("fp8doctor")
 
 
-def time_in_turn(
-    tracer: Tracer,
-    attempts: Sequence[Attempt],
-    until: float,
-    latest: float,
-) -> Samples:
+def time_in_turn(tracer: Tracer, attempts: Sequence[Attempt]) -> Samples:
     """Time the variants at every depth, and watch the GPU and the host meanwhile.
 
-    The rounds go on after ``until`` while they do not tell FP8 from BF16.
+    The rounds go on after their time is up while they do not tell FP8 from BF16.
     """
     bench, budget = tracer.bench, tracer.run.budget
     ready = {
@@ -41,7 +36,12 @@ def time_in_turn(
         samples = interleave(
             {key: _watched(bench, key[0], each) for key, each in ready.items()},
             bench.device,
-            Limits(until, budget.rounds_soon(), latest, budget.overtime_s),
+            Limits(
+                budget.rounds_until(attempts),
+                budget.rounds_soon(),
+                budget.rounds_latest(attempts),
+                budget.overtime_s,
+            ),
             look,
             begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
             expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},

@@ -26,7 +26,6 @@ MUST_NOT = (
     "MOD003",
     "SHP001",
     "NUM001",
-    "NUM002",
     "NUM003",
 )
 SILENT = True

@@ -11,7 +11,7 @@ from trained_decoder import example_batch, in_fp8, loss, trained
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("NUM002",)
+MUST: tuple[str, ...] = ()
 MUST_NOT = ("CMP001", "CMP002", "CMP003", "CMP005", "MOD001", "MOD003", "SHP001", "NUM001")
 
 MASSIVE = 2.0**17
