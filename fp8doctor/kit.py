@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from fp8doctor.analysis.arms import arm, arm_if_any, uses_fp8
+from fp8doctor import recipes
+from fp8doctor.analysis import arms, compile_coverage, losing_layers, module_names, padding
+from fp8doctor.analysis.arms import arm, arm_if_any, savings, uses_fp8
 from fp8doctor.analysis.by_accelerate import exported, settings
 from fp8doctor.analysis.compile_coverage import (
     compile_all,
@@ -16,7 +18,14 @@ from fp8doctor.analysis.compile_coverage import (
     is_inside,
     needs_compile,
 )
-from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, kept_in_bf16
+from fp8doctor.analysis.expected_fp8_gemms import (
+    all_fp8,
+    counted_gemms,
+    due_gemms,
+    kept_in_bf16,
+    multiplied_in_fp8,
+)
+from fp8doctor.analysis.finite_steps import finite_steps
 from fp8doctor.analysis.fp8_request import (
     asked_by_argument,
     asked_by_environment,
@@ -31,6 +40,7 @@ from fp8doctor.analysis.fp8_request import (
     was_prepared,
 )
 from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
+from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import (
     FP8_MULTIPLE,
     NO_LINEAR,
@@ -38,7 +48,9 @@ from fp8doctor.analysis.layers import (
     fits_fp8,
     flops_share_pct,
     in_python,
+    in_words,
     layer_label,
+    makes_logits,
     may_be_taken,
     named,
     shares_are_known,
@@ -48,7 +60,8 @@ from fp8doctor.analysis.layers import (
 )
 from fp8doctor.analysis.losing_layers import APART, is_given, would_lose
 from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.analysis.memory import fit
+from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.analysis.recipe_support import (
     CUDNN_FLOOR,
@@ -59,8 +72,10 @@ from fp8doctor.analysis.recipe_support import (
     has_fp8,
     has_op_configs,
     installed,
+    multiple_of,
     parsed,
     transformer_engine_line,
+    unaligned,
 )
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
@@ -70,11 +85,17 @@ from fp8doctor.cost import (
     GpuSpec,
     amdahl,
     casts_ms,
+    eager_balance,
+    eager_cast_saving,
     large_gemm_speedup,
     linear_cost,
+    micro_batches,
     modelled_gpu,
+    mxfp8_experts,
+    routed_rows,
     rows_of,
     rows_seen,
+    step_cost,
 )
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.diagnosis.treatments import (
@@ -90,12 +111,15 @@ from fp8doctor.diagnosis.treatments import (
     keep_in_bf16,
     mxfp8_without_biases,
     switched_on,
+    with_recipe,
 )
 from fp8doctor.facts import (
     NOT_RECORDED,
     Accelerate,
     Arm,
+    ArmCut,
     ArmName,
+    Blocks,
     Checkpointing,
     CompileMark,
     Conversion,
@@ -106,18 +130,23 @@ from fp8doctor.facts import (
     Linear,
     Package,
     SavedWeight,
+    Scaling,
     Software,
     TrainerArguments,
     Training,
+    Trial,
     Unrecorded,
     Use,
     Value,
     if_recorded,
     recorded,
 )
+from fp8doctor.facts.arm_names import BF16_BASELINES, Reason
 from fp8doctor.facts.examples import example, float8, profiled, variant
+from fp8doctor.facts.no_number import sentence_of, why_of
+from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Severity, Treatment
 from fp8doctor.known_errors import CUTEDSL, recognise
 from fp8doctor.recipes import FIRST_WITH_FP8, recipe_of, stack_of
 from fp8doctor.registry import check
-from fp8doctor.wording import percent, plural
+from fp8doctor.wording import percent, plural, times
