@@ -13,14 +13,15 @@ from fp8doctor.facts import Facts
 from tests.markdown import table
 
 HERE = Path(__file__).parent
+RESEARCH = HERE.parent / "research"
 
 SUFFIX = ".json.gz"
 
 FOLDERS = (
     *sorted(HERE.glob("*/recorded")),
-    *(HERE / "benchmarks" / of for of in ("measured", "results")),
-    HERE / "fixes" / "on_h100",
-    HERE / "reliability",
+    *(RESEARCH / "benchmarks" / of for of in ("measured", "results")),
+    RESEARCH / "fixes" / "on_h100",
+    RESEARCH / "reliability",
 )
 """Folders whose JSON was recorded or measured, all of it."""
 
@@ -39,7 +40,7 @@ Those of `h200x2` ran on two GPUs with NCCL under torchrun (`tests/running/ranks
 `te_loop_stopped` (`--stop`) and `eager_loop_timed_at_end` (`--trial`) are one plain loop with deterministic
 algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.scripts.sft` as released;
 `unsloth_lora` and `unsloth_load_in_fp8` are patients that train as scripts; the others are `examples/`, with
-the arguments of `tests/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
+the arguments of `research/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
 kept torch from recording kernels. The two of Unsloth open an autocast around calls that could not be watched,
 so it is not recorded and LORA002 is unknown. The verdict and the codes are what this version says of their
 facts; `python -m tests.recordings` writes this page.

@@ -18,7 +18,7 @@ from tests.recordings import text_of
 PAGE = Path(__file__).parents[1] / "docs" / "BELIEFS.md"
 TEXT = PAGE.read_text()
 ROWS = [line.split(" | ") for line in TEXT.splitlines() if line.startswith("|") and "](../tests/" in line]
-PADDED = Path(__file__).parent / "benchmarks" / "measured" / "h200_padded_vocabulary.json.gz"
+PADDED = Path(__file__).parents[1] / "research" / "benchmarks" / "measured" / "h200_padded_vocabulary.json.gz"
 UNITS = {"ms": "step_ms", "GiB": "peak_gib"}
 NUMBER = re.compile(r"([\w-]+)(?: \([^)]*\))? ([\d.]+) (ms|GiB)")
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")

@@ -22,7 +22,14 @@ PAGES = (
 )
 EVERY_PAGE = sorted(
     str(path.relative_to(ROOT))
-    for pattern in ("*.md", "docs/**/*.md", "checks/README.md", "examples/*.md", "tests/**/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "checks/README.md",
+        "examples/*.md",
+        "tests/**/*.md",
+        "research/**/*.md",
+    )
     for path in ROOT.glob(pattern)
 )
 """Those of the site: docs/conf.py names the same."""
@@ -106,7 +113,14 @@ def test_every_link_leads_somewhere() -> None:
 def test_the_site_is_built_of_these_pages() -> None:
     """`docs/conf.py` runs without the generator. Its patterns are those above, as Sphinx spells them."""
     patterns = runpy.run_path(str(ROOT / "docs/conf.py"))["include_patterns"]
-    assert patterns == ["*.md", "docs/**.md", "checks/README.md", "examples/*.md", "tests/**.md"]
+    assert patterns == [
+        "*.md",
+        "docs/**.md",
+        "checks/README.md",
+        "examples/*.md",
+        "tests/**.md",
+        "research/**.md",
+    ]
     workflow = (ROOT / ".github/workflows/docs.yml").read_text("utf-8")
     assert "python -m sphinx -W --keep-going -b html -c docs . site" in workflow, "a broken link is an error"
     assert {"README.md", "docs/index.md", "docs/checks/CMP001.md", "docs/errors/pytorch.md"} <= {*EVERY_PAGE}

@@ -24,7 +24,7 @@ RECORDINGS = {name_of(path): path for folder in FOLDERS for path in files(folder
 
 NUMBER = re.compile(r"(?<![\w.,])(\d[\d,]*(?:\.\d+)?)(?: (ms)\b|(x)\b)")
 RECORDING = re.compile(r"`(h[12]00\w*-\w+)`")
-MEASURED = re.compile(r"`tests/benchmarks/(measured/\w+\.json\.gz)`")
+MEASURED = re.compile(r"`research/benchmarks/(measured/\w+\.json\.gz)`")
 
 NOT_MEASURED_HERE = {
     "MOD004": {"1.3x": "Amdahl's law"},
@@ -68,7 +68,9 @@ def of_recording(name: str) -> frozenset[str]:
 
 @cache
 def of_measurement(name: str) -> frozenset[str]:
-    return frozenset(map("{:,.1f} ms".format, floats(json.loads(text_of(TESTS / "benchmarks" / name)))))
+    return frozenset(
+        map("{:,.1f} ms".format, floats(json.loads(text_of(TESTS.parent / "research" / "benchmarks" / name))))
+    )
 
 
 def floats(value: Any) -> Iterator[float]:

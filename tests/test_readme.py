@@ -220,12 +220,12 @@ def test_sentences_are_told_apart() -> None:
 
 def test_what_is_said_of_its_accuracy_was_measured() -> None:
     """Beside plain scripts, on a GPU; the pages of these runs say it in one sentence."""
-    measured = text("tests/benchmarks/results/trial_accuracy_h200.md").split("Held, all of them: ")[1]
+    measured = text("research/benchmarks/results/trial_accuracy_h200.md").split("Held, all of them: ")[1]
     times, median, memory, _ = re.findall(r"\((?:worst )?[+-]?([\d.]+ %)\)", measured.split("60 s")[0])
     assert f"worst {times}, median {median} |" in text("docs/trial.md")
     assert f"worst {memory} |" in text("docs/trial.md")
     for page in ("trial_jobs_h200.md", "trial_jobs_h200_older.md", "trial_jobs_h100.md"):
-        of_all, _, closely, of_memory = spreads(text(f"tests/benchmarks/results/{page}"))
+        of_all, _, closely, of_memory = spreads(text(f"research/benchmarks/results/{page}"))
         line = next(each for each in text("docs/trial.md").splitlines() if f"{page})" in each)
         assert re.search(rf"\b{of_all[2]} variants\b", line)
         assert (
@@ -247,7 +247,7 @@ def spreads(page: str) -> list[tuple[str, str, str]]:
 def test_what_the_first_page_says_of_its_checks_was_counted() -> None:
     written = readme.written("README.md", "verified")
     assert written == readme.verified(), "python -m tests.readme"
-    of_all, *_ = spreads(text("tests/benchmarks/results/trial_jobs_h200.md"))
+    of_all, *_ = spreads(text("research/benchmarks/results/trial_jobs_h200.md"))
     assert (
         f"{of_all[2]} GPU-bound variants, one H200, against plain scripts: off by {of_all[0]}".replace(
             " %", "%"

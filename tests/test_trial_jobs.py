@@ -1,4 +1,4 @@
-"""Reports of the jobs of ``tests/benchmarks/jobs`` replay, and the jobs build small and train without
+"""Reports of the jobs of ``research/benchmarks/jobs`` replay, and the jobs build small and train without
 fp8doctor."""
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import load_report
-from tests.benchmarks import plain_step
+from research.benchmarks import plain_step
 from tests.recordings import files, name_of
 from tests.render.every_format import hold_every_format
 from tests.stand_ins.accelerate_state import forget

@@ -23,7 +23,7 @@ layers in each compiled graph. The backend "eager", frozen FP8 layers with adapt
 raise. A pre-release of 0.13 is unknown.
 
 References. On a CPU with torch 2.8, torchao 0.10 and 0.12 raised, 0.13 and 0.14 ran
-(`tests/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job on two H200s ran all its FP8
+(`research/versions/ddp_and_compile.md`). With torchao 0.18 and torch 2.11 a job on two H200s ran all its FP8
 matmuls. https://github.com/pytorch/ao/issues/2586 https://github.com/pytorch/pytorch/issues/158936
 """
 
@@ -49,7 +49,7 @@ from fp8doctor.registry import check
 from fp8doctor.wording import plural
 
 FIXED = Version("0.13.0")
-"""First torchao whose layers survive the split. Run: ``tests/versions/ddp_and_compile.md``."""
+"""First torchao whose layers survive the split. Run: ``research/versions/ddp_and_compile.md``."""
 
 FIRST_BUCKET_MIB = 1.0
 """A graph with fewer parameters is not split. Source: ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``,

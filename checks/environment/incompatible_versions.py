@@ -20,7 +20,7 @@ How it is detected, and limits. fp8doctor compares the installed versions with a
 reports one only if this job brings the two together. A pair that is not in the table is not found. A version
 that cannot be parsed matches nothing.
 
-References. Each pair was run with the released wheels on a CPU (`tests/versions/known_versions.md`; a
+References. Each pair was run with the released wheels on a CPU (`research/versions/known_versions.md`; a
 stand-in for Transformer Engine). The cuDNN pair was read: Transformer Engine 2.20.2 requires cuDNN 9.12 at
 import, 2.19.0 does not, and torch 2.8 to 2.10 pin 9.10.2.21.
 https://github.com/NVIDIA/TransformerEngine/pull/3236 https://github.com/huggingface/accelerate/pull/3677
@@ -191,7 +191,7 @@ PAIRS = (
         later=True,
     ),
 )
-"""Run with the released wheels: ``tests/versions/known_versions.py``. Block scaling without CUDA 12.9 is
+"""Run with the released wheels: ``research/versions/known_versions.py``. Block scaling without CUDA 12.9 is
 GPU002's, a backend that does not import ENV004's, torchao with a newer Inductor NUM004's."""
 
 

@@ -23,7 +23,7 @@ When to ignore it. If the checkpoint's shape must stay as it is.
 How it is detected, and limits. fp8doctor estimates what padding saves, and limits it by the 16-bit matmul
 time in the profiled step. Compiled layers need a profile, because Inductor may pad by itself.
 
-References. `tests/benchmarks/measured/h200_padded_vocabulary.json.gz`; with 50257 the kernel is
+References. `research/benchmarks/measured/h200_padded_vocabulary.json.gz`; with 50257 the kernel is
 `cutlass_75_tensorop_bf16_s1688gemm`. NVIDIA asks for 8 elements, 64 on an A100:
 https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html Inductor's
 `shape_padding`: https://github.com/pytorch/pytorch/blob/main/torch/_inductor/config.py

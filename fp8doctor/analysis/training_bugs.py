@@ -46,7 +46,7 @@ class TrainingBug(NamedTuple):
     partner_versions: str = ""
     probed: str = ""
     """Code that the affected releases contain (``in: ...``) or the first fixed one (``fixed: ...``), else
-    ``no: why`` none does; `tests.versions.probed` asks the releases."""
+    ``no: why`` none does; `research.versions.probed` asks the releases."""
 
     def release(self, facts: Facts) -> str:
         """Name the library with its installed version."""

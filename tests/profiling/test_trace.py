@@ -31,7 +31,7 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.measure.evidence import quiet_profiler
-from tests.benchmarks.trace_speed import Composer
+from research.benchmarks.trace_speed import Composer
 from tests.profiling.composed import Composed
 
 CAST = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
