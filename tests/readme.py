@@ -1,5 +1,5 @@
 """What of README.md and ``docs/`` is made from the program: ``python -m tests.readme`` writes it,
-`tests.test_readme` and `tests.test_check_pages` hold it.
+`tests.test_pages` compares.
 
 A part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; whole files are the picture
 of the first screen and the pages of the checks.

@@ -7,7 +7,6 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -63,12 +62,6 @@ CODE_MAX = 14
 WORDS_MAX = 250
 """Words of a page before its references."""
 
-each_check = pytest.mark.parametrize("check", CATALOGUE, ids=[check.code for check in CATALOGUE])
-
-
-def test_some_checks_are_discovered() -> None:
-    assert len(CATALOGUE) >= 5
-
 
 def test_every_file_of_the_catalogue_registers_one_check() -> None:
     files = sorted(path.relative_to(CHECKS) for path in CHECKS.rglob("*.py") if path.name != "__init__.py")
@@ -76,8 +69,14 @@ def test_every_file_of_the_catalogue_registers_one_check() -> None:
     assert files == registered
 
 
-@each_check
-def test_its_own_cases(check: registry.Check) -> None:
+@pytest.mark.parametrize("check", CATALOGUE, ids=[check.code for check in CATALOGUE])
+def test_a_check(check: registry.Check) -> None:
+    its_own_cases(check)
+    its_file(check)
+    its_page(check)
+
+
+def its_own_cases(check: registry.Check) -> None:
     """Affected facts make it fire, healthy ones do not, and without facts it is unknown."""
     findings, outcomes = registry.run([check], check.module.SICK)
     assert outcomes[0].outcome == "sick", outcomes[0].reason
@@ -109,8 +108,7 @@ def test_a_treatment_of_a_check_is_spelled_as_in_the_table() -> None:
         assert not any(alike.values()), (check.code, alike)
 
 
-@each_check
-def test_its_file(check: registry.Check) -> None:
+def its_file(check: registry.Check) -> None:
     *_, folder, file = check.module.__name__.split(".")
     assert check.area == folder
     assert check.name.replace("-", "_") == file
@@ -142,8 +140,7 @@ def test_no_check_explains_itself_in_a_circle() -> None:
         assert code not in behind
 
 
-@each_check
-def test_its_page(check: registry.Check) -> None:
+def its_page(check: registry.Check) -> None:
     """It has the six sections, code before and after, and fits the terminal."""
     title, blank, *body = check.page.splitlines()
     assert 0 < len(title) <= TITLE_MAX
@@ -166,22 +163,6 @@ def test_its_page(check: registry.Check) -> None:
     explained = CliRunner().invoke(cli.main, ["explain", check.code])
     assert explained.exit_code == 0
     assert [line for line in explained.stdout.splitlines() if columns(line) > WIDTH_MAX] == []
-
-
-def is_field(kind: object, path: list[str]) -> bool:
-    """Whether a dotted path leads from a record to a field, through tuples and optional records."""
-    if not path:
-        return True
-    fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
-    if path[0] not in fields:
-        return False
-    return len(path) == 1 or any(is_field(record, path[1:]) for record in records_in(fields[path[0]]))
-
-
-def records_in(annotation: object) -> list[object]:
-    """The record classes inside an annotation such as ``tuple[Linear, ...]`` or ``Accelerate | None``."""
-    inside = [record for argument in getattr(annotation, "__args__", ()) for record in records_in(argument)]
-    return [annotation] if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct) else inside
 
 
 def imports(path: Path) -> list[str]:

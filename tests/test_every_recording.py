@@ -51,7 +51,7 @@ from tests.recordings import text_of
 from tests.render.every_format import CELL
 from tests.render.sound_html import hold_sound
 from tests.replays import ALL, Replay, case, replayed
-from tests.test_printed_lines import contradictions, unresolved
+from tests.test_fix_lines import contradictions, unresolved
 
 SCHEMA = frozenset(
     "schema_version tool created_at facts verdict findings prescription outcomes next modelled_gpu".split()
