@@ -18,7 +18,7 @@ from tests.render.test_html import DEMO
 BROWSER = os.environ.get("FP8DOCTOR_TESTS_BROWSER") or next(
     filter(None, map(shutil.which, ("chromium", "google-chrome"))), None
 )
-"""The gate names one, which has to be there; elsewhere it is the one that is installed."""
+"""Nightly names one, which has to be there; elsewhere it is the one that is installed."""
 
 MEASURE = """<!DOCTYPE html><html><body><pre id="told"></pre>
 <iframe id="phone" width="390" height="800" src="page.html"></iframe>
@@ -41,8 +41,7 @@ addEventListener("load", () => {
 </script></body></html>"""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(BROWSER is None, reason="no chromium here; the gate installs one")
+@pytest.mark.skipif(BROWSER is None, reason="no chromium here; nightly installs one")
 def test_a_browser_lays_the_page_out(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(html.render(load_report(DEMO)), "utf-8")
     (tmp_path / "measure.html").write_text(MEASURE, "utf-8")
