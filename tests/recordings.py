@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 RESEARCH = HERE.parent / "research"
 
 SUFFIX = ".json.gz"
+ANSWERS = HERE / "answers.tsv"
+"""What this version answers to each recording; `tests.test_every_recording` compares."""
 
 FOLDERS = (
     *sorted(HERE.glob("*/recorded")),
@@ -74,6 +76,22 @@ def pack(path: Path) -> Path:
     return packed
 
 
+def answer(report: Report) -> str:
+    """Write what programs read of a report in a line: verdict, speedup, ms as is, of BF16 and of the best,
+    the codes and the fixes."""
+    verdict = report.verdict
+    numbers = (verdict.speedup, verdict.step_ms, verdict.bf16_step_ms, verdict.best_step_ms)
+    return "\t".join(
+        (
+            verdict.status,
+            verdict.basis or "-",
+            *("-" if each is None else f"{each:.4g}" for each in numbers),
+            " ".join(each.code for each in report.findings) or "-",
+            " ".join(each.treatment.name for each in report.prescription) or "-",
+        )
+    )
+
+
 def page(folder: Path) -> str:
     rows = [row(name_of(path), load_report(path)) for path in files(folder)]
     return HEADS[folder] + table(COLUMNS, rows)
@@ -105,6 +123,10 @@ def main() -> None:
             pack(path)
     for folder in HEADS:
         (folder / "README.md").write_text(page(folder), encoding="utf-8")
+    every = sorted(path for folder in HERE.glob("*/recorded") for path in files(folder))
+    reports = ((path, load_report(path)) for path in every if "health" not in path.parts)
+    lines = (f"{path.relative_to(HERE)}\t{answer(report)}\n" for path, report in reports)
+    ANSWERS.write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
