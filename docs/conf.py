@@ -14,7 +14,14 @@ project = "fp8doctor"
 author = "The fp8doctor developers"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**.md", "checks/README.md", "examples/*.md", "tests/**.md"]
+include_patterns = [
+    "*.md",
+    "docs/**.md",
+    "checks/README.md",
+    "examples/*.md",
+    "tests/**.md",
+    "research/**.md",
+]
 myst_heading_anchors = 4
 suppress_warnings = ["myst.header", "toc.not_included", "misc.highlighting_failure"]
 html_theme = "furo"

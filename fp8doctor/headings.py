@@ -2,7 +2,7 @@
 
 Read from the text of the files because importing all of them is too slow for a list. If a check is not the
 package's own, the registry supplies the same. `fired` tells how often a check fired on public recipes, as
-``tests/recipes`` counted it.
+``research/recipes`` counted it.
 """
 
 from __future__ import annotations

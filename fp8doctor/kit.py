@@ -59,8 +59,7 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
 )
 from fp8doctor.analysis.losing_layers import APART, is_given, would_lose
-from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.memory import fit
+from fp8doctor.analysis.memory import USABLE, fit
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.analysis.recipe_support import (

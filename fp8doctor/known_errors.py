@@ -94,7 +94,7 @@ class KnownError(NamedTuple):
     """Checks that find the cause in advance."""
     kind: str = KINDS[0]
     probed: str = ""
-    """``no: why`` if no release can be asked for the text, as `tests.versions.probed` does."""
+    """``no: why`` if no release can be asked for the text, as `research.versions.probed` does."""
 
     def filled(self, names: Mapping[str, str]) -> KnownError:
         """Write names into its places; places without a name get their default, or dots."""

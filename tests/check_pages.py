@@ -1,5 +1,5 @@
 """The pages of ``docs/checks/``: ``python -m tests.check_pages`` writes them from the checks themselves,
-`tests.test_check_pages` holds them.
+`tests.test_pages` compares.
 
 A page is the docstring of the check's file as Markdown, with a table of how often it was right.
 """

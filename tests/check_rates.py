@@ -16,6 +16,7 @@ from tests.clinic import patients
 from tests.markdown import table
 
 TESTS = Path(__file__).parent
+RESEARCH = TESTS.parent / "research"
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 HEAD = ("where", "fired", "right", "wrong", "not judged")
 RECORDED = ("patients", "running")
@@ -34,14 +35,14 @@ def rows_of(page: Path) -> Iterator[list[str]]:
 
 def in_threads() -> Iterator[list[Judged]]:
     """Judge what fired on each rebuilt thread: right if it may name the cause, wrong if it misled."""
-    from tests.complaints.unseen import THREADS, name_of
+    from research.complaints.unseen import THREADS, name_of
 
     expected = {name_of(each): each["codes"] for each in THREADS if "codes" in each}
-    for cells in rows_of(TESTS / "complaints" / "unseen.md"):
+    for cells in rows_of(RESEARCH / "complaints" / "unseen.md"):
         name = cells[0].strip("[").partition("]")[0]
         if name in expected and len(cells) == 5:
             yield judged(CODE.findall(cells[2]), expected[name], cells[4])
-    for cells in rows_of(TESTS / "complaints" / "README.md"):
+    for cells in rows_of(RESEARCH / "complaints" / "README.md"):
         if len(cells) == 7 and cells[0].startswith("["):
             yield judged(CODE.findall(cells[5]), CODE.findall(cells[4]), cells[6])
 

@@ -1,5 +1,5 @@
 """The pages of ``docs/errors/``: ``python -m tests.error_pages`` writes them from `fp8doctor.known_errors`,
-`tests.test_error_pages` holds them.
+`tests.test_pages` compares.
 
 A page has the messages of one library, each under a heading that a search engine can find.
 """

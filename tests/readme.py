@@ -1,5 +1,5 @@
 """What of README.md and ``docs/`` is made from the program: ``python -m tests.readme`` writes it,
-`tests.test_readme` and `tests.test_check_pages` hold it.
+`tests.test_pages` compares.
 
 A part of a page stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``; whole files are the picture
 of the first screen and the pages of the checks.
@@ -74,15 +74,15 @@ def verified() -> str:
         assert match, f"{page} says nothing like {pattern!r}"
         return tuple(each.replace(" %", "%") for each in match.groups())
 
-    results, published = "tests/benchmarks/results", "tests/benchmarks/results/published.md"
+    results, published = "research/benchmarks/results", "research/benchmarks/results/published.md"
     times = found(
         f"{results}/trial_jobs_h200.md", r"the GPU sets the pace.*?median ([\d.]+ %), worst [\d.]+ % of (\d+)"
     )
     plans = found("docs/trial.md", r"at most ([\d.]+ %) slower on (\d+) of (\d+) jobs")
     jobs, error = found(published, r"(?m)^\| all +\|[^(]*\((\d+)\) +\| ([\d.]+ %)")
-    recipes, quiet = found("tests/recipes/README.md", r"(\d+) recipes, of which (\d+) raise no alarm")
+    recipes, quiet = found("research/recipes/README.md", r"(\d+) recipes, of which (\d+) raise no alarm")
     tried, same = found(
-        "tests/reliability/README.md", r"a random tree of modules looked at \| ([\d,]+) \| ([\d,]+)"
+        "research/reliability/README.md", r"a random tree of modules looked at \| ([\d,]+) \| ([\d,]+)"
     )
     assert tried == same
     return (
@@ -92,9 +92,9 @@ def verified() -> str:
         "the fastest variant known.\n"
         f"- Plans: {jobs} published jobs, planned speedup off by {error} ([mean]({published})).\n"
         f"- False alarms: of {recipes} public recipes, {quiet} raise no warning "
-        "([each one judged](tests/recipes/README.md)).\n"
+        "([each one judged](research/recipes/README.md)).\n"
         f"- No harm: {tried} random models examined, all unchanged to the bit "
-        "([how](tests/reliability/README.md)).\n"
+        "([how](research/reliability/README.md)).\n"
     )
 
 

@@ -13,14 +13,17 @@ from fp8doctor.facts import Facts
 from tests.markdown import table
 
 HERE = Path(__file__).parent
+RESEARCH = HERE.parent / "research"
 
 SUFFIX = ".json.gz"
+ANSWERS = HERE / "answers.tsv"
+"""What this version answers to each recording; `tests.test_every_recording` compares."""
 
 FOLDERS = (
     *sorted(HERE.glob("*/recorded")),
-    *(HERE / "benchmarks" / of for of in ("measured", "results")),
-    HERE / "fixes" / "on_h100",
-    HERE / "reliability",
+    *(RESEARCH / "benchmarks" / of for of in ("measured", "results")),
+    RESEARCH / "fixes" / "on_h100",
+    RESEARCH / "reliability",
 )
 """Folders whose JSON was recorded or measured, all of it."""
 
@@ -39,7 +42,7 @@ Those of `h200x2` ran on two GPUs with NCCL under torchrun (`tests/running/ranks
 `te_loop_stopped` (`--stop`) and `eager_loop_timed_at_end` (`--trial`) are one plain loop with deterministic
 algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.scripts.sft` as released;
 `unsloth_lora` and `unsloth_load_in_fp8` are patients that train as scripts; the others are `examples/`, with
-the arguments of `tests/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
+the arguments of `research/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
 kept torch from recording kernels. The two of Unsloth open an autocast around calls that could not be watched,
 so it is not recorded and LORA002 is unknown. The verdict and the codes are what this version says of their
 facts; `python -m tests.recordings` writes this page.
@@ -73,6 +76,22 @@ def pack(path: Path) -> Path:
     return packed
 
 
+def answer(report: Report) -> str:
+    """Write what programs read of a report in a line: verdict, speedup, ms as is, of BF16 and of the best,
+    the codes and the fixes."""
+    verdict = report.verdict
+    numbers = (verdict.speedup, verdict.step_ms, verdict.bf16_step_ms, verdict.best_step_ms)
+    return "\t".join(
+        (
+            verdict.status,
+            verdict.basis or "-",
+            *("-" if each is None else f"{each:.4g}" for each in numbers),
+            " ".join(each.code for each in report.findings) or "-",
+            " ".join(each.treatment.name for each in report.prescription) or "-",
+        )
+    )
+
+
 def page(folder: Path) -> str:
     rows = [row(name_of(path), load_report(path)) for path in files(folder)]
     return HEADS[folder] + table(COLUMNS, rows)
@@ -104,6 +123,10 @@ def main() -> None:
             pack(path)
     for folder in HEADS:
         (folder / "README.md").write_text(page(folder), encoding="utf-8")
+    every = sorted(path for folder in HERE.glob("*/recorded") for path in files(folder))
+    reports = ((path, load_report(path)) for path in every if "health" not in path.parts)
+    lines = (f"{path.relative_to(HERE)}\t{answer(report)}\n" for path, report in reports)
+    ANSWERS.write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 
 ALL = [
     path
-    for folder in ("patients", "benchmarks", "running", "sharded")
+    for folder in ("patients", "benchmarks", "running", "sharded", "versions")
     for path in files(TESTS / folder / "recorded")
 ]
 

@@ -66,8 +66,6 @@ OLD_PAGE = "\n\nWhat it finds. "
 RULES = {code: registry.rules_of(code) for code in dict.fromkeys(check.code for check in CATALOGUE)}
 """Code -> its rules; they share a file and a page."""
 
-each_check = pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-
 
 def cases(rules: tuple[registry.Check, ...], name: str) -> tuple[Facts, ...]:
     """The facts of a file that make it fire, or leave it silent: one record or several."""
@@ -88,8 +86,14 @@ def test_every_file_of_the_catalogue_registers_one_code() -> None:
     assert not RULES.keys() & {*former}
 
 
-@each_check
-def test_its_own_cases(rules: tuple[registry.Check, ...]) -> None:
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_a_check(rules: tuple[registry.Check, ...]) -> None:
+    its_own_cases(rules)
+    its_file(rules)
+    its_page(rules)
+
+
+def its_own_cases(rules: tuple[registry.Check, ...]) -> None:
     """Affected facts make each rule fire, healthy ones none, and without facts it is unknown."""
     fired = set()
     for case in cases(rules, "FIRES"):
@@ -125,8 +129,7 @@ def test_a_treatment_of_a_check_is_spelled_as_in_the_table() -> None:
         assert not any(alike.values()), (code, alike)
 
 
-@each_check
-def test_its_file(rules: tuple[registry.Check, ...]) -> None:
+def its_file(rules: tuple[registry.Check, ...]) -> None:
     check = rules[0]
     *_, folder, file = check.module.__name__.split(".")
     assert {rule.area for rule in rules} == {folder}
@@ -158,8 +161,7 @@ def test_no_check_explains_itself_in_a_circle() -> None:
         assert rule.name not in behind
 
 
-@each_check
-def test_its_page(rules: tuple[registry.Check, ...]) -> None:
+def its_page(rules: tuple[registry.Check, ...]) -> None:
     """It has a title, code before and after and a link, and fits the terminal."""
     check = rules[0]
     title, blank, *body = check.page.splitlines()

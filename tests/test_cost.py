@@ -31,7 +31,7 @@ from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Workload
 from fp8doctor.gpus import AMD_GPUS
 from fp8doctor.recipes import RECIPES
 from fp8doctor.render.header import product
-from tests.benchmarks import calibrate_cost, cost_model, measured_steps, recorded_steps
+from research.benchmarks import calibrate_cost, cost_model, measured_steps, recorded_steps
 from tests.recordings import text_of
 
 COST_TABLES = Path(cost_model.__file__).parent / "results" / "cost_model_h200.md"

@@ -48,11 +48,11 @@ from fp8doctor.render.screen import first_screen
 from fp8doctor.render.terminal import columns
 from fp8doctor.render.timing import timing
 from fp8doctor.report import Report
-from tests.recordings import text_of
-from tests.render.every_format import CELL
+from tests.recordings import ANSWERS, answer, text_of
+from tests.render.every_format import CELL, hold_every_format
 from tests.render.sound_html import hold_sound
-from tests.replays import ALL, Replay, case, replayed
-from tests.test_printed_lines import contradictions, unresolved
+from tests.replays import ALL, TESTS, Replay, case, replayed
+from tests.test_fix_lines import contradictions, unresolved
 
 SCHEMA = frozenset(
     "schema_version tool created_at facts verdict findings prescription outcomes next modelled_gpu".split()
@@ -63,12 +63,20 @@ VERDICT = frozenset(
 """Keys that programs read; more may stand beside them."""
 
 WIDTHS = (60, 80, 100, 120)
+EVERY_FORMAT = 8
+"""Recordings of which one is written in every format."""
+
+ANSWERED = dict(line.split("\t", 1) for line in ANSWERS.read_text("utf-8").splitlines())
+
 EXPLAIN = re.compile(r"fp8doctor explain (\w+)")
 
 
 @pytest.mark.parametrize("path", ALL, ids=case)
 def test_a_recording(path: Path) -> None:
     found = replayed(path)
+    assert answer(found.report) == ANSWERED[str(path.relative_to(TESTS))], (
+        "python -m tests.refresh recordings"
+    )
     the_facts_are_those_that_were_recorded(path, found.report)
     the_reasons_of_a_trial_are_not_read(found.report)
     programs_find_their_keys(found.report)
@@ -77,6 +85,8 @@ def test_a_recording(path: Path) -> None:
     savings_are_ranges(found.report)
     no_fix_undoes_another(found.report)
     every_format_is_sound(found, WIDTHS[ALL.index(path) % len(WIDTHS)])
+    if ALL.index(path) % EVERY_FORMAT == 0:
+        hold_every_format(found.report)
     a_screen_agrees_with_itself(found)
     numbers_of_the_box_are_those_of_the_answer(found)
     assert (found.view.end is not None) == timed(found.view)

@@ -13,7 +13,7 @@ from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.step_cost import in_bf16, layer_ms, modelled_step, with_linears_compiled
 from fp8doctor.facts import Linear
 from fp8doctor.report import load_report
-from tests.benchmarks import grouped, recorded_steps
+from research.benchmarks import grouped, recorded_steps
 
 EXPERTS = Linear(
     name="model.layers.0.mlp.experts.gate_up_proj",

@@ -2,69 +2,80 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from fp8doctor import registry
+from fp8doctor import check_folders, registry
 from fp8doctor.areas import AREAS
+from fp8doctor.cli.commands import DEMO, main
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial, recorded
-from fp8doctor.facts.record import Record
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.headings import headings
 from fp8doctor.registry import Check, check, discover, run, select
+
+
+@pytest.fixture(autouse=True)
+def _own_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
+    discover()
+    monkeypatch.setattr(registry, "_checks", dict(registry._checks))
 
 
 def made(function: registry.CheckFunction, code: str = "ZZZ001") -> Check:
     return Check(code, f"name-of-{code}", "step", "warning", (), function)
 
 
-def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas() -> None:
+def sick(facts: Facts) -> Finding:
+    return Finding(title="t", explanation="e")
+
+
+def broken(facts: Facts) -> None:
+    raise KeyError("oops")
+
+
+# Registration and selection
+
+
+def test_every_shipped_check_is_discovered_once_and_in_the_order_of_the_areas(tmp_path: Path) -> None:
     checks = discover()
-    assert {each.code[:3] for each in checks} >= {"ENV", "GPU", "MOD", "SHP", "CMP"}
+    assert {each.code[:3] for each in checks} >= {"ENV", "GPU", "MOD", "CMP", "SHP"}
     assert len({each.name for each in checks}) == len(checks)
     assert [AREAS.index(each.area) for each in checks] == sorted(AREAS.index(each.area) for each in checks)
+    assert [*headings()] == [*headings([tmp_path])], "what `list` reads from the files, and what registers"
 
 
 @pytest.mark.parametrize(
-    ("code", "area", "message"),
+    ("code", "name", "area", "message"),
     [
-        ("cmp001", "step", "is not a code"),
-        ("ZZZ1", "step", "is not a code"),
-        ("ZZZ001", "kitchen", "is not an area"),
+        ("cmp001", "name", "step", "is not a code"),
+        ("ZZZ001", "name", "kitchen", "is not an area"),
+        ("CMP001", "another-name", "step", "already registered"),
+        ("ZZZ001", "eager-float8", "step", "already registered"),
     ],
 )
-def test_a_malformed_registration_fails_at_import(code: str, area: str, message: str) -> None:
+def test_a_wrong_registration_fails_at_import(code: str, name: str, area: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check(code, "name", area=area, severity="info")(lambda facts: None)
-
-
-def test_a_code_that_is_taken_fails_at_import() -> None:
-    discover()
-    with pytest.raises(ValueError, match="already registered"):
-        check("CMP001", "another-name", area="step", severity="info")(lambda facts: None)
-    with pytest.raises(ValueError, match="already registered"):
-        check("ZZZ001", "eager-float8", area="step", severity="info")(lambda facts: None)
+        check(code, name, area=area, severity="info")(lambda facts: None)
 
 
 def test_selection_by_prefix() -> None:
     checks = discover()
-    assert {each.code[:3] for each in select(checks, ["CMP", "GPU"])} == {"CMP", "GPU"}
-    assert "CMP001" not in {each.code for each in select(checks, [], ["CMP001"])}
-    assert {each.code for each in select(checks, ["CMP"], ["CMP001"])} == {
-        each.code for each in select(checks, ["CMP"])
-    } - {"CMP001"}
+    assert {each.code[:3] for each in select(checks, ["SHP", "GPU"])} == {"SHP", "GPU"}
+    of_area = {each.code for each in select(checks, ["CMP"])}
+    assert {each.code for each in select(checks, ["CMP"], ["CMP001"])} == of_area - {"CMP001"}
     assert select(checks) == checks
+    for wrong in (["XYZ"], ["cmp001"]):
+        with pytest.raises(UserError, match=f"'{wrong[0]}'"):
+            select(checks, wrong)
 
 
-def test_a_prefix_that_no_check_has_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="'XYZ'; 'fp8doctor list'"):
-        select(discover(), ["XYZ"])
-    with pytest.raises(UserError, match="'cmp001'"):
-        select(discover(), [], ["cmp001"])
+# What is missing
 
 
 def reason(function: Callable[[Facts], object], facts: Facts) -> str | None:
@@ -85,14 +96,8 @@ def test_a_missing_fact_makes_the_check_unknown_and_is_named_with_its_reason() -
     assert (outcome.missing, outcome.reason) == ("network.linears", "network.linears was not recorded")
     (outcome,) = run([made(lambda facts: None)], facts)[1]
     assert not recorded(outcome, "missing")
-
-
-def test_the_gap_of_the_fact_itself_goes_before_those_within() -> None:
     facts = Facts(gaps={"network.saving": "torch.save failed", "network": "it has no module"})
     assert reason(lambda facts: facts.network, facts) == "network: it has no module"
-
-
-def test_the_trials_own_gaps_give_the_reason_too() -> None:
     facts = Facts(trial=Trial(gaps={"trial.shapes": "the budget was used up"}))
     assert reason(lambda facts: facts.trial.shapes, facts) == "trial.shapes: the budget was used up"
 
@@ -108,11 +113,41 @@ def test_one_record_of_a_list_without_the_fact_is_enough_to_not_know() -> None:
     assert reason(compiled, Facts(network=Network(linears=()))) is None
 
 
-def test_a_record_of_a_third_party_is_named_by_its_class() -> None:
-    class Own(Record, frozen=True, kw_only=True):
-        size: int = NOT_RECORDED
+# What a check answers
 
-    assert reason(lambda facts: Own().size, Facts()) == "Own.size was not recorded"
+
+def test_a_check_that_crashes_costs_no_other() -> None:
+    checks = [
+        made(broken),
+        made(sick, "ZZZ002"),
+        made(lambda facts: None, "ZZZ003"),
+        made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ004"),
+        made(lambda facts: facts.network and None, "ZZZ005"),
+    ]
+    findings, outcomes = run(checks, Facts())
+    assert [(each.code, each.outcome, each.reason) for each in outcomes] == [
+        ("ZZZ001", "crashed", "KeyError: 'oops'"),
+        ("ZZZ002", "sick", None),
+        ("ZZZ003", "healthy", None),
+        ("ZZZ004", "not_applicable", "no LoRA"),
+        ("ZZZ005", "unknown", "network was not recorded"),
+    ]
+    assert {each.area for each in outcomes} == {"step"}
+    assert [(each.code, each.name, each.severity) for each in findings] == [
+        ("ZZZ002", "name-of-ZZZ002", "warning")
+    ]
+
+
+def test_a_finding_names_those_of_its_causes_that_were_found() -> None:
+    symptom = replace(made(sick), explained_by=("ZZZ002", "ZZZ003", "ZZZ004"))
+    causes = [made(sick, "ZZZ002"), made(lambda facts: None, "ZZZ003"), made(sick, "ZZZ004")]
+    findings, _ = run([symptom, *causes], Facts())
+    assert [finding.caused_by for finding in findings] == [("ZZZ002", "ZZZ004"), (), ()]
+
+
+def test_what_holds_of_healthy_jobs_too_comes_last() -> None:
+    both = tuple(replace(each, function=sick) for each in discover() if each.code in ("MEM005", "STP001"))
+    assert [finding.code for finding in run(both, Facts())[0]] == ["STP001", "MEM005"]
 
 
 def rule(name: str, function: registry.CheckFunction, **more: object) -> Check:
@@ -121,10 +156,6 @@ def rule(name: str, function: registry.CheckFunction, **more: object) -> Check:
 
 def test_rules_of_one_code_run_alone_and_have_one_outcome() -> None:
     """One rule without its fact, or that raises, does not silence another of its file."""
-
-    def sick(facts: Facts) -> Finding:
-        return Finding(title="t", explanation="e")
-
     unknown = rule("unknown", lambda facts: facts.network and None)
     silent, fires = rule("silent", lambda facts: None), rule("fires", sick, was=("YYY001",))
     symptom = replace(rule("symptom", sick), explained_by=("fires",))
@@ -147,104 +178,131 @@ def test_a_former_code_selects_and_ignores_its_rule() -> None:
     assert select((now, former), [], ["YYY001"]) == (now,)
 
 
-def test_a_check_that_crashes_costs_no_other() -> None:
-    def broken(facts: Facts) -> None:
-        raise KeyError("oops")
+# Checks of third parties
 
-    def sick(facts: Facts) -> Finding:
-        return Finding(title="t", explanation="e")
-
-    findings, outcomes = run(
-        [
-            made(broken),
-            made(sick, "ZZZ002"),
-            made(lambda facts: None, "ZZZ003"),
-            made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ004"),
-        ],
-        Facts(),
-    )
-    assert [(o.code, o.outcome, o.reason) for o in outcomes] == [
-        ("ZZZ001", "crashed", "KeyError: 'oops'"),
-        ("ZZZ002", "sick", None),
-        ("ZZZ003", "healthy", None),
-        ("ZZZ004", "not_applicable", "no LoRA"),
-    ]
-    assert [(f.code, f.name, f.area, f.severity) for f in findings] == [
-        ("ZZZ002", "name-of-ZZZ002", "step", "warning")
-    ]
-
-
-def test_every_answer_carries_its_area() -> None:
-    def broken(facts: Facts) -> None:
-        raise KeyError("oops")
-
-    checks = [
-        made(broken),
-        made(lambda facts: None, "ZZZ002"),
-        made(lambda facts: NotApplicable(reason="no LoRA"), "ZZZ003"),
-        made(lambda facts: Finding(title="t", explanation="e"), "ZZZ004"),
-        made(lambda facts: facts.network and None, "ZZZ005"),
-    ]
-    assert [outcome.area for outcome in run(checks, Facts())[1]] == ["step"] * 5
-
-
-def test_a_finding_names_those_of_its_causes_that_were_found() -> None:
-    def sick(facts: Facts) -> Finding:
-        return Finding(title="t", explanation="e")
-
-    symptom = replace(made(sick), explained_by=("ZZZ002", "ZZZ003", "ZZZ004"))
-    causes = [made(sick, "ZZZ002"), made(lambda facts: None, "ZZZ003"), made(sick, "ZZZ004")]
-    findings, _ = run([symptom, *causes], Facts())
-    assert [finding.caused_by for finding in findings] == [("ZZZ002", "ZZZ004"), (), ()]
-
-
-def test_what_holds_of_healthy_jobs_too_is_told_last() -> None:
-    checks = discover()
-    sick = tuple(
-        replace(each, function=lambda _: Finding(title="", explanation="", evidence={}))
-        for each in checks
-        if each.code in ("MEM005", "STP001")
-    )
-    findings, _ = run(sick, Facts())
-    assert [finding.code for finding in findings] == ["STP001", "MEM005"]
-
-
-def test_a_check_may_lower_its_severity() -> None:
-    findings, _ = run([made(lambda facts: Finding(title="t", explanation="e", severity="info"))], Facts())
-    assert findings[0].severity == "info"
-
-
-OWN_CHECK = '''"""Too many layers
-
-A check of a third party.
-"""
-from fp8doctor.finding import Finding
+CHECK = """from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import check
 
-@check("OWN001", "too-many-layers", area="step", severity="info")
-def too_many(facts):
-    return Finding(title=f"{len(facts.network.linears)} layers", explanation="counted")
-'''
+@check("OWN001", "own-check", area="step", severity="info")
+def own(facts):
+"""
 
 
-def test_a_folder_of_third_party_checks_is_discovered(
+def folder(tmp_path: Path, text: str, name: str = "own.py") -> Path:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return tmp_path
+
+
+def replayed(checks: Path, *options: str) -> Result:
+    return CliRunner().invoke(main, ["report", str(DEMO), "--checks", str(checks), *options])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("def f(:", "SyntaxError"),
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("class Own(BaseException): pass\nraise Own('x' * 10_000)", "Own: xxx"),
+        ("raise ValueError('\\x1b[31mred')", r"\x1b[31mred"),
+        (CHECK.replace('"info"', '"fatal"') + "    return None", "'fatal' is not a severity"),
+        (CHECK.replace('"own-check"', "7") + "    return None", "is not a name"),
+        (CHECK + "    return None\nraise OSError('late')", "OSError: late"),
+    ],
+)
+def test_a_file_that_cannot_be_a_check_is_the_users_mistake(tmp_path: Path, text: str, said: str) -> None:
+    result = replayed(folder(tmp_path / "checks", text))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "own.py" in result.stderr
+    assert said in result.stderr
+    assert len(result.stderr) < 500
+    assert "\x1b" not in result.stderr
+    assert "internal error" not in result.stderr
+    assert "OWN001" not in {each.code for each in discover()}
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("import sys; sys.exit(0)", "SystemExit: 0"),
+        ("return Finding(title='t', explanation='e', evidence={'x': object()})", "evidence"),
+        ("return Finding(title='t', explanation='e', severity='fatal')", "severity"),
+        ("return Finding(title='t', explanation='e', treatment='compile')", "treatment"),
+        ("return NotApplicable(reason=7)", "reason"),
+        ("return 'sick'", "returned a str"),
+        ("return facts.nothing", "AttributeError"),
+        ("return own(facts)", "RecursionError"),
+    ],
+)
+def test_a_check_that_answers_nonsense_is_crashed_and_the_report_is_whole(
+    tmp_path: Path, body: str, said: str
+) -> None:
+    own = folder(tmp_path / "checks", f"print('imported')\n{CHECK}    print('run')\n    {body}\n")
+    result = replayed(own, "--format", "json")
+    assert result.exit_code in (0, 1), result.stderr
+    outcomes = {each["code"]: each for each in json.loads(result.stdout)["outcomes"]}
+    assert outcomes["OWN001"]["outcome"] == "crashed"
+    assert said in outcomes["OWN001"]["reason"]
+    assert outcomes["CMP001"]["outcome"] == "sick"
+    assert {"imported", "run"} <= {*result.stderr.split()}
+
+
+def test_an_interrupt_is_no_crash(tmp_path: Path) -> None:
+    checks = discover([folder(tmp_path, CHECK + "    raise KeyboardInterrupt")])
+    with pytest.raises(KeyboardInterrupt):
+        run([each for each in checks if each.code == "OWN001"], Facts())
+
+
+def test_escape_sequences_of_a_page_are_shown_harmlessly(tmp_path: Path) -> None:
+    page = '"""Red \\x1b[31malert\\x07\n\nMore \\x1b]0;title\\x07 of it."""'
+    own = folder(tmp_path, f"{page}\n{CHECK}    return None\n")
+    for command in (["list"], ["explain", "OWN001"], ["explain", "OWN001", "--format", "json"]):
+        result = CliRunner().invoke(main, [*command, "--checks", str(own)])
+        assert result.exit_code == 0
+        assert not {"\x1b", "\x07"} & set(result.output)
+    assert "More" in result.output
+
+
+def test_files_are_looked_for_in_the_folder_and_one_below(tmp_path: Path) -> None:
+    for at, name in enumerate(
+        ("a.py", "b/c.py", "d/e/f.py", ".hidden/g.py", "__pycache__/h.py", "i/__init__.py")
+    ):
+        own = CHECK.replace("OWN001", f"OWN{at:03}").replace("own-check", f"own-{at}")
+        folder(tmp_path, own + "    pass", name)
+    os.mkfifo(tmp_path / "pipe.py")
+    codes = {each.code for each in discover([tmp_path])}
+    assert {code for code in codes if code.startswith("OWN")} == {"OWN000", "OWN001"}
+
+
+def test_what_is_no_folder_of_checks_is_refused_before_anything_of_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_checks", dict(registry._checks))
-    (tmp_path / "too_many_layers.py").write_text(OWN_CHECK)
-    own = next(each for each in discover([tmp_path]) if each.code == "OWN001")
-    assert own.title == "Too many layers"
-    assert discover([tmp_path])
-    findings, _ = run([own], Facts(network=Network(linears=(Linear(),))))
-    assert findings[0].title == "1 layers"
+    monkeypatch.setattr(check_folders, "MOST_FILES", 3)
+    for at in range(4):
+        folder(tmp_path, "raise SystemExit", f"{at}.py")
+    refused = {tmp_path: "more than 3 Python files", Path("/"): "root of the file system"}
+    for path, why in (refused | {tmp_path / "nowhere": "no such folder"}).items():
+        with pytest.raises(UserError, match=why):
+            discover([path])
 
 
-def test_a_folder_that_is_missing_or_broken_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        discover([tmp_path / "nowhere"])
-    (tmp_path / "bad.py").write_text("import nothing_of_that_name")
-    with pytest.raises(UserError, match=r"bad\.py: ModuleNotFoundError"):
-        discover([tmp_path])
-    (tmp_path / "bad.py").write_text("def f(:")
-    with pytest.raises(UserError, match=r"bad\.py: SyntaxError"):
-        discover([tmp_path])
+def test_installed_packages_offer_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laid into a folder as an installer would. One whose checks fail is named."""
+    known = set(registry._checks)
+    monkeypatch.syspath_prepend(tmp_path)
+    for module, text in (
+        ("offers_checks", f"{CHECK}    return None\n"),
+        ("offers_nothing", "raise RuntimeError"),
+    ):
+        (tmp_path / f"{module}.py").write_text(text, "utf-8")
+        info = tmp_path / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n", "utf-8")
+        (info / "entry_points.txt").write_text(f"[fp8doctor.checks]\nours = {module}\n", "utf-8")
+        if module == "offers_checks":
+            check_folders.import_offered()
+            assert set(registry._checks) - known == {"own-check"}
+    with pytest.raises(UserError, match="the installed package offers_nothing offers checks that cannot"):
+        check_folders.import_offered()

@@ -21,8 +21,8 @@ from fp8doctor.facts.record import Record, from_builtins
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
+from research.reliability.saved_reports import look_at
 from tests.recordings import text_of
-from tests.reliability.saved_reports import look_at
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 CATALOGUE = registry.discover()

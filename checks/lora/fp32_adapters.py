@@ -23,7 +23,7 @@ step is known: FP8 layers, a gradient or a measured step. It is information unde
 autocast, for adapters in FP8 (SHP002), and on the meta device, where PEFT does not convert adapters.
 Unsloth's kernels cast the matrices themselves: there it does not apply.
 
-References. `tests/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`); Unsloth
+References. `research/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`); Unsloth
 2026.10 (`matmul_lora`).
 https://huggingface.co/docs/peft/en/package_reference/peft_model https://github.com/AgileRL/AgileRL/issues/623
 (a fifth less peak memory) https://github.com/kohya-ss/sd-scripts/issues/1156 (6.8 to 4.5 s per iteration)

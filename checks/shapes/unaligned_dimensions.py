@@ -6,7 +6,7 @@ matmul. MX formats need 32, torchao's blockwise scaling and NVFP4 128. Otherwise
 diffusion model's conditioning and a pooled head see one row per sample, and a router decides each expert's.
 In BF16, rows that do not begin at 16 bytes (multiples of 8) cost speed. In a 454M decoder on an H200, padding
 the vocabulary from 50257 to 50304 took the compiled FP8 step from 129.8 ms to 95.1 ms
-(`tests/benchmarks/measured/h200_padded_vocabulary.json.gz`).
+(`research/benchmarks/measured/h200_padded_vocabulary.json.gz`).
 
     collator = DataCollatorWithPadding(tokenizer)                         # before: 1003 tokens
 

@@ -47,7 +47,7 @@ class TrainingBug(NamedTuple):
     partner_versions: str = ""
     probed: str = ""
     """Code that the affected releases contain (``in: ...``) or the first fixed one (``fixed: ...``), else
-    ``no: why`` none does; `tests.versions.probed` asks the releases."""
+    ``no: why`` none does; `research.versions.probed` asks the releases."""
 
     def release(self, facts: Facts) -> str:
         """Name the libraries with their installed versions."""
@@ -168,7 +168,7 @@ def te_ops_frozen_first(facts: Facts) -> list[Linear]:
 def ddp_splits(facts: Facts) -> list[Linear]:
     """List the trained Float8Linears in graphs that Dynamo splits at DDP's buckets.
 
-    Run: ``tests/versions/ddp_and_compile.md``. The backend "eager" runs the graph as it is.
+    Run: ``research/versions/ddp_and_compile.md``. The backend "eager" runs the graph as it is.
     """
     distributed, dynamo = facts.training.distributed, facts.training.dynamo
     if distributed is None or distributed.wrapper != "DDP" or not distributed.optimize_ddp:

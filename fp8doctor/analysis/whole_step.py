@@ -71,7 +71,7 @@ class WholeStep(Struct, frozen=True):
         """Return the most that the FP8 of a copy of ``fp8_ms`` gains: it waits at least as long.
 
         Its script may wait longer, because FP8 launches more: 1.10x of copies was 0.93x of scripts on an H100
-        (FSDP2, tests/benchmarks/results/sharded_trials_h100.md).
+        (FSDP2, research/benchmarks/results/sharded_trials_h100.md).
         """
         return (bf16_ms + self.on_top_ms) / (fp8_ms + self.on_top_ms)
 

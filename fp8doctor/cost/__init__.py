@@ -3,7 +3,7 @@
 The model has a time for every matmul by its shape, the bytes that casts move, and Amdahl's law;
 `fp8doctor.cost.step_cost` adds up a training step. Its numbers have the basis ``modelled`` and a GPU name.
 Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies. Its error:
-tests/benchmarks/cost_model.py.
+research/benchmarks/cost_model.py.
 """
 
 from fp8doctor.cost.cast_cost import casts_ms, weight_casts_ms

@@ -17,7 +17,7 @@ from fp8doctor.recipes import Recipe, named, recipe_of, stack_of
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
-it; one with adapters in FP32 saves 6% more. One H200, tests/benchmarks/measured/h200_steps.json.gz."""
+it; one with adapters in FP32 saves 6% more. One H200, research/benchmarks/measured/h200_steps.json.gz."""
 
 
 class Balance(Struct, frozen=True):

@@ -5,7 +5,7 @@ costs as much as a full one, and few tiles leave multiprocessors idle unless the
 does not hide what starting and ending a tile takes. cuBLAS chooses by rules of its own; the best of a few
 tiles is close enough.
 
-`tests/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
+`research/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
 says how far they are off.
 """
 
@@ -22,7 +22,7 @@ from fp8doctor.recipes import RECIPES, Recipe, named
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 matmul at the full clock. Fitted, with the tile's part of
 `BACK_TO_BACK`, to 1290 swept matmuls: one H200, torch 2.11, November 2026,
-tests/benchmarks/measured/h200_sweep.json.gz."""
+research/benchmarks/measured/h200_sweep.json.gz."""
 
 
 GEMM_EFFICIENCY_FP8 = 0.86
@@ -69,7 +69,7 @@ MULTIPLE = 8
 
 UNALIGNED = 0.16
 """Rate with such rows: the three matmuls of a head of 1024 x 50257 and 16384 tokens take 44.0 ms in the same
-sweep, those of 50304 take 6.9 (tests/benchmarks/results/padded_vocabulary_h200.md)."""
+sweep, those of 50304 take 6.9 (research/benchmarks/results/padded_vocabulary_h200.md)."""
 
 
 KERNEL_LAUNCH_MS = 0.002

@@ -2,7 +2,7 @@
 
 Transformer Engine multiplies one expert after another, torch all of them in one kernel; both are modelled as
 other matmuls are, but for torch's on Blackwell, whose times are published. Bytes are effective, as in
-`fp8doctor.cost.cast_cost`. Errors: tests/benchmarks/results/grouped_h200.md.
+`fp8doctor.cost.cast_cost`. Errors: research/benchmarks/results/grouped_h200.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ B200."""
 EXPERTS_PER_LAUNCH = 8
 """Experts of a ``te.GroupedLinear`` that take the host as long as another te.Linear: 6.1 and 12.9 ms for 64
 and 128 in BF16, 11.3 and 28.4 in delayed scaling, where a te.Linear takes 0.7 and 1.2. One H200,
-tests/benchmarks/measured/h200_grouped.json.gz."""
+research/benchmarks/measured/h200_grouped.json.gz."""
 
 
 class GroupedCost(NamedTuple):

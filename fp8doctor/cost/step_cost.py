@@ -51,8 +51,8 @@ cuDNN."""
 ATTENTION_TOKENS = {64: (1024, 952), 128: (2048, 686)}
 """Tokens of the sequence that this share was measured with, and those at which causal attention reaches half
 of its best: 242, 318 and 416 TFLOP/s of width 64 with 1024, 2048 and 8192 tokens, 447 and 551 of width 128
-with 2048 and 8192 (tests/benchmarks/measured/h200_sweep.json.gz). Tiles on the diagonal are computed whole,
-and the shorter the sequence, the more of them are. Without a mask there is one measurement."""
+with 2048 and 8192 (research/benchmarks/measured/h200_sweep.json.gz). Tiles on the diagonal are computed
+whole, and the shorter the sequence, the more of them are. Without a mask there is one measurement."""
 
 NARROW_HEADS_UP_TO = 2048
 """Width of attention up to which heads count as 64 wide, above as 128: as in GPT-2, Llama 1B and 8B."""

@@ -20,7 +20,7 @@ OFF = {
 """Stack, elements of a scale, GPUs -> share that a compiled estimate may be off.
 
 Hopper: nothing that was published or recorded is further off, but for jobs whose attention is of 2023
-(tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
+(research/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
 each, which are 5% off at the most: three times that."""
 
 

@@ -22,7 +22,7 @@ from fp8doctor.diagnosis.document import Document, read_saved
 from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import NOT_RECORDED, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
-from tests.benchmarks.recorded_steps import JOBS, PATIENTS, use, without_trial
+from research.benchmarks.recorded_steps import JOBS, PATIENTS, use, without_trial
 from tests.recordings import files, name_of
 
 LIKE_TENSORWISE = ({"compile-blocks"}, {"recipe-tensorwise"}, {"cache-off"}, {"convert-tensorwise"})

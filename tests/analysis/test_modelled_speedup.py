@@ -15,7 +15,7 @@ from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
-from tests.benchmarks import recorded_steps
+from research.benchmarks import recorded_steps
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 

@@ -16,8 +16,9 @@ from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.significance import CONFIDENCE, Interval
 from fp8doctor.facts import Arm, Trial
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-FOLDERS = (BENCHMARKS / "recorded", BENCHMARKS.parent / "patients" / "recorded")
+TESTS = Path(__file__).parents[1]
+RESULTS = TESTS.parent / "research" / "benchmarks" / "results"
+FOLDERS = (TESTS / "benchmarks" / "recorded", TESTS / "patients" / "recorded")
 PAGES = {
     "trial_jobs_h100.md": "h100",
     "trial_jobs_h200.md": "h200",
@@ -49,7 +50,7 @@ def pairs() -> tuple[Pair, ...]:
     found = {
         (gpu, job, told, plain): pair
         for page, gpu in PAGES.items()
-        for job, name, told, plain in rows((BENCHMARKS / "results" / page).read_text("utf-8"))
+        for job, name, told, plain in rows((RESULTS / page).read_text("utf-8"))
         for pair in pair_of(gpu, job, name, told, float(plain))
     }
     return tuple(found.values())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.recorded_steps import PATIENTS
+from research.benchmarks.recorded_steps import PATIENTS
 from tests.cli.command import Worker, fp8doctor, process
 from tests.configurations import LLAMA_8B
 from tests.waiting import LONGEST_S

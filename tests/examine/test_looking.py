@@ -1,5 +1,5 @@
 """Looking at a model runs nothing of the user's: no parametrization, property, ``__getattr__`` or hook.
-Random trees of modules are for tests/reliability."""
+Random trees of modules are for research/reliability."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from fp8doctor import inspect_model
 from fp8doctor.facts import Network
 from fp8doctor.stacks.looking import read
-from tests.reliability.trees import RAN, Asking, counted, noisy
+from research.reliability.trees import RAN, Asking, counted, noisy
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the source tree with a stale ``build`` folder in it, as an old ``pip install .`` leaves
     one."""
     tree = tmp_path_factory.mktemp("source") / "fp8doctor-checkout"
-    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_SOURCE, "tests"))
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*NOT_SOURCE, "tests", "research"))
     ghost = tree / GHOST
     ghost.parent.mkdir(parents=True)
     ghost.write_text(GHOST_CODE, "utf-8")

@@ -18,7 +18,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.finding import Treatment
 from fp8doctor.patching.places import placed
 from fp8doctor.patching.source import Source
-from tests.fixes.scripts import SCRIPTS
+from research.fixes.scripts import SCRIPTS
 
 ROOT = Path(__file__).parents[2]
 RECORDED = [*ROOT.glob("tests/patients/recorded/*.json.gz"), *ROOT.glob("tests/running/recorded/*.json.gz")]

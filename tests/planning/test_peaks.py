@@ -15,7 +15,7 @@ from fp8doctor.planning.job_options import Options
 from fp8doctor.planning.peaks import peak_of
 from fp8doctor.planning.share import share_of
 from fp8doctor.recipes import RECIPES, TORCHAO
-from tests.benchmarks.recorded_steps import JOBS, PATIENTS, reports
+from research.benchmarks.recorded_steps import JOBS, PATIENTS, reports
 from tests.configurations import LLAMA_8B
 
 ARMS = {

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 import fp8doctor
-from tests.benchmarks.recorded_steps import PATIENTS
+from research.benchmarks.recorded_steps import PATIENTS
 from tests.configurations import LLAMA_8B
 from tests.schema import PLAN, text
 from tests.waiting import LONGEST_S

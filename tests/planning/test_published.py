@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.planning.ranges import OFF
-from tests.benchmarks import published
-from tests.benchmarks.published import Replayed, by_group, jobs, parts, replay
+from research.benchmarks import published
+from research.benchmarks.published import Replayed, by_group, jobs, parts, replay
 
 RESULTS = Path(published.__file__).parent / "results" / "published.md"
 

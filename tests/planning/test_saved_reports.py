@@ -11,7 +11,7 @@ import pytest
 import fp8doctor
 from fp8doctor import load_report
 from fp8doctor.facts import Arm
-from tests.benchmarks.recorded_steps import JOBS, PATIENTS
+from research.benchmarks.recorded_steps import JOBS, PATIENTS
 
 LLAMA = PATIENTS / "h200-llama_8b_float8.json.gz"
 

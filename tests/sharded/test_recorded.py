@@ -1,4 +1,4 @@
-"""Trials of sharded jobs on H100s, beside plain scripts of the same jobs (tests/benchmarks/sharded.py)."""
+"""Trials of sharded jobs on H100s, beside plain scripts of the same jobs (research/benchmarks/sharded.py)."""
 
 from __future__ import annotations
 

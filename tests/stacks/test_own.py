@@ -1,7 +1,7 @@
 """FP8 layers that users wrote: nanochat's, DeepSeek-V3's, modded-nanogpt's, and what only sounds like one.
 
 The first three are shortened stand-ins with the calls of their source: repository, commit, path and line
-stand in their docstrings, nanochat's commit in tests/recipes/README.md.
+stand in their docstrings, nanochat's commit in research/recipes/README.md.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.nn import functional
 from fp8doctor import inspect_model
 from fp8doctor.facts import Linear
 from fp8doctor.stacks import NoCounterpart, bf16_counterpart
+from research.recipes.in_torchao import Float8Linear
 from tests.examine.models import network
-from tests.recipes.in_torchao import Float8Linear
 
 kernel = ModuleType("kernel")
 

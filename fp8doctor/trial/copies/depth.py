@@ -6,7 +6,7 @@ blocks at its front (dense before experts) stay.
 
 Measured on one H200 at its power limit (8B Llama, 32 layers, BF16 and FP8, uncompiled and compiled per block,
 November 2026): the step is a straight line through 4, 8, 12, 16 and 32 blocks within its noise. Cuts to 4 and
-12 predict it within 1.4% (tests/benchmarks/results); an error of 1% in the deeper cut grows to 3%, with 2
+12 predict it within 1.4% (research/benchmarks/results); an error of 1% in the deeper cut grows to 3%, with 2
 and 6 to 7%. One and two blocks, not interleaved, missed by up to 11%. Memory is a straight line in all.
 
 A graph of several blocks is cut shallower, because it is compiled again at each depth: 4 and 12 blocks of a
@@ -39,7 +39,7 @@ graphs of several blocks: twice the blocks that both cuts compile."""
 MOST_WHOLE = 32
 """Blocks of all lists up to which a model is measured whole, if the memory is large for it and no graph holds
 several blocks. Five rounds of a Llama 3B, 28 blocks, took 12.0 s whole and 11.3 at two cuts; the four times
-were off by 0.7% at most instead of 4.1 (H200, tests/benchmarks/results/trial_jobs_h200.md)."""
+were off by 0.7% at most instead of 4.1 (H200, research/benchmarks/results/trial_jobs_h200.md)."""
 
 WRAPPED = frozenset((COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD))
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""

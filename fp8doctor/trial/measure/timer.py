@@ -30,7 +30,7 @@ from fp8doctor.trial.variant import VariantPlan, explores
 SETTLING_MS, MOST_STEPS = 150.0, 8
 """ms of steps that a variant's first block drops, and the most steps of a block. A block begins with an idle
 GPU, whose clocks are too high at the power limit: with three steps a block, six variants were 1.6% too fast,
-with 150 ms 23 variants were 0.6% off (medians, H100, tests/benchmarks/results/visits_h100.md)."""
+with 150 ms 23 variants were 0.6% off (medians, H100, research/benchmarks/results/visits_h100.md)."""
 
 SETTLES_ITSELF_MS = 5 * SETTLING_MS
 """Steps longer than this need no warm-up step: settling is at most a fifth of one, which makes 1.6% into

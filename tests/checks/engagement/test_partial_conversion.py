@@ -32,8 +32,8 @@ from fp8doctor.analysis.layers import may_be_taken
 from fp8doctor.checks.engagement.partial_conversion import SILENT, partial_conversion
 from fp8doctor.facts import Facts, Package, Unrecorded
 from fp8doctor.finding import Finding, NotApplicable
+from research.complaints import torchtitan_3199
 from tests.checks.engagement.accelerated import prepare
-from tests.complaints import torchtitan_3199
 from tests.examine.models import llama_8b, lora
 
 pytestmark = pytest.mark.slow

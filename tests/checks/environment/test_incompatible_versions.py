@@ -1,5 +1,5 @@
 """ENV005 where the metadata of a package says another version; what those versions do is in
-tests/versions/known_versions.md."""
+research/versions/known_versions.md."""
 
 from __future__ import annotations
 

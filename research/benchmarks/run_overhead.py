@@ -1,0 +1,77 @@
+"""What 'fp8doctor run' costs a script's steps outside of its window.
+
+The very same loop, in one process: pairs of stretches of steps, with and without the hook that stays on
+torch's optimizers, in turn. The steps are short on purpose: a longer step hides more. Bound: 1 %.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fp8doctor.running.observer import ScriptObserver
+from fp8doctor.running.script_messages import WatchOptions
+from research.benchmarks.machine import machine
+
+BOUND_PCT, PAIRS, STEPS, CALLS = 1.0, 41, 50, 100_000
+
+
+class Nowhere:
+    """A channel that takes nothing."""
+
+    forked = False
+
+    def send(self, message: object) -> None:
+        """Drop it."""
+
+
+def main() -> int:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(8)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batch = torch.randn(64, 128)
+
+    def stretch() -> float:
+        began = time.process_time()
+        for _ in range(STEPS):
+            model(batch).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return (time.process_time() - began) / STEPS * 1e3
+
+    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
+    observer = ScriptObserver(Nowhere(), settings)  # type: ignore[arg-type]
+    observer.install()
+    stretch()
+    assert observer.done
+    observer.handle.remove()
+    plain, watched = [], []
+    for pair in range(PAIRS):
+        for with_hook in (pair % 2 == 0, pair % 2 == 1):
+            handle = register_optimizer_step_post_hook(observer.hook) if with_hook else None
+            (watched if with_hook else plain).append(stretch())
+            if handle is not None:
+                handle.remove()
+    shares = [100 * (mine / theirs - 1) for mine, theirs in zip(watched, plain, strict=True)]
+    began = time.process_time()
+    for _ in range(CALLS):
+        observer.hook(optimizer, (optimizer,), {})
+    hook_us = (time.process_time() - began) / CALLS * 1e6
+    step_ms, more = statistics.median(plain), statistics.median(shares)
+    print(f"{machine(['torch'])}\n")
+    print(f"CPU time of a step: {step_ms:.3f} ms without, {statistics.median(watched):.3f} ms with the hook")
+    print(f"more, in the median of {PAIRS} pairs: {more:+.2f} % (bound {BOUND_PCT} %)")
+    print(f"the hook alone: {hook_us:.2f} us, {hook_us / step_ms / 10:.4f} % of that step")
+    return int(more > BOUND_PCT)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What fixes did on an H100, as `research.fixes.record` recorded it, and whether they still read the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8doctor.analysis.fp8_weights import trained_fp8_weights
+from fp8doctor.diagnosis.treatments import describe
+from fp8doctor.facts import Facts, Linear, Training
+from research.fixes.scripts import EXPLORED, ON_A_GPU
+from research.fixes.test_effects import printed_for
+from tests.recordings import text_of
+
+FOLDER = Path(__file__).parent / "on_h100"
+ROWS = json.loads(text_of(FOLDER / "h100.json.gz"))["rows"]
+FP8_WEIGHTS = json.loads(text_of(FOLDER / "h100-te_in_fp8.json.gz"))
+"""Recorded in the same session with the same packages, once ``fp8-weights`` was among what is tried."""
+
+APPLIED = [
+    pytest.param(row, fix, id=f"{row['script']}, {row['wrapped']}, {fix['name']}")
+    for row in (*ROWS, FP8_WEIGHTS)
+    for fix in row["fixes"]
+    if "effect" in fix
+]
+OF_TE = Facts(training=Training(accelerate=None, optimizer="torch.optim.adamw.AdamW"))
+
+
+def test_every_script_was_recorded() -> None:
+    assert {row["script"] for row in ROWS} == set(ON_A_GPU)
+    assert not any("raised" in row for row in ROWS)
+    names = {fix["name"] for row in (*ROWS, FP8_WEIGHTS) for fix in row["fixes"] if "effect" in fix}
+    assert {name for names in EXPLORED.values() for name in names} <= names
+
+
+@pytest.mark.parametrize(("row", "fix"), APPLIED)
+def test_it_did_what_it_says_on_a_gpu(row: dict[str, Any], fix: dict[str, Any]) -> None:
+    first, last = fix["effect"]["losses"]
+    assert fix["defects"] == []
+    assert last < 0.9 * first
+    assert fix["effect"]["frozen"] == row["frozen"]
+    assert not {*fix["for"]} & {*ON_A_GPU[row["script"]].codes} & {*fix["effect"]["codes"]}
+
+
+@pytest.mark.parametrize("name", ["te-autocast", *EXPLORED["te in fp8"]])
+def test_transformer_engine_gets_the_lines_that_were_applied(name: str) -> None:
+    applied = {fix["code"] for row in (*ROWS, FP8_WEIGHTS) for fix in row["fixes"] if fix["name"] == name}
+    if name == "fp8-weights":
+        layer = Linear(stack="transformer_engine")
+        assert trained_fp8_weights([layer], OF_TE).code in applied
+    else:
+        printed = describe(name, OF_TE)
+        assert printed is not None
+        assert printed.code in applied
+
+
+TODAY = '.replace("_orig_mod.", "")'
+"""What a filter of a compiled model has gained since. The recorded scripts convert before they compile, so it
+changes no name there."""
+
+OF_TORCHAO = {
+    f"{row['script']}, {row['wrapped']}": row for row in ROWS if not row["script"].startswith("te ")
+}
+
+
+@pytest.mark.parametrize("row", OF_TORCHAO.values(), ids=OF_TORCHAO)
+def test_torchao_gets_the_lines_that_were_applied(row: dict[str, Any]) -> None:
+    today = {fix["name"]: fix["code"] for fix in printed_for(row["script"], row["wrapped"])["fixes"]}
+    about = {*ON_A_GPU[row["script"]].codes}
+    for fix in row["fixes"]:
+        if "effect" in fix and about & {*fix["for"]}:
+            assert today[fix["name"]].replace(TODAY, "") == fix["code"]

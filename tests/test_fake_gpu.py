@@ -1,0 +1,60 @@
+"""What makes the product's numbers, on a GPU whose clock the test sets: no time is read before the GPU is
+done, none of settling steps or of a warm cache counts, and a variant's time is its median."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.trial.layers.shapes import Timer
+from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.evidence import Compilations, StepProof
+from fp8doctor.trial.measure.peak_memory import Held
+from fp8doctor.trial.measure.results import _arm
+from fp8doctor.trial.measure.timer import Block, block_ms
+from fp8doctor.trial.variant import VariantPlan, as_it_is
+from tests.fake_gpu import FakeGpu
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return FakeGpu(monkeypatch)
+
+
+def test_a_block_is_the_median_of_its_settled_steps(gpu: FakeGpu) -> None:
+    looked = []
+    times = iter([90.0, 80.0, 10.0, 12.0, 50.0])
+    block = Block(dropped=2, kept=3)
+    assert (
+        block_ms(lambda: gpu.run(next(times)), gpu.device, block, lambda: looked.append(gpu.waited)) == 12.0
+    )
+    assert gpu.waited == gpu.launched == 242.0
+    assert looked == [0.0], "the GPU still works while the doctor looks at it"
+
+
+def test_shapes_are_timed_with_a_cold_cache(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", gpu.buffer)
+    timer = Timer(gpu.device)
+    operations = {"bf16": lambda: gpu.read(10.0, 2.0), "fp8": lambda: gpu.read(6.0, 1.0)}
+    assert timer.turns(operations) == {"bf16": 10.0, "fp8": 6.0}
+
+
+def test_a_variants_time_is_the_median_of_its_rounds() -> None:
+    ready = Ready(
+        step=lambda: torch.zeros(()),
+        model=None,
+        compiled=Compilations(),
+        held=Held(1.0, 0.0, 2.0, 1.0),
+        peak_gib=None,
+        alloc_retries=None,
+        warm_up_s=0.0,
+        step_s=0.0,
+        non_finite=None,
+    )
+    attempt = Attempt(VariantPlan("as_is", as_it_is), [ready], proof=StepProof(fp8_gemms=0, graphs_run=0))
+    rounds = [10.0, 11.0, 15.0, 30.0, 70.0]
+    arm = _arm(Plan((), (Cut({}),)), attempt, {("as_is", 0): rounds})
+    assert (arm.low_ms, arm.step_ms, arm.high_ms) == (10.0, 15.0, 70.0)
+    assert arm.cuts[0].step_ms == 15.0
+    assert arm.rounds_ms == (*rounds,)

@@ -1,0 +1,298 @@
+"""Printed lines of fixes: Python runs as it stands, the rest is marked, and none contradicts another."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import importlib.util
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchao.float8 import convert_to_float8_training
+from transformers import Llama4ForCausalLM, Llama4TextConfig
+
+from fp8doctor import inspect_model
+from fp8doctor.analysis.treatment_table import TREATMENTS
+from fp8doctor.code_snippets import IMPORTS, MODULES, OF_THE_SCRIPT, free_names, settings
+from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
+from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
+from fp8doctor.facts import Accelerate, Environment, Facts, Training
+from fp8doctor.finding import Treatment
+from fp8doctor.known_errors import known_errors
+from fp8doctor.recipes import RECIPES
+from fp8doctor.registry import discover, run
+from tests.examine.models import llama
+
+PACKAGES = "accelerate functools lightning math peft torchao transformer_engine transformers trl unsloth te"
+IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.replace(' ', '|')})\.\w+")
+"""A package before a dot, as in ``transformer_engine.common.recipe``."""
+
+PLACEHOLDERS = set(
+    "BATCH NAMES a b base batch_size bf16_checkpoint block build_model compute_loss config conv1d dataset "
+    "folder function hook key layer loss name next_block offsets parameters query recipe sample sample_args "
+    "scale self shape tensor tensor_parallel_size tp_size value weight x".split()
+)
+"""What a sketch leaves to the reader, who sees that it is left out; never a package."""
+
+
+def unresolved(code: str) -> set[str]:
+    """Names that Python lines have from nowhere; of lines that are no Python, packages before a dot."""
+    try:
+        return set(free_names(ast.parse(code))) - OF_THE_SCRIPT - PLACEHOLDERS
+    except SyntaxError:
+        imported = set(re.findall(r"^\s*(?:import|from) (\w+)", code, re.M))
+        lines = (line.partition("#")[0] for line in code.splitlines())
+        return {match[1] for line in lines for match in IN_A_CHAIN.finditer(line)} - imported
+
+
+def assigned(lines: Iterable[str]) -> Iterator[tuple[str, str | None]]:
+    """What a shell sets by these lines; None stands for a variable that is unset. Comments are left out: an
+    alternative after ``# or`` is the reader's choice."""
+    for line in lines:
+        if not re.match(r"\s*(export|unset|[A-Z0-9_]+=)", line):
+            continue
+        command, *rest = shlex.split(line.strip(), comments=True)
+        if command == "unset":
+            yield from ((name, None) for name in rest)
+        else:
+            words = rest if command == "export" else (word for word in (command, *rest) if "=" in word)
+            yield from ((name, value) for name, _, value in (each.partition("=") for each in words))
+
+
+def contradictions(lines: Iterable[str]) -> dict[str, set[str | None]]:
+    values: dict[str, set[str | None]] = {}
+    for name, value in assigned(lines):
+        values.setdefault(name, set()).add(value)
+    return {name: each for name, each in values.items() if len(each) > 1}
+
+
+def treatments_in(values: Any) -> Iterator[Treatment]:
+    if isinstance(values, Treatment):
+        yield values
+    elif isinstance(values, dict):
+        yield from treatments_in([each for key, each in values.items() if key != "__builtins__"])
+    elif isinstance(values, (list, tuple)):
+        yield from (found for each in values for found in treatments_in(each))
+    elif isinstance(getattr(values, "treatment", None), Treatment):
+        yield values.treatment
+
+
+def of_the_checks() -> Iterator[Treatment]:
+    """Yield the treatments in the tables of each check, and those of the facts that it ends with."""
+    for check in discover():
+        held = check.module.FIRES
+        cases = (held,) if isinstance(held, Facts) else held
+        yield from treatments_in([vars(check.module), *(run([check], case)[0] for case in cases)])
+
+
+@pytest.mark.slow
+def test_every_name_is_imported_or_is_one_of_a_script() -> None:
+    snippets = {each.name: each.code for each in of_the_checks()}
+    assert len(snippets) > 40
+    snippets |= {error.says: error.lines for error in known_errors()}
+    lost = {name: names for name, code in snippets.items() if (names := unresolved(code))}
+    assert lost == {}, "import it in fp8doctor/code_snippets.py, or add it to PLACEHOLDERS"
+    pages = {check.code: re.findall(r"^    ([^#\n]*)", check.page, re.M) for check in discover()}
+    chains = [
+        (code, match) for code, lines in pages.items() for match in IN_A_CHAIN.finditer("\n".join(lines))
+    ]
+    assert [(code, match[0]) for code, match in chains if match[1] not in MODULES] == []
+    there = [name for name in IMPORTS if importlib.util.find_spec(name.partition(".")[0])]
+    assert there
+    missing = [
+        (name, each)
+        for name in there
+        for each in IMPORTS[name]
+        if not hasattr(importlib.import_module(name), each)
+    ]
+    assert missing == []
+
+
+def test_what_is_unresolved_and_what_contradicts() -> None:
+    chain = "import transformer_engine.pytorch as te\ntransformer_engine.common.recipe.X()"
+    assert unresolved(chain) == {"transformer_engine"}
+    assert (
+        unresolved("import transformer_engine.pytorch as te\nwith te.autocast():\n    model(**batch)")
+        == set()
+    )
+    assert unresolved("pip install torchao   # torchao.float8 imports") == set()
+    one, other = ["export A=1", "  export A=2   # said"], ["A=1 python train.py", "unset B A"]
+    assert set(contradictions(one)) == set(contradictions(other)) == {"A"}
+    assert contradictions(["export A=1   # or unset A", "export A=1"]) == {}
+    for lines in (one, other):
+        assert {(n, v) for line in lines for n, v in settings(line).items()} == set(assigned(lines))
+
+
+def treatment(code: str) -> Treatment:
+    return Treatment(name="t", summary="s", code=code)
+
+
+def test_python_is_complete_and_the_rest_is_marked() -> None:
+    found = [*of_the_checks()]
+    python = {each.name: ast.parse(each.code) for each in found if each.kind == "python"}
+    assert len(python) > 20
+    for name, tree in python.items():
+        assert set(free_names(tree)) <= OF_THE_SCRIPT
+        compile(tree, name, "exec")
+    shell = [each.code for each in found if each.kind == "shell"]
+    assert [each for each in shell if each.startswith(("from ", "import "))] == []
+
+
+KINDS = {
+    "python": [
+        "model.compile()",
+        'accelerator = Accelerator(mixed_precision="bf16")',
+        "model.config.use_cache = False",
+        "keep = {f'b.{i}.{l}' for i in range(2) for l in ('a',)}\nkeep |= {'c'}\nprint(keep)",
+        "for block in model.layers:\n    block.compile()",
+        "quantize_(model, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
+    ],
+    "shell": ["unset NVTE_FLASH_ATTN", "# or this\npip install torchao", "export A=1   # said\n# more"],
+    "sketch": [
+        "# leave out checkpoint_wrapper()",
+        "nn.Linear(1000, 8)  ->  nn.Linear(1008, 8)",
+        "args = TrainingArguments(..., bf16=True)",
+        "y = self.project(x)",
+        "hidden_size = 16 * math.ceil(hidden_size / 16)",
+        "unset A\ntorch.autograd.set_detect_anomaly(False)",
+        "",
+        "layers = 18   # 354M parameters",
+        "batch_size = 16\naccumulate = 2",
+        'config = Float8LinearConfig.from_recipe_name("tensorwise")',
+        "keep = {'a'}\nkeep |= {'b'}\n# build these as torch.nn.Linear, not as te.Linear",
+        "\0",
+        "(" * 100000,
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(kind: str) -> None:
+    assert {code[:40]: treatment(code).kind for code in KINDS[kind]} == dict.fromkeys(
+        (code[:40] for code in KINDS[kind]), kind
+    )
+    assert Treatment(name="t", summary="s", code="model.compile()", kind="sketch").kind == "sketch"
+
+
+def test_imports_stand_above_once_and_nowhere_else() -> None:
+    once = treatment("config = Float8LinearConfig()\nconvert_to_float8_training(model, config=config)")
+    first, *_ = once.code.splitlines()
+    assert first == "from torchao.float8 import Float8LinearConfig, convert_to_float8_training"
+    assert treatment(once.code) == once
+    assert treatment("pip install peft   # LoraConfig").code == "pip install peft   # LoraConfig"
+
+
+LATER = {"accelerator", "batch", "tokenizer"}
+"""Names of a script that no live model here comes with: lines that use them are compiled, not run."""
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("0", nn.Linear(64, 64))
+        self.add_module("proj-out", nn.Linear(64, 64))
+        self.add_module("class", nn.ModuleList(nn.Sequential(nn.Linear(64, 64)) for _ in range(2)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.children():
+            for part in each if isinstance(each, nn.ModuleList) else [each]:
+                x = part(x)
+        return x
+
+
+LIVE = {
+    "llama": llama,
+    "llama, converted": lambda: convert_to_float8_training(llama().bfloat16()),
+    "oddly named": lambda: convert_to_float8_training(Named().bfloat16()),
+    "a Sequential": lambda: convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", LIVE.values(), ids=LIVE)
+def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module]) -> None:
+    model = build()
+    report = inspect_model(model, trial=False)
+    treatments = [finding.treatment for finding in report.findings if finding.treatment]
+    names = {name for name in TREATMENTS if report.facts.training.use_cache or name != "cache-off"}
+    treatments += [each for each in (describe(name, report.facts) for name in names) if each]
+    ran = 0
+    for each in treatments:
+        if each.kind == "python" and not LATER & set(free_names(ast.parse(each.code))):
+            script = {"model": copy.deepcopy(model), "torch": torch}
+            script["optimizer"] = torch.optim.SGD(script["model"].parameters())
+            exec(each.code, script)
+            ran += 1
+    assert ran > 3
+
+
+@pytest.mark.parametrize("name", [each.treatment for each in RECIPES.values() if each.operands])
+def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+
+    model = convert_to_float8_training(build(), module_filter_fn=lambda layer, name: name != "1")
+    printed = describe(name, inspect_model(model, trial=False).facts)
+    assert printed is not None
+    script = {"model": build()}
+    exec(printed.code, script)
+    assert [type(layer) is nn.Linear for layer in script["model"]] == [False, True, False]
+
+
+@pytest.mark.parametrize("prepared", [False, True], ids=["own script", "Accelerate"])
+@pytest.mark.parametrize(
+    ("name", "kind", "asks_accelerate"),
+    [
+        ("te-delayed", "DelayedScaling", True),
+        ("te-current", "Float8CurrentScaling", False),
+        ("te-block", "Float8BlockScaling", False),
+        ("te-mxfp8", "MXFP8BlockScaling", True),
+    ],
+)
+def test_another_recipe_of_transformer_engine_is_asked_of_whoever_opens_the_autocast(
+    name: str, kind: str, asks_accelerate: bool, prepared: bool
+) -> None:
+    accelerate = Accelerate(mixed_precision="fp8", distributed="NO", prepared=prepared)
+    printed = describe(name, Facts(training=Training(accelerate=accelerate)))
+    assert printed is not None
+    assert printed.kind == "python"
+    compile(printed.code, name, "exec")
+    by_kwargs = prepared and asks_accelerate
+    assert (f"recipe={kind}()" in printed.code) is not by_kwargs
+    assert ("kwargs_handlers=[TERecipeKwargs(use_mxfp8_block_scaling=" in printed.code) is by_kwargs
+    assert ("convert_model(model)" in printed.code) is (prepared and not asks_accelerate)
+
+
+def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:
+    variables = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+    launched = stay_in_bf16(Facts(environment=Environment(variables=variables))).code
+    assert "--mixed_precision bf16" in launched
+    assert "ACCELERATE_FP8_BACKEND" not in launched
+    named = Environment(variables={**variables, "ACCELERATE_FP8_BACKEND": "AO"})
+    assert "without ACCELERATE_FP8_BACKEND" in stay_in_bf16(Facts(environment=named)).code
+    assert "ACCELERATE" not in stay_in_bf16(Facts()).code
+
+
+@pytest.mark.slow
+def test_a_router_that_derives_from_a_linear_stays_out() -> None:
+    """Llama 4's returns scores and logits; converted it would return one tensor."""
+
+    def build() -> nn.Module:
+        settings = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+        config = Llama4TextConfig(num_local_experts=16, vocab_size=64, num_attention_heads=4, **settings)
+        with torch.device("meta"):
+            return Llama4ForCausalLM(config).bfloat16()
+
+    model = convert_to_float8_training(build(), module_filter_fn=lambda layer, name: type(layer) is nn.Linear)
+    facts = inspect_model(model, trial=False).facts
+    script = {"model": build()}
+    exec(keep_in_bf16(["lm_head"], facts).code, script)
+    kinds = {name.rpartition(".")[2]: type(module) for name, module in script["model"].named_modules()}
+    assert (kinds["router"].__name__, kinds["lm_head"]) == ("Llama4Router", nn.Linear)
+    assert kinds["q_proj"] is not nn.Linear

@@ -1,0 +1,41 @@
+"""No harm, and fixes that do what they say: a short form of `research/reliability` and `research/fixes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from research.fixes.test_effects import test_a_printed_fix_does_what_it_says as check_fixes
+from research.reliability import command_lines, saved_reports, trees, trials
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("_forgotten")
+def test_looking_and_trials_change_nothing() -> None:
+    assert trees.looks(20, seed=1).failures == []
+    assert trials.trials(2, seed=1).failures == []
+
+
+def test_damaged_reports_and_random_commands_end_as_the_contract_says(tmp_path: Path) -> None:
+    assert saved_reports.deletions(tmp_path, most=1).failures == []
+    assert saved_reports.damages(15, tmp_path, seed=1).failures == []
+    assert command_lines.command_lines(30, tmp_path, seed=1).failures == []
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "first"),
+    [("adapters converted", "compiled", True), ("narrow head", "ddp(compiled)", False)],
+)
+def test_printed_fixes_do_what_they_say(name: str, how: str, first: bool) -> None:
+    check_fixes(name, how, first)
