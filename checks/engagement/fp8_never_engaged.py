@@ -123,11 +123,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             None,
             "info",
         )
-    recomputes = facts.get("trial.recomputed") or any(
-        each.active is not False for each in facts.training.checkpointing
-    )
     counted = counted_gemms(facts)
-    if counted is not None and all_fp8(facts) and not recomputes and is_given(facts):  # else CKP002
+    if counted is not None and all_fp8(facts) and not recomputes(facts) and is_given(facts):  # else CKP002
         evidence |= {"fp8_gemms": counted, "fp8_gemms_due": (due := sum(due_gemms(facts, fp8)))}
         if counted < (1 - MISSING) * due:
             return found(
@@ -152,13 +149,20 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     return NotApplicable(reason="these layers do not note it; only a trial shows whether they run in FP8")
 
 
+def recomputes(facts: Facts) -> bool:
+    """Whether something is, or may be, recomputed in the backward."""
+    if facts.get("trial.recomputed"):
+        return True
+    return any(each.active is not False for each in facts.training.checkpointing)
+
+
 @check(
     "MOD002",
     "emulated-fp8",
     area="engagement",
     severity="error",
     was="MOD005",
-    explained_by=("GPU001",),
+    explained_by=("no-fp8-tensor-cores",),
     changes_fp8=True,
     invalidates_model=True,
 )

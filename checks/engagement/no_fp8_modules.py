@@ -83,7 +83,10 @@ STAY = Treatment(
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001", "MOD009"),
+    explained_by=(
+        *("fp8-request-overridden", "fp8-backend-misspelled", "fp8-backend-missing", "backend-by-accident"),
+        *("incompatible-versions", "no-fp8-tensor-cores", "quantized-base"),
+    ),
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     linears, flag, called = facts.network.linears, fp8_was_asked_for(facts), converted_nothing(facts)

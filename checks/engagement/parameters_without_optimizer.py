@@ -186,12 +186,12 @@ def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
         if layers and writer:
             kind = saved.weight_class.rpartition(".")[2]
             fix = None if saved.pickle_error else UNWRAP
+            error = saved.pickle_error or saved.storage_error or ""
             return Finding(
                 severity="warning" if writer.startswith("Accelerate") else None,
                 title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}"
                 f"{named(layers, len(trained))}",
-                explanation=f"{writer} fails on them (tried on {saved.tried}): "
-                f"{saved.pickle_error or saved.storage_error}",
+                explanation=f"{writer} fails on them (tried on {saved.tried}): {error.rstrip('.')}.",
                 evidence={"layers": len(layers), "weight_class": saved.weight_class, "writer": writer},
                 treatment=ORDINARY_WEIGHTS if kind == ALL_GATHER_WEIGHT else fix,
             )
@@ -253,7 +253,7 @@ def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     area="engagement",
     severity="error",
     was="MOD013",
-    explained_by=("GPU001", "GPU002"),
+    explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
     **BROKEN,
 )
 def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:

@@ -10,11 +10,11 @@ wrapper around experts takes over `torch._grouped_mm`: Llama 4's `torch.bmm` and
 
     blocks = torch.compile(blocks)  # before: the filter matches nothing behind _orig_mod.
     convert_to_float8_training(blocks, module_filter_fn=wanted)
-    model.set_experts_implementation("eager")       # before: one expert after the other
+    model.set_experts_implementation("eager")
 
     convert_to_float8_training(blocks, module_filter_fn=wanted)
     blocks = torch.compile(blocks)  # after
-    model.set_experts_implementation("grouped_mm")  # after: the wrapper sees the product
+    model.set_experts_implementation("grouped_mm")
 
 The finding names your reason and its fix. fp8doctor leaves out heads, routers, adapters, unaligned sides
 (SHP001) and layers that are too small for FP8; bounds are Amdahl's law without casts. Ignore it if your own
@@ -76,8 +76,9 @@ ERROR = 0.09
 """Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""
 
 MOST = 0.5
-"""Part of the convertible FLOPs that a user's own filter must convert, and from which experts limit FP8. Below
-it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on one H200."""
+"""Part of the convertible FLOPs that a user's own filter must convert, and from which experts limit FP8.
+Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on one
+H200."""
 
 LITTLE = 1.10
 """Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
@@ -240,7 +241,7 @@ OLD_EXPERTS = (
     "partial-conversion",
     area="engagement",
     severity="warning",
-    explained_by=("GPU001", "quantized-base"),
+    explained_by=("no-fp8-tensor-cores", "quantized-base"),
     changes_fp8=True,
     invalidates_model=True,
 )

@@ -98,14 +98,14 @@ SWITCHES = (
 )
 
 STACKS = "every forward operation keeps its Python stack, and every gradient is checked for NaN"
-FILLED = "only deterministic kernels may run, and every new tensor is filled with NaN first"
+FILLS = ", and every new tensor is filled with NaN first"
 
 CALLS = (
     ("anomaly_detection", "autograd anomaly detection", STACKS, "torch.autograd.set_detect_anomaly(False)"),
     (
         "deterministic_algorithms",
         "deterministic algorithms",
-        FILLED,
+        f"only deterministic kernels may run{FILLS}",
         "torch.use_deterministic_algorithms(False)   # or "
         "torch.utils.deterministic.fill_uninitialized_memory = False",
     ),
@@ -127,7 +127,12 @@ def debug_switch_on(facts: Facts) -> Finding | None:
         for each in SWITCHES
         if each.name in variables and is_on(each, variables[each.name]) and is_read(each, facts)
     ]
-    on += [(said, cost, undo, True) for name, said, cost, undo in CALLS if switches.get(name)]
+    unfilled = FILLS if switches.get("fill_uninitialized_memory") is False else "."
+    on += [
+        (said, cost.removesuffix(unfilled), undo, True)
+        for name, said, cost, undo in CALLS
+        if switches.get(name)
+    ]
     if not on:
         return None
     slow = any(each_step for *_, each_step in on)

@@ -8,11 +8,9 @@ named. It checks only that a package's folder exists: a backend that cannot be i
 reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer Engine dropped some of them.
 
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
-    accelerate launch --mixed_precision fp8 --fp8_backend te train.py  # before: ValueError
 
     from trl import SFTConfig
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
-    ACCELERATE_FP8_BACKEND=TE accelerate launch --mixed_precision fp8 train.py  # after (accelerate 1.9)
 
 On an H200, torchao taken by its name and not compiled ran at 0.50x of compiled BF16
 (h200-accelerate_torchao_eager). Ignore it if you want BF16 in this run (then unset the variables), if you

@@ -57,7 +57,7 @@ NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/floa
     "non-finite",
     area="numerics",
     severity="error",
-    explained_by=("NUM003", "NUM004"),
+    explained_by=("NUM003", "trains-incorrectly"),
     changes_fp8=True,
 )
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
