@@ -28,11 +28,11 @@ from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
 from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
-from fp8doctor.answer.faults import Fault, fault_of, is_unclear, without_fp8
+from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.engagement import invalidates, is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName

@@ -38,12 +38,12 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.answer.faults import fault_of, is_unclear
+from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.engagement import invalidates, is_unclear
 from fp8doctor.diagnosis.estimate import (
     changes_fp8,
     changes_fp8_alone,

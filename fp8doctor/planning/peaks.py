@@ -17,7 +17,7 @@ from fp8doctor.analysis.activations import (
 )
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
-from fp8doctor.gpus import AmdSpec, GpuSpec
+from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.converted import is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Share
@@ -30,7 +30,7 @@ MOST_SAMPLES = 1 << 16
 def peak_of(
     share: Share,
     options: Options,
-    gpu: GpuSpec | AmdSpec,
+    gpu: GpuSpec,
     stack: str,
     recipe: Recipe | None,
     *,
@@ -98,6 +98,6 @@ def activations(
     return kept * min(options.pp, options.accumulate) + logits
 
 
-def largest_batch(peak: Peak, options: Options, gpu: GpuSpec | AmdSpec) -> int:
+def largest_batch(peak: Peak, options: Options, gpu: GpuSpec) -> int:
     """Find the most samples of a micro-batch that fit; 0 if one does not."""
     return min(MOST_SAMPLES, peak.samples(gpu.memory_gib, options.batch) or 0)
