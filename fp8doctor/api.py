@@ -14,6 +14,7 @@ import msgspec
 
 from fp8doctor import cost
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -197,22 +198,25 @@ def _timed(
 
     ``within`` is a budget that began at a clock.
     """
-    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial, with_calls
+    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
     from fp8doctor.trial.measure.trial_run import choose_device
 
     where = choose_device(device)
     if where is None:
         return facts
-    facts = with_calls(job, facts)
-    proposed = hypotheses(facts, select=selected, ignore=ignored)
     budget = budget_for(job, facts, *within)
     teller = Teller(lambda doing, arm: tell(doing), budget.end)
     run = TrialRun(where, budget, teller.say, begin=teller.begin)
+
+    def propose(seen: Facts) -> Sequence[Step]:
+        nonlocal facts
+        facts = seen
+        return hypotheses(facts, select=selected, ignore=ignored)
+
     try:
-        trial = run_trial(job, facts, proposed, run)
+        return run_trial(job, facts, propose, run)
     except DeviceLost as lost:
-        trial = lost_with(lost, run)
-    return msgspec.structs.replace(facts, trial=trial)
+        return msgspec.structs.replace(facts, trial=lost_with(lost, run))
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:

@@ -212,7 +212,7 @@ def look() -> Callable[..., Facts]:
     """Facts of a live model before a trial: ``look(model, tokens=16384, **fields of the job)``."""
     from fp8doctor.examine import examine
     from fp8doctor.loading.job import Job
-    from fp8doctor.trial import with_calls
+    from fp8doctor.trial import with_forward
 
     def examined(model: Any, *, tokens: int | None = None, **fields: Any) -> Facts:
         workload = Workload(
@@ -227,6 +227,6 @@ def look() -> Callable[..., Facts]:
         )
         target = Target(kind="live", name=type(model).__name__, attribute=None)
         job = Job(model=model, target=target, workload=workload, **fields)
-        return with_calls(job, examine(job))
+        return with_forward(job, examine(job))
 
     return examined

@@ -11,12 +11,12 @@ from fp8doctor import api
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
 from fp8doctor.report import Report
-from fp8doctor.trial import with_calls, with_rows
+from fp8doctor.trial import with_forward
 
 UNGIVEN = dict.fromkeys(("loss", "optimizer", "training_step", "autocast")) | {"accumulate": 1}
 
 
 def looked(model: Any, batch: Any = None, *, assume_gpu: str | None = None, **given: Any) -> Report:
     job = api._job(model, batch, **{**UNGIVEN, **given}, reads_data=True)
-    facts = with_rows(job, with_calls(job, examine(job)))
+    facts = with_forward(job, examine(job))
     return Report.of(diagnose(msgspec.structs.replace(facts, assumed_gpu=api._known_gpu(assume_gpu))))

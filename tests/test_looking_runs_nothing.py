@@ -86,11 +86,8 @@ def test_what_only_a_forward_shows_is_unknown(tmp_path: Path) -> None:
 
 
 KNOWN = {
-    ("analysis/modelled_host.py", "with_rows"),
     ("loading/config_model.py", "deepcopy"),
-    ("api.py", "with_calls"),
     ("api.py", "replicate"),
-    ("running/examination.py", "with_calls"),
     ("loading/trainer.py", "sent_by_a_fork"),
     ("forked.py", "fork"),
     ("running/launch.py", "fork"),
@@ -100,7 +97,7 @@ Trainer's data, or fork the process that reports."""
 
 
 def test_only_the_trial_and_the_worker_copy_a_model_or_run_it() -> None:
-    watched = {"deepcopy", "replicate", "with_calls", "with_rows", "sent_by_a_fork", "fork"}
+    watched = {"deepcopy", "replicate", "with_forward", "sent_by_a_fork", "fork"}
     found = {
         (str(file.relative_to(PACKAGE)), name)
         for file in PACKAGE.rglob("*.py")

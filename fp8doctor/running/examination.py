@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
 from types import FrameType
@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from fp8doctor.diagnosis.diagnose import hypotheses
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_conversion import ConversionWatch
@@ -150,17 +151,19 @@ class ScriptExaminer:
 
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
         """Add a trial on copies to the facts, if there is a device for it."""
-        from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial, with_calls
+        from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
         from fp8doctor.trial.measure.trial_run import choose_device
 
         settings = self.settings
         device = choose_device(settings.device)
         if device is None:
             return facts
-        facts = with_calls(job, facts)
-        proposed = hypotheses(
-            facts, select=settings.select, ignore=settings.ignore, checks=tuple(map(Path, settings.checks))
-        )
+
+        def propose(seen: Facts) -> Sequence[Step]:
+            nonlocal facts
+            facts = seen
+            checks = tuple(map(Path, settings.checks))
+            return hypotheses(facts, select=settings.select, ignore=settings.ignore, checks=checks)
 
         budget, course = Budget(budget_s), Course()
 
@@ -172,10 +175,9 @@ class ScriptExaminer:
         run = TrialRun(device, budget, teller.say, begin=teller.begin)
         with without_modes(), variables_put_back():
             try:
-                trial = run_trial(job, facts, proposed, run)
+                return run_trial(job, facts, propose, run)
             except DeviceLost as lost:
-                trial = lost_with(lost, run)
-        return msgspec.structs.replace(facts, trial=trial)
+                return msgspec.structs.replace(facts, trial=lost_with(lost, run))
 
 
 def _with_watched(facts: Facts, model: nn.Module, window: StepWindow) -> Facts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
@@ -19,18 +19,17 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_of
 from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
-from fp8doctor.trial.conductor import conduct, without_times
+from fp8doctor.trial.conductor import left_alone, timed, without_times
 from fp8doctor.trial.copies.depth import named_in
 from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
-from fp8doctor.trial.layers.fake_forward import with_calls, with_refusal, with_rows
+from fp8doctor.trial.layers.fake_forward import with_forward
 from fp8doctor.trial.layers.seen_calls import without_forward
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.state import library_state
 from fp8doctor.trial.state.undisturbed import CONTEXT, with_harm
 
 __all__ = [
@@ -41,9 +40,7 @@ __all__ = [
     "choose_device",
     "lost_with",
     "run_trial",
-    "with_calls",
-    "with_refusal",
-    "with_rows",
+    "with_forward",
     "without_forward",
 ]
 
@@ -67,26 +64,29 @@ def budget_for(
     return Budget.since(began, LONG_BUDGET_S if long else BUDGET_S, deadline)
 
 
-def run_trial(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
-    """Time the model's shapes, then the variants of its step.
+def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun) -> Facts:
+    """Watch a forward of a copy, time the model's shapes, then the variants of its step.
 
-    Raises `DeviceLost`, with the trial so far, if a variant left the GPU unusable for this process. What the
-    model raises becomes a reason.
+    ``propose`` receives the facts with what the forward showed, and returns the steps to time. Raises
+    `DeviceLost`, with the trial so far, if a variant left the GPU unusable for this process. What the model
+    raises becomes a reason.
     """
     try:
         _refuse_unready(job)
         job = unsharded(job)
     except NotReplicable as error:
-        return without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
-    workers = library_state.workers()
-    current = (
-        torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
-    )  # events are of the current device
-    try:
-        with current:
-            return _with_shapes(job, facts, prescription, run)
-    finally:
-        library_state.stop_new_workers(workers)
+        trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
+        return msgspec.structs.replace(rows.unwatched(facts, str(error)), trial=trial)
+
+    def work(guarded: TrialRun) -> Trial:
+        nonlocal facts
+        facts, trial = _all_of_it(job, facts, propose, guarded)
+        return trial
+
+    current = torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
+    with current:  # events are of the current device
+        trial = left_alone(job, run, work)
+    return msgspec.structs.replace(facts, trial=trial)
 
 
 def _refuse_unready(job: Job) -> None:
@@ -111,39 +111,38 @@ def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
     return with_harm(lost.trial or nothing, (CONTEXT,))
 
 
-def _with_shapes(job: Job, facts: Facts, prescription: Sequence[Step], run: TrialRun) -> Trial:
-    """Time the shapes, which decide what stays in BF16, and then the variants."""
-    device = run.device
-    now = time.monotonic()
+def _all_of_it(
+    job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun
+) -> tuple[Facts, Trial]:
+    """Watch a forward, time the shapes, which decide what stays in BF16, and then the variants."""
+    device, now = run.device, time.monotonic()
     until = now + shapes.SHARE * (run.budget.end - now)
     begun = without_times(run, run.budget.used_up)
     run.keep(begun)  # so a child that is ended from here on has a trial to report
     run.begin(Stage.SHAPES)
-    seen, unseen, changed = rows.count_rows(
-        job, facts, device, progress=run.progress, reason_against=run.skip.get(rows.PART)
+    facts, seen, unseen = rows.watch_copy(job, facts, run)
+    prescription = propose(facts)
+    counted = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
+    timed_shapes, gap = shapes.time_shapes(
+        counted, device, until=until, progress=run.progress, reason_against=run.skip.get(shapes.PART)
     )
-    facts = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
-    timed, gap = shapes.time_shapes(
-        job,
-        facts,
-        device,
-        until=until,
-        progress=run.progress,
-        reason_against=run.skip.get(shapes.PART),
+    with_shapes = msgspec.structs.replace(
+        counted, trial=msgspec.structs.replace(counted.trial, shapes=timed_shapes)
     )
-    facts = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, shapes=timed))
-    planned = plan_variants(facts, prescription, job)
+    planned = plan_variants(with_shapes, prescription, job)
 
     def whole(trial: Trial) -> Trial:
         missing = {fact: gap for fact, gap in (("trial.rows", unseen), ("trial.shapes", gap)) if gap}
         gaps = {**trial.get("gaps", {}), **missing}
-        return msgspec.structs.replace(trial, own_process=run.own_process, rows=seen, shapes=timed, gaps=gaps)
+        return msgspec.structs.replace(
+            trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=gaps
+        )
 
     run.keep(whole(begun))
     try:
         lists = [blocks.name for blocks in facts.network.blocks]
-        trial = conduct(job, lists, planned, replace(run, keep=lambda known: run.keep(whole(known))))
+        trial = timed(job, lists, planned, replace(run, keep=lambda known: run.keep(whole(known))))
     except DeviceLost as lost:
         lost.trial = whole(lost.trial) if lost.trial else None
         raise
-    return with_harm(whole(trial), changed)
+    return facts, whole(trial)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -41,16 +41,15 @@ _log = logging.getLogger("fp8doctor")
 
 
 def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    """Time the variants of the job, and leave the user's objects as they were.
+    """Time the variants of the job, and leave the user's objects as they were; see `timed`."""
+    return left_alone(job, run, lambda guarded: timed(job, lists, plans, guarded))
 
-    ``lists`` names the lists of repeated blocks. A model that cannot be copied, or whose own step raises,
-    gives a trial with a reason and no times. Raises `DeviceLost` if a variant crashed the CUDA context: a
-    new process can go on without it.
+
+def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Trial:
+    """Do the work of a trial under a guard, put back what it changed, and name what remains changed.
+
+    Raises `DeviceLost` if a variant crashed the CUDA context: a new process can go on without it.
     """
-    if job.batch is None:
-        reason = "there is no batch to run it on; give one, as example_batch() in a model file"
-        return without_times(run, NoNumber(Reason.NO_BATCH, reason))
-    run.begin(Stage.BUILDING)
     run.progress("noting the state of the model", None)
     began = time.monotonic()
     users = of_the_job(job)
@@ -58,7 +57,7 @@ def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: T
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
     kept, guard = Undisturbed(job), Guard(job)
     with kept, kept as put_back, guard.standing():
-        trial = _timed(job, lists, plans, replace(run, guard=guard))
+        trial = work(replace(run, guard=guard))
         run.keep(trial)
         run.progress("looking at what was changed", None)
     try:
@@ -68,8 +67,16 @@ def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: T
     return with_harm(trial, (*put_back, *harm(before, digest(job, users))))
 
 
-def _timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    """Run the trial itself; the caller restores what it changed."""
+def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
+    """Time the variants; the caller restores what they changed.
+
+    ``lists`` names the lists of repeated blocks. A model that cannot be copied, or whose own step raises,
+    gives a trial with a reason and no times.
+    """
+    if job.batch is None:
+        reason = "there is no batch to run it on; give one, as example_batch() in a model file"
+        return without_times(run, NoNumber(Reason.NO_BATCH, reason))
+    run.begin(Stage.BUILDING)
     run.progress("copying the model to the device", None)
     attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in plans]
     bench = _bench(job, lists, run)

@@ -138,18 +138,11 @@ def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stage
     # Read the surroundings again, because loading may have changed variables and imports.
     facts = examine(job)
     channel.send(Examined(facts.to_dict()))
-    from fp8doctor.trial import with_calls, with_refusal, with_rows
+    from fp8doctor.trial import with_forward
 
-    facts = with_calls(job, facts)
-    tried = None
-    if asked["trial"] is not None:
-        tried = _trial(channel, job, facts, asked)
-    counted = (
-        with_refusal(job, with_rows(job, facts, in_bf16=asked["planned"]))
-        if tried is None
-        else msgspec.structs.replace(facts, trial=tried)
-    )
-    channel.send(Examined(counted.to_dict()))
+    timed = _timed(channel, job, facts, asked) if asked["trial"] is not None else None
+    known = timed or with_forward(job, facts, in_bf16=asked["planned"])
+    channel.send(Examined(known.to_dict()))
 
 
 def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
@@ -160,8 +153,8 @@ def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
     return bool(trial["device"]) or any(gpu.visible for gpu in gpus)
 
 
-def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Trial | None:
-    """Time the job and the checks' treatments; None if there is no device for it."""
+def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
+    """Add the times of the job and the checks' treatments; None if there is no device for it."""
     from fp8doctor.trial import DeviceLost, TrialRun, budget_for, run_trial
     from fp8doctor.trial.measure.trial_run import choose_device
 
@@ -169,7 +162,11 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
     device = choose_device(request.device)
     if device is None:
         return None
-    proposed = _proposed(facts, request)
+
+    def propose(seen: Facts) -> tuple[Step, ...]:
+        nonlocal facts
+        facts = seen
+        return _proposed(facts, request)
 
     budget = budget_for(job, facts, request.budget_s, asked["began"], asked["ends"])
     teller = Teller(
@@ -197,7 +194,7 @@ def _trial(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
             own_process=True,
             begin=teller.begin,
         )
-        return run_trial(job, facts, proposed, run)
+        return run_trial(job, facts, propose, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)

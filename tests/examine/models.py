@@ -26,7 +26,7 @@ from fp8doctor.examine.training_state import examine_training
 from fp8doctor.examine.walk import walk
 from fp8doctor.facts import Facts, Linear, Network, Target, Training, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial import with_calls
+from fp8doctor.trial import with_forward
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
@@ -125,4 +125,4 @@ def training(model: nn.Module, **fields: Any) -> Training:
 def called(model: nn.Module, batch: Any, **fields: Any) -> Facts:
     """Facts of a live model, with what a forward of it calls."""
     job = Job(model=model, target=Target(), workload=Workload(), batch=batch, **fields)
-    return with_calls(job, examine(job))
+    return with_forward(job, examine(job))

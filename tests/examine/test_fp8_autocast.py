@@ -269,15 +269,6 @@ def test_one_that_opens_none(monkeypatch: pytest.MonkeyPatch, step: Callable[...
     assert of(Layered(), step, monkeypatch).facts.training.fp8_autocast is False
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [opens, plain])
-def test_a_cached_step_is_unknown(monkeypatch: pytest.MonkeyPatch, step: Callable[..., Any]) -> None:
-    """Its second forward is answered by the cache, so two forwards do not agree."""
-    report = of(nn.Sequential(te.Linear(32, 32)), functools.cache(step), monkeypatch)
-    assert not recorded(report.facts, "training.fp8_autocast")
-    assert outcome(report) == "unknown"
-
-
 @pytest.mark.parametrize(
     ("text", "silent"),
     [

@@ -25,7 +25,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.report import Report
-from fp8doctor.trial import with_calls, with_rows
+from fp8doctor.trial import with_forward
 from tests.fixes.scripts import SCRIPTS, Script, wrapped
 
 STEPS = 12
@@ -124,8 +124,7 @@ def started(script: Script, fix: Treatment | None = None) -> Job:
 
 
 def facts_of(job: Job, script: Script) -> Facts:
-    facts = msgspec.structs.replace(with_calls(job, examine(job)), assumed_gpu=script.gpu)
-    return with_rows(job, facts)
+    return msgspec.structs.replace(with_forward(job, examine(job)), assumed_gpu=script.gpu)
 
 
 def frozen(job: Job) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -22,15 +21,13 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_forward
+from fp8doctor.trial.layers.seen_calls import Seen
 from tests.trial.test_rows import Frames, frames
 from tests.trial.test_shapes import job
 
-FILES_OF_SELECT = 1024
-"""Files from which on ``select`` takes no more of them. Source: ``FD_SETSIZE`` of Linux."""
-
 
 def counted(of: Job) -> Facts:
-    return fake_forward.with_rows(of, examine(of))
+    return fake_forward.with_forward(of, examine(of))
 
 
 def reason(facts: Facts) -> str:
@@ -180,11 +177,12 @@ def test_a_forward_that_cannot_be_run_leaves_them_unknown(
 
 
 def test_a_process_that_nobody_waits_for_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def alarm(*_: Any) -> dict[str, tuple[int, ...]]:
+    def alarm(*_: Any, **__: Any) -> fake_forward.Outcome:
         caught = signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
-        return {"up": (int(signal.getitimer(signal.ITIMER_REAL)[0]), int(caught))}
+        rows = {"up": (int(signal.getitimer(signal.ITIMER_REAL)[0]), int(caught))}
+        return fake_forward.Outcome(fake_forward.Watched(rows, Seen()))
 
-    monkeypatch.setattr(fake_forward, "on_fakes", alarm)
+    monkeypatch.setattr(fake_forward, "forward", alarm)
     before = signal.signal(signal.SIGALRM, lambda *_: None)
     try:
         left_s, caught = counted(frames()).workload.rows["up"]
@@ -192,22 +190,6 @@ def test_a_process_that_nobody_waits_for_ends_by_itself(monkeypatch: pytest.Monk
         signal.signal(signal.SIGALRM, before)
     assert 0 < left_s <= 2 * fake_forward.LONGEST_S
     assert not caught
-
-
-@pytest.mark.slow
-def test_a_process_that_holds_many_files_is_forked_too() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2 * FILES_OF_SELECT:
-        pytest.skip("a process may not hold so many files here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * FILES_OF_SELECT), hard))
-    with open(os.devnull) as file:
-        held = [os.dup(file.fileno()) for _ in range(FILES_OF_SELECT)]
-        try:
-            assert counted(frames()).workload.rows["head"] == (16,)
-        finally:
-            for each in held:
-                os.close(each)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_system_that_gives_no_process_leaves_them_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

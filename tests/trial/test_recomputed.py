@@ -13,7 +13,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
@@ -79,14 +78,6 @@ class EveryOther(Plain):
         return self.head(x)
 
 
-class AtRandom(Plain):
-    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(block, x, use_reentrant=False) if next(DRAWN) else block(x)
-
-
-DRAWN = iter([0, 0, 0, 0, 1, 1, 1, 1] * 9)
-
-
 def wrapped() -> nn.Module:
     model = Plain()
     for number, block in enumerate(model.blocks):
@@ -107,7 +98,7 @@ def job(model: nn.Module) -> Job:
 
 def look(model: nn.Module) -> Facts:
     of = job(model)
-    return fake_forward.with_rows(of, fake_forward.with_calls(of, examine(of)))
+    return fake_forward.with_forward(of, examine(of))
 
 
 def busy_ms(facts: Facts) -> float:
@@ -142,22 +133,14 @@ def test_every_other_block() -> None:
 def test_a_bf16_model_is_looked_at_too() -> None:
     of = job(NotReentrant())
     of.model = NotReentrant().bfloat16()
-    facts = fake_forward.with_rows(of, fake_forward.with_calls(of, examine(of)))
+    facts = fake_forward.with_forward(of, examine(of))
     assert facts.network.blocks[0].checkpointed == 4
-
-
-@pytest.mark.slow
-def test_what_is_drawn_at_random_is_estimated_as_if_all_of_it_were_recomputed() -> None:
-    facts = look(AtRandom())
-    assert modelled_step(facts) is None
-    assert modelled_speedup(facts) == modelled_speedup(look(wrapped()))
-    assert "two forwards" in facts.gaps["network.linears.checkpointed"]
 
 
 def test_without_a_batch_it_is_unknown() -> None:
     of: Any = job(NotReentrant())
     of.batch = None
-    facts = fake_forward.with_rows(of, fake_forward.with_calls(of, examine(of)))
+    facts = fake_forward.with_forward(of, examine(of))
     assert not recorded(facts.linears()[0], "checkpointed")
     assert modelled_step(facts) is None
     decided = msgspec.structs.replace(

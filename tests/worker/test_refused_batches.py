@@ -13,14 +13,14 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.report import Report
-from fp8doctor.trial import with_refusal
+from fp8doctor.trial import with_forward
 
 
 def looked_at(model: nn.Module, batch: torch.Tensor, *, fp8: bool = False) -> Report:
     if fp8:
         convert_to_float8_training(model)
     job = Job(model, Target(kind="file", name="model.py"), Workload(batch_source="given"), batch)
-    return Report.of(diagnose(with_refusal(job, examine(job))))
+    return Report.of(diagnose(with_forward(job, examine(job))))
 
 
 def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Module:

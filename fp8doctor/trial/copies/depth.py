@@ -143,6 +143,12 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
 
 
+def first_blocks(model: nn.Module, lists: Sequence[str], blocks: int) -> Plan:
+    """Plan one cut that keeps the first blocks of every list, in whole patterns."""
+    stacks = tuple(stack for name in lists if (stack := _stack(name, model.get_submodule(name))))
+    return Plan(stacks, (Cut({stack.name: len(stack.keep(blocks)) for stack in stacks}),))
+
+
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
     """Cut every list that is long enough to two depths; None if there is none."""
     first = {stack.name: len(stack.keep(shallow)) for stack in stacks}

@@ -1,18 +1,15 @@
-"""Run a forward on fake tensors: it counts layers' rows without a trial, and sees calls around layers.
+"""Watch a forward on fake tensors, for a job that is not timed; only the worker does this.
 
-Fake tensors have sizes and no data, so a cut of any model runs through in a moment, without a GPU. User code
-may keep them: a mask that it caches would be fake in the next real step. So the forward runs in a forked
-process, which cannot change anything of the user's, and is ended if it takes too long. FP8 layers run as the
-Linears that they were, which have the same rows.
-
-It takes some tenths of a second and is not part of examining: only a report of FP8 layers asks for it.
+Fake tensors have sizes and no data, so a few blocks of any model run through in a moment, without a GPU. User
+code may keep them: a mask that it caches would be fake in the next real step. So the forward runs in a forked
+process, which is ended if it takes too long. FP8 layers run as the Linears that they were, which have the
+same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
@@ -26,15 +23,17 @@ from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import te_private
 from fp8doctor.stacks.tensors import tensors, with_tensors
-from fp8doctor.stacks.torch_private import fake_tensor_mode, without_fake_tensors
+from fp8doctor.stacks.torch_private import Unknown, fake_tensor_mode, without_fake_tensors
 from fp8doctor.trial.copies import depth
-from fp8doctor.trial.copies.compiling import give_own_code, own_step
+from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
-from fp8doctor.trial.layers.seen_calls import Seen, seen_calls, with_seen, without_seen
+from fp8doctor.trial.layers.rows import Watched
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
+from fp8doctor.wording import error_in_words
 
 LARGEST_REAL = 2**28
 """Most bytes of the tensors that a function is tried with. A choice: no batch of a larger layer is called
@@ -45,70 +44,125 @@ LONGEST_S = 10.0
 than one."""
 
 
-def with_rows(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
-    """Add the rows of every layer to the facts of a job that is not timed, or the reason why not.
+class Outcome(msgspec.Struct):
+    """What became of a forward on fake tensors."""
 
-    Only of a model with FP8 layers, unless rows ``in_bf16`` are wanted too.
+    watched: Watched | None = None
+    raised: str = ""
+    """Its exception."""
+    refused: str = ""
+    """The exception that real tensors of these shapes and dtypes raise too."""
+
+
+def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
+    """Add what a forward shows: rows, calls around the layers, or torch's refusal of a user's batch.
+
+    Rows only of a model with FP8 layers, unless those ``in_bf16`` are wanted too. What was not seen has a
+    reason.
     """
-    if not in_bf16 and not any(linear.use == "training" for linear in facts.linears()):
+    if not recorded(facts, "network.linears"):
         return facts
-    lists = [blocks.name for blocks in facts.network.blocks]
-    wanted = [linear.name for linear in facts.network.linears]
-    try:
-        counted = _of_a_fork(job, lambda: on_fakes(job, lists, wanted), dict[str, tuple[int, ...]])
-    except _NotCounted as error:
-        return msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), "workload.rows": str(error)})
-    return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, rows=counted))
-
-
-def with_calls(job: Job, facts: Facts) -> Facts:
-    """Add the checkpoint functions and autocasts that the step calls, or the reason why not.
-
-    Only to the facts of a job whose code names one.
-    """
-    if not recorded(facts, "network.linears") or not undecided(facts):
-        return facts
-    wanted = [linear.name for linear in facts.network.linears]
-    try:
-        found = _of_a_fork(job, lambda: _calls(job, wanted), Seen | None)
-        if found is None:
-            raise _NotCounted("two forwards on fake tensors call different functions")
-        if wanted and not found.regions:
-            raise _NotCounted("a forward on fake tensors runs none of the layers")
-    except _NotCounted as error:
-        return without_seen(facts, str(error))
-    return with_seen(facts, found)
-
-
-def with_refusal(job: Job, facts: Facts) -> Facts:
-    """Add the exception that torch raises for a user's batch, if its rows were not counted.
-
-    Only one that real tensors of these shapes and dtypes raise too.
-    """
+    counts = in_bf16 or any(linear.use == "training" for linear in facts.linears())
     given = facts.get("workload.batch_source") == "given"
-    if not given or recorded(facts, "workload.rows") or not recorded(facts, "network.linears"):
+    if not (counts or given or undecided(facts)):
         return facts
-    casts = any(linear.use == "training" for linear in facts.linears())
-    casts = casts or facts.get("training.autocast_within") is not False
-    lists = [blocks.name for blocks in facts.blocks()]
-    try:
-        refused = _of_a_fork(job, lambda: _refusal(job, lists, any_dtype=casts), str)
-    except _NotCounted:
-        return facts
-    workload = msgspec.structs.replace(facts.workload, refused=refused)
-    return msgspec.structs.replace(facts, workload=workload) if refused else facts
+    outcome = _outcome(job, facts, given=given, counts=counts)
+    if outcome.watched is not None:
+        facts = rows.with_watched(facts, outcome.watched.seen)
+    else:
+        facts = rows.unwatched(facts, outcome.raised)
+    if counts and outcome.watched is None:
+        gaps = {**facts.get("gaps", {}), "workload.rows": outcome.raised}
+        facts = msgspec.structs.replace(facts, gaps=gaps)
+    known = {"refused": outcome.refused} if outcome.refused else {}
+    if counts and outcome.watched is not None:
+        known["rows"] = outcome.watched.rows  # type: ignore[assignment]
+    return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, **known))
 
 
-def _refusal(job: Job, lists: list[str], *, any_dtype: bool) -> str:
-    plan = depth.plans(unwrapped(job.model), depth.named_in(unwrapped(job.model), lists))[-1]
-    mode, model, batch = _faked(job, plan)
-    refusals = _Refusals(any_dtype=any_dtype)
+def _outcome(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
+    """Run the forward in a forked process."""
+
+    def work() -> bytes:
+        torch.set_num_threads(1)  # a pool of threads does not survive a fork
+        return msgspec.json.encode(forward(job, facts, given=given, counts=counts))
+
+    if job.batch is None:
+        return Outcome(raised=rows.NO_BATCH)
     try:
-        with mode, torch.no_grad(), _autocast(job), refusals:
-            rows.one_forward(job, model, batch)
+        outcome = msgspec.json.decode(sent_by_a_fork(work, LONGEST_S), type=Outcome)
+    except OSError as error:
+        return Outcome(raised=f"no process can be started for a forward on fake tensors: {error.strerror}")
+    except NothingSent as nothing:
+        early = f"ended early, or took over {LONGEST_S:.0f} s"
+        why = f"raises {nothing.raised}" if nothing.raised is not None else early
+        return Outcome(raised=f"a forward on fake tensors {why}")
+    if outcome.raised:
+        outcome.raised = f"a forward on fake tensors raises {outcome.raised}"
+    return outcome
+
+
+def forward(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
+    """Run the forward here, with a ``given`` batch once more if it raises, for what real tensors raise."""
+    job, outcome = rows.uncompiled(job), Outcome()
+    try:
+        outcome.watched = _on_fakes(job, facts, nullcontext())
     except Exception as error:
-        return refusals.said if error is refusals.error else ""
-    return ""
+        outcome.raised = error_in_words(error)
+    if given and (outcome.raised or not counts):
+        casts = any(linear.use == "training" for linear in facts.linears())
+        refusals = _Refusals(any_dtype=casts or facts.get("training.autocast_within") is not False)
+        try:
+            _on_fakes(job, facts, refusals)
+        except Exception as error:
+            outcome.refused = refusals.said if error is refusals.error else ""
+    return outcome
+
+
+def _on_fakes(job: Job, facts: Facts, around: AbstractContextManager[object]) -> Watched:
+    plan, fp8 = rows.shallow(job, facts), list[bool]()
+    mode, model, batch = _faked(job, plan)
+    autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
+    with mode, torch.enable_grad(), autocasts_without_gpu(fp8), autocast, around:
+        return rows.watch(job, facts, plan, model, batch, lambda: any(fp8[-1:]))
+
+
+@contextmanager
+def autocasts_without_gpu(fp8: list[bool]) -> Iterator[None]:
+    """Open torch's autocasts on the CPU, and of Transformer Engine's keep the switches only."""
+    make: Any = torch.autocast.__init__
+
+    def made(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> None:
+        given = dtype or torch.get_autocast_dtype(device_type)
+        make(self, "cpu", given if given is torch.float16 else torch.bfloat16, enabled, cache)
+
+    def opened(cls: Any, /, enabled: bool = False, *settings: Any, **more: Any) -> None:
+        fp8.append(enabled)
+
+    def closed(cls: Any, /, *settings: Any, **more: Any) -> None:
+        fp8.pop()
+
+    manager, enters = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
+    if manager is not None and not enters:
+        raise Unknown("Transformer Engine opens its autocast in another way")
+    replaced: list[tuple[Any, str, Any]] = [
+        (torch.autocast, "__init__", made),
+        *((manager, name, classmethod(opened)) for name in enters),
+        *((manager, name, classmethod(closed)) for name in te_private.own_names(te_private.EXITS)),
+        *([(te_private.home(), te_private.RECIPE_TEST, _nothing)] if te_private.recipe_test() else []),
+    ]
+    before = [(of, name, vars(of)[name]) for of, name, _ in replaced]
+    for of, name, instead in replaced:
+        setattr(of, name, instead)
+    try:
+        yield
+    finally:
+        for of, name, own in before:
+            setattr(of, name, own)
+
+
+def _nothing(*arguments: Any, **settings: Any) -> None:
+    """Replace functions that use a GPU."""
 
 
 class _Refusals(TorchFunctionMode):
@@ -159,62 +213,8 @@ class _Refusals(TorchFunctionMode):
         return torch.zeros(tensor.shape, dtype=dtype)
 
 
-class _NotCounted(Exception):
-    """The reason why a forward gave no result, in a sentence."""
-
-
-def _of_a_fork(job: Job, result: Callable[[], object], kind: Any) -> Any:
-    """Compute a result of this kind in a forked process. Raises `_NotCounted`."""
-
-    def work() -> bytes:
-        torch.set_num_threads(1)  # a pool of threads does not survive a fork
-        return msgspec.json.encode(result())
-
-    if job.batch is None:
-        raise _NotCounted(rows.NO_BATCH)
-    try:
-        return msgspec.json.decode(sent_by_a_fork(work, LONGEST_S), type=kind)
-    except OSError as error:
-        why = f"no process can be started for a forward on fake tensors: {error.strerror}"
-        raise _NotCounted(why) from error
-    except NothingSent as nothing:
-        early = f"ended early, or took over {LONGEST_S:.0f} s"
-        why = f"raises {nothing.raised}" if nothing.raised is not None else early
-        raise _NotCounted(f"a forward on fake tensors {why}") from nothing
-
-
-def on_fakes(job: Job, lists: list[str], wanted: list[str]) -> rows.Rows:
-    """Count the rows of every call of the ``wanted`` layers. Raises the forward's exceptions."""
-    original = unwrapped(job.model)
-    plan = depth.plans(original, depth.named_in(original, lists))[-1]
-    mode, model, batch = _faked(job, plan)
-    layers, _ = rows.found(original, plan, model, wanted)
-    with mode, torch.no_grad(), _autocast(job):
-        return rows.counted(lambda: rows.one_forward(job, model, batch), layers, {}, lists)
-
-
-def _calls(job: Job, wanted: list[str]) -> Seen | None:
-    """See a training forward's calls around the ``wanted`` layers. Raises the forward's exceptions."""
-    job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
-    original = unwrapped(job.model)
-    plan = depth.Plan((), (depth.Cut({}),))
-    mode, model, batch = _faked(job, plan)
-    layers, _ = rows.found(original, plan, model, wanted)
-    with mode, torch.enable_grad(), _autocast(job):
-        seen = seen_calls(lambda: rows.one_forward(job, model, batch), layers, model)
-    return seen and msgspec.structs.replace(seen, without_hooks=_hooks(original) != _hooks(model))
-
-
-def _autocast(job: Job) -> AbstractContextManager[object]:
-    return torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
-
-
-def _hooks(model: nn.Module) -> int:
-    return sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in model.modules())
-
-
 def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
-    """Make an uncompiled 16-bit copy of the model's first cut, and its batch, on fake tensors."""
+    """Make an uncompiled 16-bit copy of the model, cut as planned, and its batch, on fake tensors."""
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
     stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}

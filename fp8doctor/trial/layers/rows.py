@@ -1,8 +1,8 @@
-"""Count the rows that each layer multiplies, which are not always the tokens of a micro-batch.
+"""Watch a forward of a copy: the rows that each layer multiplies, and what it runs in.
 
-An encoder and a decoder see different ones, a pooled head one per sample. One forward without gradients
-counts them, of an uncompiled copy of the shallowest cut (`fp8doctor.trial.copies.depth`). A block that was
-cut away has the rows of the kept block that does the same work.
+Rows are not always the tokens of a micro-batch: an encoder and a decoder see different ones, a pooled head
+one per sample. The copy is uncompiled and has a few of the repeated blocks. A block that was cut away has the
+rows, and the checkpointed regions, of the kept block in its place of the pattern.
 """
 
 from __future__ import annotations
@@ -10,31 +10,42 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import te_private
+from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.copies.step import call, move
+from fp8doctor.trial.layers.seen_calls import (
+    CallsSeen,
+    Seen,
+    autocast_now,
+    rows_of,
+    with_seen,
+    without_seen,
+)
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.layout import cut_of
-from fp8doctor.trial.measure.trial_run import still_there
+from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import Undisturbed, free, harm, of_the_users
-from fp8doctor.trial.state.user_state import of_the_job
+from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import sentence
 
@@ -45,9 +56,17 @@ PART = "rows"
 
 NO_BATCH = "there is no batch to run the model on"
 
+NO_LAYER = "the forward of a copy runs none of the layers"
+
+BLOCKS = 4
+"""Blocks of each list that the copy keeps: regions may differ from block to block in a pattern."""
+
 MOST_FORWARDS = 4
 """Forwards until every block was called. A choice: with a LayerDrop of 0.1, as in wav2vec 2.0, one block in
 10,000 is never called; a tower that the batch does not enter costs three more forwards of a cut."""
+
+MOST_FLAGS = 8
+"""Attributes that are switched off to find the one that decides on checkpointing. A choice."""
 
 PRODUCT = re.compile(r"mm|matmul|linear")
 """In the name of every function of torch that multiplies matrices."""
@@ -58,82 +77,142 @@ Rows = dict[str, tuple[int, ...]]
 """As `fp8doctor.facts.Trial.rows`."""
 
 
-def count_rows(
-    job: Job,
-    facts: Facts,
-    device: torch.device,
-    *,
-    progress: Callable[[str, str | None], object],
-    reason_against: str | None,
-) -> tuple[Rows, str | None, list[str]]:
-    """Count the rows in the user's process; return them, or the reason why not, and the user's changed items.
+class Watched(msgspec.Struct, frozen=True):
+    """What a forward showed."""
+
+    rows: Rows
+    seen: Seen
+
+
+def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str | None]:
+    """Run a forward of a copy: return the facts with what it showed, the rows, or why there are none.
 
     Raises `DeviceLost`.
     """
-    reason = reason_against or (NO_BATCH if job.batch is None else None)
+    if not of_interest(facts) and not undecided(facts):
+        return facts, {}, None
+    reason = run.skip.get(PART) or (NO_BATCH if job.batch is None else None)
+    if reason is None:
+        run.progress("counting the rows of its layers", PART)
+        try:
+            watched = on_a_copy(job, facts, run.device, run.guard or Guard(job))
+        except OriginalTouched as error:
+            reason = str(error)
+        except Exception as error:
+            _log.debug("watching a forward raises", exc_info=True)
+            still_there(run.device, PART)
+            reason = sentence(error)
+        free(run.device)
     if reason is not None:
-        return NOT_RECORDED, reason, []
-    if not of_interest(facts):
-        return {}, None, []
-    wanted = [linear.name for linear in facts.network.linears]
-    progress("counting the rows of its layers", PART)
-    rows, reason, put_back, users = NOT_RECORDED, None, [], of_the_job(job)
-    before = of_the_users(job, users)
-    try:
-        kept = Undisturbed(job, keep_workers=True)
-        with kept, kept as put_back:
-            rows = on_a_copy(job, [blocks.name for blocks in facts.network.blocks], wanted, device)
-    except OriginalTouched as error:
-        reason = str(error)
-    except Exception as error:
-        _log.debug("counting rows raises", exc_info=True)
-        still_there(device, PART)
-        reason = sentence(error)
-    free(device)
-    return rows, reason, [*put_back, *harm(before, of_the_users(job, users))]
+        return unwatched(facts, reason), NOT_RECORDED, reason
+    return with_watched(facts, watched.seen), watched.rows if of_interest(facts) else {}, None
 
 
-def on_a_copy(job: Job, lists: Collection[str], wanted: Iterable[str], device: torch.device) -> Rows:
-    """Count the rows of the ``wanted`` layers on an uncompiled copy. Raises the forward's exceptions."""
-    job = replace(job, training_step=own_step(job.training_step, as_compiled=False))
-    original = unwrapped(job.model)
-    plan = depth.plans(original, depth.named_in(original, lists))[-1]
+def with_watched(facts: Facts, seen: Seen) -> Facts:
+    """Add what a forward called to the facts, if only a forward shows it."""
+    if not undecided(facts):
+        return facts
+    if facts.network.linears and not seen.regions:
+        return without_seen(facts, NO_LAYER)
+    return with_seen(facts, seen)
+
+
+def unwatched(facts: Facts, why: str) -> Facts:
+    """Add why no forward was seen, if only a forward shows what the step calls."""
+    return without_seen(facts, why) if undecided(facts) else facts
+
+
+def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Watched:
+    """Watch a training forward of an uncompiled copy. Raises the forward's exceptions."""
+    job, plan = uncompiled(job), shallow(job, facts)
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)
-    layers, weights = found(original, plan, model, wanted)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with Guard(job).armed(), torch.no_grad(), autocast:
-        return counted(lambda: one_forward(job, model, batch), layers, weights, lists)
+    with guard.armed(), torch.enable_grad(), autocast:
+        return watch(job, facts, plan, model, batch)
 
 
-def one_forward(job: Job, model: nn.Module, batch: Any) -> object:
-    """Run the user's training step if there is one, else call the model."""
-    return job.training_step(model, batch) if job.training_step else call(model, batch)
+def uncompiled(job: Job) -> Job:
+    """Return the job with a training step that is not compiled."""
+    return replace(job, training_step=own_step(job.training_step, as_compiled=False))
 
 
-def counted(
-    forward: Callable[[], object],
-    layers: Mapping[str, nn.Module],
-    experts: Mapping[str, nn.Parameter],
-    lists: Collection[str],
-) -> Rows:
-    """Count the rows of every call of the layers and of every expert, by their names.
+def shallow(job: Job, facts: Facts) -> depth.Plan:
+    """Plan a copy with `BLOCKS` of each list."""
+    original = unwrapped(job.model)
+    return depth.first_blocks(
+        original, depth.named_in(original, [each.name for each in facts.network.blocks]), BLOCKS
+    )
 
-    Raises the forward's exceptions. It runs the forward until every block of the ``lists`` was called: with
-    LayerDrop each one skips others.
+
+def watch(
+    job: Job,
+    facts: Facts,
+    plan: depth.Plan,
+    model: nn.Module,
+    batch: Any,
+    fp8_is_open: Callable[[], bool] = te_private.autocast_is_open,
+) -> Watched:
+    """Watch training forwards of a copy until every block was called: with LayerDrop each skips others.
+
+    Raises the forward's exceptions.
     """
+    original, lists = unwrapped(job.model), [each.name for each in facts.network.blocks]
+    wanted = [linear.name for linear in facts.network.linears]
+    layers, experts = found(original, plan, model, wanted)
     blocks = {block for name in (*layers, *experts) if (block := _block(name, lists))}
-    rows: Rows = {}
-    for _ in range(MOST_FORWARDS):
-        with _calls(layers.values()) as calls, Products(layers.values(), experts.values()) as products:
-            forward()
-        found = {name: calls[module] or products.of_layer(module) for name, module in layers.items()}
-        found |= {name: products.of_experts(weight) for name, weight in experts.items()}
-        rows = {**{name: tuple(each) for name, each in found.items() if any(each)}, **rows}
-        if blocks <= {_block(name, lists) for name in rows}:
+
+    def once() -> Watched:
+        calls = CallsSeen(fp8_is_open)
+        with told(model, calls), Products(layers.values(), experts.values()) as products:
+            job.training_step(model, batch) if job.training_step else call(model, batch)
+        rows = {name: products.of_layer(module) for name, module in layers.items()} | calls.rows(layers)
+        rows |= {name: products.of_experts(weight) for name, weight in experts.items()}
+        seen = msgspec.structs.replace(calls.seen(layers, model), autocast=products.in_own_autocast)
+        return Watched({name: tuple(each) for name, each in rows.items() if each}, seen)
+
+    watched = once()
+    for _ in range(MOST_FORWARDS - 1):
+        if blocks <= {_block(name, lists) for name in watched.rows}:
             break
-    return rows
+        more = once()
+        seen = msgspec.structs.replace(
+            more.seen,
+            regions={**more.seen.regions, **watched.seen.regions},
+            calls={**more.seen.calls, **watched.seen.calls},
+        )
+        watched = Watched({**more.rows, **watched.rows}, seen)
+    modules = dict(model.named_modules())
+    calls = {
+        name: msgspec.structs.replace(each, flag=_flag(name, modules[name], lambda: once().seen))
+        for name, each in watched.seen.calls.items()
+    }
+    seen = msgspec.structs.replace(watched.seen, calls=calls, without_hooks=_hooks(original) != _hooks(model))
+    return msgspec.structs.replace(watched, seen=seen.at_full_depth(_kept_blocks(original, plan, model)))
+
+
+def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None:
+    """Name the module's attribute without which a forward does not call checkpoint."""
+    of_kinds = (each for kind in type(module).__mro__ if kind is not nn.Module for each in vars(kind))
+    names = dict.fromkeys((*module.__dict__, *of_kinds))
+    on = [each for each in names if each != "training" and read(module, each) is True]
+    for flag in on[:MOST_FLAGS]:
+        own = dict(module.__dict__)
+        module.__dict__[flag] = False
+        try:
+            if name not in again().calls:
+                return flag
+        except Exception:
+            continue
+        finally:
+            module.__dict__.clear()
+            module.__dict__.update(own)
+    return None
+
+
+def _hooks(model: nn.Module) -> int:
+    return sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in model.modules())
 
 
 def _block(name: str, lists: Iterable[str]) -> str | None:
@@ -153,7 +232,7 @@ def found(
     Both by their names in the whole model. A part of a fused module, such as ``mlp.fc1``, has its rows.
     """
     modules = {cleaned(name): module for name, module in model.named_modules()}
-    kept_blocks = _kept_blocks(original, plan, modules)
+    kept_blocks = _kept_blocks(original, plan, model)
     layers, weights = {}, {}
     for name in wanted:
         block = next((each for each in kept_blocks if name.startswith(each)), "")
@@ -167,39 +246,36 @@ def found(
     return layers, weights
 
 
-def _kept_blocks(original: nn.Module, plan: depth.Plan, modules: Mapping[str, nn.Module]) -> dict[str, str]:
+def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dict[str, str]:
     """Map the prefix of every block's names to that of the kept block that does the same work."""
+    modules = {cleaned(name): module for name, module in model.named_modules()}
     blocks = {}
     for stack in plan.stacks:
         name = cleaned(stack.name)
         kept = [key for key, _ in modules[name].named_children()]
         for position, (key, _) in enumerate(original.get_submodule(stack.name).named_children()):
             if position >= len(kept):
-                position = stack.prefix + (position - stack.prefix) % stack.period
+                position = stack.prefix + (position - stack.prefix) % (len(kept) - stack.prefix)
             blocks[f"{name}.{key}."] = f"{name}.{kept[position]}."
     return blocks
 
 
 @contextmanager
-def _calls(layers: Iterable[nn.Module]) -> Iterator[dict[nn.Module, list[int]]]:
-    """Count the rows of the first tensor that each layer is called with, call by call."""
-    rows: dict[nn.Module, list[int]] = {layer: [] for layer in layers}
-
-    def count(layer: nn.Module, arguments: tuple[object, ...], named: dict[str, object]) -> None:
-        rows[layer].append(_rows(next(tensors((*arguments, *named.values())))))
-
+def told(model: nn.Module, calls: CallsSeen) -> Iterator[None]:
+    """Tell of every call of a module."""
     with ExitStack() as hooks:
-        for layer in rows:
-            hooks.callback(layer.register_forward_pre_hook(count, with_kwargs=True).remove)
-        yield rows
-
-
-def _rows(x: torch.Tensor) -> int:
-    return x.numel() // x.shape[-1]
+        for module in model.modules():
+            entering = module.register_forward_pre_hook(
+                lambda module, *given: calls.enter(module, given), with_kwargs=True
+            )
+            leaving = module.register_forward_hook(lambda module, *_: calls.leave(module), always_call=True)
+            hooks.callback(entering.remove)
+            hooks.callback(leaving.remove)
+        yield
 
 
 class Products(TorchFunctionMode):
-    """Notes the rows that are multiplied by weights of layers that are not called themselves.
+    """Notes products under an autocast that the forward opens, and rows of layers that are not called.
 
     A layer's weight is seen in ``functional.linear``, and as the output projection of torch's attention. The
     experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
@@ -209,6 +285,7 @@ class Products(TorchFunctionMode):
 
     def __init__(self, layers: Iterable[nn.Module], experts: Iterable[nn.Parameter]) -> None:
         super().__init__()
+        self._outside, self.in_own_autocast = autocast_now(), False
         self._layers: dict[int, list[int]] = {id(layer._parameters.get("weight")): [] for layer in layers}
         plain = (weight for weight in experts if type(weight) is nn.Parameter)
         self._experts: dict[int, list[int]] = {weight.untyped_storage().data_ptr(): [] for weight in plain}
@@ -232,6 +309,7 @@ class Products(TorchFunctionMode):
             bound = ATTENTION.bind(*args, **kwargs).arguments
             self._note_layer(bound["query"], bound["out_proj_weight"])
         elif PRODUCT.search(getattr(function, "__name__", "")):
+            self.in_own_autocast |= autocast_now() not in (None, self._outside)
             given = list(tensors((*args, *kwargs.values())))
             if function is functional.linear:
                 self._note_layer(*given[:2])
@@ -241,7 +319,7 @@ class Products(TorchFunctionMode):
 
     def _note_layer(self, into: torch.Tensor, weight: torch.Tensor) -> None:
         if id(weight) in self._layers:
-            self._layers[id(weight)].append(_rows(into))
+            self._layers[id(weight)].append(rows_of(into))
 
     def _note_experts(self, given: list[torch.Tensor]) -> None:
         if len(given) < 2 or type(given[1]) not in (torch.Tensor, nn.Parameter):
@@ -251,7 +329,7 @@ class Products(TorchFunctionMode):
         if seen is None:
             return
         if weight.dim() == 2:
-            seen.append(_rows(into))
+            seen.append(rows_of(into))
         elif ends and not ends[0].is_floating_point():
             seen += ends[0].diff(prepend=ends[0].new_zeros(1)).tolist()
         elif into.dim() == 3:

@@ -2,16 +2,15 @@
 
 While a checkpoint function runs its region, its frame is on the stack, reentrant or not. The outermost module
 call below that frame is the region; the innermost one above it is the module that calls checkpoint.
-`CallsSeen` hears of every call of a module: from hooks in the worker's forward on fake tensors, from
-`fp8doctor.running.calls` in a step of the user's own.
+`CallsSeen` hears of every call of a module: from hooks in a copy, from `fp8doctor.running.calls` in a step of
+the user's own.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -24,21 +23,13 @@ from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST, no_code_n
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, open_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks import te_private
-from fp8doctor.stacks.code_names import LIBRARIES, named
-from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.torch_private import Unknown, call_code
 from fp8doctor.trial.copies.depth import cleaned
 
-FORWARDS = 2
-"""Forwards that have to agree, because the recomputed layers may be drawn at random."""
-
 NO_FORWARD = "no forward was seen"
 
 IN_COMPILED_CODE = "compiled code may call one, and runs no Python that could be watched"
-
-AUTOCAST_HOMES = ("torch.amp.", "torch.cuda.amp.", "contextlib.", f"{__name__}.")
-"""Modules with frames between an autocast and the code that opens it."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -72,6 +63,27 @@ class Seen(msgspec.Struct):
     compiled: tuple[str, ...] = ()
     """Compiled regions, whose inside was not seen."""
 
+    def at_full_depth(self, kept_blocks: Mapping[str, str]) -> Seen:
+        """Name regions and calls as in the whole model.
+
+        ``kept_blocks`` maps the prefix of every block's names to that of the block that ran for it.
+        """
+        regions, calls = dict(self.regions), dict(self.calls)
+        for block, kept in kept_blocks.items():
+            if block == kept:
+                continue
+            calls |= {
+                f"{block}{f'{name}.'.removeprefix(kept)}".rstrip("."): call
+                for name, call in self.calls.items()
+                if f"{name}.".startswith(kept)
+            }
+            regions |= {
+                layer: f"{block}{f'{region}.'.removeprefix(kept)}".rstrip(".")
+                for layer, region in self.regions.items()
+                if layer.startswith(block) and region is not None and f"{region}.".startswith(kept)
+            }
+        return msgspec.structs.replace(self, regions=regions, calls=calls)
+
 
 @dataclass
 class _Entered:
@@ -102,10 +114,8 @@ class CallsSeen:
         """Note the begin of a call."""
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
-        rows = (
-            first.numel() // first.shape[-1] if first is not None and first.dim() and first.numel() else None
-        )
-        entered = _Entered(id(module), above, _autocast_now(), self._fp8_is_open(), rows)
+        rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
+        entered = _Entered(id(module), above, autocast_now(), self._fp8_is_open(), rows)
         self._running.append(entered)
         self._ran.setdefault(id(module), []).append(entered)
         call = None
@@ -159,60 +169,9 @@ class CallsSeen:
         return {name: tuple(each for each in rows if each) for name, rows in found.items() if any(rows)}
 
 
-def seen_calls(
-    forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module
-) -> Seen | None:
-    """Find the calls of a training forward; None if two forwards do not agree."""
-    first, second = (_once(forward, layers, model) for _ in range(FORWARDS))
-    if first != second:
-        return None
-    modules = dict(model.named_modules())
-    calls = {
-        name: msgspec.structs.replace(
-            call, flag=_flag(name, modules[name], lambda: _once(forward, layers, model))
-        )
-        for name, call in first.calls.items()
-    }
-    return msgspec.structs.replace(first, calls=calls)
-
-
-def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None:
-    """Name the module's attribute without which a forward does not call checkpoint."""
-    used = dict.fromkeys(each for each, _ in named(forward_of(module), type(module).__mro__))
-    for flag in used:
-        if flag == "training" or not flag or read(module, flag) is not True:
-            continue
-        own = dict(module.__dict__)
-        module.__dict__[flag] = False
-        try:
-            if name not in again().calls:
-                return flag
-        except Exception:
-            continue
-        finally:
-            module.__dict__.clear()
-            module.__dict__.update(own)
-    return None
-
-
-def _once(forward: Callable[[], object], layers: Mapping[str, nn.Module], model: nn.Module) -> Seen:
-    fp8: list[bool] = []
-    calls = CallsSeen(lambda: any(fp8[-1:]))
-    opened = []
-
-    def autocast_opens() -> None:
-        opened.append(not _opener(sys._getframe(2)).startswith(LIBRARIES))
-
-    with ExitStack() as hooks, _autocasts(autocast_opens, fp8):
-        for module in model.modules():
-            entering = module.register_forward_pre_hook(
-                lambda module, *given: calls.enter(module, given), with_kwargs=True
-            )
-            leaving = module.register_forward_hook(lambda module, *_: calls.leave(module), always_call=True)
-            for handle in (entering, leaving):
-                hooks.callback(handle.remove)
-        forward()
-    return msgspec.structs.replace(calls.seen(layers, model), autocast=any(opened))
+def rows_of(into: torch.Tensor) -> int:
+    """Count the rows of a layer's input."""
+    return into.numel() // into.shape[-1]
 
 
 def _checkpoint_call(frame: FrameType | None, above: int | None) -> Call | None:
@@ -241,70 +200,10 @@ def _checkpoint_call(frame: FrameType | None, above: int | None) -> Call | None:
     return call
 
 
-def _opener(frame: FrameType | None) -> str:
-    """Name the module of the code that opens an autocast; for a decorated function its own."""
-    while frame is not None:
-        home = f"{frame.f_globals.get('__name__', '')}."
-        if frame.f_code.co_name == "decorate_autocast":
-            return f"{frame.f_locals['func'].__module__}."
-        if not home.startswith(AUTOCAST_HOMES):
-            return home
-        frame = frame.f_back
-    return ""
-
-
-def _autocast_now() -> str | None:
+def autocast_now() -> str | None:
+    """Return the dtype of the autocast that is open; None without one."""
     on = (each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each))
     return next((str(torch.get_autocast_dtype(each)).removeprefix("torch.") for each in on), None)
-
-
-@contextmanager
-def _autocasts(torchs: Callable[[], None], fp8: list[bool]) -> Iterator[None]:
-    """Call a function for each opened autocast of torch's, and keep the switches of Transformer Engine's.
-
-    torch's opens on the CPU and Transformer Engine's has no effect, because a forked process cannot use a
-    GPU.
-    """
-    enter: Any = torch.autocast.__enter__
-    make: Any = torch.autocast.__init__
-
-    def made(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache: Any = None) -> None:
-        given = dtype or torch.get_autocast_dtype(device_type)
-        make(self, "cpu", given if given is torch.float16 else torch.bfloat16, enabled, cache)
-
-    def entered(self: Any) -> Any:
-        if self._enabled:
-            torchs()
-        return enter(self)
-
-    def opened(cls: Any, /, enabled: bool = False, *settings: Any, **more: Any) -> None:
-        fp8.append(enabled)
-
-    def closed(cls: Any, /, *settings: Any, **more: Any) -> None:
-        fp8.pop()
-
-    manager, enters = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
-    if manager is not None and not enters:
-        raise Unknown("Transformer Engine opens its autocast in another way")
-    replaced: list[tuple[Any, str, Any]] = [
-        (torch.autocast, "__init__", made),
-        (torch.autocast, "__enter__", entered),
-        *((manager, name, classmethod(opened)) for name in enters),
-        *((manager, name, classmethod(closed)) for name in te_private.own_names(te_private.EXITS)),
-        *([(te_private.home(), te_private.RECIPE_TEST, _nothing)] if te_private.recipe_test() else []),
-    ]
-    before = [(of, name, vars(of)[name]) for of, name, _ in replaced]
-    for of, name, instead in replaced:
-        setattr(of, name, instead)
-    try:
-        yield
-    finally:
-        for of, name, own in before:
-            setattr(of, name, own)
-
-
-def _nothing(*arguments: Any, **settings: Any) -> None:
-    """Replace functions that use a GPU."""
 
 
 def with_seen(facts: Facts, seen: Seen) -> Facts:

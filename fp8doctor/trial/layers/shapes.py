@@ -23,7 +23,6 @@ from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.cost import rows_of
 from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.loading.job import Job
 from fp8doctor.recipes import recipe_of
 from fp8doctor.trial.layers.linear_operations import (
     KEPT_IN_BF16,
@@ -36,7 +35,7 @@ from fp8doctor.trial.layers.linear_operations import (
     fp8_gemms,
 )
 from fp8doctor.trial.measure.trial_run import still_there
-from fp8doctor.trial.state.undisturbed import Undisturbed, free
+from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.wording import percent, sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -76,7 +75,6 @@ NO_TIME = "no time was left"
 
 
 def time_shapes(
-    job: Job,
     facts: Facts,
     device: torch.device,
     *,
@@ -84,10 +82,9 @@ def time_shapes(
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
 ) -> tuple[tuple[LayerShape, ...], str | None]:
-    """Time the shapes in the user's process; return them, and the reason if some are missing.
+    """Time the shapes; return them, and the reason if some are missing.
 
-    The process is left as it was, except for the compiler's workers. The shapes are not recorded if timing
-    fails. Raises `DeviceLost`.
+    They are not recorded if timing fails. Raises `DeviceLost`.
     """
     if reason_against is not None:
         return NOT_RECORDED, reason_against
@@ -95,8 +92,7 @@ def time_shapes(
         return (), NOTHING_TO_TIME
     progress("timing the matmuls of its layers", PART)
     try:
-        with Undisturbed(job, keep_workers=True):
-            return timed(facts, device, until=until)
+        return timed(facts, device, until=until)
     except Exception as error:
         _log.debug("timing the shapes raises", exc_info=True)
         free(device)

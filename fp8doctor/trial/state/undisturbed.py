@@ -42,17 +42,17 @@ class Undisturbed:
     The process's settings (random numbers, flags, variables) are put back silently, because a user's own
     forward may change them. Changes of the user's model are put back, then named in the list that the context
     gives. Inside, gradients are on and warnings are hidden: replicas say nothing that the model itself would
-    not. ``keep_workers`` leaves compile workers running for a caller that compiles more and ends them later.
+    not.
 
     Enter it twice, ``with kept, kept``: an interrupt may come just when the first begins to put back, and
     then the second does it.
     """
 
-    def __init__(self, job: Job, *, keep_workers: bool = False) -> None:
+    def __init__(self, job: Job) -> None:
         torch_private.load_dynamo()  # whose settings are read
         self._named: list[str] = []
         self._settings = process_settings.read()
-        self._workers = None if keep_workers else library_state.workers()
+        self._workers = library_state.workers()
         self._handlers = self._settings.pop(process_settings.HANDLERS, {})
         users = of_the_job(job)
         self._optimizers, self._objects = OptimizerSettings(users.optimizers), UserObjects(users)
@@ -94,8 +94,7 @@ class Undisturbed:
         with ExitStack() as last_first:
             last_first.callback(self._clear_autocast)
             last_first.callback(self._forget_compiled)
-            if self._workers is not None:
-                last_first.callback(library_state.stop_new_workers, self._workers)
+            last_first.callback(library_state.stop_new_workers, self._workers)
             last_first.callback(process_settings.put_back, self._settings)
             last_first.callback(self._put_users_objects_back)
             last_first.callback(self._around.close)

@@ -16,7 +16,9 @@ from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers.rows import count_rows
+from fp8doctor.trial.layers.rows import watch_copy
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.checks.environment.live import finding_of, outcome_of
 
 
@@ -48,9 +50,7 @@ def counted(samples: int, *, keep: tuple[str, ...] = (), padded: bool = False) -
     batch = torch.randn(samples, 16, 32, dtype=torch.bfloat16)
     job = Job(model=model, target=Target(), workload=workload, batch=batch)
     facts = examine(job)
-    seen, reason, _ = count_rows(
-        job, facts, torch.device("cpu"), progress=lambda text, arm: None, reason_against=None
-    )
+    facts, seen, reason = watch_copy(job, facts, TrialRun(torch.device("cpu"), Budget(600.0)))
     assert reason is None
     return msgspec.structs.replace(facts, trial=Trial(device="cpu", rows=seen, arms=()))
 
