@@ -160,7 +160,7 @@ def slowdowns(health: Health) -> dict[str, float]:
 def host_contention(load: HostLoad) -> str | None:
     """Describe what disturbed the host while variants were timed; None if nothing did."""
     said = []
-    if load.others_pct >= CORES_PCT:
+    if load.get("others_pct", 0.0) >= CORES_PCT:  # of older reports
         said.append(f"others used {load.others_pct:.0f}% of the host's {load.cores} cores")
     if _python_slowed(load) >= PYTHON_SLOWED:
         said.append(f"Python ran {_python_slowed(load):.1f} times as long as at its best")

@@ -40,11 +40,6 @@ from fp8doctor.wording import sentence
 _log = logging.getLogger("fp8doctor")
 
 
-def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    """Time the variants of the job, and leave the user's objects as they were; see `timed`."""
-    return left_alone(job, run, lambda guarded: timed(job, lists, plans, guarded))
-
-
 def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Trial:
     """Do the work of a trial under a guard, put back what it changed, and name what remains changed.
 

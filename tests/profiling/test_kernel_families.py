@@ -528,26 +528,6 @@ def test_grouped_gemm_of_unsloths_is_told_by_the_types_of_its_matrices(name: str
     assert classify(name, "unsloth::grouped", ("c10::BFloat16", "c10::BFloat16", "int")) == "gemm_16bit"
 
 
-def test_gemv_that_decodes_fp8_weights_multiplies_in_16_bits() -> None:
-    types = ("c10::BFloat16", "c10::Float8_e4m3fn", "float")
-    assert classify("_fp8_rowwise_gemv_kernel", "unsloth::gemv", types) == "gemm_16bit"
-
-
-def test_gemm_of_the_head_in_unsloths_fused_loss_is_a_gemm() -> None:
-    inside = work_inside("GeneratedBackwardFor_unsloth_zoo_fused_linear_ce_v2_default")
-    types = ("c10::BFloat16", "c10::BFloat16")
-    assert (
-        classify("nvjet_sm90_tss_192x192_64x4_2x1_v_bz_coopB_TNN", "aten::mm", types, inside) == "gemm_16bit"
-    )
-
-
-def test_gemm_inside_an_fp8_layer_keeps_its_own_type() -> None:
-    """rowwise_with_gw_hp multiplies one of its three in BF16."""
-    assert (
-        classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NTT", "aten::mm", inside="cast") == "gemm_16bit"
-    )
-
-
 @pytest.mark.parametrize(
     "name",
     ["", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3", "nvjet_sm90_tst_64x64_4x4_bz_TNN"],
@@ -564,42 +544,6 @@ def test_gemm_inside_torchs_attention_is_attention(name: str) -> None:
         == "attention"
     )
     assert classify(FP8_GEMM, "aten::_scaled_mm", inside="attention") == "gemm_fp8"
-
-
-@pytest.mark.parametrize("operator", ["FusedAttnFunc", "FusedAttnFuncBackward", "AttnFuncWithCPAndKVP2P"])
-def test_what_transformer_engines_attention_launches(operator: str) -> None:
-    """Autograd functions of Transformer Engine 2.20.2, ``pytorch/attention/dot_product_attention``."""
-    assert classify("a_kernel_of_a_library_to_come", operator) == "attention"
-    assert classify(COPY, "aten::copy_", inside=work_inside(operator)) == "attention"
-
-
-def test_bias_that_addmm_copies_is_no_gemm() -> None:
-    assert classify(COPY, "aten::addmm", ("float", "float", "float")) == "pointwise"
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "triton_red_fused_abs_max_2",
-        "triton_red_fused__to_copy_abs_clamp_max_mul_reciprocal_3",
-        "triton_poi_fused__to_copy_clamp_mul_1",
-    ],
-)
-def test_generated_amax_is_the_users_own_in_a_step_without_fp8(name: str) -> None:
-    assert classify(name) == "cast"
-    assert classify(name, fp8_step=False) == "pointwise"
-
-
-def test_generated_kernel_of_a_compiled_optimizer() -> None:
-    name = "triton_poi_fused_addcdiv_lerp_mul_sqrt_0"
-    assert classify(name, name, inside=work_inside("Optimizer.step#AdamW.step")) == "optimizer"
-    assert classify(name, name) == "pointwise"
-
-
-def test_generated_kernel_beside_a_scaled_mm_is_no_gemm() -> None:
-    name = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
-    assert classify(name, fp8_step=False) == "cast"
-    assert not FP8_GEMM_KERNEL.search(name)
 
 
 @pytest.mark.parametrize(
@@ -640,15 +584,6 @@ def test_pointwise_kernel_serves_the_operator_around_it(operator: str, around: s
 def test_operator_alone(operator: str, family: Family) -> None:
     assert classify("", operator) == family
     assert classify("a_kernel_of_a_library_to_come", operator) == family
-
-
-def test_pointwise_kernel_serves_the_operator_that_launched_it() -> None:
-    assert classify(SCALE, "aten::native_layer_norm") == "norm"
-
-
-def test_copy_from_the_host_is_no_cast() -> None:
-    assert classify("Memcpy HtoD (Pageable -> Device)", "aten::copy_", inside="cast") == "copy"
-    assert classify("Memcpy DtoD (Device -> Device)", "aten::copy_", inside="cast") == "cast"
 
 
 def test_kernels_and_operators_that_prove_fp8_are_the_same_ones() -> None:

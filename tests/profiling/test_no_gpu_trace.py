@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -51,13 +50,6 @@ def test_a_trace_that_is_cut_off_anywhere_is_refused(step: int, tmp_path: Path) 
                 traced_step(tmp_path / "trace.json")
 
 
-def test_what_never_ends_or_is_a_folder_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(UnreadableDocument, match="it is not a file; name a trace"):
-            traced_step(path)
-
-
 @pytest.mark.parametrize("compressed", [True, False])
 def test_a_huge_trace_is_refused_with_what_to_do(
     compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,15 +63,3 @@ def test_a_huge_trace_is_refused_with_what_to_do(
     monkeypatch.setattr(reader, "LARGEST_TRACE", 5000)
     with pytest.raises(UnreadableDocument, match="has more than 0 GiB; record fewer steps"):
         traced_step(path)
-
-
-def test_a_compressed_trace_may_have_several_members_and_padding(tmp_path: Path) -> None:
-    packed = gzip.compress(WHOLE, mtime=0)
-    path = tmp_path / "trace.json.gz"
-    path.write_bytes(packed + packed + bytes(9))
-    assert reader.unpacked(path) == WHOLE * 2
-
-
-def test_a_missing_or_forbidden_file_is_the_systems_answer(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        traced_step(tmp_path / "none.json")

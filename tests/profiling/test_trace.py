@@ -4,7 +4,6 @@ does."""
 from __future__ import annotations
 
 import functools
-import gc
 import gzip
 import json
 import random
@@ -13,7 +12,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +29,6 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.measure.evidence import quiet_profiler
-from tests.benchmarks.trace_speed import Composer
 from tests.profiling.composed import Composed
 
 CAST = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
@@ -137,49 +134,9 @@ def test_compiled_fp8_model(backend: str, tmp_path: Path) -> None:
     assert_adds_up(step)
 
 
-def test_the_one_layer_with_casts_is_named(tmp_path: Path) -> None:
-    model = bf16(linear(), convert_to_float8_training(nn.Sequential(linear())), linear())
-    step = split(training_step(model), tmp_path)
-    assert {module.name for module in step.modules if "cast" in module.families_ms} == {"1.0"}
-    [sick] = [module for module in step.modules if module.name == "1.0"]
-    assert sick.kind == "Float8Linear"
-    assert sick.families_ms["cast"] == pytest.approx(step.families_ms["cast"])
-
-
 class InFp32(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(input.float(), self.weight.float()).to(input.dtype)
-
-
-def test_the_one_fp32_matmul_is_named(tmp_path: Path) -> None:
-    step = split(training_step(bf16(linear(), InFp32(32, 32), linear())), tmp_path)
-    [sick] = [module for module in step.modules if "gemm_fp32" in module.families_ms]
-    assert (sick.name, sick.kind) == ("1", "InFp32")
-    assert sick.families_ms["gemm_fp32"] == pytest.approx(step.families_ms["gemm_fp32"])
-    [matmul] = [group for group in step.groups if group.family == "gemm_fp32"]
-    assert (matmul.name, matmul.count) == ("aten::mm", 3), "forward and both of the backward"
-
-
-class _MatmulInBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: torch.Tensor) -> torch.Tensor:
-        return input.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        wide = gradient.float()
-        return (wide @ wide.t() @ wide).to(gradient.dtype)
-
-
-class SlowBackward(nn.Module):
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = _MatmulInBackward.apply(input)
-        return result
-
-
-def test_backward_belongs_to_the_module_of_its_forward(tmp_path: Path) -> None:
-    step = split(training_step(bf16(linear(), SlowBackward(), linear())), tmp_path)
-    assert {module.name for module in step.modules if "gemm_fp32" in module.families_ms} == {"1"}
 
 
 class MathAttention(nn.Module):
@@ -222,30 +179,6 @@ def test_recomputed_forward_belongs_to_its_module(reentrant: bool, tmp_path: Pat
     assert sick.families_ms["gemm_fp32"] == pytest.approx(step.families_ms["gemm_fp32"])
 
 
-def test_the_users_own_amax_is_no_cast(tmp_path: Path) -> None:
-    class Clipped(nn.Module):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return input.clamp(-input.abs().max(), input.abs().amax())
-
-    step = split(training_step(bf16(linear(), Clipped(), linear())), tmp_path)
-    assert "cast" not in step.families_ms
-
-
-def test_optimizer_without_a_fused_kernel(tmp_path: Path) -> None:
-    model = bf16(linear())
-    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, fused=False)
-    forward = training_step(model)
-
-    def whole() -> None:
-        forward()
-        optimizer.step()
-
-    step = split(whole, tmp_path)
-    assert {group.family for group in step.groups if group.name in ("aten::addcdiv_", "aten::lerp_")} == {
-        "optimizer"
-    }
-
-
 def test_keys_of_other_versions_and_gzip(tmp_path: Path) -> None:
     path = traced(training_step(bf16(linear())), tmp_path)
     document = json.loads(path.read_bytes())
@@ -278,18 +211,6 @@ def test_compute_owns_before_communication_before_copy(tmp_path: Path) -> None:
     assert_adds_up(step)
 
 
-def test_rows_of_annotations_and_waits_are_no_work(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(BF16, 100, 200)
-    trace.kernel("Memset (Device)", 200, 210, category="gpu_memset")
-    trace.add("gpu_user_annotation", "Optimizer.step#AdamW.step", 90, 600, 7)
-    trace.add("cuda_sync", "Stream Wait Event", 210, 500, 7, stream=7, correlation=99)
-    trace.add("overhead", "Activity Buffer Request", 0, 900, 10)
-    step = trace.read(tmp_path)
-    assert step.families_ms == pytest.approx({"gemm_16bit": 0.1, "copy": 0.01})
-    assert step.window_ms == pytest.approx(0.11)
-
-
 @pytest.mark.parametrize(
     ("launches", "waited"), [((150, 240), 0.0), ((150, 260), 75.0), ((205, 260), 100.0), ((205, 240), 25.0)]
 )
@@ -304,63 +225,6 @@ def test_gap_is_the_hosts_when_the_launch_came_after_the_gpu_ran_dry(
     assert trace.read(tmp_path).host_wait_pct == pytest.approx(waited)
 
 
-def test_operators_are_not_taken_for_kernels_that_the_profiler_lost(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.operator("aten::mm", 0, 50, 1)
-    trace.add("cuda_runtime", "cudaLaunchKernel", 10, 12, 10, correlation=1, cbid=211)
-    with pytest.raises(UnreadableDocument, match="the profiler did not see the GPU"):
-        trace.read(tmp_path)
-
-
-def test_gap_of_a_kernel_without_a_known_launch_is_not_the_hosts(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(BF16, 100, 200)
-    trace.add("kernel", BF16, 300, 400, 7, stream=7)
-    trace.add("cuda_runtime", "cudaGetDevice", 250, 251, 10)
-    trace.add("kernel", BF16, 500, 600, 7)
-    step = trace.read(tmp_path)
-    assert step.host_wait_pct == 0.0
-    assert step.on_gpu
-
-
-@pytest.mark.parametrize("linked", [True, False], ids=["by External id", "by the time of the launch"])
-def test_launching_operator(linked: bool, tmp_path: Path) -> None:
-    trace = Composed()
-    trace.operator("matmul_with_hp_or_float8_args", 0, 50, 1)
-    trace.operator("aten::abs", 10, 20, 2)
-    trace.operator("aten::abs", 30, 40, 3, thread=11)
-    trace.kernel(ABS, 100, 200, launched=15, operator=2 if linked else None)
-    trace.kernel(ABS, 200, 300, launched=35, operator=3 if linked else None, thread=11)
-    trace.kernel(ABS, 300, 310, launched=60)
-    step = trace.read(tmp_path)
-    assert [(group.family, group.operator, group.count, group.time_ms) for group in step.groups] == [
-        ("pointwise", None, 2, pytest.approx(0.11)),
-        ("cast", "aten::abs", 1, pytest.approx(0.1)),
-    ]
-
-
-def test_of_two_that_begin_together_the_longer_is_around_the_other(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.operator("aten::mm", 10, 12, 1)
-    trace.module("Linear", "head", 10, 30)
-    trace.kernel(BF16, 100, 200, operator=1)
-    assert [module.name for module in trace.read(tmp_path).modules] == ["head"]
-
-
-def test_inductor_kernels_by_name(tmp_path: Path) -> None:
-    """Inductor's launcher opens an operator with the kernel's name (triton_heuristics.py of torch 2.13)."""
-    trace = Composed()
-    trace.operator("CompiledFunction", 0, 90, 1)
-    arguments = {"kernel_backend": "triton", "kernel_hash": "cabc", "grid": "grid(1024,)", "stream": 7}
-    trace.operator(CAST, 10, 20, 2, **arguments)
-    trace.operator("triton_red_fused_abs_max_2", 20, 30, 3, **arguments)
-    trace.operator("aten::_scaled_mm", 30, 40, 4)
-    trace.kernel(CAST, 100, 110, operator=2)
-    trace.kernel("triton_red_fused_abs_max_2", 110, 120, operator=3)
-    trace.kernel("a_gemm_to_come", 120, 150, operator=4)
-    assert trace.read(tmp_path).families_ms == pytest.approx({"gemm_fp8": 0.03, "cast": 0.02})
-
-
 def test_types_of_the_operators_inputs(tmp_path: Path) -> None:
     trace = Composed()
     trace.operator(
@@ -370,13 +234,6 @@ def test_types_of_the_operators_inputs(tmp_path: Path) -> None:
     trace.kernel("a_gemm_of_no_known_type", 100, 110, operator=1)
     trace.kernel(CLAMP, 110, 120, operator=2)
     assert trace.read(tmp_path).families_ms == pytest.approx({"gemm_fp32": 0.01, "optimizer": 0.01})
-
-
-def test_amax_of_a_step_without_fp8_is_no_cast(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel("triton_red_fused_abs_max_2", 100, 110)
-    trace.kernel(BF16, 110, 120)
-    assert "cast" not in trace.read(tmp_path).families_ms
 
 
 def test_eager_cast_in_a_cuda_graph_is_told_by_its_end(tmp_path: Path) -> None:
@@ -451,14 +308,6 @@ def test_children_are_apart_from_their_module(tmp_path: Path) -> None:
         ("a.b.Inner", "layers.0", {"gemm_16bit": pytest.approx(0.03)}),
         ("Model", "", {"gemm_16bit": pytest.approx(0.01)}),
     ]
-
-
-def test_trace_of_the_benchmark_is_one_of_eager_fp8(tmp_path: Path) -> None:
-    path = tmp_path / "composed.json"
-    path.write_text("".join(Composer(150).text()))
-    step = step_of(read_trace(path))
-    assert step.kernels >= 150
-    assert set(step.families_ms) == {"cast", "gemm_fp8"}
 
 
 NAMES = (BF16, FP8, CAST, NCCL, "Memcpy HtoD (Pinned -> Device)", "a_kernel_to_come")
@@ -553,25 +402,7 @@ def test_what_is_no_trace_is_refused_in_a_sentence(content: bytes, sentence: str
         step_of(read_trace(path))
 
 
-def test_missing_file_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UnreadableDocument, match=r"the trace cannot be read: .*No such file"):
-        read_trace(tmp_path / "none.json")
-
-
 @pytest.mark.slow
 def test_reading_a_trace_needs_no_torch() -> None:
     code = "import sys, fp8doctor.profiling.profiled_step; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=600)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_garbage_collector_is_left_as_it_was(enabled: bool, tmp_path: Path) -> None:
-    (tmp_path / "trace.json").write_text("{}")
-    was = gc.isenabled()
-    try:
-        (gc.enable if enabled else gc.disable)()
-        with pytest.raises(UnreadableDocument):
-            step_of(read_trace(tmp_path / "trace.json"))
-        assert gc.isenabled() is enabled
-    finally:
-        (gc.enable if was else gc.disable)()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,9 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import TracedStep
-from fp8doctor.profiling.users_trace import Times, traced_step
+from fp8doctor.profiling.users_trace import traced_step
 from tests.profiling.composed import Composed
 
 FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
@@ -67,31 +65,6 @@ def test_work_outside_the_steps_is_left_out(tmp_path: Path) -> None:
     adds_up(step)
 
 
-def test_work_launched_before_the_recording_is_of_no_step(tmp_path: Path) -> None:
-    """A GPU behind its host: the first kernels of the recording are those of steps before it."""
-    trace = Composed()
-    steps(trace, 10, 100, 200)
-    trace.kernel(FP8, 5, 305, launched=0)
-    trace.kernel(BF16, 305, 405, launched=20)
-    trace.kernel(BF16, 405, 505, launched=120)
-    trace.events = [event for event in trace.events if event["args"].get("correlation") != 1] + [
-        event for event in trace.events if event["cat"] == "kernel" and event["args"]["correlation"] == 1
-    ]
-    step = read(trace, tmp_path)
-    assert (step.low_ms, step.step_ms, step.high_ms) == pytest.approx((0.1, 0.1, 0.1))
-    assert (step.families_ms, step.outside_ms) == ({"gemm_16bit": 0.1}, pytest.approx(0.3))
-    adds_up(step)
-
-
-@pytest.mark.parametrize("key", ["ts", "dur"])
-def test_a_time_beyond_all_numbers_is_no_time(key: str, tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(FP8, 100, 200, launched=90)
-    trace.events[0][key] = 1e307
-    with pytest.raises(UnreadableDocument, match="it is not a trace of torch"):
-        read(trace, tmp_path)
-
-
 def test_without_the_profilers_marks_the_optimizer_ends_steps(tmp_path: Path) -> None:
     trace = Composed()
     for number in range(3):
@@ -105,17 +78,6 @@ def test_without_the_profilers_marks_the_optimizer_ends_steps(tmp_path: Path) ->
     adds_up(step)
 
 
-def test_two_optimizers_of_a_step_make_one_step(tmp_path: Path) -> None:
-    trace = Composed()
-    for begin in (0, 100, 200):
-        trace.kernel(FP8, begin + 5, begin + 60, launched=begin + 2)
-        trace.add("user_annotation", "Optimizer.step#Muon.step", begin + 70, begin + 80, 10)
-        trace.add("user_annotation", "Optimizer.step#AdamW.step", begin + 80, begin + 90, 10)
-        trace.operator("aten::mm", begin, begin + 10, begin + 1)
-    step = read(trace, tmp_path)
-    assert (step.steps, step.step_ms) == (3, pytest.approx((290 - 5) / 3 / 1e3))
-
-
 def test_without_any_marks_the_times_are_of_the_whole(tmp_path: Path) -> None:
     trace = Composed()
     trace.kernel(FP8, 100, 160, launched=90)
@@ -125,18 +87,6 @@ def test_without_any_marks_the_times_are_of_the_whole(tmp_path: Path) -> None:
     assert (step.step_ms, step.busy_ms) == pytest.approx((0.16, 0.12))
     assert step.idle_ms == pytest.approx({"in_time": 0.04})
     adds_up(step)
-
-
-def test_marks_without_work_are_no_steps(tmp_path: Path) -> None:
-    trace = Composed()
-    steps(trace, 0, 100, 200, 300)
-    trace.kernel(FP8, 10, 90, launched=5)
-    trace.kernel(FP8, 110, 190, launched=105)
-    assert read(trace, tmp_path).steps == 2
-    later = Composed()
-    steps(later, 0, 100, 200)
-    later.kernel(FP8, 510, 590, launched=505)
-    assert read(later, tmp_path).marked_by is None
 
 
 @pytest.mark.parametrize(
@@ -166,20 +116,6 @@ def test_idle_time_is_told_by_what_the_host_did(
     adds_up(step)
 
 
-def test_a_copy_from_the_host_that_ends_a_gap_is_the_hosts_copying(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(FP8, 100, 200, launched=90)
-    trace.kernel("Memcpy HtoD (Pageable -> Device)", 300, 310, launched=210, category="gpu_memcpy", stream=8)
-    assert read(trace, tmp_path).idle_ms == pytest.approx({"host_copy": 0.09, "late_launch": 0.01})
-
-
-def test_a_launch_that_the_trace_does_not_tell_is_no_cause(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(FP8, 100, 200, launched=90)
-    trace.add("kernel", FP8, 300, 400, 7)
-    assert read(trace, tmp_path).idle_ms == pytest.approx({"unknown": 0.1})
-
-
 @pytest.mark.parametrize("calm", [True, False])
 def test_steps_that_compile_are_left_out_where_others_do_not(calm: bool, tmp_path: Path) -> None:
     trace = Composed()
@@ -206,44 +142,6 @@ def test_the_busiest_of_several_gpus_is_told(tmp_path: Path) -> None:
     assert step.families_ms == pytest.approx({"gemm_fp8": 0.2})
 
 
-@pytest.mark.parametrize("devices", [None, 3, ["?"], [{"id": "0"}], [{"id": 0, "name": ""}], {}])
-def test_what_a_trace_says_of_its_machine_may_be_anything(devices: object, tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(FP8, 100, 200)
-    step = traced_step(trace.write(tmp_path, deviceProperties=devices, distributedInfo=devices))
-    assert (step.gpu, step.rank, step.world_size) == (None, None, None)
-
-
-def test_compressed_in_one_member_or_several(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(FP8, 100, 200)
-    trace.add("python_function", "train.py(12): step", 0, 400, 10)
-    path = trace.write(tmp_path)
-    plain, content = traced_step(path), path.read_bytes()
-    path.write_bytes(gzip.compress(content[:100]) + gzip.compress(content[100:]) + b"\0" * 8)
-    assert traced_step(path) == plain
-    assert plain.with_stack
-
-
-@pytest.mark.parametrize("end", [100, 40])
-def test_work_without_a_time_is_left_out(end: float, tmp_path: Path) -> None:
-    trace = Composed()
-    trace.kernel(BF16, 100, end)
-    with pytest.raises(UnreadableDocument, match="none of the GPU's work in it takes any time"):
-        read(trace, tmp_path)
-    trace.kernel(FP8, 200, 300)
-    assert read(trace, tmp_path).families_ms == pytest.approx({"gemm_fp8": 0.1})
-
-
-def test_a_step_whose_work_took_no_instant_of_its_own_is_refused(tmp_path: Path) -> None:
-    trace = Composed()
-    steps(trace, 50, 60)
-    trace.kernel(BF16, 0, 100, launched=0)
-    trace.kernel(FP8, 55, 90, launched=52, stream=8)
-    with pytest.raises(UnreadableDocument, match="that its steps launched takes any time"):
-        read(trace, tmp_path)
-
-
 KERNELS = st.lists(
     st.tuples(st.integers(0, 500), st.integers(1, 60), st.integers(0, 90), st.integers(7, 8)),
     min_size=1,
@@ -265,13 +163,6 @@ def test_families_and_idle_time_add_up_to_the_step(
     assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
     assert step.busy_ms + step.gpu_idle_ms == pytest.approx(step.step_ms)
     assert all(ms >= 0 for ms in step.idle_ms.values())
-
-
-def test_times_merge_and_are_cut() -> None:
-    times = Times([(50, 60), (0, 10), (5, 20), (20, 30)])
-    assert (times.starts, times.ends) == ([0, 50], [30, 60])
-    assert list(times.parts(25, 55)) == [(25, 30), (50, 55)]
-    assert times.within(30, 50) == 0
 
 
 def test_reading_needs_no_torch() -> None:

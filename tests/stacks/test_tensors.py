@@ -20,11 +20,11 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import Batch, describe
 from fp8doctor.stacks.tensors import named_tensors, tensors, with_tensors
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.step import move
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import VariantPlan, as_it_is
+from tests.trial.conducted import conduct
 
 CPU = torch.device("cpu")
 

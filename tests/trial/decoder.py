@@ -12,12 +12,12 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import eager_bf16
 from fp8doctor.trial.treatments.compilation import compile_blocks
 from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
+from tests.trial.conducted import conduct
 
 CPU = torch.device("cpu")
 

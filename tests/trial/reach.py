@@ -15,11 +15,11 @@ from torch import nn
 
 from fp8doctor.facts import Target, Trial, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
+from tests.trial.conducted import conduct
 
 AFTER_THE_FIRST_STEP = 3
 """The forward at which a replica begins to misbehave: the guard's is the first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -207,7 +206,6 @@ def took(
             device=CPU,
             frees_gib=lambda: 0.0,
             plan=Plan((), (Cut({}),)),
-            host=SimpleNamespace(window=nullcontext),
             guard=SimpleNamespace(look=lambda: None),
         ),
         Budget.since(command_began, budget_s),

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torchao.float8 import convert_to_float8_training
-from torchao.quantization import Float8WeightOnlyConfig, quantize_
 
 from fp8doctor.stacks.tensors import subclass
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.treatments.bf16 import to_bf16
-from tests import prototypes
 from tests.examine.models import Stacked, network
 from tests.stand_ins import transformer_engine as te
 from tests.trial.treated import applied, float8, in_fp8, same_parameters
@@ -43,25 +41,6 @@ def test_a_weight_wrapped_for_the_all_gather_is_unwrapped_over_the_same_data() -
     assert twin[0].weight.data_ptr() == model[0].weight._tensor.data_ptr()  # type: ignore[index]
     twin(torch.randn(16, 32, dtype=torch.bfloat16)).sum().backward()
     assert twin[0].weight.grad is not None  # type: ignore[index]
-
-
-def test_a_training_weight_is_unwrapped_and_its_layer_stays() -> None:
-    model = nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16()
-    data = model[0].weight.data_ptr()
-    quantize_(model, prototypes.float8(), filter_fn=lambda layer, name: isinstance(layer, nn.Linear))
-    assert in_fp8(model)
-    twin = to_bf16(replicate(model, share=True)[0])
-    assert in_fp8(twin) == {}
-    assert twin[0].weight.data_ptr() == data  # type: ignore[index]
-    assert in_fp8(model), "the model it was copied from keeps its wrapper"
-
-
-def test_stored_weights_have_no_bf16_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchao.quantization.utils.recommended_inductor_config_setter", lambda: None)
-    model = nn.Sequential(nn.Linear(32, 32))
-    quantize_(model, Float8WeightOnlyConfig())
-    with pytest.raises(NotTried, match="stored in low precision"):
-        to_bf16(model)
 
 
 def test_some_layers_go_back_to_bf16_and_keep_their_compile_marks() -> None:
@@ -159,81 +138,3 @@ def test_fused_te_layers_have_a_form_in_plain_torch_for_the_compiler(
     inside = norm(mlp) @ mlp.fc1_weight.t() + mlp.fc1_bias
     gated = functional.silu(inside[:, :64]) * inside[:, 64:]
     assert torch.allclose(twins[1](x), gated @ mlp.fc2_weight.t(), atol=1e-2)  # type: ignore[index]
-
-
-def test_grouped_te_layers_have_a_form_in_plain_torch() -> None:
-    layer = filled(te.GroupedLinear(3, 32, 16))
-    x = torch.randn(10, 32)
-    twin = to_bf16(nn.Sequential(layer), compiled=True)[0]  # type: ignore[index]
-    expected = torch.cat(
-        [functional.linear(part, getattr(layer, f"weight{i}")) for i, part in enumerate(x.split([5, 0, 5]))]
-    )
-    assert torch.equal(twin(x, [5, 0, 5]), expected)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [{"tp_size": 2}, {"return_layernorm_output": True}, {"activation": "unheard of"}],
-    ids=lambda each: next(iter(each)),
-)
-def test_a_te_layer_that_plain_torch_cannot_match_keeps_its_kernels(
-    setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    te.install(monkeypatch)
-    layer = normed(te.LayerNormMLP(32, 64), **{"activation": "gelu", **setting})
-    assert to_bf16(nn.Sequential(layer), compiled=True)[0] is layer  # type: ignore[index]
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_te_layer_whose_weight_is_kept_in_parts_has_a_form_in_plain_torch(bias: bool) -> None:
-    x = torch.randn(4, 32)
-    whole = normed(te.LayerNormLinear(32, 48, bias))
-    split = normed(te.LayerNormLinear(32, 48, bias, parameters_split=("query_", "key_", "value_")))
-    parts = dict(split.named_parameters())
-    for i, name in enumerate(("query", "key", "value")):
-        parts[f"{name}_weight"].data = whole.weight.data[16 * i : 16 * (i + 1)]
-        parts[f"{name}_bias"].data = whole.bias.data[16 * i : 16 * (i + 1)]
-    for name in ("layer_norm_weight", "layer_norm_bias"):
-        parts[name].data = getattr(whole, name).data
-    twins = to_bf16(nn.Sequential(split, whole), compiled=True)
-    assert same_parameters(nn.Sequential(split, whole), twins)
-    split_form, whole_form = twins
-    assert torch.allclose(split_form(x), whole_form(x), atol=1e-6)  # type: ignore[operator]
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda each: each):
-        split_form(x)  # type: ignore[operator]
-    own = {each.data_ptr() for each in split.parameters()}
-    assert not [each.shape for each in kept if each.numel() > x.numel() and each.data_ptr() not in own]
-
-
-@pytest.mark.parametrize("kind", ["Linear", "LayerNormLinear"])
-def test_what_a_te_container_reads_of_its_layers_is_there(kind: str) -> None:
-    layer = normed(getattr(te, kind)(32, 32))
-    layer.name = "proj"
-    assert to_bf16(nn.Sequential(layer), compiled=True)[0].name == "proj"  # type: ignore[index]
-
-
-@pytest.mark.parametrize("own_forward", [True, False])
-def test_a_subclass_of_te_with_a_forward_of_its_own_keeps_it(
-    own_forward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    te.install(monkeypatch)
-    forward = {"forward": lambda self, x: (te.Linear.forward(self, x), None)} if own_forward else {}
-    kind = type(
-        "TELinear", (te.Linear,), {"__module__": "megatron.core.extensions.transformer_engine", **forward}
-    )
-    layer = filled(kind(32, 32))
-    twin = to_bf16(nn.Sequential(layer))[0]  # type: ignore[index]
-    assert (twin is layer) == own_forward
-    assert isinstance(twin(torch.ones(4, 32)), tuple) == own_forward
-
-
-def test_te_weights_that_exist_in_fp8_only_have_no_bf16_form() -> None:
-    class Float8Tensor(nn.Parameter):
-        pass
-
-    Float8Tensor.__module__ = "transformer_engine.pytorch.tensor.float8_tensor"
-    layer = te.Linear(32, 48)
-    layer.weight = Float8Tensor(layer.weight.detach())
-    with pytest.raises(NotTried, match="kept in FP8 alone"):
-        to_bf16(nn.Sequential(layer))

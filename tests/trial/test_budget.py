@@ -20,13 +20,13 @@ from fp8doctor.examine import examine
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial import budget_for, conductor
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import bench, budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Overrun, given_up
 from fp8doctor.trial.measure.budget import HARD_LIMIT, Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
+from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, BF16, CPU, Decoder, job, run, trial
 from tests.trial.planted import CLOCK, TICKING_BF16, ticking
 from tests.trial.recorded_trials import TRIALS, Clock, Seen, took

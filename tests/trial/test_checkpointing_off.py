@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.trial.treatments.apply import NotTried
 from tests.examine.models import Stacked, called, llama, network, training
 from tests.examine.test_checkpoint_calls import BATCH, ON, recomputes
 from tests.trial.treated import TOKENS, applied, facts, float8, in_fp8
@@ -70,34 +68,12 @@ def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: s
     assert len(after.compile_marks) == 3
 
 
-class CallsIt(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.up, x, use_reentrant=False)
-
-
 @pytest.mark.parametrize("form", ["timm", "open_clip", "monai", "partial", "composable"])
 def test_flags_hooks_and_assigned_forwards_are_switched_off(form: str) -> None:
     model = ON[form]()
     off = applied("checkpointing-off", model, known=called(model, BATCH)).model
     assert (recomputes(off), called(off, BATCH).training.checkpointing) == (False, ())
     assert recomputes(model)
-
-
-def test_a_printed_flag_is_switched_off() -> None:
-    model = ON["timm"]()
-    treatment = describe("checkpointing-off", called(model, BATCH))
-    assert treatment is not None
-    exec(treatment.code, {"model": model})
-    assert not recomputes(model)
-
-
-def test_a_call_to_checkpoint_inside_a_forward_cannot_be_switched_off() -> None:
-    with pytest.raises(NotTried, match="own code calls checkpoint"):
-        applied("checkpointing-off", CallsIt())
 
 
 def test_the_cache_stays_off_without_checkpointing() -> None:

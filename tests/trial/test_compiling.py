@@ -14,11 +14,11 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments.apply import NotTried, swap
+from fp8doctor.trial.treatments.apply import swap
 from fp8doctor.trial.treatments.compilation import block_by_block, compile_blocks, strip_compile_marks
-from tests.examine.models import Stacked, llama, network, training
+from tests.examine.models import Stacked, network, training
 from tests.stand_ins import transformer_engine as te
-from tests.trial.treated import TOKENS, applied, facts
+from tests.trial.treated import applied, facts
 
 pytestmark = pytest.mark.slow
 
@@ -32,24 +32,6 @@ def test_what_is_compiled(name: str, compiled: list[int]) -> None:
         {""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"}
     )
     assert {linear.compiled for linear in network(model).linears} == {None}
-
-
-def test_a_layer_beside_compiled_blocks_is_compiled_and_the_blocks_stay_as_they_are() -> None:
-    model = convert_to_float8_training(Stacked().bfloat16())
-    for block in model.blocks:
-        block.compile(backend="eager")
-    assert {linear.name for linear in network(model).linears if linear.compiled is None} == {"head"}
-    changed = applied("compile-layers", model).model
-    assert {mark.name: (mark.backend, mark.compiles) for mark in training(changed).compile_marks} == {
-        **{f"blocks.{i}": ("eager", True) for i in range(3)},
-        "head": ("inductor", True),
-    }
-    changed.head.compile(backend="eager")  # type: ignore[union-attr]
-    assert frames(changed.head, torch.ones(16, 32, dtype=torch.bfloat16)) == 1, (
-        "a Float8Linear compiles in place"
-    )  # type: ignore[arg-type]
-    with pytest.raises(NotTried, match="no uncompiled FP8 layer outside its blocks"):
-        applied("compile-layers", changed)
 
 
 class Nested(nn.Module):
@@ -107,36 +89,6 @@ def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:
     for replica in replicas:
         give_own_code(replica)
     assert [frames(replica, x) for replica in replicas] == [1] * 10
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_blocks_are_compiled_without_a_cache(use_cache: bool) -> None:
-    torch._dynamo.reset()
-    model = llama(use_cache=use_cache, num_hidden_layers=12).train()
-    changed = block_by_block(replicate(model, share=True)[0], facts(model), backend="eager")
-    assert frames(changed, **TOKENS) == 1
-    assert (model.config.use_cache, changed.config.use_cache) == (use_cache, False)
-    assert applied("compile-blocks", model).model.config.use_cache is False  # type: ignore[union-attr]
-    assert applied("compile-model", model).model.config.use_cache is use_cache  # type: ignore[union-attr]
-
-
-class Decorated(nn.Module):
-    @torch.compile(backend="eager")
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-
-def test_every_compile_mark_is_taken_off() -> None:
-    model = nn.Sequential(
-        nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager"), nn.Linear(4, 4), Decorated()
-    )
-    model[0].compile(backend="eager")
-    model[2].forward = torch.compile(model[2].forward, backend="eager")
-    stripped = strip_compile_marks(torch.compile(model, backend="eager"))
-    torch._dynamo.utils.counters.clear()
-    stripped(torch.ones(2, 4))
-    assert not torch._dynamo.utils.counters["frames"]
-    assert [type(layer).__name__ for layer in stripped] == ["Linear", "Linear", "Linear", "Decorated"]  # type: ignore[attr-defined]
 
 
 def test_a_swap_takes_the_compile_mark_along_and_reaches_every_place() -> None:

@@ -14,13 +14,9 @@ from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from fp8doctor.facts import Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.conductor import conduct
-from fp8doctor.trial.measure import bench, profile_step, timer
-from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.evidence import StepProof
-from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.measure import timer
 from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.trial.decoder import AS_IS, BF16, CPU, PRESCRIBED, Block, Decoder, job, run, trial
+from tests.trial.decoder import AS_IS, BF16, PRESCRIBED, Block, Decoder, job, run, trial
 from tests.trial.planted import CLOCK, STEP_MS, Ticking, failing, ticking
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
@@ -46,12 +42,6 @@ def test_the_full_step_is_predicted_from_the_cuts() -> None:
     by_medians = deep.step_ms + (26 - 12) * (deep.step_ms - shallow.step_ms) / 8
     assert arm.low_ms <= by_medians <= arm.high_ms  # type: ignore[operator]
     assert arm.low_ms <= arm.step_ms <= arm.high_ms  # type: ignore[operator]
-
-
-def test_a_short_model_is_measured_whole() -> None:
-    result = trial(job(blocks=3), AS_IS)
-    assert result.blocks == {}
-    assert result.arms[0].fp8_gemms == 3 * 2 * 3
 
 
 def slowed(share: float) -> Callable[[Variant], Variant]:
@@ -108,28 +98,6 @@ def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
     assert arms["larger-batch"].cuts[0].step_ms == pytest.approx(STEP_MS / 2)
 
 
-def test_the_copy_of_the_check_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    proven: list[str] = []
-    monkeypatch.setattr(
-        profile_step, "prove", lambda step, device: proven.append(at[0].at_work) or StepProof(0, 0)
-    )
-    at: list[bench.Bench] = []
-    made = bench.Bench.__init__
-    monkeypatch.setattr(
-        bench.Bench, "__init__", lambda self, *of, **how: (at.append(self), made(self, *of, **how))[1]
-    )
-    result = trial(
-        job(blocks=3),
-        AS_IS,
-        BF16,
-        VariantPlan("bf16_again", BF16.make, fp8=False),
-        VariantPlan("unasked", BF16.make, fp8=False, explored=True),
-    )
-    assert result.self_check_ratio is not None
-    assert "bf16_again" not in proven
-    assert "unasked" in proven
-
-
 class SkippingAtRandom(Ticking):
     """As with LayerDrop, a forward takes as long as random numbers of the process have it."""
 
@@ -146,12 +114,6 @@ def test_variants_that_skip_layers_at_random_skip_the_same_ones() -> None:
     assert len({*result.arms[0].rounds_ms}) > 1
 
 
-def test_the_copy_of_the_check_is_timed_at_one_depth_of_two() -> None:
-    result = trial(job(blocks=26), AS_IS, BF16, VariantPlan("bf16_again", BF16.make, fp8=False))
-    assert [len(arm.cuts) for arm in result.arms] == [2, 2]
-    assert result.self_check_ratio is not None
-
-
 class Skipping(Decoder):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.blocks[0](self.embedding(tokens)))
@@ -161,19 +123,6 @@ def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
     result = trial(job(model=Skipping(26).bfloat16()), AS_IS)
     assert result.why is Reason.NOT_REPLICABLE
     assert "does not run all of them (3 are skipped)" in (result.reason or "")
-
-
-def test_an_arm_to_skip_is_not_built() -> None:
-    result = conduct(
-        job(blocks=3),
-        ["blocks"],
-        [AS_IS, BF16],
-        TrialRun(CPU, Budget(5), skip={"bf16": "the process was killed"}),
-    )
-    assert [(arm.name, arm.tried, arm.why, arm.reason) for arm in result.arms] == [
-        ("as_is", True, None, None),
-        ("bf16", False, Reason.TOOK_PROCESS_DOWN, "the process was killed"),
-    ]
 
 
 def digest(of: Job) -> list[object]:

@@ -11,7 +11,6 @@ from torch._dynamo.utils import counters
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import Report, inspect_model
-from tests.examine.models import training
 
 pytestmark = pytest.mark.slow
 
@@ -61,25 +60,6 @@ class InDicts(nn.Module):
         return x
 
 
-class Held(nn.Module):
-    """A class that only holds its parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.attn, self.mlp = nn.LayerNorm(64), Attention(), FeedForward()
-
-
-class InHolders(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Held() for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer.mlp(layer.attn(layer.norm(x)) + x) + x
-        return x
-
-
 class Deeper(nn.Module):
     """Funnel's stages, and x_transformers' lists of norms beside what is called."""
 
@@ -100,47 +80,7 @@ class Deeper(nn.Module):
         return x
 
 
-class OfUnlikeDepth(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList([Attention(), nn.ModuleList([FeedForward(), FeedForward()])]) for _ in range(2)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for attention, (one, other) in self.layers:
-            x = other(one(attention(x)))
-        return x
-
-
-class InSequentials(nn.Module):
-    """The forward of what is called is torch.nn's, beside norms that are not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList([nn.LayerNorm(64), nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))])
-            for _ in range(2)
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for norm, part in self.layers:
-            x = part(norm(x)) + x
-        return x
-
-
-class OfLinears(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)]) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for one, other in self.layers:
-            x = other(one(x).relu())
-        return x
-
-
-MODELS = [InLists, InDicts, InHolders, Deeper, OfUnlikeDepth, InSequentials, OfLinears]
+MODELS = [InLists, InDicts, Deeper]
 
 
 def converted(build: Callable[[], nn.Module]) -> nn.Module:
@@ -186,49 +126,3 @@ def test_applied_and_by_its_lines_it_runs_and_is_compiled(build: Callable[[], nn
         assert eager_layers(after) == []
         assert "CMP001" not in [finding.code for finding in after.findings]
         assert all(each.compiled == each.count for each in after.facts.network.blocks)
-
-
-@pytest.mark.gate("InLists-False", "InHolders-True")
-@pytest.mark.parametrize("wrapped", [False, True])
-@pytest.mark.parametrize("build", [InLists, InDicts, InHolders])
-def test_a_mark_on_a_container_covers_nothing(
-    build: type[InLists], wrapped: bool, request: pytest.FixtureRequest
-) -> None:
-    model = converted(build)
-    layers = model.get_submodule("layers")
-    for name, layer in list(layers.named_children()):
-        if wrapped:
-            setattr(layers, name, torch.compile(layer))
-        else:
-            layer.compile()
-    report = inspect_model(model)
-    assert {mark.compiles for mark in report.facts.training.compile_marks} == {False}
-    assert len(eager_layers(report)) == len(report.facts.network.linears)
-    assert {each.code for each in report.findings} & {"CMP001", "CMP002"}
-    request.getfixturevalue("quick")
-    model = report.prescription.apply(model)
-    assert graphs(model) > 0
-    assert eager_layers(inspect_model(model)) == []
-
-
-def test_a_marked_container_in_a_compiled_model_changes_nothing() -> None:
-    model = converted(InLists)
-    model.layers[0].compile()
-    model.compile()
-    facts = inspect_model(model).facts
-    assert {linear.compiled for linear in facts.network.linears} == {""}
-    assert {mark.name: mark.compiles for mark in training(model).compile_marks} == {
-        "": True,
-        "layers.0": False,
-    }
-
-
-def test_parts_that_are_compiled_by_hand_make_their_block_compiled() -> None:
-    model = converted(InLists)
-    for layer in model.layers:
-        for part in layer:
-            part.compile()
-    report = inspect_model(model)
-    assert [(each.compiled, each.count) for each in report.facts.network.blocks] == [(2, 2)]
-    model.layers[1][0]._compiled_call_impl = None
-    assert [each.compiled for each in inspect_model(model).facts.network.blocks] == [1]

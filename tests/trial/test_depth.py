@@ -18,7 +18,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fp8doctor.trial.copies.depth import Cut, NotTheCut, Plan, Stack, cleaned, compare, plans
+from fp8doctor.trial.copies.depth import Cut, NotTheCut, Plan, Stack, compare, plans
 
 
 def llama(layers: int) -> nn.Module:
@@ -76,35 +76,10 @@ def blocks_of(count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
 
 
-def test_a_short_model_without_weights_is_cut() -> None:
-    assert kept(llama(16), "model.layers") == [{"model.layers": 4}, {"model.layers": 12}]
-
-
-def test_what_is_compiled_as_one_is_cut_shallower() -> None:
-    as_one = [cuts(made) for made in plans(llama(32), ["model.layers"], as_one=True)]
-    assert as_one == [
-        [{"model.layers": shallow}, {"model.layers": deep}] for shallow, deep in ((2, 6), (1, 3))
-    ]
-
-
-@pytest.mark.parametrize(("blocks", "whole"), [(15, True), (16, False)])
-def test_what_is_compiled_as_one_is_cut_from_fewer_blocks_on(blocks: int, whole: bool) -> None:
-    lists = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8) for _ in range(blocks))})
-    assert plans(lists, ["layers"], as_one=True)[0].whole is whole
-
-
-def test_names_of_wrapped_modules_are_those_of_the_facts() -> None:
-    assert cleaned("model._orig_mod.layers.0._checkpoint_wrapped_module.mlp") == "model.layers.0.mlp"
-
-
 def test_a_short_list_is_measured_whole() -> None:
     made = plans(nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8) for _ in range(24))}), ["layers"])[0]
     assert made.whole
     assert made.full([12.5]) == 12.5
-
-
-def test_no_list_is_measured_whole() -> None:
-    assert [made.whole for made in plans(nn.Linear(4, 4), [])] == [True]
 
 
 def test_alternating_attention_is_cut_in_whole_patterns() -> None:
@@ -147,23 +122,6 @@ def test_special_blocks_at_the_front_are_kept() -> None:
     made = plans(model, ["layers"])[0]
     assert made.stacks == (Stack("layers", 30, 1, 1),)
     assert [dict(cut.kept) for cut in made.cuts] == [{"layers": 5}, {"layers": 13}]
-
-
-class Sliding(nn.Linear):
-    pass
-
-
-def test_a_short_list_stays_whole_beside_one_that_is_cut() -> None:
-    counts = {"layers": 26, "stages": 4}
-    model = nn.ModuleDict(
-        {name: nn.ModuleList(nn.Linear(8, 8) for _ in range(count)) for name, count in counts.items()}
-    )
-    assert kept(model, *counts) == [{"layers": 4}, {"layers": 12}]
-
-
-def test_blocks_without_a_pattern_are_measured_whole() -> None:
-    model = nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(8, 8 + 8 * i) for i in range(26))})
-    assert [made.whole for made in plans(model, ["layers"])] == [True]
 
 
 def test_a_cut_from_the_users_function_has_to_be_that_cut() -> None:

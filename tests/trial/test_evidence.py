@@ -7,19 +7,15 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch._dynamo import utils
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.facts import ArmCut, Target, Workload
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.evidence import compilations
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
+from tests.trial.conducted import conduct
 
 pytestmark = pytest.mark.slow
 
@@ -93,46 +89,3 @@ def test_varying_shapes_reach_the_limit_and_the_function_is_named() -> None:
     assert any("size mismatch" in reason for reason in seen.recompile_reasons)
     assert len(seen.recompile_reasons) <= 5
     assert not any("self.linear" in reason for reason in seen.recompile_reasons)
-
-
-@torch._dynamo.config.patch(recompile_limit=2)
-def test_a_kv_cache_that_is_left_on_makes_compiled_blocks_give_up() -> None:
-    config = LlamaConfig(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        vocab_size=32,
-    )
-    model = LlamaForCausalLM(config).train()
-    for layer in model.model.layers:
-        layer.compile(backend="eager")
-    tokens = torch.randint(0, 32, (1, 8))
-    seen = tried(model, {"input_ids": tokens, "labels": tokens, "use_cache": True})
-    assert "LlamaDecoderLayer.forward" in seen.left_eager
-    assert seen.recompile_reasons
-    without = tried(model, {"input_ids": tokens, "labels": tokens, "use_cache": False})
-    assert (without.left_eager, without.recompilations) == ((), 0)
-
-
-def test_the_users_list_of_compilations_is_left_alone() -> None:
-    model = Plain()
-    model.compile(backend="aot_eager")
-    before, length = utils._compilation_metrics, len(utils._compilation_metrics)
-    with compilations(model) as seen:
-        model(torch.ones(2, 8))
-    assert seen.graphs == 1
-    assert utils._compilation_metrics is before
-    assert len(utils._compilation_metrics) == length
-
-
-def test_what_this_torch_keeps_elsewhere_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Plain()
-    model.compile(backend="aot_eager")
-    monkeypatch.delattr(utils, "_compilation_metrics")
-    with compilations(model) as seen:
-        pass
-    assert seen.recompilations is NOT_RECORDED
-    assert seen.left_eager is NOT_RECORDED
-    assert seen.breaks == 0

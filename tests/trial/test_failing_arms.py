@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.measure import bench, timer
-from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.evidence import StepProof
-from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
-from tests.logged import Records
+from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, BF16, CPU, job, run, trial
 from tests.trial.planted import explored, failing, worn
 
@@ -59,26 +53,6 @@ def test_a_step_that_takes_too_much_memory_is_timed_at_shallower_cuts() -> None:
     assert [dict(cut.blocks) for cut in found.arms[0].cuts] == [{"blocks": 2}, {"blocks": 6}]
 
 
-def test_where_nothing_could_be_built_every_variant_keeps_its_reason() -> None:
-    too_large = failing(torch.OutOfMemoryError("CUDA out of memory"))
-    found = trial(job(blocks=3), *(replace(too_large, name=name) for name in ("as_is", "bf16")))
-    assert [(arm.name, arm.why) for arm in found.arms] == [
-        ("as_is", Reason.OUT_OF_MEMORY),
-        ("bf16", Reason.OUT_OF_MEMORY),
-    ]
-    assert found.why is None
-
-
-@pytest.mark.nightly
-def test_what_an_arm_raises_is_told_to_a_maintainer_only(
-    logged: Records, capfd: pytest.CaptureFixture[str]
-) -> None:
-    logging.getLogger("fp8doctor").setLevel(logging.DEBUG)
-    run(job(blocks=3), AS_IS, failing(RuntimeError("shapes differ")))
-    assert "in make\n    raise error\nRuntimeError: shapes differ" in logged.text()
-    assert "shapes differ" not in "".join(capfd.readouterr())
-
-
 def test_an_arm_without_its_proof_has_no_number() -> None:
     arms = run(
         job(blocks=3), VariantPlan("as_is", BF16.make, fp8=True), VariantPlan("bf16", as_it_is, fp8=False)
@@ -114,45 +88,6 @@ def test_a_step_that_raises_is_the_trials_reason() -> None:
     assert "the training step raises AttributeError" in (result.reason or "")
 
 
-class Sparse(nn.Module):
-    """AdamW takes no sparse gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(96, 16, sparse=True)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.embedding(tokens)  # type: ignore[no-any-return]
-
-
-def test_an_optimizer_that_was_made_up_is_no_fault_of_the_step() -> None:
-    model = Sparse()
-    of = job(model=model, batch=torch.arange(8), loss=None)
-    told = trial(of, AS_IS)
-    assert told.why == Reason.NOT_REPLICABLE
-    assert "the optimizer that fp8doctor chose for it raises RuntimeError: Adam does not support" in str(
-        told.reason
-    )
-    own = torch.optim.AdamW(model.parameters())
-    assert trial(replace(of, optimizer=own), AS_IS).why == Reason.STEP_RAISES
-    fits = torch.optim.SparseAdam(list(model.parameters()))
-    assert trial(replace(of, optimizer=fits), AS_IS).why is None
-
-
-def test_a_frozen_model_is_no_fault_of_its_step() -> None:
-    frozen = job(blocks=3)
-    frozen.model.requires_grad_(False)
-    assert trial(frozen, AS_IS).reason == "no parameter of the model is trained, so there is no step to time"
-
-
-def test_an_optimizer_that_needs_a_closure_is_no_fault_of_the_step() -> None:
-    found = job(blocks=3)
-    closed = replace(found, optimizer=torch.optim.LBFGS(found.model.parameters()))
-    assert trial(closed, AS_IS).reason == (
-        "its optimizer LBFGS takes a closure, and the steps that are timed give it none"
-    )
-
-
 def test_a_recompute_that_saves_other_tensors_is_told_apart() -> None:
     def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
         calls: list[None] = []
@@ -169,12 +104,6 @@ def test_a_recompute_that_saves_other_tensors_is_told_apart() -> None:
     assert (result.reason or "").startswith("the training step raises CheckpointError")
 
 
-def test_without_a_batch_nothing_is_timed_and_no_step_is_blamed() -> None:
-    result = trial(job(batch=None), AS_IS)
-    assert (result.arms, result.why) == ((), Reason.NO_BATCH)
-    assert result.reason == "there is no batch to run it on; give one, as example_batch() in a model file"
-
-
 def test_a_variant_that_fails_while_it_is_timed_costs_itself_only() -> None:
     result = trial(job(blocks=3), AS_IS, worn())
     arms = {arm.name: arm for arm in result.arms}
@@ -182,27 +111,6 @@ def test_a_variant_that_fails_while_it_is_timed_costs_itself_only() -> None:
     assert len(arms["as_is"].rounds_ms) == timer.LEAST_ROUNDS
     assert (arms["worn"].tried, arms["worn"].why) == (False, Reason.RAISES)
     assert arms["worn"].reason == "it raises RuntimeError: worn out"
-
-
-def test_a_step_that_fails_while_it_is_timed_leaves_a_reason() -> None:
-    result = trial(job(blocks=3), replace(worn(), name="as_is"))
-    assert (result.arms, result.why) == ((), Reason.TIMING_RAISES)
-    assert result.reason == "a variant that had run before stopped the timing with RuntimeError: worn out"
-
-
-@pytest.mark.nightly
-def test_a_variant_that_fails_while_it_is_proven_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Tracer.trace
-
-    def failing_trace(self: Tracer, attempt: Attempt) -> StepProof:
-        if attempt.plan.name == "bf16":
-            raise RuntimeError("worn out")
-        return own(self, attempt)
-
-    monkeypatch.setattr(Tracer, "trace", failing_trace)
-    arms = {arm.name: arm for arm in trial(job(blocks=3), AS_IS, BF16).arms}
-    assert arms["as_is"].tried
-    assert (arms["bf16"].tried, arms["bf16"].reason) == (False, "it raises RuntimeError: worn out")
 
 
 def test_what_changes_a_variant_that_failed_is_not_built() -> None:

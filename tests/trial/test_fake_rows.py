@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import functools
-import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +18,6 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_forward
-from fp8doctor.trial.layers.seen_calls import Seen
 from tests.trial.test_rows import Frames, frames
 from tests.trial.test_shapes import job
 
@@ -123,15 +119,6 @@ class Cache:
         self.kept = OnGpu(32)
 
 
-class Slot:
-    """One whose tensor is no attribute that it lists."""
-
-    __slots__ = ("kept",)
-
-    def __init__(self) -> None:
-        self.kept = OnGpu(32)
-
-
 @pytest.mark.parametrize("kept", [None, Cache], ids=["none", "in an object"])
 def test_a_model_on_a_gpu_is_counted_without_touching_it(kept: Callable[[], Any] | None) -> None:
     of = replace(job(convert_to_float8_training(Holding(kept and kept()))), batch={"x": OnGpu(48, 32)})
@@ -139,13 +126,6 @@ def test_a_model_on_a_gpu_is_counted_without_touching_it(kept: Callable[[], Any]
         of.model.scale.neg()
     assert counted(of).workload.rows == {"up": (48,)}
     assert type(of.model.scale) is OnGpu
-
-
-def test_what_would_touch_the_gpu_leaves_them_unknown() -> None:
-    of = replace(job(convert_to_float8_training(Holding(Slot()))), batch={"x": OnGpu(48, 32)})
-    told = reason(counted(of))
-    assert told.startswith("a forward on fake tensors raises ")
-    assert "Cannot re-initialize CUDA" in told
 
 
 def asks_for_data(x: torch.Tensor) -> None:
@@ -176,33 +156,7 @@ def test_a_forward_that_cannot_be_run_leaves_them_unknown(
     assert reason(counted(replace(frames(), training_step=step))).startswith(told)
 
 
-def test_a_process_that_nobody_waits_for_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    def alarm(*_: Any, **__: Any) -> fake_forward.Outcome:
-        caught = signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL
-        rows = {"up": (int(signal.getitimer(signal.ITIMER_REAL)[0]), int(caught))}
-        return fake_forward.Outcome(fake_forward.Watched(rows, Seen()))
-
-    monkeypatch.setattr(fake_forward, "forward", alarm)
-    before = signal.signal(signal.SIGALRM, lambda *_: None)
-    try:
-        left_s, caught = counted(frames()).workload.rows["up"]
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    assert 0 < left_s <= 2 * fake_forward.LONGEST_S
-    assert not caught
-
-
-def test_a_system_that_gives_no_process_leaves_them_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> int:
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(os, "fork", refuse)
-    before = set(os.listdir("/proc/self/fd"))
-    assert reason(counted(frames())).endswith("fake tensors: Resource temporarily unavailable")
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
 def test_without_a_batch_or_without_fp8_nothing_is_counted() -> None:
     assert reason(counted(replace(frames(), batch=None))) == "there is no batch to run the model on"
     plain = replace(frames(), model=Frames())
-    assert counted(plain) == examine(plain)
+    assert not recorded(counted(plain), "workload.rows")

@@ -9,23 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch.nn import functional
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor import inspect_model
 from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
-from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.treatments.apply import carry_out
-from fp8doctor.trial.treatments.compilation import compiles_otherwise
 from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.checks.arms import ran, timed
 from tests.checks.trials import tried
 from tests.examine.models import Stacked
 
@@ -52,22 +46,9 @@ def by_block(model: Stacked, **settings: Any) -> nn.Module:
     return model
 
 
-def blocks_wrapped(model: Stacked) -> nn.Module:
-    for number, block in enumerate(model.blocks):
-        model.blocks[number] = torch.compile(block)  # type: ignore[assignment]
-    return model
-
-
 def with_head(model: Stacked) -> nn.Module:
     model.head = torch.compile(model.head)  # type: ignore[assignment]
     return by_block(model)
-
-
-def every_linear(model: Stacked) -> nn.Module:
-    for module in list(model.modules()):
-        if isinstance(module, nn.Linear):
-            module.compile()
-    return model
 
 
 COMPILED_FIRST = [ArmName.BF16_COMPILED, ArmName.BF16, ArmName.BF16_AS_COMPILED]
@@ -99,33 +80,6 @@ def test_bf16_is_timed_as_the_user_compiles_it_too(compiled: Callable[[Any], nn.
     assert found[ArmName.BF16_AS_COMPILED].compiled
 
 
-@pytest.mark.parametrize("compiled", [by_block, blocks_wrapped, every_linear])
-def test_no_form_is_timed_twice(compiled: Callable[[Any], nn.Module]) -> None:
-    model = float8(Stacked().bfloat16())
-    forms = [ArmName.BF16, ArmName.BF16_COMPILED]
-    assert [name for name in plans(job(model)) if name in BF16_BASELINES] == forms
-    assert [name for name in plans(job(compiled(model))) if name in BF16_BASELINES] == forms[::-1]
-
-
-@pytest.mark.parametrize(
-    "settings", [{"mode": "max-autotune"}, {"dynamic": True}, {"backend": "aot_eager"}], ids=str
-)
-def test_settings_of_the_users_own_are_a_form_of_their_own(settings: dict[str, Any]) -> None:
-    """A model without blocks is compiled whole by the trial too."""
-
-    def is_another(**settings: Any) -> bool:
-        model = in_place(nn.Sequential(nn.Linear(32, 32), nn.ReLU()), **settings)
-        compiled = torch.compile(model[1], **settings)
-        of = nn.Sequential(model[0], compiled)
-        return compiles_otherwise(of, examine(job(of, batch=torch.ones(2, 32))))
-
-    whole = nn.Sequential(nn.Linear(32, 32), nn.ReLU())
-    for given, another in (({}, False), ({"mode": "default"}, False), (settings, True)):
-        of = job(torch.compile(whole, **given), batch=torch.ones(2, 32))
-        assert compiles_otherwise(of.model, examine(of)) is another
-    assert is_another(**settings)
-
-
 @pytest.mark.parametrize("compiled", WHOLE)
 def test_the_users_marks_and_settings_stay_on_the_bf16_twin(compiled: Callable[[Any], nn.Module]) -> None:
     of = job(compiled(float8(Stacked().bfloat16())))
@@ -135,18 +89,6 @@ def test_the_users_marks_and_settings_stay_on_the_bf16_twin(compiled: Callable[[
     marks = [mark.form for mark in examine(job(made)).training.compile_marks]
     assert marks == [mark.form for mark in examine(of).training.compile_marks]
     assert not any("Float8" in type(module).__name__ for module in made.modules())
-
-
-@pytest.mark.parametrize(
-    ("fastest", "forms"),
-    [("bf16", []), ("bf16_compiled", ["in_place"] * 3), ("bf16_as_compiled", ["wrapped"])],
-)
-def test_staying_in_bf16_is_carried_out_in_the_form_that_was_fastest(fastest: str, forms: list[str]) -> None:
-    model = torch.compile(float8(Stacked().bfloat16()))
-    times = {"as_is": 100.0, "bf16": 95.0, "bf16_compiled": 95.0, "bf16_as_compiled": 95.0, fastest: 90.0}
-    facts = timed(examine(job(model)), *(ran(name, ms) for name, ms in times.items()))
-    changed = carry_out([Treatment(name="stay-in-bf16", summary="", code="")], model, facts)
-    assert [mark.form for mark in examine(job(changed)).training.compile_marks] == forms
 
 
 def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
@@ -163,19 +105,6 @@ def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
         "float8_tensorwise",
         "float8_rowwise",
     ]
-
-
-def test_checkpointing_off_is_measured_in_the_form_that_the_job_has() -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    def checkpointed() -> Stacked:
-        model = float8(Stacked().bfloat16())
-        for number, block in enumerate(model.blocks):  # type: ignore[arg-type]
-            model.blocks[number] = checkpoint_wrapper(block)  # type: ignore[index, operator]
-        return model  # type: ignore[return-value]
-
-    assert plans(job(in_place(checkpointed())))["bf16_without_checkpointing"].base == "bf16_as_compiled"
-    assert plans(job(checkpointed()))["bf16_without_checkpointing"].base == "bf16"
 
 
 class Gpt(nn.Module):
@@ -217,16 +146,3 @@ def test_a_compiled_training_step_is_the_users_own_form_and_no_other_arm_has_it(
     assert graphs["bf16"] == 0
     assert graphs["bf16_as_compiled"] == graphs["as_is"]
     assert graphs["bf16_compiled"] == 3
-
-
-@pytest.mark.slow
-def test_a_compiled_training_step_keeps_the_entries_that_it_has() -> None:
-    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return model(batch).float().mean()
-
-    compiled, model = torch.compile(step, backend="eager"), float8(Stacked().bfloat16())
-    compiled(model, TOKENS)
-    before = _debug_get_cache_entry_list(step.__code__)
-    trial = inspect_model(model, TOKENS, training_step=compiled, device="cpu", budget_s=0.1).facts.trial
-    assert trial.arms[0].tried
-    assert len(_debug_get_cache_entry_list(step.__code__)) == len(before) == 1

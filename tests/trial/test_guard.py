@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
-from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import StepLR
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fp8doctor import inspect_model
-from fp8doctor.facts import Target, Trial, Workload
-from fp8doctor.loading.job import Job
-from fp8doctor.trial.copies.replica import OriginalTouched
+from fp8doctor.facts import Trial
 from fp8doctor.trial.measure import bench, timer
-from fp8doctor.trial.state.guard import Guard
 
 pytestmark = pytest.mark.slow
 
@@ -178,19 +172,6 @@ def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: 
     assert mine.now() == before
 
 
-@pytest.mark.gate("trains the original", "averages")
-@pytest.mark.parametrize("way", WAYS)
-def test_without_the_guard_each_of_them_changes_something(way: str) -> None:
-    """So that every test above can fail."""
-    mine = Mine()
-    step = steps_of(mine)[way][0]
-    before = mine.now()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        step(nn.Linear(16, 16), X).backward()
-    assert mine.now() != before
-
-
 LATE = {
     "runs the original": (
         lambda mine, copied: mine.model(X),
@@ -300,81 +281,6 @@ def test_a_loss_that_is_a_module_is_copied(how: str) -> None:
     assert (centre.centre._version, centre.centre.tolist(), centre.scale.grad) == (0, [0.0] * 16, None)
 
 
-def test_a_loss_that_hides_its_module_is_refused() -> None:
-    centre = Centre()
-    trial = trial_with(lambda output, batch: centre(output, batch))
-    assert trial.reason == "it would write to 'centre' of Centre, which the step names"
-    assert (centre.centre._version, centre.scale.grad) == (0, None)
-
-
-class Scaled:
-    """A loss that is no module and has a learnable temperature; the class keeps one of its own, unseen."""
-
-    kept: ClassVar[dict[str, torch.Tensor]] = {}
-
-    def __init__(self, temperature: torch.Tensor) -> None:
-        self.temperature = temperature
-
-    def __call__(self, output: torch.Tensor, batch: Any) -> torch.Tensor:
-        return (output / self.temperature).pow(2).mean()
-
-    def of_a_registry(self, output: torch.Tensor, batch: Any) -> torch.Tensor:
-        return (output / type(self).kept["temperature"]).pow(2).mean()
-
-
-def teacher_with(temperature: torch.Tensor) -> nn.Module:
-    teacher = nn.Identity()
-    teacher.temperature = temperature
-    return teacher
-
-
-def dividing_by(held: Any, read: Callable[[Any], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda output, batch: (output / read(held)).pow(2).mean()
-
-
-TEMPERATURES: dict[str, Callable[[torch.Tensor], Callable[..., torch.Tensor]]] = {
-    "in a closure": lambda t: lambda output, batch: (output / t).pow(2).mean(),
-    "in a container": lambda t: dividing_by({"t": [t]}, lambda held: held["t"][0]),
-    "a default": lambda t: lambda output, batch, t=t: (output / t).pow(2).mean(),
-    "an attribute": Scaled,
-    "of the optimizer alone": lambda t: Scaled(t).of_a_registry,
-    "an attribute of a module": lambda t: dividing_by(teacher_with(t), lambda held: held.temperature),
-    "a tensor made of it": lambda t: dividing_by(t.exp(), lambda held: held),
-}
-
-
-@pytest.mark.parametrize("trained", [False, True], ids=["no gradient yet", "a gradient"])
-@pytest.mark.parametrize("place", TEMPERATURES)
-def test_a_parameter_of_the_loss_gets_no_gradient(place: str, trained: bool) -> None:
-    mine, temperature = Mine(), torch.tensor(2.0, requires_grad=True)
-    if trained:
-        temperature.pow(2).backward()
-    if place == "of the optimizer alone":
-        mine.optimizer.add_param_group({"params": [temperature]})
-    Scaled.kept = {"temperature": temperature}
-    loss, before = TEMPERATURES[place](temperature), None if not trained else (temperature.grad, 4.0)
-    trial = inspect_model(
-        mine.model, X, loss=loss, optimizer=mine.optimizer, device="cpu", budget_s=0.5
-    ).facts.trial
-    assert (trial.arms, trial.harm) == ((), ())
-    assert "its backward would reach" in trial.reason
-    assert before == (None if temperature.grad is None else (temperature.grad, temperature.grad.item()))
-
-
-def test_what_a_first_forward_writes_past_torch_is_named() -> None:
-    """Nothing sees it coming: the rows of the layers are counted in the first forward of all."""
-    mine, written = Mine(), []
-
-    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        if not written:
-            written.append(mine.model[0].weight.detach().numpy().fill(0.0))
-        return loss_of(copied, batch)
-
-    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
-    assert trial.harm == ("parameters",)
-    assert not trial.reliable
-
-
 class Trainer:
     """As users write them: all that a training needs, held by one object."""
 
@@ -403,78 +309,3 @@ def test_what_an_object_holds_that_the_step_names_is_the_users_too(way: str, rea
     trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
     assert (trial.reason, trial.arms) == (reason, ())
     assert mine.now() == before
-
-
-SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "one that has a step of its own": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 2),
-    "one that follows a loss": ReduceLROnPlateau,
-    "one of the user's class": lambda optimizer: type("Own", (StepLR,), {"step": lambda self: 1})(
-        optimizer, 1
-    ),
-}
-
-
-@pytest.mark.parametrize("item", SCHEDULERS)
-def test_every_kind_of_scheduler_is_refused_and_left_as_it_was(item: str) -> None:
-    mine = Mine()
-    scheduler = SCHEDULERS[item](mine.optimizer)
-    step = type(scheduler).step
-    another = StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), 1)
-    job = Job(model=mine.model, target=Target(), workload=Workload(), optimizer=mine.optimizer)
-    with Guard(job).armed():
-        another.optimizer.step()
-        another.step()
-    with pytest.raises(OriginalTouched, match="your learning-rate scheduler"), Guard(job).armed():
-        scheduler.step()
-    assert another.last_epoch == 1
-    assert type(scheduler).step is step
-    assert "guard" not in LRScheduler.step.__globals__["__name__"]
-
-
-def test_the_guard_leaves_compiled_code_alone() -> None:
-    """What is compiled under it is what runs afterwards, and nothing is compiled again."""
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(16, 16)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.linear(x).relu()
-
-    torch._dynamo.reset()
-    counters.clear()
-    mine, net = Mine(), Net()
-    net.compile(backend="aot_eager")
-    with Guard(Job(model=mine.model, target=Target(), workload=Workload())).armed():
-        net(X).sum().backward()
-    assert (counters["frames"]["ok"], counters["stats"]["unique_graphs"]) == (1, 1)
-    net(X).sum().backward()
-    assert (counters["frames"]["ok"], counters["stats"]["unique_graphs"]) == (1, 1)
-
-
-class Remembering(nn.Module):
-    """State that is no tensor; a copy shares it, as of an object that no copy can see through."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-        self.seen: deque[int] = deque([1, 2], maxlen=2)
-        self.random = torch.Generator().manual_seed(1)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Remembering:
-        twin = Remembering()
-        twin.seen, twin.random = self.seen, self.random
-        return twin
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen.append(3)
-        return self.linear(x) + torch.rand(16, generator=self.random)
-
-
-def test_generators_and_deques_are_put_back_and_named() -> None:
-    model = Remembering()
-    trial = inspect_model(nn.Sequential(model), X, device="cpu", budget_s=0.5).facts.trial
-    assert "modules (put back)" in trial.harm
-    assert list(model.seen) == [1, 2]
-    assert torch.equal(model.random.get_state(), torch.Generator().manual_seed(1).get_state())

@@ -3,11 +3,7 @@ trial is put back or ended."""
 
 from __future__ import annotations
 
-import gc
-import io
 import threading
-import weakref
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -49,34 +45,6 @@ def test_compiled_code_of_a_function_that_had_none_is_forgotten() -> None:
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize(
-    "deed",
-    [
-        lambda reach: torch._dynamo.reset(),
-        lambda reach: torch.compile(mend, backend="eager", dynamic=False)(torch.ones(5)),
-    ],
-    ids=["forgotten", "one more"],
-)
-def test_what_the_user_compiled_is_watched(deed: Callable[[Reach], object]) -> None:
-    torch.compile(mend, backend="eager", dynamic=False)(torch.ones(2))
-    job = trained(deed)
-    assert attempt(job).harm == ("compiled code of the model",)
-
-
-@pytest.mark.usefixtures("forgotten")
-def test_a_broken_graph_of_the_user_gets_no_entries_of_replicas() -> None:
-    job = trained()
-    job.model = Broken(Reach())
-    job.model.compile(backend="eager")
-    job.model(job.batch).sum().backward()
-    job.optimizer = None
-    before = entries(Broken.forward), entries(Broken.mended), entries(mend)
-    assert [len(each) > 0 for each in before] == [True, True, False]
-    assert attempt(job).harm == ()
-    assert (entries(Broken.forward), entries(Broken.mended), entries(mend)) == before
-
-
-@pytest.mark.usefixtures("forgotten")
 def test_workers_that_compiling_starts_are_ended() -> None:
     from torch._inductor.async_compile import AsyncCompile, shutdown_compile_workers
 
@@ -93,71 +61,6 @@ def test_workers_that_compiling_starts_are_ended() -> None:
     assert AsyncCompile.pool().submit(lambda: 3).result() == 3
     AsyncCompile.pool().shutdown()
     AsyncCompile.pool.cache_clear()
-
-
-def test_the_timer_of_compile_workers_is_no_harm() -> None:
-    """It ends by itself; a trial on a GPU that compiles leaves it behind."""
-    from torch._inductor.compile_worker.timer import Timer
-
-    timers: list[Timer] = []
-
-    def start(reach: Reach) -> None:
-        timers.append(Timer(0.2, lambda: None))
-        timers[0].record_call()
-
-    assert attempt(trained(start)).harm == ()
-    timers[0].quit()
-
-
-def test_the_threads_of_autograd_are_no_harm() -> None:
-    """It runs a backward on a GPU, and one that is nested deeply, in a thread that Python did not start."""
-    asked: set[int] = set()
-
-    class Nested(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor, depth: int) -> torch.Tensor:
-            ctx.depth = depth
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-            asked.add(threading.current_thread().ident or 0)
-            if ctx.depth:
-                with torch.enable_grad():
-                    Nested.apply(torch.ones(1, requires_grad=True), ctx.depth - 1).sum().backward()
-            return gradient, None
-
-    deeply = lambda reach: Nested.apply(torch.ones(1, requires_grad=True), 70).sum().backward()  # noqa: E731
-    assert attempt(trained(deeply)).harm == ()
-    assert asked & {each.ident for each in threading.enumerate() if isinstance(each, threading._DummyThread)}
-
-
-def test_the_monitor_of_a_progress_bar_is_ended() -> None:
-    """Inductor shows progress with tqdm, which starts a thread."""
-    from tqdm import tqdm
-
-    if tqdm.monitor is not None:
-        tqdm.monitor.exit()
-    tqdm.monitor = None
-    assert attempt(trained(lambda reach: tqdm(total=1, file=io.StringIO()).close())).harm == ()
-    assert tqdm.monitor is None
-
-
-def test_autocasts_cache_keeps_no_replica_alive() -> None:
-    weights: list[weakref.ref[torch.Tensor]] = []
-
-    class Noting(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            weights.append(weakref.ref(self.first.weight))
-            return super().forward(x)
-
-    job = trained()
-    job.model.__class__ = Noting
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert attempt(job).harm == ()
-        gc.collect()
-        assert weights
-        assert {weight() for weight in weights} == {None}
 
 
 # Transformer Engine

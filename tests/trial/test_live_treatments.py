@@ -85,32 +85,3 @@ def test_a_live_model_whose_parameters_are_replaced_needs_its_optimizer_anew() -
     with pytest.warns(UserWarning, match="^parameters were replaced: make the optimizer again$"):
         carry_out(prescribed("adapters-to-bf16"), model, facts(model))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
-
-
-def test_a_live_model_behind_a_compile_wrapper_is_reached() -> None:
-    model = torch.compile(float8(Stacked()), backend="eager")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert carry_out(prescribed("keep-in-bf16", layers=("blocks.1.up",)), model, facts(model)) is model
-    assert "blocks.1.up" not in in_fp8(model)
-    assert len(in_fp8(model)) == 5
-
-
-def test_a_live_model_behind_data_parallel_is_reached() -> None:
-    model = nn.DataParallel(float8(Stacked()))
-    seen = facts(model)
-    assert (
-        carry_out(prescribed("compile-blocks", "keep-in-bf16", layers=("blocks.1.up",)), model, seen) is model
-    )
-    assert [blocks.compiled for blocks in network(model).blocks] == [3]
-    assert "blocks.1.up" not in in_fp8(model)
-    with pytest.warns(UserWarning, match=r"did not carry out compile-blocks \(it has no blocks in blocks\)"):
-        carry_out(prescribed("compile-blocks"), nn.Linear(2, 2), seen)
-
-
-def test_a_wrapped_root_goes_back_into_what_holds_it() -> None:
-    model = nn.DataParallel(nn.Sequential(nn.Linear(32, 32)))
-    assert carry_out(prescribed("compile-model"), model, facts(model)) is model
-    assert type(model.module).__name__ == "OptimizedModule"
-    bare = nn.Sequential(nn.Linear(32, 32))
-    assert type(carry_out(prescribed("compile-model"), bare, facts(bare))).__name__ == "OptimizedModule"

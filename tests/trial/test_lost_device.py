@@ -12,12 +12,12 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
 from fp8doctor.trial.state.undisturbed import CONTEXT
 from fp8doctor.trial.variant import Variant, VariantPlan
+from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, CPU, job, trial
 from tests.trial.planted import worn
 
@@ -108,7 +108,7 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
         lost.trial = known
         raise lost
 
-    monkeypatch.setattr(fp8doctor.trial, "conduct", loses)
+    monkeypatch.setattr(fp8doctor.trial, "timed", loses)
     of = job(blocks=1)
     found = inspect_model(
         of.model, of.batch, loss=of.loss, device="cpu", budget_s=1, select="NUM"

@@ -23,13 +23,10 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import Compilations
 from fp8doctor.trial.measure.memory_fit import (
     beyond_gpu,
-    is_roomy,
-    laid_out_gib,
-    leaves_room,
     not_fitting,
     step_gib,
 )
-from fp8doctor.trial.measure.peak_memory import Held, Turn
+from fp8doctor.trial.measure.peak_memory import Held
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import VariantPlan, as_it_is
 
@@ -81,30 +78,6 @@ def test_a_larger_batch_is_held_to_what_is_free(room: float | None, frees: float
         )
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        planned("both", "compile-blocks", "larger-batch", times=2.0),
-        planned("bf16", base=None),
-        planned("mere measurement", times=2.0),
-        planned("larger-batch", "larger-batch", base="not built", times=2.0),
-        planned("checkpointing-off", "checkpointing-off"),
-    ],
-    ids=lambda plan: plan.name,
-)
-def test_what_may_save_memory_and_what_is_like_its_base_are_tried(plan: VariantPlan) -> None:
-    assert not_fitting(plan, [AS_IS], 90.0, 0.0) is None
-
-
-def test_what_takes_no_less_than_a_base_that_does_not_fit_does_not_either() -> None:
-    base = Attempt(planned("prescribed"), no_number=NoNumber(Reason.DOES_NOT_FIT, "it was not tried"))
-    found = not_fitting(planned("a", "checkpointing-off", base="prescribed"), [AS_IS, base], 90.0, 0.0)
-    assert found == NoNumber(
-        Reason.DOES_NOT_FIT, "it takes no less memory than FP8 with all fixes, which does not fit"
-    )
-    assert not_fitting(planned("a", "cache-off", base="prescribed"), [AS_IS, base], 90.0, 0.0) is None
-
-
 PLAN = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
 """Two blocks more take twenty GiB more below: the whole model 40 + 4 * 20 = 120."""
 
@@ -147,32 +120,6 @@ def test_what_is_predicted_to_exceed_the_gpu_at_full_depth_has_no_number(
         assert found.why is Reason.DOES_NOT_FIT
 
 
-def test_a_change_is_held_to_the_most_that_it_may_take() -> None:
-    """The peaks' line leads to 18 GiB. Where the backward begins it is 22, and 2 more are possible."""
-    of = planned("a", "checkpointing-off")
-    change = Attempt(of, [measured(peak, weights_gib=1.0, gradients_gib=1.0) for peak in (10.0, 12.0)])
-    change.ready[0].turn, change.ready[1].turn = Turn(6.0, 6.0), Turn(10.0, 10.0)
-    small = Attempt(planned("as_is", base=None), [measured(each, 0.5, 0.5) for each in (4.0, 5.0)])
-    assert beyond_gpu(change, [small, change], PLAN, 30.0) is None
-    found = beyond_gpu(change, [small, change], PLAN, 26.0)
-    assert found
-    assert found.sentence.startswith("its step takes up to 24.0 GiB at full depth")
-
-
-def test_what_exceeds_the_gpu_says_by_how_much() -> None:
-    without = built("a", "checkpointing-off", more_gib=5.0)
-    found, baseline = (
-        beyond_gpu(each, [AT_CUTS, each], PLAN, 120.5) for each in (without, built("bf16", more_gib=5.0))
-    )
-    modelled = (
-        "its step takes 125.0 GiB at full depth, modelled from cuts to 2 and 4 blocks, and the GPU has "
-    )
-    assert found
-    assert baseline
-    assert found.sentence == modelled + "120.5 GiB for it, of which a step may fill 90%"
-    assert baseline.sentence == modelled + "120.5 GiB for it"
-
-
 class StandInBench:
     """A bench on a GPU with so much memory, of which it notes what is built."""
 
@@ -210,50 +157,12 @@ def test_what_does_not_fit_is_not_built(
     assert (attempts[1].why is Reason.DOES_NOT_FIT) is (len(built) == 1)
 
 
-@pytest.mark.parametrize(("gpu", "fits"), [(100.0, False), (140.0, True)])
-def test_what_exceeds_the_gpu_is_let_go_of(gpu: float, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = TrialRun(CPU, Budget(1e6))
-    monkeypatch.setattr(conductor, "gpu_gib", lambda device: gpu)
-    stand_in = StandInBench(frees_gib=0.0)
-    stand_in.plan = PLAN
-    of = {each.plan.name: each.ready for each in (AT_CUTS, built("a", "checkpointing-off", more_gib=5.0))}
-    monkeypatch.setattr(
-        stand_in, "build", lambda attempt, until: attempt.ready.extend(of[attempt.plan.name]), raising=True
-    )
-    attempts = [Attempt(AT_CUTS.plan), Attempt(planned("a", "checkpointing-off"))]
-    conductor._build(cast(Bench, stand_in), attempts, run)
-    assert (attempts[1].no_number is None) is bool(attempts[1].ready) is fits
-    assert stand_in.let_go_of == (0 if fits else 1)
-
-
 def ten_blocks() -> nn.Module:
     """1 KiB in each block, and 1 KiB beside them that is not trained."""
     blocks = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(10))
     model = nn.ModuleDict({"blocks": blocks, "head": nn.Linear(16, 16, bias=False)})
     model["head"].requires_grad_(False)
     return model
-
-
-def test_cuts_take_all_their_weights_and_the_gradients_of_the_largest() -> None:
-    assert laid_out_gib(ten_blocks(), PLAN) == ((2 + 1) + (4 + 1) + 4) / 2**20
-    assert laid_out_gib(ten_blocks().to("meta"), PLAN) == laid_out_gib(ten_blocks(), PLAN)
-
-
-@pytest.mark.parametrize(("room_kib", "roomy"), [(105, True), (104, False), (None, False)])
-def test_a_memory_is_roomy_where_weights_and_gradients_are_a_small_part_of_it(
-    room_kib: int | None, roomy: bool
-) -> None:
-    assert is_roomy(ten_blocks(), room_kib and room_kib / 2**20) == roomy
-
-
-@pytest.mark.parametrize(("peak_gib", "leaves"), [(48, True), (49, False)])
-def test_a_step_leaves_room_where_it_fills_three_fifths_of_the_gpu_at_most(
-    peak_gib: int, leaves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 80 * 2**30))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peak_gib * 2**30)
-    assert leaves_room(torch.device("cuda", 0)) is leaves
-    assert leaves_room(CPU)
 
 
 @pytest.mark.parametrize(

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.document import read_saved
-from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Gpu, Linear, Network, Software, Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks.torchao import unwrapped
 from fp8doctor.trial.explorations import TrialContext, other_recipe
-from fp8doctor.trial.layers.shapes import of_interest
-from fp8doctor.trial.treatments.apply import NotTried
-from tests.trial.treated import applied, facts, float8, in_fp8
+from tests.trial.treated import applied, float8, in_fp8
 
 NAME = "recipe-mxfp8"
 LLAMA_8B = Path(__file__).parents[1] / "patients" / "recorded" / "h200-llama_8b_float8.json.gz"
@@ -41,25 +34,6 @@ def test_only_layers_without_a_bias_whose_sides_fit_are_converted() -> None:
     assert in_fp8(model) == dict.fromkeys("012", "tensorwise")
     assert unwrapped(changed[0].weight).data_ptr() == model[0].weight.data_ptr()  # type: ignore[index]
     assert variant(NAME, fp8=True) == "MXFP8 block scaling"
-
-
-@pytest.mark.parametrize(
-    "model", [lambda: Mixed(), lambda: float8(nn.Sequential(nn.Linear(64, 64)).bfloat16())]
-)
-def test_nothing_is_tried_where_nothing_would_be_converted(model: Callable[[], nn.Module]) -> None:
-    with pytest.raises(NotTried, match="no Float8Linear"):
-        applied(NAME, model())
-
-
-def test_the_lines_do_the_same() -> None:
-    model = float8(Mixed().bfloat16())
-    described = describe(NAME, facts(model))
-    assert described is not None
-    again = Mixed().bfloat16()
-    script = {"model": again, "torch": torch}
-    exec(described.code, script)
-    assert in_fp8(again)["0"] == "mxfp8"
-    assert in_fp8(again)["1"] == "tensorwise"
 
 
 def context(compute_capability: str, bias: bool = False) -> TrialContext:
@@ -108,21 +82,3 @@ def test_a_step_of_it_is_modelled_where_it_runs() -> None:
     assert tensorwise.step_ms < mxfp8.step_ms < plain.step_ms
     assert modelled_step(with_recipe(compiled, "mxfp8"), gpu_spec("H100")) is None
     assert modelled_step(with_recipe(with_linears_compiled(of, yes=False), "mxfp8"), b200) is None
-
-
-def test_its_gemms_are_not_timed_alone() -> None:
-    """The trial's own GEMMs and casts scale tensors and rows."""
-    of = context("10.0").facts
-    layer = replace(
-        of.network.linears[0],
-        recipe="mxfp8",
-        in_features=4096,
-        out_features=4096,
-        role="body",
-        features={},
-        gemms=1,
-    )
-    of = replace(of, network=Network(linears=(layer,)))
-    assert judged(of) == [layer]
-    assert of_interest(of) == []
-    assert RECIPES["torchao", "mxfp8"].drops_bias

@@ -4,7 +4,6 @@ depth."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -14,13 +13,10 @@ from torchao.optim import AdamW8bit
 
 from fp8doctor.facts import MemoryParts, Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks import fp8_copies
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
-from fp8doctor.trial.copies.step import training_step
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.peak_memory import (
-    FullPeak,
     Held,
     Turn,
     Turns,
@@ -29,12 +25,10 @@ from fp8doctor.trial.measure.peak_memory import (
     gradients_of,
     held,
     memory_parts,
-    rounding,
 )
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.stand_ins import transformer_engine
+from fp8doctor.trial.variant import VariantPlan
 from tests.trial.decoder import Decoder
 
 pytestmark = pytest.mark.slow
@@ -88,31 +82,6 @@ def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module], copies: int)
     assert bytes_of(parts.optimizer_gib) == 2 * weights + 2 * 4, "two moments and a counter for each weight"
 
 
-def test_what_is_frozen_has_neither_gradient_nor_state() -> None:
-    model = linears()
-    model[0].requires_grad_(False)
-    parts = step(model, torch.optim.SGD([model[1].weight], momentum=0.9))
-    half = 4 * 32 * 64
-    assert [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.optimizer_gib)] == [
-        2 * half,
-        half,
-        half,
-    ]
-
-
-def test_what_the_step_did_not_use_has_no_gradient() -> None:
-    model = linears()
-    model[1].idle = nn.Linear(64, 64)
-    parts = step(model, torch.optim.SGD(model.parameters()))
-    assert bytes_of(parts.gradients_gib) == 4 * 2 * 32 * 64
-
-
-def test_a_shared_weight_counts_once() -> None:
-    model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
-    model[1].weight = model[0].weight
-    assert bytes_of(step(model, torch.optim.SGD(model.parameters())).weights_gib) == 4 * 32 * 32
-
-
 def test_an_8_bit_optimizer_is_counted_by_what_it_stores() -> None:
     """Its states say float32; inside are one byte for each value and the scales."""
     model = nn.Sequential(nn.Linear(32, 512, bias=False), nn.Linear(512, 32, bias=False))
@@ -125,96 +94,6 @@ def test_an_8_bit_optimizer_is_counted_by_what_it_stores() -> None:
     found = bytes_of(held(model, optimizer, None, CPU).optimizer_gib)
     values = 2 * 2 * 32 * 512
     assert values < found < 1.3 * values
-
-
-def test_what_lies_on_another_device_is_not_counted() -> None:
-    assert gib([torch.ones(1024, 1024)], OTHER) == 0.0
-
-
-def test_gradients_are_those_that_the_optimizer_finds() -> None:
-    model = linears()
-    optimizer = torch.optim.SGD([model[0].weight])
-    with gradients_of(model, optimizer, CPU) as gradients:
-        assert gradients.found_gib is None
-        for _ in range(2):
-            model(torch.ones(32, 32)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert bytes_of(gradients.now_gib()) == 4 * 32 * 64, "nobody clears the one outside the optimizer"
-        assert bytes_of(gradients.found_gib) == 2 * 4 * 32 * 64
-    optimizer.step()
-    assert not optimizer._optimizer_step_pre_hooks
-
-
-def test_an_optimizer_that_does_not_tell_when_it_begins() -> None:
-    class Other:
-        """A stand-in for an optimizer that is none of torch's."""
-
-        def __init__(self) -> None:
-            self.param_groups: list[Any] = [{"params": []}]
-
-    with gradients_of(linears(), Other(), CPU) as gradients:  # type: ignore[arg-type]
-        assert gradients.found_gib is None
-    holds = [Held(1.0, 0.0, 2.0, None)] * 2
-    assert memory_parts(PLAN, 9.0, holds) is None
-    assert at_full_depth([4.0, 6.0], holds) == pytest.approx(11.0)
-
-
-class Float8Tensor(torch.Tensor):
-    """A stand-in for Transformer Engine's: BF16 from outside, FP8 data, its transpose and a scale inside."""
-
-    __module__ = "transformer_engine.pytorch.tensor.float8_tensor"
-
-    @staticmethod
-    def __new__(cls: Any, rows: int, columns: int) -> Any:
-        made = torch.Tensor._make_wrapper_subclass(cls, (rows, columns), dtype=torch.bfloat16)  # type: ignore[attr-defined]
-        made._data, made._transpose = (
-            torch.zeros(rows, columns, dtype=torch.uint8),
-            torch.zeros(columns, rows, dtype=torch.uint8),
-        )
-        made._scale_inv = torch.ones(1)
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), settings: Any = None) -> Any:
-        if function is torch.ops.aten.detach.default:
-            return arguments[0]
-        raise NotImplementedError(function)
-
-
-class Workspace:
-    """A stand-in for MXFP8TensorStorage, which is no tensor."""
-
-    __module__ = "transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage"
-
-    def __init__(self, rows: int, columns: int) -> None:
-        self._rowwise_data = torch.zeros(rows, columns, dtype=torch.uint8)
-        self._columnwise_data = torch.zeros(rows, columns, dtype=torch.uint8)
-        self._rowwise_scale_inv = torch.zeros(rows, columns // 32, dtype=torch.uint8)
-        self._columnwise_scale_inv = None
-
-
-def test_transformer_engine_that_caches_fp8_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformer_engine.install(monkeypatch)
-    layer = transformer_engine.Linear(64, 32, bias=False)
-    model = nn.Sequential(layer)
-    optimizer = torch.optim.SGD(model.parameters())
-    assert fp8_copies(layer) == []
-    layer._fp8_workspaces = {"weight": Workspace(32, 64)}
-    parts = held(model, optimizer, None, CPU)
-    assert (bytes_of(parts.weights_gib), bytes_of(parts.fp8_copies_gib)) == (
-        4 * 32 * 64,
-        2 * 32 * 64 + 32 * 2,
-    )
-    assert parts.static_gib == pytest.approx(parts.weights_gib + parts.fp8_copies_gib)
-
-
-def test_transformer_engine_with_fp8_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    transformer_engine.install(monkeypatch)
-    layer = transformer_engine.Linear(64, 32, bias=False)
-    layer.weight = nn.Parameter(Float8Tensor(32, 64), requires_grad=False)
-    parts = held(nn.Sequential(layer), torch.optim.SGD([torch.ones(1)]), None, CPU)
-    assert (bytes_of(parts.weights_gib), bytes_of(parts.fp8_copies_gib)) == (32 * 64 + 4, 32 * 64)
 
 
 HOLDS = [Held(1.0, 0.5, 2.0, 1.0), Held(2.0, 1.5, 4.0, 2.0)]
@@ -235,17 +114,6 @@ def test_parts_at_full_depth_add_up_to_the_peak() -> None:
     assert sum(
         getattr(parts, field) for field in MemoryParts.__struct_fields__ if field.endswith("_gib")
     ) == pytest.approx(peak)
-
-
-def test_no_peak_is_below_what_a_step_holds_for_sure() -> None:
-    """With a small batch the loss decides at the cuts, and the gradients of all blocks at full depth."""
-    assert at_full_depth([20.0, 20.5], HOLDS) == pytest.approx(22.0)
-    assert memory_parts(PLAN, 22.0, HOLDS).activations_gib == pytest.approx(0.0)  # type: ignore[union-attr]
-
-
-def test_without_a_peak_there_are_no_parts() -> None:
-    assert full_peak(PLAN, [None, None], HOLDS) is None
-    assert memory_parts(PLAN, None, HOLDS) is None
 
 
 def peak_of(activations: float, gradients: float, embedding: float, logits: float, blocks: int) -> float:
@@ -282,20 +150,6 @@ def test_the_peak_at_full_depth_is_between_its_bounds(
     assert found.most_gib >= true - 1e-9
     if PLAN.full(peaks) == pytest.approx(true):
         assert found.gib == pytest.approx(true)
-
-
-def test_a_peak_that_the_cuts_leave_open_is_unknown() -> None:
-    """Both cuts peak among the gradients of a large embedding, and activations grow faster than these."""
-    holds = [Held(0.0, 0.0, 0.0, 20.8), Held(0.0, 0.0, 0.0, 22.4)]
-    turns = [Turn(4.0, 4.5), Turn(12.0, 12.5)]
-    peak = full_peak(PLAN, [20.8, 22.4], holds, turns)
-    assert peak == FullPeak(pytest.approx(32.5), pytest.approx(42.4))  # type: ignore[arg-type]
-    assert peak.gib is None
-    assert FullPeak(100.0, 101.0).gib == 100.5
-    assert full_peak(PLAN, [20.8, 22.4], holds, [None, None]) == FullPeak(
-        pytest.approx(26.4),
-        pytest.approx(26.4),  # type: ignore[arg-type]
-    )
 
 
 def at_full_depth(peaks: list[float | None], holds: list[Held]) -> float | None:
@@ -337,16 +191,6 @@ def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
         bench.close()
 
 
-def test_each_micro_batch_tells_when_its_backward_begins() -> None:
-    job = Job(linears(), Target(), Workload(accumulate=3), batch=torch.ones(4, 32))
-    found: list[float] = []
-    weight = job.model[0].weight  # type: ignore[index]
-    note = lambda: found.append(-1.0 if weight.grad is None else weight.grad.sum().item())  # noqa: E731
-    optimizer = torch.optim.SGD(job.model.parameters())
-    training_step(job, Variant(job.model, job.batch), optimizer, CPU, note)()
-    assert found == [-1.0, pytest.approx(found[1]), pytest.approx(2 * found[1])], "gradients add up"
-
-
 class Counters:
     """A stand-in for CUDA's allocator: what was allocated before the step, and the peak in it."""
 
@@ -359,26 +203,6 @@ class Counters:
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.before)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.peak)
         monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: {})
-
-
-def test_what_the_allocator_rounds_up_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """43 of every 44 MiB are asked for where a weight is 11008 by 2048 in BF16."""
-    stats = {"requested_bytes.all.current": 430, "allocated_bytes.all.current": 440}
-    model = nn.Linear(8, 8)
-    monkeypatch.setattr("fp8doctor.trial.measure.peak_memory.gib", lambda tensors, device: gib(tensors, CPU))
-    for counted, share in ((stats, 1 / 43), ({}, 0.0), ({**stats, "requested_bytes.all.current": 0}, 0.0)):
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device, counted=counted: counted)
-        assert rounding(model, OTHER) == pytest.approx(share)
-    assert rounding(model, CPU) == 0.0
-
-
-def test_what_is_rounded_up_of_other_tensors_says_nothing_of_the_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A scalar on a GPU takes 512 bytes; the model is on the CPU, or its blocks are."""
-    stats = {"requested_bytes.all.current": 4, "allocated_bytes.all.current": 512}
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: stats)
-    assert rounding(nn.Linear(8, 8), OTHER) == 0.0
 
 
 @pytest.mark.parametrize(("rounded", "more"), [(0.0, 0.0), (0.25, 0.5)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -19,19 +18,16 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
-from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm
+from tests.trial.conducted import conduct
 
 pytestmark = pytest.mark.slow
 
@@ -124,22 +120,6 @@ def compiled_by_block(mode: str | None = None) -> nn.Module:
     return model
 
 
-def test_compiled_bf16_comes_before_eager_bf16_if_the_step_is_compiled() -> None:
-    """FP8 is held to it. Eager BF16 checks the copy, and is next."""
-    found = list(plans(job(compiled_by_block())))
-    assert found[:4] == ["as_is", "bf16_compiled", "bf16", "bf16_again"]
-    assert "recipe-rowwise" in found[4:]
-
-
-def test_several_proposals_are_timed_together_and_alone_and_compiled_last() -> None:
-    found = plans(
-        job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16", "unset-variable", "stay-in-bf16"
-    )
-    assert found["prescribed"].treatments == ("keep-in-bf16", "compile-blocks")
-    assert (found["keep-in-bf16"].base, found["compile-blocks"].base) == ("as_is", "as_is")
-    assert "stay-in-bf16" not in found
-
-
 def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() -> None:
     """Its build is the shorter one. FP8 left a Gemma 2B with LoRA no time for it, its best end (H100)."""
     model = float8(llama(attn_implementation="eager").bfloat16())
@@ -152,14 +132,6 @@ def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() 
     assert made.config._attn_implementation == "sdpa"
     assert not [each for each in made.modules() if "Float8" in type(each).__name__]
     assert "bf16_prescribed" not in plans(of, "compile-blocks")
-
-
-def test_bf16_without_checkpointing_is_planned_once_and_early_if_a_check_asks_for_it() -> None:
-    model = llama().bfloat16()
-    model.gradient_checkpointing_enable()
-    found = plans(job(float8(model)), "checkpointing-off", "compile-blocks")
-    assert list(found)[4:6] == ["bf16_without_checkpointing", "prescribed"]
-    assert found["bf16_without_checkpointing"].treatments == ("checkpointing-off",)
 
 
 PRESCRIBED = ("compile-blocks", "keep-in-bf16", "cache-off")
@@ -178,18 +150,6 @@ def test_a_prescription_that_compiles_is_timed_under_the_users_own_compilation_t
     assert (own.base, own.fp8, own.compiled, own.explored) == ("as_is", True, True, False)
 
 
-def test_uncompiled_fp8_without_its_cure_tries_no_recipe() -> None:
-    assert bases(job(float8(Stacked().bfloat16()))) == BASELINES
-
-
-def test_a_recipe_that_does_not_run_on_this_gpu_is_not_tried() -> None:
-    of = job(float8(Stacked().bfloat16()))
-    facts = msgspec.structs.replace(examine(of), recipe_tries={"rowwise": "not supported"})
-    assert [plan.name for plan in plan_variants(facts, steps("compile-blocks"), of) if plan.explored] == [
-        "recipe-rowwise-with-gw-hp"
-    ]
-
-
 class InTransformerEngine(nn.Module):
     """A block of two of its layers; one of them may be a fused one."""
 
@@ -201,32 +161,6 @@ class InTransformerEngine(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(torch.relu(self.up(x)))
-
-
-@pytest.mark.parametrize(
-    ("kinds", "explored"),
-    [
-        ((te.Linear, te.Linear), True),
-        ((te.LayerNormLinear, te.Linear), True),
-        ((te.LayerNormMLP,) * 2, False),
-    ],
-)
-def test_uncompiled_transformer_engine_is_tried_block_by_block(
-    kinds: Any, explored: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    te.install(monkeypatch)
-    model = Stacked(lambda: InTransformerEngine(*kinds))  # type: ignore[arg-type]
-    assert bases(job(model)).get("compile-blocks") == ("as_is" if explored else None)
-    for block in model.blocks:
-        block.compile(backend="eager")
-    assert "compile-blocks" not in bases(job(model))
-
-
-def test_transformer_engine_without_blocks_is_not_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    te.install(monkeypatch)
-    assert not {"compile-blocks", "compile-model"} & set(
-        bases(job(InTransformerEngine(te.Linear, te.Linear)))
-    )
 
 
 def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
@@ -262,73 +196,6 @@ def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
     assert {found[name].base for name in tried} <= {"as_is"}
 
 
-class InItsOwnAutocast(nn.Module):
-    """A model whose forward opens the autocast, so that nothing outside of it names the recipe."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = InTransformerEngine(te.Linear, te.Linear)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with te.autocast(recipe=te.DelayedScaling()):
-            return self.inner(x)
-
-
-def test_a_trial_takes_every_step_of_an_arm_under_its_recipe_and_leaves_the_users(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The stand-in has no FP8 GEMM, which is all that such an arm then lacks."""
-    te.install(monkeypatch)
-    seen: dict[str, set[str]] = {}
-    forward = te.Linear.forward
-
-    def watched(layer: te.Linear, x: torch.Tensor) -> torch.Tensor:
-        out = forward(layer, x)
-        seen.setdefault(layer.__dict__.get("arm", "user"), set()).add(type(layer.fp8_meta["recipe"]).__name__)
-        return out
-
-    def named(plan: VariantPlan) -> VariantPlan:
-        def make(variant: Variant) -> Variant:
-            made = plan.make(variant)
-            for module in made.model.modules():
-                module.__dict__["arm"] = plan.name
-            return made
-
-        return replace(plan, make=make)
-
-    monkeypatch.setattr(te.Linear, "forward", watched)
-    of = job(InItsOwnAutocast(), batch=torch.ones(4, 32), loss=lambda output, batch: output.sum())
-    of.model(of.batch)
-    found = plan_variants(on_gpu(examine(of), "9.0", "13.0"), [], of)
-    tried = [named(plan) for plan in found if plan.name in ("as_is", "te-current", "te-block")]
-    result = conduct(of, [], tried, TrialRun(torch.device("cpu"), Budget(600)))
-    assert {each.reason for each in result.arms} == {"no FP8 matmul was seen in its step"}
-    assert result.harm == ()
-    of.model(of.batch)
-    assert seen == {
-        "user": {"DelayedScaling"},
-        "as_is": {"DelayedScaling"},
-        "te-current": {"Float8CurrentScaling"},
-        "te-block": {"Float8BlockScaling"},
-    }
-
-
-def test_of_layers_without_autocast_the_recipes_are_tried_under_the_one_that_is_proposed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    te.install(monkeypatch)
-    of = job(InTransformerEngine(te.Linear, te.Linear))
-    found = {
-        plan.name: plan
-        for plan in plan_variants(on_gpu(examine(of), "9.0", "13.0"), steps("te-autocast"), of)
-    }
-    assert {name: found[name].base for name in ("te-current", "te-block")} == {
-        "te-current": "prescribed",
-        "te-block": "prescribed",
-    }
-    assert "te-delayed" not in found
-
-
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     model = float8(Stacked().bfloat16(), "rowwise")
     model.compile()
@@ -348,70 +215,12 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
 
 
-@pytest.mark.nightly
-@needs_rowwise_scaled_mm
-def test_a_recipe_is_timed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled by a backend that makes no kernels."""
-    monkeypatch.setattr(nn.Module, "compile", functools.partialmethod(nn.Module.compile, backend="eager"))
-    model = float8(Stacked().bfloat16())
-    model.compile()
-    timed = tried(model, TOKENS["input_ids"], "as_is", "compile-blocks", "recipe-rowwise").trial.arms
-    assert [(each.name, each.base, each.reason) for each in timed] == [
-        ("as_is", None, None),
-        ("compile-blocks", "as_is", None),
-        ("recipe-rowwise", "compile-blocks", None),
-    ]
-    whole, blocks, recipe = timed
-    assert whole.graphs_run == 1
-    assert recipe.graphs_run == blocks.graphs_run == 3
-    assert recipe.fp8_gemms
-
-
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     found = plans(job(Stacked().bfloat16()))
     assert list(found) == ["as_is", "bf16_compiled", "bf16_again", "float8_tensorwise", "float8_rowwise"]
     assert found["float8_rowwise"].treatments == ("convert-rowwise", "compile-blocks")
     in_fp32 = plans(job(Stacked()))["float8_rowwise"]
     assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise", "compile-blocks")
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "explored"),
-    [
-        (torch.optim.AdamW, ["fused-optimizer"]),
-        (lambda parameters: torch.optim.AdamW(parameters, fused=True), []),
-        (torch.optim.Adadelta, []),
-    ],
-    ids=["foreach", "fused", "without a fused form"],
-)
-def test_an_optimizer_that_could_be_fused_is(optimizer: Any, explored: list[str]) -> None:
-    model = Stacked().bfloat16()
-    assert [
-        name
-        for name, plan in plans(job(model, optimizer=optimizer(model.parameters()))).items()
-        if plan.explored
-    ] == explored
-
-
-def test_bf16_with_it_comes_before_an_exploration_that_speeds_it_up_too() -> None:
-    """And with the proposals that do, else FP8 would be compared with a BF16 that lacks the change."""
-    model = float8(llama(attn_implementation="eager").bfloat16())
-    of = job(model, optimizer=torch.optim.AdamW(model.parameters()))
-    for proposed, form, base in (
-        ((), "bf16", "bf16"),
-        (("compile-blocks",), "bf16_compiled", "bf16_compiled"),
-        (("compile-blocks", "attention-sdpa"), "bf16_compiled", "bf16_prescribed"),
-    ):
-        found = plans(of, *proposed)
-        twin = found["bf16_with_fused-optimizer"]
-        assert list(found)[list(found).index("fused-optimizer") - 1] == twin.name
-        assert twin.treatments == (*proposed[1:], "fused-optimizer")
-        assert (twin.base, twin.fp8, twin.explored) == (base, False, True)
-        assert twin.compiled is found[form].compiled
-        made = twin.make(Variant(model=copy.deepcopy(model), batch=TOKENS))
-        assert (made.optimizer or {})["fused"]
-        assert not [each for each in made.model.modules() if "Float8" in type(each).__name__]
-        assert (made.model.config._attn_implementation == "sdpa") is ("attention-sdpa" in proposed)
 
 
 def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
@@ -425,36 +234,6 @@ def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
     under = plans(job(float8(Stacked()), autocast=torch.bfloat16))
     assert under["bf16"].treatments == ()
     assert not any(plan.explored for plan in under.values())
-
-
-def test_a_cache_in_training_is_tried_without() -> None:
-    of = job(llama(use_cache=True).bfloat16())
-    assert [name for name, plan in plans(of).items() if plan.explored] == ["cache-off"]
-
-
-def test_a_cache_goes_with_the_blocks_that_are_compiled() -> None:
-    of = job(float8(llama(use_cache=True).bfloat16()))
-    assert [
-        name for name, plan in plans(of, "compile-blocks").items() if plan.explored and name == "cache-off"
-    ] == []
-    assert "cache-off" in plans(of)
-
-
-def test_which_arms_must_run_something_compiled() -> None:
-    found = plans(job(float8(Stacked().bfloat16())), "compile-blocks", "keep-in-bf16")
-    must = {name for name, plan in found.items() if plan.compiled}
-    assert must == {
-        "bf16_compiled",
-        "prescribed",
-        "compile-blocks",
-        "recipe-rowwise",
-        "recipe-rowwise-with-gw-hp",
-    }
-    assert {name for name, plan in plans(job(Stacked().bfloat16())).items() if plan.compiled} == {
-        "bf16_compiled",
-        "float8_tensorwise",
-        "float8_rowwise",
-    }
 
 
 @pytest.mark.gate("force_eager-compiled1")
@@ -488,24 +267,6 @@ def sick() -> Job:
     model.gradient_checkpointing_enable()
     model = float8(model)
     return job(model, optimizer=torch.optim.AdamW(model.parameters()))
-
-
-@pytest.mark.gate("True")
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_adapters_under_checkpointing_have_gradients_in_the_copies_too(reentrant: bool) -> None:
-    """A hook asks the frozen embedding for one: without it reentrant checkpointing has no backward, and the
-    first block is another graph."""
-    model = float8(lora(llama().bfloat16()))
-    model.enable_input_require_grads()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
-    for layer in () if reentrant else model.base_model.model.model.layers:
-        layer.compile(backend="eager")
-    as_is = Attempt(VariantPlan("as_is", as_it_is, fp8=True))
-    Bench(job(model), [], torch.device("cpu")).build(as_is)
-    assert as_is.no_number is None
-    assert [(ready.compiled.recompilations, bool(ready.compiled.graphs)) for ready in as_is.ready] == [
-        (0, not reentrant)
-    ]
 
 
 SICK_ARMS = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any
@@ -89,47 +87,6 @@ def test_a_forward_that_names_itself_is_rebuilt_around_the_copy() -> None:
     assert not ran
 
 
-class SideBySide(nn.Module):
-    """Parameters that are views of one piece of memory, as the query, key and value of Transformer Engine
-    are."""
-
-    def __init__(self, *, more: int = 0) -> None:
-        super().__init__()
-        whole = torch.randn(48 + more, 32)
-        self.query, self.key = nn.Parameter(whole[:32]), nn.Parameter(whole[32:48])
-        self.tied = nn.Parameter(self.query.detach())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.query.T @ self.tied @ self.key.T
-
-
-def test_what_lies_side_by_side_stays_so() -> None:
-    original = SideBySide()
-    replica = replicate(original, device=torch.device("cpu"))[0]
-    runs_itself(original, replica)
-    query, key, tied = (getattr(replica, name) for name in ("query", "key", "tied"))
-    assert key.data_ptr() == query.data_ptr() + query.nbytes
-    assert tied.data_ptr() == query.data_ptr()
-
-
-def test_a_part_of_a_larger_memory_is_copied_alone() -> None:
-    replica = replicate(SideBySide(more=160))[0]
-    assert replica.query.untyped_storage().nbytes() == replica.query.nbytes
-
-
-def test_parameters_without_memory_stay_so() -> None:
-    with torch.device("meta"):
-        original = Stack()
-    assert [each.shape for each in replicate(original)[0].parameters()] == [
-        each.shape for each in original.parameters()
-    ]
-
-
-def test_a_plain_model() -> None:
-    model = Stack()
-    runs_itself(model, replicate(model)[0])
-
-
 def test_a_closure_around_forward_is_rebuilt_around_the_copy() -> None:
     model = Stack()
 
@@ -177,13 +134,6 @@ def test_accelerates_fp8_wrapper_is_rebuilt_around_the_copy(monkeypatch: pytest.
     assert sum(parameter.grad is not None for parameter in replica.parameters()) == 4
 
 
-def test_accelerates_bf16_wrapper(forget_accelerate: None) -> None:
-    from accelerate import Accelerator
-
-    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(Stack())
-    runs_itself(model, replicate(model)[0])
-
-
 @pytest.mark.parametrize("form", ["wrapped", "in_place", "per_block", "assigned"])
 @pytest.mark.slow
 def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: str) -> None:
@@ -223,28 +173,6 @@ def llama() -> LlamaForCausalLM:
             hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
         )
     )
-
-
-def test_layers_that_wrap_the_forward_of_every_subclass_share_no_code() -> None:
-    """transformers wraps it for checkpointing; the wrapper checkpoints only where it is the class's own
-    forward."""
-    model = llama()
-    replicas = [replicate(model, share=True)[0] for _ in range(2)]
-    for replica in replicas:
-        give_own_code(replica)
-    forwards = [type(each.model.layers[0]).forward for each in (model, *replicas)]  # type: ignore[union-attr]
-    assert len({id(forward.__code__) for forward in forwards}) == 3
-
-
-def test_a_layer_with_code_of_its_own_still_checkpoints() -> None:
-    replica = replicate(llama())[0]
-    give_own_code(replica)
-    replica.train().gradient_checkpointing_enable()  # type: ignore[operator]
-    recomputed: list[object] = []
-    for layer in replica.model.layers:  # type: ignore[union-attr]
-        layer.mlp.register_forward_pre_hook(lambda module, arguments: recomputed.append(module))
-    replica(input_ids=torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
-    assert len(recomputed) == 4
 
 
 def test_ties_stay_and_nothing_is_shared_unless_asked() -> None:
@@ -296,75 +224,6 @@ def test_the_users_hooks_are_left_out_and_torchs_own_stay() -> None:
 def asks(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
     if isinstance(output, torch.Tensor):
         output.requires_grad_(True)
-
-
-SEEN: list[object] = []
-
-
-def asks_and_notes(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
-    SEEN.append(output.requires_grad_(True))
-
-
-def asks_and_notes_within(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
-    output.requires_grad_(True)
-    (lambda: SEEN.append(output))()
-
-
-def asks_and_has_a_list(
-    module: nn.Module, arguments: object, output: torch.Tensor, seen: list[object] = SEEN
-) -> None:
-    seen[:] = [output.requires_grad_(True)]
-
-
-def asks_each(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
-    tuple(each.requires_grad_(True) for each in (output,))
-
-
-@pytest.mark.parametrize(
-    "hook", [asks, asks_each, lambda module, arguments, output: output.requires_grad_(True)]
-)
-def test_a_hook_that_only_asks_for_a_gradient_stays(hook: Callable[..., object]) -> None:
-    model = Stack().requires_grad_(False)
-    model.blocks[0].register_forward_hook(hook)
-    assert replicate(model)[0](X).requires_grad
-
-
-def test_a_hook_that_reaches_anything_else_is_left_out() -> None:
-    closes_over: list[object] = []
-    for hook in (
-        asks_and_notes,
-        asks_and_notes_within,
-        asks_and_has_a_list,
-        lambda module, arguments, output: closes_over.__iadd__([output.requires_grad_(True)]),
-        functools.partial(asks),
-    ):
-        model = Stack().requires_grad_(False)
-        model.blocks[0].register_forward_hook(hook)
-        assert not replicate(model)[0](X).requires_grad
-    assert closes_over == SEEN == []
-
-
-def test_a_tensor_of_the_graph_kept_as_an_attribute_is_copied() -> None:
-    model = Stack()
-    model.last = model(X)  # type: ignore[assignment]
-    runs_itself(model, replicate(model)[0])
-
-
-def test_modes_and_frozen_parameters_are_kept() -> None:
-    model = Stack().eval()
-    model.blocks[0].requires_grad_(False)
-    replica = replicate(model)[0]
-    assert not replica.training
-    assert [p.requires_grad for p in replica.parameters()] == [p.requires_grad for p in model.parameters()]
-
-
-def test_an_imported_module_that_a_model_holds_is_the_copys_too() -> None:
-    model = Stack()
-    model.library, model.libraries = math, {"of": [torch.ops, torch.nn.functional]}  # type: ignore[assignment]
-    replica, _ = replicate(model)
-    runs_itself(model, replica)
-    assert replica.library is math
-    assert replica.libraries == model.libraries
 
 
 def test_what_cannot_be_copied_is_named() -> None:

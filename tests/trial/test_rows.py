@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from fp8doctor.facts import Trial
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut
-from fp8doctor.trial.layers import fake_forward, rows, shapes
+from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.trial.test_shapes import CPU, TOKENS, in_time, job
@@ -103,30 +102,6 @@ def test_an_encoder_and_a_decoder_see_different_rows() -> None:
         )
 
 
-def test_layers_before_and_behind_the_blocks_have_their_own() -> None:
-    found, _ = seen(frames())
-    assert found == {
-        "frames": (16 * 32,),
-        "head": (16,),
-        **{f"b.{block}.{layer}": (16 * 4,) for block in range(3) for layer in range(2)},
-    }
-
-
-def test_the_shapes_are_those_of_the_rows() -> None:
-    of = frames()
-    facts = msgspec.structs.replace(examine(of), trial=Trial(device="cpu", gpu=None, rows=seen(of)[0]))
-    assert {(shape.m, shape.k, shape.n, len(shape.layers)) for shape, _ in shapes.distinct(facts)} == {
-        (512, 32, 32, 1),
-        (64, 32, 64, 3),
-        (64, 64, 32, 3),
-        (16, 32, 16, 1),
-        (TOKENS, 32, 16, 1),
-    }
-    shares = {(shape.m, shape.n): share for shape, share in shapes.distinct(facts)}
-    assert shares[64, 64] == pytest.approx(shares[16, 16] * 4 * 4 * 3)
-    assert sum(shares.values()) == pytest.approx(100)
-
-
 def test_only_a_cut_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[dict[str, int]] = []
     make = rows.cut_of
@@ -173,34 +148,6 @@ def test_a_block_that_was_cut_away_has_the_rows_of_its_kind() -> None:
     ]
 
 
-class Shared(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(self.layer(input=x))[:24] + self.layer(x[:24])
-
-
-def test_every_call_is_counted() -> None:
-    found, _ = seen(
-        replace(
-            job(convert_to_float8_training(Shared().bfloat16())),
-            batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16),
-        )
-    )
-    assert found == {"layer": (48, 48, 24)}
-
-
-def test_a_model_without_weights_is_built_by_its_model_file() -> None:
-    make = lambda layers: convert_to_float8_training(Frames(layers).bfloat16())  # noqa: E731
-    with torch.device("meta"):
-        whole = make(30)
-    found, gap = seen(replace(frames(), model=whole, rebuild=lambda layers: (make(layers), None)))
-    assert gap is None
-    assert found["b.29.0"] == (64,)
-
-
 def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
     of = frames()
     of.model.compile(backend=lambda graph, examples: 1 / 0)
@@ -209,18 +156,6 @@ def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
     assert (len(found), gap) == (8, None)
     assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before
     assert not any(module._forward_pre_hooks for module in of.model.modules())
-
-
-def test_a_step_of_the_users_own_is_the_forward() -> None:
-    of = replace(frames(), training_step=lambda model, batch: model(batch[:4]).float().mean())
-    assert seen(of)[0]["b.0.0"] == (4 * 4,)
-
-
-def test_what_is_not_asked_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "on_a_copy", lambda *arguments: 1 / 0)
-    assert seen(job(nn.Sequential(nn.Linear(64, 100)).bfloat16())) == ({}, None)
-    assert seen(frames(), skip={"rows": "the process was killed"})[1] == "the process was killed"
-    assert seen(replace(frames(), batch=None))[1] == rows.NO_BATCH
 
 
 def raising(*arguments: Any) -> Any:

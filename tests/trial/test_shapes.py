@@ -22,13 +22,10 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import with_timed_shapes
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import Facts, LayerShape, Linear, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.conductor import conduct
 from fp8doctor.trial.layers import linear_operations as operations
 from fp8doctor.trial.layers import shapes
 from fp8doctor.trial.measure import budget, timer
@@ -36,6 +33,7 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.variant import VariantPlan
+from tests.trial.conducted import conduct
 
 pytestmark = pytest.mark.slow
 
@@ -140,20 +138,6 @@ def test_every_gemm_of_a_shape_is_timed_apart(recipe: str, in_fp8: int) -> None:
             assert sum(times) < shape.fp8_ms, "the GEMM that stays in BF16 is a part of it"
 
 
-def test_layers_of_one_shape_are_one() -> None:
-    assert {shape.layers for shape in probed(decoder())} == {
-        ("0.q", "1.q"),
-        ("0.k", "1.k"),
-        ("0.up", "1.up"),
-        ("0.down", "1.down"),
-    }
-
-
-def test_without_time_to_compile_the_gemms_are_there_and_the_reason() -> None:
-    for shape in probed(decoder()):
-        assert (shape.casts_ms, shape.reason) == (None, "its casts were not timed: no time was left")
-
-
 @pytest.mark.gate("tensorwise")
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
@@ -167,95 +151,6 @@ def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None
     assert counters["stats"]["unique_graphs"] - before == len({shape.trained for shape in found})
 
 
-@pytest.mark.nightly
-def test_square_layers_alone_leave_the_sizes_open_too(quick_compiler: None) -> None:
-    from torch._dynamo.utils import counters
-
-    before = counters["stats"]["unique_graphs"]
-    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16())
-    assert all(shape.casts_ms for shape in probed(model, seconds=60))
-    assert counters["stats"]["unique_graphs"] - before == 1
-
-
-@pytest.mark.parametrize(
-    ("seconds", "again_s", "compiled", "with_casts"),
-    [
-        (3.0, 0.0, 0, 0),  # not even the first graph is expected to be compiled in time
-        (7.0, 0.0, 1, 4),
-        (9.0, 0.0, 2, 8),
-        (3.9, 0.0, 1, 4),  # the compiler takes all the time, and its graph is used
-        (13.0, 4.0, 1, 2),  # the third shape would compile once more
-    ],
-)
-def test_no_graph_of_casts_is_begun_that_would_pass_the_share(
-    seconds: float, again_s: float, compiled: int, with_casts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A graph takes 4 s, which only the first one shows; at first 3.5 s are expected."""
-    now, graphs, seen = 0.0, 0, set[torch.Size]()
-
-    def compile_it(recipe: str, trained: bool, example: tuple[torch.Tensor, ...]) -> Any:
-        nonlocal now, graphs
-        now, graphs = now + 4.0, graphs + 1
-        return run
-
-    def run(
-        recipe: str, trained: bool, input: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor
-    ) -> None:
-        nonlocal now
-        now += 0.0 if weight.shape in seen else again_s
-        seen.add(weight.shape)
-
-    clock = SimpleNamespace(monotonic=lambda: now, perf_counter=time.perf_counter)
-    monkeypatch.setattr(shapes, "time", clock)
-    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 3.5})
-    monkeypatch.setattr(shapes, "compiled_casts", compile_it)
-    found = probed(decoder(frozen=True), seconds)
-    assert (len(found), graphs) == (8, compiled)
-    assert sum(shape.casts_ms is not None for shape in found) == with_casts
-    late = {shape.reason for shape in found if shape.casts_ms is None}
-    assert late <= {"its casts were not timed: no time was left"}
-
-
-@pytest.mark.slow
-def test_where_nothing_compiles_the_casts_have_no_number(quick_compiler: None) -> None:
-    with torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
-        found = probed(decoder(), seconds=60)
-    assert {shape.casts_ms for shape in found} == {None}
-    assert {shape.reason for shape in found} == {
-        "its casts were not timed: RuntimeError: torch.compile compiles nothing in this process"
-    }
-
-
-@pytest.mark.slow
-def test_casts_that_fail_cost_those_of_their_shape(
-    quick_compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = operations.cast_arguments
-
-    def too_large(of: operations.Operands) -> tuple[torch.Tensor, ...]:
-        if of.weight.shape == (64, 64):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return arguments(of)
-
-    monkeypatch.setattr(shapes, "cast_arguments", too_large)
-    found = {shape.layers[0]: shape for shape in probed(decoder(), seconds=60)}
-    assert (found["0.q"].casts_ms, found["0.q"].reason) == (
-        None,
-        "its casts were not timed: OutOfMemoryError: CUDA out of memory",
-    )
-    assert all(found[name].casts_ms for name in ("0.k", "0.up", "0.down"))
-
-
-@pytest.mark.nightly
-def test_layers_of_other_rows_have_casts_of_their_own(quick_compiler: None) -> None:
-    facts = examine(job(decoder()))
-    seen = {linear.name: (16,) for linear in facts.network.linears if linear.name.startswith("1.")}
-    of = msgspec.structs.replace(facts, trial=Trial(device="cpu", gpu=None, rows=seen))
-    found, _ = shapes.timed(of, CPU, until=60.0)
-    assert sorted((shape.m, shape.layers[0][0]) for shape in found) == [(16, "1")] * 4 + [(TOKENS, "0")] * 4
-    assert all(shape.casts_ms for shape in found)
-
-
 def test_operands_are_laid_out_as_in_training() -> None:
     shape = LayerShape(m=48, k=64, n=32, recipe="tensorwise", trained=True)
     of = operations.Operands.of(shape, CPU)
@@ -264,34 +159,6 @@ def test_operands_are_laid_out_as_in_training() -> None:
     assert made == [((48, 32),) * 2, ((48, 64),) * 2, ((32, 64),) * 2]
     exact, rounded = bf16["bf16 output"](), fp8["fp8 output"]()
     assert (exact - rounded).norm() / exact.norm() < 0.1  # type: ignore[operator]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "trained", "in_fp8"),
-    [
-        ("tensorwise", True, 3),
-        ("tensorwise", False, 2),
-        ("rowwise", True, 3),
-        ("rowwise_with_gw_hp", True, 2),
-    ],
-)
-def test_how_many_gemms_are_in_fp8(
-    recipe: str, trained: bool, in_fp8: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    monkeypatch.setattr(
-        operations,
-        "scaled_mm",
-        lambda *operands, fast: calls.append((operands[0].dtype, operands[2].shape, fast)),
-    )
-    shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=trained)
-    of = operations.Operands.of(shape, CPU)
-    for gemm in operations.fp8_gemms(of, shape, True).values():
-        gemm()
-    gradient = torch.float8_e5m2 if recipe == "tensorwise" else torch.float8_e4m3fn
-    rows = torch.Size([]) if recipe == "tensorwise" else torch.Size([48, 1])
-    assert calls == [(torch.float8_e4m3fn, rows, True)] + [(gradient, torch.Size([]), False)] * (in_fp8 - 1)
-    assert len(operations.bf16_gemms(of, trained)) == (3 if trained else 2)
 
 
 def test_casts_are_those_of_torchao() -> None:
@@ -323,16 +190,6 @@ def test_every_operand_of_an_fp8_gemm_is_cast(recipe: str) -> None:
     )
 
 
-def test_more_than_a_dozen_shapes_are_cut_and_said_to_be() -> None:
-    model = convert_to_float8_training(
-        nn.Sequential(*(nn.Linear(16, 16 * each, bias=False) for each in range(1, 16))).bfloat16()
-    )
-    found, gap = shapes.timed(examine(job(model)), CPU, until=5.0)
-    assert len(found) == shapes.MOST_SHAPES
-    assert {shape.n for shape in found} == {16 * each for each in range(4, 16)}
-    assert gap == "3 of 15 shapes, which have 5% of the matmul FLOPs, were not timed"
-
-
 def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     gemm = operations.scaled_mm
 
@@ -351,55 +208,6 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
     assert found["0.k"].bf16_ms > 0
     assert [each.fp8_ms for each in found["0.k"].gemms] == [None] * 3
     assert found["0.up"].fp8_ms
-
-
-def test_a_shape_for_which_the_memory_is_too_small_costs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    make = operations.Operands.of
-
-    def of(shape: LayerShape, device: torch.device) -> Any:
-        if shape.n == 128:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return make(shape, device)
-
-    monkeypatch.setattr(operations.Operands, "of", of)
-    found, gap = shapes.timed(examine(job(decoder())), CPU, until=5.0)
-    assert {shape.layers[0] for shape in found} == {"0.q", "0.k", "0.down"}
-    assert gap == "M 48, K 64, N 128: OutOfMemoryError: CUDA out of memory"
-
-
-def test_without_time_nothing_is_timed_and_said_so() -> None:
-    found, gap = shapes.timed(examine(job(decoder())), CPU, until=-1.0)
-    assert found == ()
-    assert gap is not None
-    assert gap.count("no time was left") == 4
-
-
-def test_a_gemm_too_large_for_a_cpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "CPU_FLOPS", 2 * TOKENS * 64 * 64)
-    found, gap = shapes.timed(examine(job(decoder())), CPU, until=5.0)
-    assert {shape.layers[0] for shape in found} == {"0.q", "0.k"}
-    assert "M 48, K 64, N 128: ValueError: too large to be timed on a CPU" in (gap or "")
-
-
-def test_of_a_model_without_fp8_what_a_conversion_would_take() -> None:
-    model = nn.Sequential(nn.Linear(64, 128), nn.Linear(128, 100), nn.Linear(96, 64)).bfloat16()
-    model.head = nn.Linear(64, 32)
-    model[2].requires_grad_(False)
-    found = [(shape.layers, shape.recipe, shape.trained) for shape in probed(model)]
-    assert found == [(("0",), "tensorwise", True), (("2",), "tensorwise", False)]
-
-
-@pytest.mark.parametrize(
-    "model",
-    [nn.Sequential(nn.Linear(64, 100)), nn.Sequential(nn.Conv2d(3, 4, 3))],
-    ids=["unaligned", "no Linear"],
-)
-def test_where_there_is_nothing_to_time_it_is_said(model: nn.Module) -> None:
-    of = job(model.bfloat16())
-    told = shapes.time_shapes(
-        examine(of), CPU, until=5.0, progress=lambda text, arm: None, reason_against=None
-    )
-    assert told == ((), shapes.NOTHING_TO_TIME)
 
 
 def trial_of(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tuple[Trial, dict[str, Any]]:
@@ -445,13 +253,6 @@ def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.Mo
     assert not recorded(made, "shapes")
     assert made.gaps == {"trial.arms": "x", "trial.shapes": "the process was killed", "trial.rows": "it too"}
     assert seen["told"] == []
-
-
-def test_what_goes_wrong_in_timing_the_shapes_costs_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "timed", lambda *arguments, **fields: 1 / 0)
-    made, _ = trial_of(monkeypatch)
-    assert not recorded(made, "shapes")
-    assert made.gaps["trial.shapes"] == "ZeroDivisionError: division by zero"
 
 
 def planted(model: nn.Module, *losing: str) -> tuple[Job, Facts]:
@@ -508,44 +309,3 @@ def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pyte
     }
     assert ran["as_is"] == (None, 8 * 3)
     assert ran["keep-in-bf16"] == (None, 6 * 3)
-
-
-@pytest.mark.parametrize(
-    "losing", [(), ("0.q", "0.k", "0.up", "0.down", "1.q", "1.k", "1.up", "1.down")], ids=["none", "all"]
-)
-def test_where_none_or_all_lose_there_is_nothing_to_try(losing: tuple[str, ...]) -> None:
-    assert "keep-in-bf16" not in plans(*planted(compiled(decoder()), *losing))
-
-
-def test_uncompiled_layers_lose_for_another_reason() -> None:
-    assert "keep-in-bf16" not in plans(*planted(decoder(), "0.k", "1.k"))
-
-
-def test_a_proposal_by_the_model_is_held_to_what_was_timed() -> None:
-    _, facts = planted(compiled(decoder()), "1.k")
-    (kept,) = with_timed_shapes([step("0.k", "1.k")], facts)
-    assert kept.layers == ("1.k",)
-    none_loses = msgspec.structs.replace(facts, trial=planted(decoder())[1].trial)
-    assert with_timed_shapes([step("0.k")], none_loses) == []
-    other = step("0.q", code="NUM002")
-    assert with_timed_shapes([other], facts) == [other.treatment]
-
-
-def test_a_proposal_stands_where_nothing_was_timed() -> None:
-    of, facts = planted(compiled(decoder()), "1.k")
-    untimed = msgspec.structs.replace(facts, trial=NOT_RECORDED)
-    assert plans(of, untimed, step("0.k", "1.k"))["prescribed"].treatments == ("keep-in-bf16",)
-
-
-def test_facts_without_layers_have_no_shapes() -> None:
-    assert shapes.distinct(Facts(network=Network(linears=()), workload=Workload(tokens=64))) == []
-
-
-def test_scales_are_in_single_precision_whatever_the_default_is() -> None:
-    facts = examine(job(decoder()))
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        found, _ = shapes.timed(facts, CPU, until=5.0)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(shape.fp8_ms is not None for shape in found)

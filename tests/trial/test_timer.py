@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fp8doctor.analysis.significance import CONFIDENCE
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure import timer
@@ -60,13 +59,6 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
     rounds = [seen[at : at + 3] for at in range(0, len(seen), 3)]
     assert [sorted(each) for each in rounds] == [["A", "B", "C"]] * rounds_taken
     assert len({each.index("B") for each in rounds}) == 3
-
-
-def test_rounds_end_at_the_most_even_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = random.Random(1)
-    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: noise.uniform(1, 2))
-    samples = interleave({("A", 0): lambda: None}, CPU, Limits(an_hour()))
-    assert len(samples["A", 0]) == MOST_ROUNDS
 
 
 @pytest.mark.parametrize(
@@ -153,20 +145,6 @@ def test_rounds_go_on_beyond_the_time_while_the_chief_question_is_open(
     assert (len(samples["A", 0]), looks) == (rounds, asked)
 
 
-def test_what_else_is_open_prolongs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: random.uniform(1, 2))
-    samples = interleave(
-        {("A", 0): lambda: None}, CPU, Limits(now(), overtime_s=3600.0), decided=lambda known: False
-    )
-    assert len(samples["A", 0]) == LEAST_ROUNDS
-
-
-def test_no_round_is_added_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: 10.0)
-    samples = interleave({("A", 0): lambda: None}, CPU, Limits(now()), decided=lambda known: False)
-    assert len(samples["A", 0]) == LEAST_ROUNDS
-
-
 WHOLE = Plan((), (Cut({}),))
 AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
     VariantPlan(ArmName.AS_IS, as_it_is, fp8=True),
@@ -178,46 +156,6 @@ AS_IS, BF16, COMPILED, NO_FP8, CONVERTED = (
 CHANGED = VariantPlan("compile-blocks", as_it_is, ("compile-blocks",), base=ArmName.AS_IS, explored=True)
 LLAMA_7B = {AS_IS: [293.7, 308.6, 310.6, 306.0, 331.8], COMPILED: [400.0] * 5}
 """Transformer Engine's layers at full depth, as they were recorded beside another job of the host."""
-
-
-@pytest.mark.parametrize(
-    ("arms", "decided"),
-    [
-        ({AS_IS: [8, 9, 10, 9, 8], BF16: [20] * 5}, True),
-        ({AS_IS: [8, 11, 10, 12, 9], BF16: [20] * 5, COMPILED: [10] * 5}, False),
-        ({AS_IS: [10, 10.1, 9.9, 10, 10], BF16: [10] * 5}, True),
-        ({AS_IS: [8, 11, 10, 12, 9]}, True),
-        ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: [8, 11, 10, 12, 9]}, False),
-        ({NO_FP8: [8, 11, 10, 12, 9], COMPILED: [10] * 5}, True),
-        ({NO_FP8: [7] * 5, COMPILED: [10] * 5, CONVERTED: [8, 11, 10, 12, 9]}, True),
-        ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),
-        ({**LLAMA_7B, CHANGED: [270.0] * 5}, True),
-        ({**LLAMA_7B, CHANGED: [356.7, 303.7, 310.7, 300.3, 329.5]}, True),
-        ({AS_IS: LLAMA_7B[AS_IS], CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),
-        ({AS_IS: LLAMA_7B[AS_IS], CHANGED: [270.0] * 5}, True),
-        ({BF16: [10] * 5, CHANGED: [8, 11, 10, 12, 9]}, True),
-    ],
-    ids=[
-        "faster than one",
-        "of the fastest",
-        "even",
-        "alone",
-        "a conversion",
-        "no FP8 asked",
-        "as it is counts",
-        "a change seems to gain",
-        "a change gains",
-        "a change gains nothing to speak of",
-        "a change seems to gain without BF16",
-        "a change gains without BF16",
-        "a change without what it changes",
-    ],
-)
-def test_what_is_asked_is_fp8_against_the_fastest_bf16(
-    arms: dict[VariantPlan, list[float]], decided: bool
-) -> None:
-    samples = {(plan.name, 0): list(times) for plan, times in arms.items()}
-    assert is_decided(samples, WHOLE, list(arms)) is decided
 
 
 PRESCRIBED = VariantPlan(ArmName.PRESCRIBED, as_it_is, ("compile-blocks",), fp8=True, base=ArmName.AS_IS)
@@ -321,11 +259,6 @@ def test_the_cuts_of_an_arm_follow_each_other_the_last_first(monkeypatch: pytest
         assert each in ([*together, ("b", Block(1, 1))], [("b", Block(1, 1)), *together])
 
 
-def test_the_least_rounds_are_what_the_interval_needs() -> None:
-    covered = [1 - 2 / 2**rounds for rounds in (LEAST_ROUNDS - 1, LEAST_ROUNDS)]
-    assert covered[0] < CONFIDENCE <= covered[1]
-
-
 def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     now, noise = [0.0], random.Random(1)
 
@@ -343,12 +276,6 @@ def test_no_round_is_begun_that_would_end_too_late(monkeypatch: pytest.MonkeyPat
     ):
         now[0] = 0.0
         assert len(interleave({("A", 0): lambda: None}, CPU, Limits(until, latest=latest))["A", 0]) == rounds
-
-
-def test_the_gpu_is_looked_at_once_a_visit() -> None:
-    looks: list[int] = []
-    interleave({("A", 0): lambda: None, ("B", 0): lambda: None}, CPU, Limits(now()), lambda: looks.append(1))
-    assert len(looks) == 2 * LEAST_ROUNDS
 
 
 def test_the_first_steps_of_a_visit_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,11 +53,6 @@ def test_without_adapters_the_step_is_that_of_the_base_with_its_gradient_flow() 
     assert not torch.allclose(model(**TOKENS).logits, expected)
 
 
-def test_the_step_without_adapters_needs_adapters() -> None:
-    with pytest.raises(NotTried, match="no switch"):
-        without_adapters(Variant(llama(), None))
-
-
 def test_two_ways_out_of_fp32() -> None:
     model = llama(tie_word_embeddings=True)
     assert applied("autocast-bf16", model).autocast is torch.bfloat16
@@ -101,17 +96,6 @@ def test_eager_attention_is_replaced_in_the_replica_alone() -> None:
         applied("attention-sdpa", changed)
 
 
-def test_the_cache_is_switched_off_in_the_replica_alone() -> None:
-    model = llama(use_cache=True)
-    changed = applied("cache-off", model).model
-    assert (model(**TOKENS).past_key_values is None, changed(**TOKENS).past_key_values is None) == (
-        False,
-        True,
-    )
-    with pytest.raises(NotTried, match="no configuration in it asks for a cache"):
-        applied("cache-off", changed)
-
-
 def job(model: nn.Module, optimizer: Any = None) -> Job:
     return Job(model=model, target=Target(), workload=Workload(accumulate=1), optimizer=optimizer)
 
@@ -146,24 +130,6 @@ def test_a_larger_batch_has_twice_the_samples() -> None:
         assert {len(part) for part in parts} == {4}
     with pytest.raises(NotTried, match="first dimension"):
         applied("larger-batch", model, batch=(torch.zeros(2), torch.zeros(3)))
-
-
-def test_a_cache_that_is_off_already_is_off() -> None:
-    model = llama(use_cache=True)
-    variant = Variant(replicate(model, share=True)[0], None)
-    for name in ("compile-blocks", "cache-off"):
-        variant = function_of(name)(variant, TreatmentContext(facts(model), name))
-    assert variant.model.config.use_cache is False  # type: ignore[union-attr]
-
-
-def test_attention_that_transformers_refuses_is_not_tried() -> None:
-    model = llama(attn_implementation="eager")
-    type(model)._supports_sdpa = False
-    try:
-        with pytest.raises(NotTried, match="transformers says: LlamaForCausalLM does not support"):
-            applied("attention-sdpa", model)
-    finally:
-        type(model)._supports_sdpa = True
 
 
 def test_every_treatment_has_a_name_that_findings_can_have() -> None:

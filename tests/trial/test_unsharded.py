@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.torch_private import context_of
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.depth import plans
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
@@ -150,100 +148,6 @@ def nearest(module: nn.Module) -> Any:
     around: list[Any] = [each for each in sys.last_model.modules() if isinstance(each, FSDPModule)]  # type: ignore[attr-defined]
     holding = [each for each in around if module in [*each.modules()]]
     return min(holding, key=lambda each: len([*each.modules()]))
-
-
-class RemembersFsdp(nn.Linear):
-    """Stands in for Transformer Engine's Linear, which keeps the state of the nearest FSDP (2.20)."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self._te_cached_parent_fsdp_state = nearest(self)._get_fsdp_state()
-        return super().forward(x)
-
-
-def test_a_module_that_remembers_fsdp_is_copied_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its state holds process groups, which no copy may use."""
-
-    def remembering(block: nn.Module) -> nn.Module:
-        block.up = RemembersFsdp(64, 128, bias=False)
-        return block
-
-    model = fsdp2(remembering)
-    monkeypatch.setattr(sys, "last_model", model, raising=False)
-    with monkeypatch.context() as once:
-        job = trained(model)
-        once.setattr(RemembersFsdp, "forward", nn.Linear.forward)
-        copied, _ = stepped(job)
-    kept = model.layers[0].up  # type: ignore[index, union-attr]
-    made = copied.layers[0].up  # type: ignore[index, union-attr]
-    assert kept._te_cached_parent_fsdp_state is not None
-    assert made._te_cached_parent_fsdp_state is None
-
-
-def test_a_job_that_is_not_sharded_stays_itself() -> None:
-    job = trained(Net())
-    assert unsharded(job) is job
-
-
-class DeepSpeedEngine(nn.Module):
-    """Stands in for DeepSpeed 0.19.8's under ZeRO 1 to 3, of which the last leaves no data in parameters."""
-
-    __module__ = "deepspeed.runtime.engine"
-    dp_world_size = 2
-
-    def __init__(self, stage: int) -> None:
-        super().__init__()
-        self.module, self.stage = Net().bfloat16(), stage
-        shared = sum(each.numel() for each in self.module.parameters()) // 2
-        flat = [nn.Parameter(torch.zeros(shared))] if stage < 3 else []
-        own = torch.optim.AdamW(flat or [nn.Parameter(torch.zeros(1))], lr=1e-3)
-        if stage == 3:
-            own.param_groups[0]["params"].clear()
-            for each in self.module.parameters():
-                each.ds_shape = each.shape  # type: ignore[attr-defined]
-                each.data = torch.empty(0, dtype=each.dtype)
-        self.optimizer: Any = SimpleNamespace(optimizer=own, param_groups=own.param_groups)
-
-    def zero_optimization_stage(self) -> int:
-        return self.stage
-
-
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_zero_steps_its_share_of_plain_parameters(stage: int) -> None:
-    engine = DeepSpeedEngine(stage)
-    job = Job(
-        model=engine, target=Target(), workload=Workload(accumulate=1), batch=X, optimizer=engine.optimizer
-    )
-    model, optimizer = stepped(replace(job, batch=X.bfloat16()))
-    assert type(model) is not DeepSpeedEngine
-    whole = {name: (tuple(each.shape), torch.bfloat16) for name, each in Net().named_parameters()}
-    assert {name: (tuple(each.shape), each.dtype) for name, each in model.named_parameters()} == whole
-    moments = [state["exp_avg"] for state in optimizer.state.values()]
-    part = sum(each.numel() for each in model.parameters()) // (2 if stage else 1)
-    assert (sum(each.numel() for each in moments), moments[0].dtype) == (part, torch.float32)
-
-
-@pytest.mark.parametrize("in_place", [True, False])
-def test_compiled_blocks_stay_compiled(in_place: bool) -> None:
-    def compiled(block: nn.Module) -> nn.Module:
-        if in_place:
-            block.compile(backend="eager")
-            return block
-        return torch.compile(block, backend="eager")  # type: ignore[return-value]
-
-    plain = unsharded(trained(fsdp2(compiled)))
-    model, _ = replicate(plain.model, device=CPU)
-    blocks = list(model.layers)  # type: ignore[arg-type]
-    found = [context_of(each._compiled_call_impl if in_place else each) for each in blocks]
-    assert len(found) == 3
-    assert None not in found
-    assert model(X).shape == X.shape
-
-
-def test_tied_parameters_stay_tied() -> None:
-    model = Net()
-    model.layers[2].up.weight = model.layers[0].up.weight  # type: ignore[union-attr]
-    copied, _ = replicate(unsharded(trained(fully_shard(model))).model, device=CPU)  # type: ignore[arg-type]
-    assert copied.layers[2].up.weight is copied.layers[0].up.weight  # type: ignore[index, union-attr]
 
 
 def test_a_deep_model_is_cut() -> None:

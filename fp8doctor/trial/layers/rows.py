@@ -45,6 +45,7 @@ from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.library_state import buffers_apart
 from fp8doctor.trial.state.undisturbed import free
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import sentence
@@ -129,7 +130,7 @@ def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Wat
     give_own_code(model)
     batch = move(job.batch, device)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with guard.armed(), torch.enable_grad(), autocast:
+    with guard.armed(), buffers_apart(), torch.enable_grad(), autocast:
         return watch(job, facts, plan, model, batch)
 
 

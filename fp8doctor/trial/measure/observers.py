@@ -10,10 +10,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ import torch
 from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-
-PROC = Path("/proc")
 
 PACE_LOOPS = 5000
 """Rounds of the fixed piece of Python: about 0.3 ms, which is less than most steps take."""
@@ -152,80 +149,22 @@ def _is_nvmls(error: Exception) -> bool:
     return any(cls.__name__ == "NVMLError" for cls in type(error).__mro__)
 
 
-@dataclass(frozen=True)
-class Counters:
-    """The counters of Linux since the start of the machine."""
-
-    clock_s: float
-    total: float
-    """Time of this process's cores, in ticks of `os.sysconf`, as the next two."""
-    busy: float
-    own: float
-
-
 @dataclass
 class HostObserver:
-    """Sums up the load on the host over the windows of a trial, from ``/proc``."""
+    """Times a fixed piece of Python once a block, the host's own self-check."""
 
-    windows: list[tuple[Counters, Counters]] = field(default_factory=list)
     paces_ms: list[float] = field(default_factory=list)
 
-    @contextmanager
-    def window(self) -> Iterator[None]:
-        """Read the counters at both ends."""
-        before = counters()
-        yield
-        after = counters()
-        if before and after and after.total > before.total:
-            self.windows.append((before, after))
-
     def look(self) -> None:
-        """Time a fixed piece of Python, the host's own self-check."""
+        """Take one sample."""
         began, value = time.perf_counter(), 1
         for number in range(PACE_LOOPS):
             value = (value * 3 + number) & 0xFFFF
         self.paces_ms.append((time.perf_counter() - began) * 1e3)
 
     def load(self) -> HostLoad:
-        """Sum up the windows; not recorded without counters."""
-        if not self.windows or not self.paces_ms:
+        """Sum up the samples; not recorded without any."""
+        if not self.paces_ms:
             unknown: HostLoad = NOT_RECORDED
             return unknown
-        total = sum(after.total - before.total for before, after in self.windows)
-        busy = sum(after.busy - before.busy for before, after in self.windows)
-        own = sum(after.own - before.own for before, after in self.windows)
-        seconds = sum(after.clock_s - before.clock_s for before, after in self.windows)
-        return HostLoad(
-            window_s=seconds,
-            cores=len(own_cores()),
-            others_pct=100 * max(0.0, busy - own) / total,
-            pace_low_ms=min(self.paces_ms),
-            pace_median_ms=statistics.median(self.paces_ms),
-        )
-
-
-def counters() -> Counters | None:
-    """Read the counters; None if the system has none."""
-    try:
-        lines = (PROC / "stat").read_text().splitlines()
-    except OSError:
-        return None
-    cores = {f"cpu{number}" for number in own_cores()}
-    ticks = [list(map(int, line.split()[1:9])) for line in lines if line.split(" ")[0] in cores]
-    if not ticks or any(len(each) < 8 for each in ticks):
-        return None
-    user, nice, system, idle, iowait, irq, softirq, steal = map(sum, zip(*ticks, strict=True))
-    busy = user + nice + system + irq + softirq
-    used = os.times()
-    own = used.user + used.system + used.children_user + used.children_system
-    return Counters(
-        clock_s=time.monotonic(),
-        total=busy + idle + iowait + steal,
-        busy=busy,
-        own=own * os.sysconf("SC_CLK_TCK"),
-    )
-
-
-def own_cores() -> set[int]:
-    """Return the cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+        return HostLoad(pace_low_ms=min(self.paces_ms), pace_median_ms=statistics.median(self.paces_ms))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 
 import torch
@@ -12,8 +11,6 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.profile_step import Tracer
 from fp8doctor.trial.measure.timer import Limits, interleave, is_decided, sign_is_known
-
-_log = logging.getLogger("fp8doctor")
 
 
 def time_in_turn(tracer: Tracer, attempts: Sequence[Attempt]) -> Samples:
@@ -32,22 +29,21 @@ def time_in_turn(tracer: Tracer, attempts: Sequence[Attempt]) -> Samples:
         bench.host.look()
         bench.guard.look()
 
-    with bench.host.window():
-        samples = interleave(
-            {key: _watched(bench, key[0], each) for key, each in ready.items()},
-            bench.device,
-            Limits(
-                budget.rounds_until(attempts),
-                budget.rounds_soon(),
-                budget.rounds_latest(attempts),
-                budget.overtime_s,
-            ),
-            look,
-            begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
-            expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
-            sign_known=lambda samples: sign_is_known(samples, bench.plan, plans),
-            decided=lambda samples: is_decided(samples, bench.plan, plans),
-        )
+    samples = interleave(
+        {key: _watched(bench, key[0], each) for key, each in ready.items()},
+        bench.device,
+        Limits(
+            budget.rounds_until(attempts),
+            budget.rounds_soon(),
+            budget.rounds_latest(attempts),
+            budget.overtime_s,
+        ),
+        look,
+        begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
+        expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
+        sign_known=lambda samples: sign_is_known(samples, bench.plan, plans),
+        decided=lambda samples: is_decided(samples, bench.plan, plans),
+    )
     bench.guard.look()  # on a CPU, each block is looked at when the next begins
     return samples
 

@@ -11,14 +11,9 @@ permutation.
 from __future__ import annotations
 
 import gc
-import os
-import stat
-import sys
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -122,21 +117,18 @@ def free(device: torch.device) -> None:
             torch.cuda.empty_cache()
 
 
-FOLDER, MEMORY = "files in the current folder", "memory of the GPU"
+MEMORY = "memory of the GPU"
 
 CONTEXT = "the GPU's context in this process, which is unusable now"
 
-NO_DOUBT = frozenset({FOLDER, MEMORY})
-"""Changes that another process or thread may have made, and that do not disturb timing."""
+NO_DOUBT = frozenset({MEMORY})
+"""Changes that another thread may have made, and that do not disturb timing."""
 
 MEMORY_SLACK = 64 * 2**20
 """Bytes of GPU memory that may be held in addition: cuBLAS workspaces and small constants. A choice."""
 
 Digest = dict[str, Any]
 """Item -> a value to compare."""
-
-LIBRARIES = frozenset({"site-packages", "dist-packages"})
-"""Folders that libraries are installed in."""
 
 WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
 
@@ -146,11 +138,6 @@ def digest(job: Job, users: UsersOwn) -> Digest:
     return {
         **of_the_users(job, users),
         "settings": process_settings.read(),
-        "warning filters": list(warnings.filters),
-        "threads": {thread.ident for thread in threading.enumerate() if not _of_a_library(thread)},
-        "child processes": _children(),
-        "open files": _open_files(),
-        FOLDER: _folder(),
         MEMORY: _allocated(),
     }
 
@@ -175,13 +162,11 @@ def of_the_users(job: Job, users: UsersOwn) -> Digest:
 
 
 def harm(before: Digest, after: Digest) -> list[str]:
-    """Name what changed. Threads, processes, files and memory count only if there are more than before."""
+    """Name what changed. Memory counts only if there is more than before."""
     changed = []
     for name, value in before.items():
         if name == "settings":
             changed += process_settings.differing(value, after[name])
-        elif isinstance(value, set):
-            changed += [name] if after[name] - value else []
         elif name == MEMORY:
             changed += [name] if after[name] - value > MEMORY_SLACK else []
         elif not process_settings.alike(value, after[name]):
@@ -279,46 +264,6 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in values.items()
         if isinstance(value, (bool, int, float, str, tuple, type(None)))
     }
-
-
-def _of_a_library(thread: threading.Thread) -> bool:
-    """Return whether the thread is a library's own, which is no harm.
-
-    Either Python did not start it, such as autograd's thread for a GPU, which becomes known when a Function
-    of Transformer Engine asks for the current thread. Or it runs an installed library's code, such as
-    Inductor's timer that stops idle compile workers.
-    """
-    if isinstance(thread, threading._DummyThread):
-        return True
-    module = getattr(getattr(thread, "_target", None) or type(thread).run, "__module__", None) or ""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return not LIBRARIES.isdisjoint(Path(file).parts) and module.partition(".")[0] != "fp8doctor"
-
-
-def _children() -> set[str]:
-    """List the child processes from /proc; reading ``multiprocessing`` would reap them."""
-    found: set[str] = set()
-    with suppress(OSError):
-        for thread in os.listdir("/proc/self/task"):
-            with open(f"/proc/self/task/{thread}/children") as file:
-                found.update(file.read().split())
-    return found
-
-
-def _open_files() -> set[str]:
-    """List regular files that are held open, by path; a driver's devices and pipes are not files."""
-    found = set()
-    for number in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with suppress(OSError):
-            if stat.S_ISREG(os.stat(link := f"/proc/self/fd/{number}").st_mode):
-                found.add(os.readlink(link))
-    return found
-
-
-def _folder() -> set[str]:
-    with suppress(OSError):
-        return set(os.listdir())
-    return set()
 
 
 def _allocated() -> int:

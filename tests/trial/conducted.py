@@ -1,0 +1,15 @@
+"""The variants of a job, timed without a forward of a copy and without its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fp8doctor.facts import Trial
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.conductor import left_alone, timed
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.variant import VariantPlan
+
+
+def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
+    return left_alone(job, run, lambda guarded: timed(job, lists, plans, guarded))
