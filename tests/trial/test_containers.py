@@ -126,3 +126,48 @@ def test_applied_and_by_its_lines_it_runs_and_is_compiled(build: Callable[[], nn
         assert eager_layers(after) == []
         assert "CMP001" not in [finding.code for finding in after.findings]
         assert all(each.compiled == each.count for each in after.facts.network.blocks)
+
+
+class OfLinears(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)]) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for one, other in self.layers:
+            x = other(one(x).relu())
+        return x
+
+
+@pytest.mark.gate("InLists-False", "InDicts-True")
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("build", [InLists, InDicts])
+def test_a_mark_on_a_container_covers_nothing(
+    build: type[InLists], wrapped: bool, request: pytest.FixtureRequest
+) -> None:
+    model = converted(build)
+    layers = model.get_submodule("layers")
+    for name, layer in list(layers.named_children()):
+        if wrapped:
+            setattr(layers, name, torch.compile(layer))
+        else:
+            layer.compile()
+    report = inspect_model(model)
+    assert {mark.compiles for mark in report.facts.training.compile_marks} == {False}
+    assert len(eager_layers(report)) == len(report.facts.network.linears)
+    assert {each.code for each in report.findings} & {"CMP001", "CMP002"}
+    request.getfixturevalue("quick")
+    model = report.prescription.apply(model)
+    assert graphs(model) > 0
+    assert eager_layers(inspect_model(model)) == []
+
+
+def test_parts_that_are_compiled_by_hand_make_their_block_compiled() -> None:
+    model = converted(InLists)
+    for layer in model.layers:
+        for part in layer:
+            part.compile()
+    report = inspect_model(model)
+    assert [(each.compiled, each.count) for each in report.facts.network.blocks] == [(2, 2)]
+    model.layers[1][0]._compiled_call_impl = None
+    assert [each.compiled for each in inspect_model(model).facts.network.blocks] == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LRScheduler, ReduceLROnPlateau, StepLR
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fp8doctor import inspect_model
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Target, Trial, Workload
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure import bench, timer
+from fp8doctor.trial.state.guard import Guard
 
 pytestmark = pytest.mark.slow
 
@@ -309,3 +313,56 @@ def test_what_an_object_holds_that_the_step_names_is_the_users_too(way: str, rea
     trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
     assert (trial.reason, trial.arms) == (reason, ())
     assert mine.now() == before
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "one that has a step of its own": lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 2),
+    "one that follows a loss": ReduceLROnPlateau,
+    "one of the user's class": lambda optimizer: type("Own", (StepLR,), {"step": lambda self: 1})(
+        optimizer, 1
+    ),
+}
+
+
+@pytest.mark.parametrize("item", SCHEDULERS)
+def test_every_kind_of_scheduler_is_refused_and_left_as_it_was(item: str) -> None:
+    mine = Mine()
+    scheduler = SCHEDULERS[item](mine.optimizer)
+    step = type(scheduler).step
+    another = StepLR(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), 1)
+    job = Job(model=mine.model, target=Target(), workload=Workload(), optimizer=mine.optimizer)
+    with Guard(job).armed():
+        another.optimizer.step()
+        another.step()
+    with pytest.raises(OriginalTouched, match="your learning-rate scheduler"), Guard(job).armed():
+        scheduler.step()
+    assert another.last_epoch == 1
+    assert type(scheduler).step is step
+    assert "guard" not in LRScheduler.step.__globals__["__name__"]
+
+
+class Remembering(nn.Module):
+    """State that is no tensor; a copy shares it, as of an object that no copy can see through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.seen: deque[int] = deque([1, 2], maxlen=2)
+        self.random = torch.Generator().manual_seed(1)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Remembering:
+        twin = Remembering()
+        twin.seen, twin.random = self.seen, self.random
+        return twin
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(3)
+        return self.linear(x) + torch.rand(16, generator=self.random)
+
+
+def test_generators_and_deques_are_put_back_and_named() -> None:
+    model = Remembering()
+    trial = inspect_model(nn.Sequential(model), X, device="cpu", budget_s=0.5).facts.trial
+    assert "modules (put back)" in trial.harm
+    assert list(model.seen) == [1, 2]
+    assert torch.equal(model.random.get_state(), torch.Generator().manual_seed(1).get_state())
