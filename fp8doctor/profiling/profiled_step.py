@@ -108,8 +108,6 @@ class ProfiledStep:
     """Adds up to ``busy_ms``: each busy instant has one owner."""
     busy_ms: float
     """Union of kernels, copies and fills over all streams, or of CPU operators."""
-    window_ms: float
-    """From the first activity's start to the last one's end."""
     host_wait_pct: float | None
     """Share of idle time that ended with a late launch; None without gaps, and on a CPU."""
     kernels: int
@@ -158,7 +156,6 @@ def step_of(trace: Trace) -> ProfiledStep:
             for family, time in sorted(families.items(), key=lambda item: (-item[1], item[0]))
         },
         busy_ms=milliseconds(sum(owned)),
-        window_ms=milliseconds(sum(owned) + idle),
         host_wait_pct=100 * waited / idle if idle and trace.gpu else None,
         kernels=len(works.kinds),
         unclassified_ms=milliseconds(families.get("unknown", 0)),

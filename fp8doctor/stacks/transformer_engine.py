@@ -277,14 +277,6 @@ def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]
     return module
 
 
-def as_before(module: nn.Module) -> AbstractContextManager[Any]:
-    """Open the autocast of the module's last FP8 forward. Raises `NoCounterpart`."""
-    recipe = recipe_of(module)
-    if recipe is None:
-        raise NoCounterpart("it did not run in FP8")
-    return autocast_with(recipe)
-
-
 def autocast_with(recipe: Any) -> AbstractContextManager[Any]:
     """Open TE's autocast with a recipe. Raises `NoCounterpart`.
 

@@ -205,7 +205,7 @@ def test_compute_owns_before_communication_before_copy(tmp_path: Path) -> None:
     assert step.families_ms == pytest.approx(
         {"copy": 0.15, "gemm_16bit": 0.1, "gemm_fp8": 0.05, "communication": 0.05}
     )
-    assert step.busy_ms == step.window_ms == pytest.approx(0.35)
+    assert step.busy_ms == pytest.approx(0.35)
     assert step.host_wait_pct is None
     assert step.kernels == 4
     assert_adds_up(step)
@@ -363,7 +363,6 @@ def assert_adds_up(step: ProfiledStep) -> None:
     assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
     assert sum(group.time_ms for group in step.groups) == pytest.approx(step.busy_ms)
     assert sum(group.count for group in step.groups) == step.kernels
-    assert step.busy_ms <= step.window_ms + 1e-9
     for module in step.modules:
         assert all(time <= step.families_ms[family] + 1e-9 for family, time in module.families_ms.items())
 

@@ -125,3 +125,17 @@ def test_what_changes_a_variant_that_failed_is_not_built() -> None:
         Reason.RAISES,
         "it changes FP8 with all fixes, which has no time",
     )
+
+
+def test_a_frozen_model_is_no_fault_of_its_step() -> None:
+    frozen = job(blocks=3)
+    frozen.model.requires_grad_(False)
+    assert trial(frozen, AS_IS).reason == "no parameter of the model is trained, so there is no step to time"
+
+
+def test_an_optimizer_that_needs_a_closure_is_no_fault_of_the_step() -> None:
+    found = job(blocks=3)
+    closed = replace(found, optimizer=torch.optim.LBFGS(found.model.parameters()))
+    assert trial(closed, AS_IS).reason == (
+        "its optimizer LBFGS takes a closure, and the steps that are timed give it none"
+    )

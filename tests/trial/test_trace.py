@@ -389,7 +389,6 @@ def at(
     return ProfiledStep(
         families_ms=families_ms,
         busy_ms=busy_ms,
-        window_ms=2 * busy_ms,
         host_wait_pct=None,
         kernels=kernels,
         unclassified_ms=unclassified_ms,

@@ -14,7 +14,7 @@ from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
-from fp8doctor.trial.measure.peak_memory import FullPeak, Held, Turn, full_peak
+from fp8doctor.trial.measure.peak_memory import Held, Turn, full_peak
 from fp8doctor.trial.variant import VariantPlan
 from fp8doctor.wording import sentence
 
@@ -52,7 +52,7 @@ class Attempt:
     profiled: tuple[ProfiledStep, ...] | None = None
     """One profiled step per depth; empty if profiling failed, None if it was not asked for."""
 
-    def full_peak(self, plan: Plan) -> FullPeak | None:
+    def full_peak(self, plan: Plan) -> float | None:
         """Extrapolate the peak to full depth; None if a depth is missing, and on a CPU."""
         if len(self.ready) != len(plan.cuts):
             return None

@@ -23,7 +23,7 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.facts.no_number import NoNumber, did_not_fit
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import timer
-from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.variant import VariantPlan
 
 HARD_LIMIT = 1.25
@@ -234,8 +234,5 @@ def _round_s(attempt: Attempt) -> float:
 
 
 def _compiled(attempt: Attempt) -> bool:
-    return any(_has_graphs(ready) for ready in attempt.ready)
-
-
-def _has_graphs(ready: Ready) -> bool:
-    return ready.compiled.graphs is not NOT_RECORDED and ready.compiled.graphs > 0
+    counted = (ready.compiled.graphs for ready in attempt.ready)
+    return any(graphs is not NOT_RECORDED and graphs > 0 for graphs in counted)

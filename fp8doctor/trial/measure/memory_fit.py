@@ -161,10 +161,9 @@ def beyond_gpu(
     as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
     if gpu_gib is None or as_is is None or attempt is as_is or plan.whole:
         return None
-    before, after = as_is.full_peak(plan), attempt.full_peak(plan)
-    if before is None or after is None:
+    now, own = as_is.full_peak(plan), attempt.full_peak(plan)
+    if now is None or own is None:
         return None
-    now, own = before.most_gib, after.most_gib
     if attempt.plan.treatments or attempt.plan.name == ArmName.BF16_WITHOUT_CHECKPOINTING:
         fits, of = (
             own <= max(USABLE * gpu_gib, ALIKE * now),
@@ -177,6 +176,6 @@ def beyond_gpu(
     cuts = " and ".join(map(str, plan.cuts))
     return NoNumber(
         Reason.DOES_NOT_FIT,
-        f"its step takes {'' if after.gib else 'up to '}{own:.1f} GiB at full depth, modelled from cuts to "
-        f"{cuts} blocks, and the GPU has {gpu_gib:.1f} GiB for it{of}",
+        f"its step takes {own:.1f} GiB at full depth, modelled from cuts to {cuts} blocks, "
+        f"and the GPU has {gpu_gib:.1f} GiB for it{of}",
     )

@@ -11,7 +11,8 @@ The peak moves with the depth. Few blocks have it at the end of the backward, am
 many blocks at its beginning, if a block has more activations than gradients. The line through two depths is
 then too low: a 1.7B decoder in one graph at 2 and 6 of 28 blocks was predicted 17.5 GiB and took 21.4 (H200,
 torch 2.11). The memory at the beginning of the backward is a straight line. What the backward adds to it does
-not grow with the depth, unless gradients outgrow activations: then the line through the peaks is right.
+not grow with the depth, unless gradients outgrow activations: then the line through the peaks is right. The
+higher of the two counts; in 109 of 111 recorded variants they are the same.
 """
 
 from __future__ import annotations
@@ -29,9 +30,6 @@ from fp8doctor.facts import MemoryParts
 from fp8doctor.stacks import fp8_copies
 from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
-
-CLOSE = 1.02
-"""Most / least bound of a peak up to which their middle is used: at most 1% off, as extrapolated peaks."""
 
 
 @dataclass(frozen=True)
@@ -64,20 +62,6 @@ class Turns:
         if not self.allocated:
             return None
         return Turn(floor_gib + self.allocated / 2**30, floor_gib + self.peak / 2**30)
-
-
-@dataclass(frozen=True)
-class FullPeak:
-    """Bounds of the peak at full depth, in GiB."""
-
-    least_gib: float
-    most_gib: float
-
-    @property
-    def gib(self) -> float | None:
-        """The middle; None if the bounds are too far apart."""
-        near = self.most_gib <= CLOSE * self.least_gib
-        return (self.least_gib + self.most_gib) / 2 if near else None
 
 
 @dataclass(frozen=True)
@@ -183,8 +167,8 @@ def gib(counted: Iterable[Tensor], device: torch.device | None) -> float:
 
 def full_peak(
     plan: Plan, peaks: Sequence[float | None], holds: Sequence[Held], turns: Sequence[Turn | None] = ()
-) -> FullPeak | None:
-    """Extrapolate the peak to full depth, and never below what a step holds at least.
+) -> float | None:
+    """Extrapolate the peak to full depth in GiB, and never below what a step holds at least.
 
     Without ``turns`` it is the line through the depths.
     """
@@ -194,10 +178,10 @@ def full_peak(
     least = max(plan.full(known), plan.full([each.least_gib for each in holds]))
     seen = [turn for turn in turns if turn is not None]
     if plan.whole or len(seen) < len(plan.cuts):
-        return FullPeak(least, least)
-    least = max(least, plan.full([turn.peak_gib for turn in seen]))
+        return least
     later = min(peak - turn.allocated_gib for peak, turn in zip(known, seen, strict=True))
-    return FullPeak(least, max(least, plan.full([turn.allocated_gib for turn in seen]) + later))
+    in_backward = plan.full([turn.allocated_gib for turn in seen]) + later
+    return max(least, plan.full([turn.peak_gib for turn in seen]), in_backward)
 
 
 def memory_parts(plan: Plan, peak_gib: float | None, holds: Sequence[Held]) -> MemoryParts | None:

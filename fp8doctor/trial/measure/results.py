@@ -10,7 +10,6 @@ import msgspec
 
 from fp8doctor.analysis.noise import why_unreliable
 from fp8doctor.analysis.significance import CONFIDENCE, interval
-from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
 from fp8doctor.facts.arm_names import (
     ArmName,
@@ -60,7 +59,7 @@ def report(
         self_check_ratio=ratio,
         health=health,
         host=tracer.bench.host.load(),
-        gaps=tracer.gaps | _unknown_peaks(plan, attempts),
+        gaps=tracer.gaps,
         why=None,
         budget_s=tracer.run.budget.seconds,
         enough_s=enough_s,
@@ -126,8 +125,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             )
         )
     at, holds = interval(full), [ready.held for ready in attempt.ready]
-    peak = attempt.full_peak(plan)
-    peak_gib = peak.gib if peak else None
+    peak_gib = attempt.full_peak(plan)
     return Arm(
         **planned,
         tried=True,
@@ -138,7 +136,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         high_ms=at.high if len(full) > 1 else None,
         rounds_ms=tuple(full),
         window=1,
-        peak_gib=NOT_RECORDED if peak and peak_gib is None else peak_gib,
+        peak_gib=peak_gib,
         static_gib=plan.full([each.static_gib for each in holds]),
         cuts=tuple(cuts),
         breakdown=_breakdown(plan, attempt, at.median),
@@ -147,23 +145,6 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         graphs_run=proof.graphs_run if proof else NOT_RECORDED,
         non_finite=_non_finite(attempt),
     )
-
-
-def _unknown_peaks(plan: Plan, attempts: Sequence[Attempt]) -> dict[str, str]:
-    """Name the peaks that the depths leave open, as a gap of the facts."""
-    peaks = {each.plan.name: each.full_peak(plan) for each in attempts if each.no_number is None}
-    between = [
-        f"{variant_in_a_sentence(name)} between {peak.least_gib:.1f} and {peak.most_gib:.1f} GiB"
-        for name, peak in peaks.items()
-        if peak and peak.gib is None and name != ArmName.SELF_CHECK
-    ]
-    if not between:
-        return {}
-    cuts = " and ".join(map(str, plan.cuts))
-    return {
-        "trial.arms.peak_gib": f"with {cuts} blocks the peak is elsewhere in the step than at full depth, "
-        f"where it is in {', '.join(between)}"
-    }
 
 
 def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
