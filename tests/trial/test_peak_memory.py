@@ -146,10 +146,7 @@ def test_the_peak_at_full_depth_is_not_below_the_true_one(
     turns = [Turn(activations * blocks, activations * blocks) for blocks in depths]
     found, true = full_peak(PLAN, peaks, holds, turns), peak_of(*at, 32)
     assert found is not None
-    assert found.least_gib <= true + 1e-9
-    assert found.most_gib >= true - 1e-9
-    if PLAN.full(peaks) == pytest.approx(true):
-        assert found.gib == pytest.approx(true)
+    assert true - 1e-9 <= found <= 1.35 * true
 
 
 def at_full_depth(peaks: list[float | None], holds: list[Held]) -> float | None:
