@@ -6,13 +6,13 @@ from tests.check_rates import counts, judged, rates
 
 
 def test_a_thread_judges_what_fired_first() -> None:
-    assert judged(["CKP002", "MEM005"], ["CKP002"], "right") == [
+    assert judged(["CKP002", "MEM001"], ["CKP002"], "right") == [
         ("CKP002", "right"),
-        ("MEM005", "not judged"),
+        ("MEM001", "not judged"),
     ]
-    assert judged(["SHP002", "MEM005"], ["CKP002"], "wrong") == [
+    assert judged(["SHP002", "MEM001"], ["CKP002"], "wrong") == [
         ("SHP002", "wrong"),
-        ("MEM005", "not judged"),
+        ("MEM001", "not judged"),
     ]
 
 

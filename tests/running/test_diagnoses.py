@@ -173,7 +173,7 @@ def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
             loss: torch.Tensor = call()
         return loss
 
-    assert "LORA002" not in found(model, step)
+    assert "STP004" not in found(model, step)
     facts = heard.facts
     assert not recorded(facts, "training.autocast")
     assert facts.gaps["training.autocast"] == NO_CALL
@@ -181,7 +181,7 @@ def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
         False,
         False,
     )
-    (outcome,) = (each for each in diagnose(facts).outcomes if each.code == "LORA002")
+    (outcome,) = (each for each in diagnose(facts).outcomes if each.code == "STP004")
     assert (outcome.outcome, outcome.reason) == ("unknown", f"training.autocast: {NO_CALL}")
 
 
@@ -190,7 +190,7 @@ def test_without_an_autocast_around_calls_that_were_seen_it_is_said_to_be_missin
     found: Callable[..., dict[str, str]],
 ) -> None:
     tokens = torch.arange(16).reshape(1, 16)
-    assert "LORA002" in found(
+    assert "STP004" in found(
         lora(llama().bfloat16()), lambda model: model(input_ids=tokens, labels=tokens).loss
     )
 
@@ -214,7 +214,7 @@ def test_an_autocast_within_a_closure_is_seen(
     for _ in range(WARMUP + STEPS + PROFILED):
         optimizer.step(closure)
     assert heard.facts.training.autocast == (None if around is None else "bfloat16")
-    (found,) = (each for each in diagnose(heard.facts).findings if each.code == "LORA002")
+    (found,) = (each for each in diagnose(heard.facts).findings if each.code == "STP004")
     assert found.severity == ("warning" if around is None else "info")
 
 

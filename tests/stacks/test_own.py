@@ -189,7 +189,7 @@ def test_a_master_weight_in_fp32_is_not_computed_in_fp32() -> None:
     """nanochat's layer casts both of its operands."""
     layer = Float8Linear(64, 32, bias=False)
     report = inspect_model(nn.Sequential(layer), torch.zeros(48, 64), trial=False)
-    assert "MEM003" not in [each.code for each in report.findings]
+    assert "STP004" not in [each.code for each in report.findings]
 
 
 @pytest.mark.slow

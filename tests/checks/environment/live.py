@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Outcome
-from fp8doctor.registry import discover, run, select
+from fp8doctor.registry import discover, run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -188,12 +188,14 @@ def _server(*variables: tuple[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def finding_of(code: str, facts: Facts) -> Finding | None:
-    """What the check says, through the registry."""
-    findings, _ = run(select(discover(), [code]), facts)
-    return findings[0] if findings else None
+def answered(check: str, facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
+    """What the rules of a code, or one rule by its name, say through the registry."""
+    return run([each for each in discover() if check in (each.code, each.name, *each.was)], facts)
 
 
-def outcome_of(code: str, facts: Facts) -> Outcome:
-    _, outcomes = run(select(discover(), [code]), facts)
-    return outcomes[0]
+def finding_of(check: str, facts: Facts) -> Finding | None:
+    return next(iter(answered(check, facts)[0]), None)
+
+
+def outcome_of(check: str, facts: Facts) -> Outcome:
+    return answered(check, facts)[1][0]
