@@ -4,7 +4,7 @@ fp8doctor run fsdp2.py
 torchrun --nproc-per-node 2 -m fp8doctor run fsdp2.py
 torchrun --nproc-per-node 2 -m fp8doctor run --stop fsdp2.py               # rank 0 also times copies
 torchrun --nproc-per-node 2 -m fp8doctor run fsdp2.py --bf16-all-gather    # DST001
-torchrun --nproc-per-node 2 -m fp8doctor run fsdp2.py --no-precompute      # DST002
+torchrun --nproc-per-node 2 -m fp8doctor run fsdp2.py --no-precompute      # DST001
 """
 
 import argparse

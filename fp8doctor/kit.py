@@ -9,8 +9,18 @@ from packaging.version import Version
 
 from fp8doctor import recipes
 from fp8doctor.analysis import arms, compile_coverage, losing_layers, module_names, padding
-from fp8doctor.analysis.arms import arm, arm_if_any, savings, uses_fp8
-from fp8doctor.analysis.by_accelerate import exported, settings
+from fp8doctor.analysis.arms import (
+    all_too_large,
+    arm,
+    arm_if_any,
+    arm_in_time,
+    base_of,
+    best_bf16,
+    ratio,
+    savings,
+    uses_fp8,
+)
+from fp8doctor.analysis.by_accelerate import ALL_GATHER, exported, settings
 from fp8doctor.analysis.compile_coverage import (
     compile_all,
     compile_treatment,
@@ -24,11 +34,14 @@ from fp8doctor.analysis.expected_fp8_gemms import (
     due_gemms,
     kept_in_bf16,
     multiplied_in_fp8,
+    ran_in_bf16_later,
 )
 from fp8doctor.analysis.finite_steps import finite_steps
 from fp8doctor.analysis.fp8_request import (
+    accelerate_of_model,
     asked_by_argument,
     asked_by_environment,
+    autocast_of,
     converted_a_copy,
     converted_nothing,
     fp8_was_asked_for,
@@ -39,7 +52,15 @@ from fp8doctor.analysis.fp8_request import (
     under_unsloth,
     was_prepared,
 )
-from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
+from fp8doctor.analysis.fp8_weights import (
+    copies_gib,
+    frozen_fp8_weights,
+    holds_master_weights,
+    is_grouped,
+    is_mxfp8,
+    keeps_copies,
+    trained_fp8_weights,
+)
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import (
     FP8_MULTIPLE,
@@ -57,31 +78,75 @@ from fp8doctor.analysis.layers import (
     stores_fp8,
     too_small,
     would_be_converted,
+    wrapped_in_python,
 )
 from fp8doctor.analysis.losing_layers import APART, is_given, would_lose
-from fp8doctor.analysis.memory import USABLE, fit
+from fp8doctor.analysis.memory import (
+    STATES,
+    USABLE,
+    estimated_peak,
+    fit,
+    gpu_gib,
+    memory_of,
+    optimizer_states,
+)
+from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
+from fp8doctor.analysis.outcome import (
+    fp8_never_ran,
+    is_faster,
+    never_ran_in_script,
+    outside_autocast,
+    watched_job,
+)
+from fp8doctor.analysis.rank_comparison import (
+    behind,
+    exposed_ms,
+    exposed_of_ranks,
+    step_ms,
+    timed_ranks,
+    unlike_gpus,
+)
 from fp8doctor.analysis.recipe_support import (
     CUDNN_FLOOR,
+    FIRST_WITH_BF16,
     READS_BACKEND_SINCE,
-    TE_WITH_CUDNN_FLOOR,
+    assumed_gpus,
     at_least,
     capability,
     has_fp8,
     has_op_configs,
     installed,
     multiple_of,
-    parsed,
+    needs,
     transformer_engine_line,
     unaligned,
+    unmet,
+    unmet_on_amd,
 )
 from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.step_difference import (
+    SHOWN_MS,
+    breakdown_of,
+    plain_attention,
+    profiled_on_gpu,
+    waits_for_the_host,
+    watched_on_gpu,
+)
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.analysis.training_bugs import bugs_of
-from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, TE_AUTOCAST
+from fp8doctor.analysis.training_bugs import bugs_of, region_of
+from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
+    FUSABLE,
+    ON_THIS_GPU,
+    OPTIMIZER_LAST,
+    STAY_IN_BF16,
+    TE_AUTOCAST,
+)
+from fp8doctor.analysis.waiting import counts, host_is_ahead
+from fp8doctor.areas import Severity
 from fp8doctor.cost import (
-    GpuSpec,
     amdahl,
     casts_ms,
     eager_balance,
@@ -102,12 +167,14 @@ from fp8doctor.diagnosis.treatments import (
     NOT_THE_HEAD,
     ORDINARY_WEIGHTS,
     TAKES,
+    checkpointing_off,
     convert_again,
     convert_all_but,
     convert_model,
     converting,
     describe,
     keep_in_bf16,
+    larger_batch,
     mxfp8_without_biases,
     switched_on,
     with_recipe,
@@ -118,7 +185,9 @@ from fp8doctor.facts import (
     Arm,
     ArmCut,
     ArmName,
+    Attention,
     Blocks,
+    Breakdown,
     Checkpointing,
     CompileMark,
     Conversion,
@@ -126,13 +195,15 @@ from fp8doctor.facts import (
     Dynamo,
     Facts,
     Gpu,
+    KernelGroup,
     Linear,
+    Observation,
     Package,
+    Rank,
+    Ranks,
     SavedWeight,
     Scaling,
-    Software,
     TrainerArguments,
-    Training,
     Trial,
     Unrecorded,
     Use,
@@ -144,7 +215,7 @@ from fp8doctor.facts.arm_names import BF16_BASELINES, Reason
 from fp8doctor.facts.examples import example, float8, profiled, variant
 from fp8doctor.facts.no_number import sentence_of, why_of
 from fp8doctor.facts.training import UNNAMED
-from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Severity, Treatment
+from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Treatment
 from fp8doctor.known_errors import CUTEDSL, recognise
 from fp8doctor.recipes import FIRST_WITH_FP8, recipe_of, stack_of
 from fp8doctor.registry import check

@@ -179,23 +179,23 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
     """Run every check and return its findings, and one outcome for each code.
 
     A rule that reads a fact that was not recorded is ``unknown``. A rule that raises anything else is
-    ``crashed``; the others still run. A finding whose cause was found by another rule of its own file is
-    dropped: that one says it. Information comes last: it describes healthy jobs too.
+    ``crashed``; the others still run. A finding whose cause was found by another rule of its own file, as
+    more than information, is dropped: that one says it. Information comes last: it describes healthy jobs too.
     """
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
+    by_name = {each.name: answer for each, answer in answers if isinstance(answer, Finding)}
     found = {
-        key: each.code
-        for each, answer in answers
-        if isinstance(answer, Finding)
-        for key in (each.code, each.name)
+        key: each.code for each in checks if each.name in by_name for key in (each.code, each.name, *each.was)
     }
     findings: list[Finding] = []
     outcomes: dict[str, Outcome] = {}
     for each, answer in answers:
         if isinstance(answer, Finding):
             causes = tuple(dict.fromkeys(found[cause] for cause in each.explained_by if cause in found))
-            if each.code not in causes:
+            own = (by_name[cause] for cause in each.explained_by if found.get(cause) == each.code)
+            if not any(cause.severity != "info" for cause in own):
+                causes = tuple(code for code in causes if code != each.code)
                 findings.append(msgspec.structs.replace(answer, caused_by=causes))
             answer = Outcome(code=each.code, outcome="sick", area=each.area)
         outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)

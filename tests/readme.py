@@ -57,10 +57,10 @@ def options() -> str:
 
 
 SYMPTOMS = {
-    "slower": "CMP001 CMP002 SHP002 SHP003 SHP005 STP001 CKP001 DST001 DST003 MEM003 MEM004",
-    "nothing": "MOD001 MOD002 MOD003 ENV001 GPU001",
+    "slower": "CMP001 CMP002 SHP002 SHP003 SHP005 STP001 CKP001 DST001 STP004 MEM004",
+    "nothing": "MOD001 MOD002 MOD003 ENV001 GPU002",
     "nan": "NUM001 NUM003 ENV005 MOD007",
-    "memory": "MEM001 MEM002 MEM005",
+    "memory": "MEM001 MEM002",
     "raises": "SHP001 GPU002 ENV005",
 }
 """What a user sees -> the checks to think of first, the most frequent causes first."""

@@ -44,7 +44,7 @@ algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.sc
 `unsloth_lora` and `unsloth_load_in_fp8` are patients that train as scripts; the others are `examples/`, with
 the arguments of `research/benchmarks/examples_gpu.py`. Where a report holds no profile, a defect of that day
 kept torch from recording kernels. The two of Unsloth open an autocast around calls that could not be watched,
-so it is not recorded and LORA002 is unknown. The verdict and the codes are what this version says of their
+so it is not recorded and STP004 is unknown. The verdict and the codes are what this version says of their
 facts; `python -m tests.recordings` writes this page.
 
 """,

@@ -145,11 +145,6 @@ def test_a_finding_names_those_of_its_causes_that_were_found() -> None:
     assert [finding.caused_by for finding in findings] == [("ZZZ002", "ZZZ004"), (), ()]
 
 
-def test_what_holds_of_healthy_jobs_too_comes_last() -> None:
-    both = tuple(replace(each, function=sick) for each in discover() if each.code in ("MEM005", "STP001"))
-    assert [finding.code for finding in run(both, Facts())[0]] == ["STP001", "MEM005"]
-
-
 def rule(name: str, function: registry.CheckFunction, **more: object) -> Check:
     return Check("ZZZ001", name, "step", "warning", (), function, **more)
 

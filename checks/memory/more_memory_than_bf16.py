@@ -1,58 +1,42 @@
 """FP8 needs more memory than BF16
 
-What it finds. The FP8 step's memory peak is at least 5% and 0.25 GiB above the BF16 step's, compiled alike.
-
-Why it matters. That memory is a smaller batch or a checkpointed block. FP8 training need not take more. Two
-things cause it. Transformer Engine holds each weight in FP8 in addition to BF16, twice on Ada, Hopper and
-12.x, whose FP8 matmuls need the transposed copy. torchao without compilation keeps the inputs of frozen
-layers for a weight gradient that nobody needs. Four layers of Llama 8B in Transformer Engine peaked at 22.8
-GiB on an H200, BF16 at 19.9.
-
-Fix. Compile torchao's layers. In Transformer Engine, keep frozen weights in FP8 alone (2.9 or newer; before:
-`te.fp8_model_init`). If you train them, use FusedAdam with `master_weights=True` (4 bytes per parameter):
-without fp32 master weights the model silently stops learning.
+More memory is a smaller batch or a checkpointed block, and FP8 training need not take more: weights,
+gradients and the optimizer's state stay in BF16 (8 bytes per parameter with AdamW). Transformer Engine keeps
+each weight in FP8 too, twice on Ada, Hopper and 12.x: four layers of Llama 8B peaked at 22.8 GiB on an H200,
+BF16 at 19.9. torchao without compilation keeps the inputs of frozen layers for a weight gradient that nobody
+needs; compiled, it saves up to half of the inputs.
 
     model = build_model()  # before: BF16, FP8 and transposed FP8 weights
 
     import transformer_engine.pytorch as te
-    with te.quantized_model_init(enabled=True):  # after
+    with te.quantized_model_init(enabled=True):  # after (2.9; before: te.fp8_model_init)
         model = build_model()
 
-When to ignore it. If FP8 is faster and you have the memory. FP8 weights save memory only if your optimizer
-already holds master weights.
+That is for frozen weights. If you train them, use FusedAdam with `master_weights=True` (4 bytes per
+parameter): without fp32 master weights the model silently stops learning. Compile torchao's layers.
 
-How it is detected, and limits. The trial measures both peaks and what they consist of. Transformer Engine's
-copies live from forward to backward, so they count as temporaries, unless `is_first_microbatch` or FP8
-weights keep them between steps.
-
-References. H200, GiB (torch 2.11, torchao 0.18, TE 2.20), FP8 and BF16: 468M decoder 24.7 and 24.7, compiled
-17.2 and 21.7; LoRA on Llama 1B 38.4 and 35.4, compiled 29.5 and 29.5. One te.Linear with FP8 weights: its
-loss stays at 1.51 with AdamW, and falls from 1.53 to 0.28 with master weights.
+Ignore it if FP8 is faster and you have the memory. Without a measured peak this check estimates what a step
+holds, from 4 GiB; attention, norms, logits and temporaries are not counted. If memory is short, reduce the
+large parts: the optimizer's state (`AdamW8bit`), or activations by checkpointing.
 https://github.com/NVIDIA/TransformerEngine/issues/1261
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from fp8doctor.analysis.arms import arm, best_bf16, uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
-from fp8doctor.analysis.fp8_request import may_have_converted
-from fp8doctor.analysis.fp8_weights import (
-    copies_gib,
-    frozen_fp8_weights,
-    holds_master_weights,
-    keeps_copies,
-    trained_fp8_weights,
+from fp8doctor import kit
+from fp8doctor.kit import (
+    Arm,
+    ArmName,
+    Facts,
+    Finding,
+    Linear,
+    NotApplicable,
+    Treatment,
+    check,
+    float8,
+    plural,
 )
-from fp8doctor.analysis.outcome import is_faster
-from fp8doctor.facts import Arm, ArmName, Facts, Linear, if_recorded, recorded
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.recipes import stack_of
-from fp8doctor.registry import check
-from fp8doctor.wording import plural
 
 MORE_PCT = 5.0
 """Extra peak, in percent, that counts. Sound steps on an H200 stay within 0.7 (torchao, not compiled: 14.6 to
@@ -62,9 +46,12 @@ MORE_GIB = 0.25
 """Extra peak, in GiB, that counts: the matmuls' workspaces take 66 MiB in all on an H200."""
 
 SHOWN_GIB = 0.05
-"""Difference of one part, in GiB, that is worth a word: what shows as 0.1."""
+"""GiB of one part that are worth a word: what shows as 0.1."""
 
-IN_WORDS = {
+LEDGER_GIB = 4.0
+"""Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""
+
+PARTS = {
     "weights": "weights",
     "fp8_copies": "FP8 copies of weights",
     "gradients": "gradients",
@@ -72,6 +59,12 @@ IN_WORDS = {
     "activations": "activations and temporaries",
 }
 """The parts of `MemoryParts`."""
+
+ADAMW_8BIT = Treatment(
+    name="smaller-optimizer-state",
+    summary="keep the optimizer's state in 8 bits: it saves more than FP8 layers can",
+    code="from torchao.optim import AdamW8bit\noptimizer = AdamW8bit(model.parameters())",
+)
 
 
 @check(
@@ -83,66 +76,44 @@ IN_WORDS = {
     changes_fp8=True,
 )
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
-    if not uses_fp8(facts):
+    if not kit.uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    now = arm(facts.trial, ArmName.AS_IS)
+    now, fp8 = kit.arm(facts.trial, ArmName.AS_IS), facts.network.fp8
     if now is None or now.peak_gib is None:
         return NotApplicable(reason="the trial did not measure the step's peak, which needs a GPU")
-    fp8 = facts.network.fp8
-    eager = [linear for linear in fp8 if linear.compiled is None]
-    compiled = not eager and now.graphs_run != 0
+    compiled = all(linear.compiled is not None for linear in fp8) and now.graphs_run != 0
     forms = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED) if compiled else (ArmName.BF16,)
-    bf16 = next((found for form in forms if (found := arm(facts.trial, form))), None)
+    bf16 = next((found for form in forms if (found := kit.arm(facts.trial, form))), None)
+    alike = "compiled" if compiled else "not compiled"
     if bf16 is None or not bf16.peak_gib:
-        return NotApplicable(
-            reason=f"the trial did not measure BF16 {'compiled' if compiled else 'without compilation'}, "
-            "like your step"
-        )
+        return NotApplicable(reason=f"the trial did not measure BF16 {alike}, like your step")
     extra = now.peak_gib - bf16.peak_gib
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
         return None
-    known = recorded(now, "static_gib") and recorded(bf16, "static_gib")
-    static = (
-        now.static_gib - bf16.static_gib
-        if known and now.static_gib is not None and bf16.static_gib is not None
-        else None
-    )
-    parts, best = parts_of(now, bf16), if_recorded(best_bf16, facts)
-    where = (
-        f" Of this, {static:.1f} GiB are weights, buffers and optimizer state; the rest lives within the "
-        "step."
-        if static is not None
-        else ""
-    )
-    where = excess_in_words(parts) if parts else where
-    frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
-    copies = [linear for linear in fp8 if keeps_copies(linear)]
-    change = treatment(facts, [linear for linear in eager if needs_compile(linear)], copies, now)
-    faster = if_recorded(is_faster, facts)
+    eager = [linear for linear in fp8 if linear.compiled is None and kit.needs_compile(linear)]
+    copies = [linear for linear in fp8 if kit.keeps_copies(linear)]
+    change, faster = treatment(facts, eager, copies, now), kit.if_recorded(kit.is_faster, facts)
+    parts = parts_of(now, bf16)
     return Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
-        title=f"FP8 takes {_more_in_words(extra, best, now.peak_gib, compiled=compiled)}",
-        explanation=f"The step peaks at {now.peak_gib:.1f} GiB; in BF16, also {'' if compiled else 'not '}"
-        f"compiled, at {bf16.peak_gib:.1f} GiB.{where}{causes_in_words(facts, frozen, copies)}",
+        title=f"FP8 takes {more_in_words(extra, now.peak_gib, compiled, facts)}",
+        explanation=f"The step peaks at {now.peak_gib:.1f} GiB; in BF16, also {alike}, at "
+        f"{bf16.peak_gib:.1f} GiB.{parts_in_words(parts)}{causes(facts, eager, copies)}",
         evidence={
             "peak_gib": now.peak_gib,
             "bf16_peak_gib": bf16.peak_gib,
             "extra_gib": extra,
             "extra_pct": 100 * extra / bf16.peak_gib,
-            "extra_static_gib": static,
-            "extra_in_the_step_gib": extra - static if static is not None else None,
-            **{key: value for part in parts for key, value in part.evidence.items()},
+            **{f"extra_{name}_gib": gib for name, gib in parts.items()},
             "compared_with": bf16.name,
-            "frozen_eager_linears": len(frozen),
-            "linears_with_fp8_copies": len(copies),
-            "fp8_copies_gib": copies_gib(facts, copies) if copies else None,
         },
         treatment=change,
     )
 
 
-def _more_in_words(extra: float, best: Arm | None, peak_gib: float, *, compiled: bool) -> str:
+def more_in_words(extra: float, peak_gib: float, compiled: bool, facts: Facts) -> str:
     """Compare with the best BF16, as every other line does, and with BF16 compiled alike."""
+    best = kit.if_recorded(kit.best_bf16, facts)
     best_gib = best.get("peak_gib") if best else None
     over_best = peak_gib - best_gib if best_gib else extra
     alike = "both are compiled" if compiled else "neither is compiled"
@@ -153,80 +124,86 @@ def _more_in_words(extra: float, best: Arm | None, peak_gib: float, *, compiled:
     return f"{over_best:.1f} GiB more than BF16 ({extra:.1f} if {alike})"
 
 
-def causes_in_words(facts: Facts, frozen: list[Linear], copies: list[Linear]) -> str:
-    """Say what keeps more than BF16 does, as sentences to add."""
-    causes = ""
-    if frozen:
-        causes += (
-            f" {plural(len(frozen), 'frozen torchao layer')} keep their input for a weight gradient that "
-            "nobody needs."
-        )
-    if copies:
-        causes += (
-            f" {plural(len(copies), f'{stack_of(copies[0]).in_words} layer')} hold FP8 weights in addition "
-            f"to BF16: up to {copies_gib(facts, copies):.1f} GiB."
-        )
-        if any(linear.requires_grad for linear in copies):
-            causes += " FP8 weights alone need fp32 master weights in the optimizer, 4 bytes per parameter."
-    return causes
-
-
-class Part(NamedTuple):
-    """One part of both peaks, in GiB."""
-
-    name: str
-    fp8: float
-    bf16: float
-
-    @property
-    def extra(self) -> float:
-        return self.fp8 - self.bf16
-
-    @property
-    def evidence(self) -> dict[str, float]:
-        return {
-            f"extra_{self.name}_gib": self.extra,
-            f"as_is_{self.name}_gib": self.fp8,
-            f"bf16_{self.name}_gib": self.bf16,
-        }
-
-
-def parts_of(fp8: Arm, bf16: Arm) -> tuple[Part, ...]:
-    """Compare the parts of both peaks, the largest excess of FP8 first; empty if not recorded."""
-    one, other = (arm.get("memory") for arm in (fp8, bf16))
+def parts_of(fp8: Arm, bf16: Arm) -> dict[str, float]:
+    """Compare the parts of both peaks in GiB, the largest excess of FP8 first; empty if not recorded."""
+    one, other = fp8.get("memory"), bf16.get("memory")
     if one is None or other is None:
-        return ()
-    parts = [Part(name, getattr(one, f"{name}_gib"), getattr(other, f"{name}_gib")) for name in IN_WORDS]
-    return tuple(sorted(parts, key=lambda part: -part.extra))
+        return {}
+    extra = {name: getattr(one, f"{name}_gib") - getattr(other, f"{name}_gib") for name in PARTS}
+    return dict(sorted(extra.items(), key=lambda part: -part[1]))
 
 
-def excess_in_words(parts: tuple[Part, ...]) -> str:
-    """Say where the extra memory is, in tenths of a GiB."""
-    more = [f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in parts if part.extra >= SHOWN_GIB]
-    less = [
-        f"{part.extra:+.1f} GiB {IN_WORDS[part.name]}" for part in reversed(parts) if part.extra <= -SHOWN_GIB
-    ]
-    return f" The difference: {', '.join(more + less)}." if more or less else ""
+def parts_in_words(parts: dict[str, float]) -> str:
+    shown = [f"{gib:+.1f} GiB {PARTS[name]}" for name, gib in parts.items() if abs(gib) >= SHOWN_GIB]
+    return f" The difference: {', '.join(shown)}." if shown else ""
+
+
+def causes(facts: Facts, eager: list[Linear], copies: list[Linear]) -> str:
+    """Say what keeps more than BF16 does, as sentences to add."""
+    frozen, said = sum(linear.requires_grad is False for linear in eager), ""
+    if frozen:
+        said = f" {plural(frozen, 'frozen torchao layer')} keep their input for a gradient that nobody needs."
+    if copies:
+        said += f" {plural(len(copies), f'{kit.stack_of(copies[0]).in_words} layer')} hold FP8 weights in "
+        said += f"addition to BF16: up to {kit.copies_gib(facts, copies):.1f} GiB."
+    if any(linear.requires_grad for linear in copies):
+        said += " FP8 weights alone need fp32 master weights in the optimizer, 4 bytes per parameter."
+    return said
 
 
 def treatment(facts: Facts, eager: list[Linear], copies: list[Linear], now: Arm) -> Treatment | None:
     """Compile the layers, else propose FP8 weights; None if unknown, or if Accelerate copies the weights."""
     if eager:
-        return compile_treatment(facts, eager)
-    if not copies or if_recorded(may_have_converted, facts):
+        return kit.compile_treatment(facts, eager)
+    if not copies or kit.if_recorded(kit.may_have_converted, facts):
         return None
     if not any(linear.requires_grad for linear in copies):
-        return frozen_fp8_weights(copies)
-    return trained_fp8_weights(copies, facts) if holds_master_weights(now, facts) else None
+        return kit.frozen_fp8_weights(copies)
+    return kit.trained_fp8_weights(copies, facts) if kit.holds_master_weights(now, facts) else None
 
 
-def _four_layers_of_llama_8b(peak_gib: float) -> Facts:
-    """Transformer Engine through Accelerate, not compiled, as measured on an H200."""
-    peaks = {ArmName.AS_IS: peak_gib, ArmName.BF16: 19.9}
-    arms = tuple(Arm(name=name, tried=True, peak_gib=gib, graphs_run=0) for name, gib in peaks.items())
+@check("MEM001", "memory-ledger", area="memory", severity="info", was="MEM005")
+def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
+    now, fp8 = kit.arm_if_any(facts, ArmName.AS_IS), facts.network.fp8
+    if not fp8 or (now is not None and now.get("peak_gib") is not None):
+        return NotApplicable(reason="the trial measured the step's memory" if fp8 else "no layer is in FP8")
+    optimizer, states = (
+        (facts.get("training.optimizer") or "").rpartition(".")[2],
+        kit.optimizer_states(facts),
+    )
+    if states is None:
+        return NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
+    memory = kit.memory_of(facts, fp8, states)
+    if memory.in_both < LEDGER_GIB:
+        return None
+    inputs, more = memory.linear_inputs, f"FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
+    amount = f"{inputs:.1f} GiB" if inputs and inputs >= SHOWN_GIB else "under 0.05 GiB"
+    layers = f"Its layers keep {amount} of inputs in BF16; FP8 saves at most half of them."
+    if inputs is None:
+        layers = "The size of its layers' inputs is unknown, because their rows were not counted."
+    return Finding(
+        title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, "
+        f"{f'and {more}' if memory.fp8_copies >= SHOWN_GIB else 'the same in BF16 and in FP8'}",
+        explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
+        f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB. {layers}",
+        evidence={f"{name}_gib": gib for name, gib in memory._asdict().items()}
+        | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
+        treatment=ADAMW_8BIT if states == kit.STATES["AdamW"] else None,
+    )
+
+
+def _llama_8b(parameters: int = 8_030_261_248, **peaks_gib: float) -> Facts:
+    """One Transformer Engine layer stands for all; the peaks of variants that were timed."""
+    counts = {
+        "parameters": parameters,
+        "trainable_parameters": parameters,
+        "dtypes": {"bfloat16": parameters},
+    }
+    arms = tuple(Arm(name=name, tried=True, peak_gib=gib, graphs_run=0) for name, gib in peaks_gib.items())
     layer = float8(stack="transformer_engine", in_features=4096, out_features=14336)
-    return example(linears=(layer,), blocks=(), tokens=4096, device="cuda", arms=arms)
+    trial = {"device": "cuda", "arms": arms} if arms else {}
+    return kit.example(linears=(layer,), blocks=(), tokens=4096, optimizer=None, **counts, **trial)
 
 
-FIRES = _four_layers_of_llama_8b(peak_gib=22.8)
-SILENT = _four_layers_of_llama_8b(peak_gib=19.9)
+FIRES = (_llama_8b(as_is=22.8, bf16=19.9), _llama_8b())
+SILENT = _llama_8b(as_is=19.9, bf16=19.9)

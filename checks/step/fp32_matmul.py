@@ -1,122 +1,210 @@
 """The step has matmuls in fp32
 
-What it finds. Kernels that multiply matrices in fp32 or TF32 take 3% of the step or more.
+An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does nothing for it. Usual
+causes: weights that a constructor or `from_pretrained` left in fp32 without an autocast, LoRA adapters (PEFT
+creates fp32 ones for any base since 0.12), or a product that converts its operands. Activations take twice
+the memory, attention loses its fast backends, and an FP8 layer casts twice the bytes. In one LoRA job, fp32
+adapters took 40.3 ms/step (`h200-lora`).
 
-Why it matters. An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does nothing
-for it. The usual causes are adapters or a head left in fp32, and an autocast that ends too early. Or a
-product converts its operands to fp32 on purpose. Nothing warns you. In one LoRA job, fp32 adapters took 40.3
-ms/step.
+    loss = compute_loss(model, batch)  # before: fp32 matmuls
 
-Fix. Keep the weights in BF16, or run the whole forward and the loss under autocast. TF32 is cheaper than
-fp32.
+    import torch
+    with torch.autocast("cuda", dtype=torch.bfloat16):  # after
+        loss = compute_loss(model, batch)
 
-    logits = hidden.float() @ head.weight.float().T  # before
+BF16 weights save memory too. For adapters: `get_peft_model(..., autocast_adapter_dtype=False)`, before you
+create the optimizer. TF32 is cheaper than fp32.
 
-    logits = (hidden @ head.weight.T).float()        # after: the product in BF16
-
-When to ignore it. If you need the fp32 precision there. Small parts in fp32 on purpose (a router, rotary
-angles) stay far below the threshold.
-
-How it is detected, and limits. fp8doctor sums the fp32 kernels of a profiled step on a GPU, and names the
-modules that launched them outside compiled regions. MEM004 covers attention without a fused kernel.
-
-References. `h200-lora`. H100 SXM datasheet, dense: 67 TFLOP/s in fp32, 495 in TF32, 989 in BF16.
+Ignore it if you need fp32 there: as a reference, or in adapters whose small updates BF16 rounds away (keep
+them under autocast; on an fp16 base GradScaler needs them). Up to 10% of the weights in fp32 is fine; heads,
+routers and adapters do not count. Unsloth casts adapters itself. MEM004 covers attention without a fused
+kernel.
 https://docs.pytorch.org/docs/stable/notes/cuda.html
+https://huggingface.co/docs/peft/en/package_reference/peft_model
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import autocast_of
-from fp8doctor.analysis.layers import in_words
-from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu
-from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
-from fp8doctor.facts import ArmName, Facts, ModuleTime, if_recorded
-from fp8doctor.facts.examples import example, float8, profiled
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.registry import check
-from fp8doctor.wording import percent, plural
+from fp8doctor import kit
+from fp8doctor.kit import Facts, Finding, NotApplicable, Treatment, autocast_of, check, percent, plural
 
-SMALL_PCT = 100 * EVEN
+SMALL_PCT = 3.0
 """Percent of the step below which fp32 matmuls are not reported: what fp8doctor calls even."""
 
-NAMED = 3
-"""Modules that are named. A choice of length."""
+FEW_PCT = 10.0
+"""Percent of all Linears' parameters that may be fp32. A choice: some parts are fp32 on purpose."""
+
+NAMED = 3  # modules, a choice of length
+ADAPTERS_TO_BF16 = Treatment(
+    name="adapters-to-bf16",
+    summary="give the adapters the base's dtype, before you create the optimizer",
+    code='for name, parameter in model.named_parameters():\n    if "lora_" in name:\n'
+    "        parameter.data = parameter.data.to(torch.bfloat16)"
+    "   # or get_peft_model(..., autocast_adapter_dtype=False)",
+)
+PRODUCT = Treatment(
+    name="product-in-bf16",
+    summary="compute the product in BF16, and convert its result if you need fp32",
+    code="output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it",
+)
 
 
-@check("STP004", "fp32-matmul", area="step", severity="warning", explained_by=("LORA002", "MEM003"))
+@check(
+    "STP004",
+    "fp32-matmul",
+    area="step",
+    severity="warning",
+    explained_by=("fp32-adapters", "fp32-parameters"),
+)
 def fp32_matmul(facts: Facts) -> Finding | NotApplicable | None:
-    profiled = profiled_on_gpu(facts)
+    profiled = kit.profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
         return profiled
-    _, found, step_ms = profiled
-    fp32 = found.families_ms.get("gemm_fp32", 0.0)
-    share = 100 * fp32 / step_ms
-    if share < SMALL_PCT:
+    _, found, step = profiled
+    spent = found.families_ms.get("gemm_fp32", 0.0)
+    if 100 * spent / step < SMALL_PCT:
         return None
-    most = sorted(
-        (each for each in found.modules if each.families_ms.get("gemm_fp32", 0.0) >= SHOWN_MS),
-        key=lambda each: -each.families_ms["gemm_fp32"],
-    )
+    of = {each.name: each.families_ms.get("gemm_fp32", 0.0) for each in found.modules}
+    most = sorted((name for name, ms in of.items() if ms >= kit.SHOWN_MS), key=lambda name: -of[name])[:NAMED]
     weights = [linear.name for linear in facts.network.linears if linear.multiplies_in == "float32"]
-    names = [each.name for each in most] or weights
-    launched = ", ".join(
-        f"{in_words(each.name, facts.network)} ({each.families_ms['gemm_fp32']:,.1f} ms)"
-        for each in most[:NAMED]
-    )
-    stored = (
-        f"{plural(len(weights), 'Linear')} {'has' if len(weights) == 1 else 'have'} fp32 weights; the first "
-        f"is {in_words(weights[0], facts.network)}"
-        if weights
-        else ""
-    )
-    where = (
-        f"The launching modules: {launched}."
-        if launched
-        else f"{stored}."
-        if stored
-        else "No Linear has fp32 weights: the operands are converted to fp32 before the product."
-    )
+    if most:
+        launched = (f"{kit.in_words(name, facts.network)} ({of[name]:,.1f} ms)" for name in most)
+        where = f"The launching modules: {', '.join(launched)}."
+    elif weights:
+        where = (
+            f"{plural(len(weights), 'Linear')} {'has' if len(weights) == 1 else 'have'} fp32 weights; the "
+        )
+        where += f"first is {kit.in_words(weights[0], facts.network)}."
+    else:
+        where = "No Linear has fp32 weights: the operands are converted to fp32 before the product."
+    instead = "keep the weights in BF16" if weights else "convert no operand to fp32"
     return Finding(
-        title=f"Matmuls in fp32 take {fp32:,.1f} ms, {percent(share)} of the step",
+        title=f"Matmuls in fp32 take {spent:,.1f} ms, {percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this. {where}",
         evidence={
-            "gemm_fp32_ms": fp32,
-            "share_pct": share,
-            "step_ms": step_ms,
-            "modules": tuple(names[:NAMED]),
+            "gemm_fp32_ms": spent,
+            "share_pct": 100 * spent / step,
+            "step_ms": step,
+            "modules": tuple(most or weights[:NAMED]),
             "fp32_linears": len(weights),
         },
-        treatment=treatment(facts, in_fp32=bool(weights)),
+        treatment=PRODUCT
+        if kit.if_recorded(autocast_of, facts) is not None
+        else Treatment(
+            name=kit.AUTOCAST_BF16,
+            summary=f"run forward and loss under BF16 autocast, or {instead}",
+            code='with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)',
+        ),
     )
 
 
-def treatment(facts: Facts, *, in_fp32: bool) -> Treatment:
-    """Propose autocast, or BF16 weights if some are fp32; under autocast, the place that leaves it."""
-    if if_recorded(autocast_of, facts) is None:
-        code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
-        return Treatment(
-            name=AUTOCAST_BF16,
-            summary="run forward and loss under BF16 autocast, or "
-            + ("keep the weights in BF16" if in_fp32 else "convert no operand to fp32"),
-            code=code,
+@check("STP004", "fp32-adapters", area="step", severity="warning", was="LORA002")
+def fp32_adapters(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    adapters = [linear for linear in linears if linear.adapter == "adapter"]
+    if not any(each.adapter == "base" and each.dtype.startswith(("bfloat16", "float8")) for each in linears):
+        return NotApplicable(reason="the base is not in BF16" if adapters else "no LoRA in the model")
+    fp32 = [linear for linear in adapters if linear.dtype == "float32"]
+    if not fp32:
+        return None
+    if kit.under_unsloth(facts):
+        return NotApplicable(
+            reason="Unsloth casts the adapters to the base's dtype and multiplies in 16 bits"
         )
-    code = "output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it"
-    return Treatment(
-        name="product-in-bf16",
-        summary="compute the product in BF16, and convert its result if you need fp32",
-        code=code,
+    autocast, on_meta = autocast_of(facts), "meta" in facts.network.devices
+    multiplied = any(linear.use != "training" for linear in fp32)
+    trains = less_than_fp32_is_wanted(facts) or facts.training.gradients_seen
+    copies = "A copy of each input to fp32 remains."
+    if not multiplied:
+        costs = f"They were converted to FP8 themselves and multiply in FP8. {copies}"
+    elif autocast:
+        costs = f"Under {autocast} autocast they multiply in 16 bits. {copies}"
+    else:
+        costs = "Without autocast, each is an fp32 matmul, and each adapted layer copies its input to fp32."
+    if on_meta:
+        costs += (
+            " On the meta device PEFT leaves them in fp32 even if you pass `autocast_adapter_dtype=False`."
+        )
+    return Finding(
+        severity=None if multiplied and not autocast and trains and not on_meta else "info",
+        title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base"
+        f"{kit.named(fp32, len(adapters))}",
+        explanation=costs,
+        evidence={
+            "fp32_adapters": len(fp32),
+            "adapters": len(adapters),
+            "fp32_parameters": sum(linear.parameters for linear in fp32 if linear.parameters),
+            "autocast": autocast,
+            "first": fp32[0].name,
+        },
+        treatment=ADAPTERS_TO_BF16,
     )
 
 
-def _head_in_fp32(fp32_ms: float) -> Facts:
-    """A decoder whose head multiplies in fp32, with invented times."""
-    families = {"gemm_fp8": 30.0, "gemm_fp32": fp32_ms, "cast": 6.0, "attention": 10.0, "pointwise": 12.0}
-    modules = (ModuleTime(name="head", families_ms={"gemm_fp32": fp32_ms}),)
-    arms = (profiled(ArmName.AS_IS, families, modules=modules),)
-    head = float8("head", use="none", dtype="float32")
-    return example(linears=(head,), wrappers=(), autocast=None, device="cuda", arms=arms)
+@check("STP004", "fp32-parameters", area="step", severity="warning", was="MEM003")
+def fp32_parameters(facts: Facts) -> Finding | NotApplicable | None:
+    wanted, linears = less_than_fp32_is_wanted(facts), facts.network.linears
+    if wanted is None:
+        return NotApplicable(reason="nothing asks for less than fp32, and no step was timed on a GPU")
+    total = sum(linear.parameters for linear in linears) or 1
+    fp32 = [each for each in linears if is_fp32(each)]
+    # Heads, routers and LoRA's matrices may be fp32 on purpose.
+    body = [each for each in fp32 if each.role in ("body", "experts") and each.adapter != "adapter"]
+    if 100 * sum(each.parameters for each in body) / total <= FEW_PCT or autocast_of(facts) is not None:
+        return None
+    share = 100 * sum(each.parameters for each in fp32) / total
+    fp8 = sum(each.use == "training" for each in body)
+    casts = f"{plural(fp8, 'FP8 layer')} {'casts' if fp8 == 1 else 'cast'} twice the bytes. " if fp8 else ""
+    model = kit.wrapped_in_python(facts.network)
+    return Finding(
+        title=f"{len(fp32)} of {plural(len(linears), 'Linear')} are fp32, and no autocast is on",
+        explanation=f"{wanted}, but {percent(share)} of the weights are fp32, and so are the activations. "
+        f"{casts}Other matmuls run in fp32, and attention runs without its fast backends.",
+        evidence={
+            "fp32_linears": len(fp32),
+            "linears": len(linears),
+            "fp32_share_pct": round(share, 1),
+            "fp32_fp8_layers": fp8,
+            "wanted_by": wanted,
+            "first": fp32[0].name,
+        },
+        treatment=Treatment(
+            name=kit.AUTOCAST_BF16,
+            summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
+            code="autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
+            f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss',
+        ),
+    )
 
 
-FIRES = _head_in_fp32(fp32_ms=14.0)
-SILENT = _head_in_fp32(fp32_ms=0.4)
+def less_than_fp32_is_wanted(facts: Facts) -> str | None:
+    """Say who wants FP8 or BF16 for this model; None before Accelerate's `prepare` puts it under autocast."""
+    accelerate, fp8 = kit.accelerate_of_model(facts), len(facts.network.fp8)
+    if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
+        return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
+    if fp8:
+        return f"The model has {plural(fp8, 'FP8 layer')}"
+    timed = any(arm.name == kit.ArmName.AS_IS and arm.step_ms for arm in facts.arms())
+    return "The step was measured" if timed and facts.trial.device.startswith("cuda") else None
+
+
+def is_fp32(linear: kit.Linear) -> bool:
+    """Whether it multiplies in fp32. A user's own FP8 layer casts what it multiplies."""
+    return linear.multiplies_in == "float32" and linear.use != "storage" and linear.stack != "own"
+
+
+def _lora(base: str, adapter: str, fp32_ms: float) -> Facts:
+    """A base and an adapter of these dtypes, and a profiled step on a GPU; its times are invented."""
+    layer = kit.float8("q_proj.base_layer", adapter="base", dtype=base)
+    lora = kit.float8("q_proj.lora_A.default", adapter="adapter", use="none", dtype=adapter)
+    step = kit.profiled(kit.ArmName.AS_IS, {"gemm_fp8": 60.0, "gemm_fp32": fp32_ms}, modules=())
+    of_job = {"wrappers": (), "devices": ("cuda",), "gradients_seen": True, "packages": {}, "autocast": None}
+    return kit.example(linears=(layer, lora), device="cuda", arms=(step,), **of_job)
+
+
+FIRES = (
+    _lora("bfloat16", "float32", fp32_ms=0.4),
+    _lora("bfloat16", "bfloat16", fp32_ms=14.0),
+    _lora("float32", "bfloat16", fp32_ms=0.4),
+)
+SILENT = _lora("bfloat16", "bfloat16", fp32_ms=0.4)

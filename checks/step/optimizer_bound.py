@@ -1,39 +1,24 @@
 """The optimizer takes many kernels
 
-What it finds. The optimizer takes 5% of the step or more, and its fused form is not used.
-
-Why it matters. FP8 makes the matmuls shorter and leaves the optimizer as it is, so its share grows. A foreach
-AdamW reads and writes weights, gradients and both moments in a dozen passes. A loop over the parameters
-launches a dozen kernels for each. The fused form needs one pass for all.
-
-Fix. Ask for the fused form.
+FP8 makes the matmuls shorter and leaves the optimizer as it is, so its share grows. A foreach AdamW reads and
+writes weights, gradients and both moments in a dozen passes. A loop over the parameters launches a dozen
+kernels for each. The fused form needs one pass for all: it took 3 to 8% of the steps of two decoders on one
+H200 (torch 2.11).
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)              # before: foreach
 
     import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # after
 
-When to ignore it. If your optimizer's settings do not work with the fused form.
-
-How it is detected, and limits. fp8doctor sums the optimizer's kernels in a profiled step on a GPU, and looks
-at the optimizer's settings or the kernels' names. An optimizer that is already fused is not reported, even if
-its share is large, as with few tokens and many parameters.
-
-References. Fused AdamW took 3 to 8% of the steps of two decoders on one H200 (torch 2.11), and 18% of a step
-with 4,096 tokens at 8B widths. https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
+Ignore it if your optimizer's settings do not work with the fused form. An optimizer that is already fused is
+not reported, even if its share is large, as with few tokens and many parameters.
+https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.step_difference import profiled_on_gpu
-from fp8doctor.analysis.treatment_table import FUSABLE
-from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import ArmName, Breakdown, Facts, KernelGroup
-from fp8doctor.facts.examples import example, float8, profiled
-from fp8doctor.finding import Finding, NotApplicable, Saving
-from fp8doctor.registry import check
-from fp8doctor.wording import percent, plural
+from fp8doctor import kit
+from fp8doctor.kit import ArmName, Facts, Finding, NotApplicable, Saving, check, float8, percent, plural
 
 SHARE_PCT = 5.0
 """Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
@@ -44,7 +29,7 @@ FUSED_ARM = "fused-optimizer"
 
 @check("STP007", "optimizer-bound", area="step", severity="warning", explained_by=("ENV006",))
 def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
-    profiled = profiled_on_gpu(facts)
+    profiled = kit.profiled_on_gpu(facts)
     if isinstance(profiled, NotApplicable):
         return profiled
     _, found, step_ms = profiled
@@ -53,12 +38,9 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
     if share < SHARE_PCT or not could_be_fused(facts, found):
         return None
     groups = [group for group in found.groups if group.family == "optimizer"]
-    kernels = (
-        f" Its longest {plural(len(groups), 'kernel')} {'runs' if len(groups) == 1 else 'run'} "
-        f"{sum(group.count for group in groups):,} times per step."
-        if groups
-        else ""
-    )
+    runs = f"{plural(len(groups), 'kernel')} {'runs' if len(groups) == 1 else 'run'}"
+    times = sum(group.count for group in groups)
+    kernels = f" Its longest {runs} {times:,} times per step." if groups else ""
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
     return Finding(
         title=f"{name} takes {spent:,.1f} ms, {percent(share)} of the step, and is not fused",
@@ -72,34 +54,29 @@ def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
             "kernels": tuple(group.name for group in groups),
             "kernel_counts": tuple(group.count for group in groups),
         },
-        severity=None if uses_fp8(facts) else "info",
-        saving_ms=Saving(low=0.0, high=spent, basis="modelled") if uses_fp8(facts) else None,
-        treatment=describe(FUSED_ARM, facts),
+        severity=None if kit.uses_fp8(facts) else "info",
+        saving_ms=Saving(low=0.0, high=spent, basis="modelled") if kit.uses_fp8(facts) else None,
+        treatment=kit.describe(FUSED_ARM, facts),
     )
 
 
-def could_be_fused(facts: Facts, found: Breakdown) -> bool:
+def could_be_fused(facts: Facts, found: kit.Breakdown) -> bool:
     """Whether the optimizer could be fused and is not: by the trial's variant, else by its kernels' names."""
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
     module, _, name = (facts.training.optimizer or "").rpartition(".")
-    groups = (group for group in found.get("groups", ()) if group.family == "optimizer")
-    names = [group.name + (group.operator or "") for group in groups]
-    return (
-        module.startswith("torch.optim")
-        and name in FUSABLE
-        and bool(names)
-        and not any("fused" in each.lower() for each in names)
-    )
+    groups = [group for group in found.get("groups", ()) if group.family == "optimizer"]
+    fused = any("fused" in f"{group.name}{group.operator}".lower() for group in groups)
+    return module.startswith("torch.optim") and name in kit.FUSABLE and bool(groups) and not fused
 
 
-def _adamw(kernel: str, count: int, spent_ms: float) -> Facts:
+def _adamw(kernel: str, spent_ms: float) -> Facts:
     """AdamW over four layers of 8B widths; the foreach form's times are invented."""
     families = {"gemm_fp8": 38.7, "gemm_16bit": 9.8, "cast": 6.3, "attention": 5.2, "optimizer": spent_ms}
-    group = KernelGroup(name=kernel, family="optimizer", operator=None, count=count, time_ms=spent_ms)
-    arms = (profiled(ArmName.AS_IS, families, groups=(group,)),)
-    return example(linears=(float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
+    group = kit.KernelGroup(name=kernel, family="optimizer", operator=None, count=96, time_ms=spent_ms)
+    arms = (kit.profiled(ArmName.AS_IS, families, groups=(group,)),)
+    return kit.example(linears=(float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
 
 
-FIRES = _adamw("multi_tensor_apply_kernel<PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", 96, 19.0)
-SILENT = _adamw("multi_tensor_apply_kernel<FusedAdamMathFunctor<BFloat16, 4>>", 8, 7.5)
+FIRES = _adamw("multi_tensor_apply_kernel<PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", 19.0)
+SILENT = _adamw("multi_tensor_apply_kernel<FusedAdamMathFunctor<BFloat16, 4>>", 7.5)

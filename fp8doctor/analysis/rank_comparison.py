@@ -31,6 +31,12 @@ class Behind(Struct, frozen=True):
     def by_ms(self) -> float:
         return self.own_ms - self.others_ms
 
+    @property
+    def in_words(self) -> str:
+        return (
+            f"Rank {self.rank} takes {self.own_ms:,.1f} ms {self.what}, the others {self.others_ms:,.1f} ms"
+        )
+
 
 def _data(observed: Observation) -> float | None:
     return None if observed.data_ms is None else median(observed.data_ms)
@@ -169,19 +175,19 @@ GPU_READ: dict[str, tuple[str, str]] = {
 """Properties that GPUs of one job should share -> name and unit."""
 
 
-def unlike_gpus(facts: Facts) -> dict[int, str]:
-    """Describe the GPUs of the ranks by their differences; empty if they are alike."""
+def unlike_gpus(facts: Facts) -> str:
+    """Describe the GPUs of the ranks by their differences, as a sentence; empty if they are alike."""
     gpus = {each.rank: gpu for each in facts.ranks.processes if (gpu := each.get("gpu")) is not None}
     unlike = [
         name
         for name in GPU_READ
         if len({getattr(gpu, name) for gpu in gpus.values() if recorded(gpu, name)}) > 1
     ]
-    return (
-        {rank: ", ".join(_gpu_property(gpu, name) for name in unlike) for rank, gpu in gpus.items()}
-        if unlike
-        else {}
-    )
+    said = [
+        f"rank {rank} {', '.join(_gpu_property(gpu, name) for name in unlike)}"
+        for rank, gpu in sorted(gpus.items())
+    ]
+    return f"GPUs: {'; '.join(said)}." if unlike else ""
 
 
 def _gpu_property(gpu: Gpu, name: str) -> str:

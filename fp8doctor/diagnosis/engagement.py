@@ -103,7 +103,7 @@ def is_unclear(facts: Facts) -> bool:
     return bool(unread or named or (outside and not computes)) and not uses_fp8(facts)
 
 
-CAUSE = "GPU001"
+CAUSE = "no-fp8-tensor-cores"
 IN_BF16_TOO = ("layers_do_not_learn", "not_finite")
 """What a finding about FP8 may say of a step without it."""
 
@@ -112,12 +112,12 @@ def without_its_symptoms(
     findings: Sequence[Finding], outcomes: Sequence[Outcome]
 ) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
     """Drop findings about FP8 if the GPU, or all of them, make an FP8 step raise."""
-    if not any(each.code == CAUSE and recorded(each, "breaks") for each in findings):
+    if not any(each.name == CAUSE and recorded(each, "breaks") for each in findings):
         return tuple(findings), tuple(outcomes)
     of_fp8 = {check.name for check in registry.discover() if check.changes_fp8}
     left = [each for each in findings if each.name not in of_fp8 or each.get("breaks") in IN_BF16_TOO]
     dropped = {each.code for each in findings}.difference(each.code for each in left)
-    reason = f"no FP8 step runs on this GPU ({CAUSE})"
+    reason = "no FP8 step runs on this GPU (GPU002)"
     return (
         tuple(
             msgspec.structs.replace(

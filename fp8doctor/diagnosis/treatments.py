@@ -31,10 +31,12 @@ from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
     KEEP_IN_BF16,
+    LARGER_BATCH,
     TE_AUTOCAST,
     recipe_after,
     traits,
 )
+from fp8doctor.cost import micro_batches
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import keeps_users_compilation
@@ -291,6 +293,28 @@ def fused_optimizer(facts: Facts) -> Treatment:
         summary="use a fused optimizer",
         code=f"torch.optim.{kind}(parameters, ..., fused=True)",
     )
+
+
+def larger_batch(facts: Facts) -> Treatment:
+    """Write more samples per micro-batch and fewer micro-batches, for the Trainer if there is one."""
+    trainer, now = facts.trainer(), micro_batches(facts)
+    size = facts.get("workload.batch_size") if facts.get("workload.batch_source") == "given" else None
+    times = next((each for each in range(2, now) if now % each == 0), max(now, 2))
+    samples = str(times * size) if size else f"{times} * BATCH"
+    then = max(now // times, 1)
+    if trainer:
+        kind = trainer.get("kind", "TrainingArguments").rpartition(".")[2]
+        steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
+        code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
+    else:
+        code = f"batch_size = {samples}   # samples in a micro-batch, {size or 'BATCH'} now"
+        code += f"\naccumulate = {then}   # micro-batches in a step, {now} now" if now > 1 else ""
+    summary = (
+        "put more tokens into a micro-batch, and accumulate over fewer"
+        if now > 1
+        else "put more tokens into a step, which changes the batch that the optimizer sees"
+    )
+    return Treatment(name=LARGER_BATCH, summary=summary, code=code)
 
 
 def no_cache(facts: Facts) -> Treatment:

@@ -181,7 +181,7 @@ def fix_in_words(finding: Finding, steps: Sequence[Step], facts: Facts) -> str:
         return " (its fix makes another job, not timed)"
     if finding.code == IDLE and if_recorded(_still_idle, facts):
         return f" (less with fix {fix})"
-    untold = finding.code == EXPOSED and steps[fix - 1].saving_ms is None
+    untold = finding.name == EXPOSED and steps[fix - 1].saving_ms is None
     return f" (gone with fix {fix})" if gone else f" ({'see fix' if untold else 'fixed by'} {fix})"
 
 
@@ -193,7 +193,7 @@ def _still_idle(facts: Facts) -> bool:
     return bool(found and step_ms and 100 * found.idle_ms > HOST_BOUND_PCT * step_ms)
 
 
-EXPOSED = "DST005"
+EXPOSED = "exposed-communication"
 """The check of communication that no compute covers: it is of the whole step, and copies have none."""
 
 

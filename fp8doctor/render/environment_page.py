@@ -39,7 +39,7 @@ ABSENT = "not installed"
 
 INSTALL = "pip install torchao"
 
-NO_TENSOR_CORES = "GPU001"
+NO_TENSOR_CORES = "no-fp8-tensor-cores"
 
 SCALINGS = {"tensor": "tensorwise", "row": "rowwise"}
 """Granularity of a recipe -> what people call it; block scaling has several names."""
@@ -169,7 +169,7 @@ def _gpus(report: Document) -> Iterator[Item]:
         hidden = len(facts.get("gpus", ()))
         yield Item("warning", "GPU", f"{hidden} hidden from this process" if hidden else "none", ELSEWHERE)
     for each in findings:
-        if each.code != NO_TENSOR_CORES or each.treatment:  # else the GPU's line says it
+        if each.name != NO_TENSOR_CORES or each.treatment:  # else the GPU's line says it
             yield _of_finding("GPU", each, least="info" if gpus and not _is_cpu_build(facts) else "warning")
 
 

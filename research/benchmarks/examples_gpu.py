@@ -84,7 +84,7 @@ JOBS = (
     Job("lora_eager", "lora.py --no-compile", LLAMA, ("CMP001",)),
     Job("fsdp2", "fsdp2.py", SHARDED),
     Job("fsdp2_bf16_all_gather", "fsdp2.py --bf16-all-gather", SHARDED, ("DST001",)),
-    Job("fsdp2_no_precompute", "fsdp2.py --no-precompute", SHARDED, ("DST002",)),
+    Job("fsdp2_no_precompute", "fsdp2.py --no-precompute", SHARDED, ("DST001",)),
     Job("sft", "sft.py --float8", LLAMA, needs="trl"),
     Job("sft_overridden", "sft.py", LLAMA, ("ENV001",), FP8, "trl"),
     Job("foreign_trl", f"-m {TRL}", "", ("ENV001",), FP8, "trl"),

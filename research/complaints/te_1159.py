@@ -13,7 +13,7 @@ GPU = "A100"
 STAND_IN = "Transformer Engine's classes, which need a GPU; an A100's datasheet for the RTX 3090"
 CAUSE = "a GPU without FP8 tensor cores"
 QUOTE = "RTX 3090 is using Ampere architecture, which does not have support for FP8"
-EXPECTED = ("GPU001",)
+EXPECTED = ("GPU002",)
 
 
 def build_model() -> nn.Module:

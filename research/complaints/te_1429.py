@@ -13,7 +13,7 @@ GPU = "H100"
 STAND_IN = "Transformer Engine's classes, which need a GPU to be built"
 CAUSE = "high-precision weights, gradients and states beside FP8"
 QUOTE = "stores weights (and gradients, optimizer state etc.) in higher precision"
-EXPECTED = ("MEM005",)
+EXPECTED = ("MEM001",)
 
 
 def build_model() -> nn.Module:

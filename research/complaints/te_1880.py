@@ -13,7 +13,7 @@ GPU = "H100"
 STAND_IN = "Transformer Engine's classes, which need a GPU to be built"
 CAUSE = "frozen weights are kept in high precision beside FP8"
 QUOTE = "You can store weights in low precision by initializing the model within an fp8_model_init context"
-EXPECTED = ("MEM005",)
+EXPECTED = ("MEM001",)
 
 
 def build_model() -> nn.Module:

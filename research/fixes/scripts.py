@@ -175,11 +175,11 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: name == 
 """,
         compile=COMPILE,
     ),
-    "fp32 weights": Script(("MEM003",), model=LLAMA.replace(".bfloat16()", ""), compile=COMPILE),
+    "fp32 weights": Script(("STP004",), model=LLAMA.replace(".bfloat16()", ""), compile=COMPILE),
     "eager attention": Script(
         ("MEM004",), model=LLAMA.replace("llama()", 'llama(attn_implementation="eager")'), compile=COMPILE
     ),
-    "fp32 adapters": Script(("LORA002",), wrap="\nmodel = lora(model)\n", compile=COMPILE, unlike=EVERY),
+    "fp32 adapters": Script(("STP004",), wrap="\nmodel = lora(model)\n", compile=COMPILE, unlike=EVERY),
     "adapters converted": Script(
         ("adapters-converted",),
         unlike=("peft",),

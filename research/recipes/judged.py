@@ -47,7 +47,7 @@ JUDGED = {
         "rightly",
         "35 rows: a weight is read to be cast and again by each GEMM, which takes longer than in BF16",
     ),
-    ("te-mnist", "MEM003"): (
+    ("te-mnist", "STP004"): (
         "rightly",
         "weights and images are fp32 and no autocast of torch is open, so what is not in FP8 runs in fp32",
     ),

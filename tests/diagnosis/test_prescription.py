@@ -97,7 +97,7 @@ def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
 def test_nothing_of_fp8_is_mended_on_a_gpu_without_fp8() -> None:
     facts = msgspec.structs.replace(DECODER_468M, gpus=(), assumed_gpu="A100")
     document = diagnose(facts)
-    assert {each.code for each in document.findings} == {"GPU001"}
+    assert {each.code for each in document.findings} == {"GPU002"}
     told = next(each for each in document.outcomes if each.code == "CMP001")
     assert told.outcome == "not_applicable"
     assert [each.treatment.name for each in document.prescription] == ["bf16-on-this-gpu"]

@@ -10,7 +10,7 @@ from decoder_454m import example_batch, loss
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("MEM003",)
+MUST = ("STP004",)
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
 
 

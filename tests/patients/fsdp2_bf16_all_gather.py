@@ -9,7 +9,7 @@ from torch import nn
 __all__ = ["build_model", "example_batch"]
 
 MUST = ("DST001",)
-MUST_NOT = ("DST002", "CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003")
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "STP004")
 
 
 def build_model() -> nn.Module:

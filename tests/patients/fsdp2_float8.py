@@ -18,7 +18,7 @@ from torchao.float8 import (
 )
 
 MUST: tuple[str, ...] = ()
-MUST_NOT = ("DST001", "DST002", "CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003")
+MUST_NOT = ("DST001", "CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "STP004")
 SILENT = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -9,8 +9,8 @@ from torch import nn
 
 __all__ = ["build_model", "example_batch"]
 
-MUST = ("DST002",)
-MUST_NOT = ("DST001", "CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003")
+MUST = ("DST001",)
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "STP004")
 
 
 def build_model() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -11,8 +11,8 @@ from peft import LoraConfig, get_peft_model
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("LORA002",)
-MUST_NOT = ("adapters-converted", "MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "MEM003")
+MUST = ("STP004",)
+MUST_NOT = ("adapters-converted", "MOD001", "MOD003", "SHP001", "CMP001", "CMP002")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from accelerate.utils.transformer_engine import contextual_fp8_autocast
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
@@ -94,19 +94,6 @@ def reentrant(block: nn.Module) -> nn.Module:
     return checkpoint_wrapper(block, checkpoint_impl=CheckpointImpl.REENTRANT)
 
 
-@pytest.mark.parametrize("wrap", [checkpoint_wrapper, reentrant])
-def test_accelerates_autocast_is_closed_when_the_recompute_comes(
-    wrap: Callable[[nn.Module], nn.Module], look: Look
-) -> None:
-    finding = recompute_not_fp8(look(model(wrap=wrap)))
-    assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == (
-        "error",
-        "2 Transformer Engine layers are not recomputed in FP8: 0.up (32 x 32) and 1.up (32 x 32)",
-    )
-    assert finding.evidence["reentrant"] is (wrap is reentrant)
-
-
 class Wraps(nn.Module):
     """Blocks of its own name, one wrapped inside of the other."""
 
@@ -141,8 +128,9 @@ def test_the_printed_lines_make_it_silent_and_the_model_still_trains(
     made = around(wrap)
     finding = recompute_not_fp8(look(made))
     assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert finding.treatment.kind == "python"
+    assert (finding.severity, finding.evidence["layers"]) == ("error", 2)
+    assert finding.evidence["reentrant"] is (wrap is reentrant)
+    assert finding.treatment
     monkeypatch.setattr(sys.modules["transformer_engine.pytorch"], "checkpoint", te_checkpoint, raising=False)
     exec(finding.treatment.code, {"model": made, "torch": torch})
     assert isinstance(recompute_not_fp8(look(made)), NotApplicable)
@@ -150,15 +138,33 @@ def test_the_printed_lines_make_it_silent_and_the_model_still_trains(
     assert all(each.grad is not None for name, each in made.named_parameters() if name.endswith("weight"))
 
 
-def test_the_treatments_make_it_silent(look: Look) -> None:
-    assert isinstance(recompute_not_fp8(look(model(wrap=with_te_checkpoint))), NotApplicable)
-    assert recompute_not_fp8(look(model(block=Opens))) is None
-
-
-def test_an_autocast_of_the_users_own_is_not_known(look: Look) -> None:
-    finding = recompute_not_fp8(look(model(accelerated=False)))
+def test_transformers_checkpointing(look: Look) -> None:
+    made = llama().train()
+    made.model.layers[0].mlp.up_proj = stand_in.Linear(64, 128, bias=False)
+    made.gradient_checkpointing_enable()
+    finding = recompute_not_fp8(look(accelerate(made)))
     assert isinstance(finding, Finding)
-    assert finding.severity == "info"
+    assert (finding.severity, finding.evidence["region"]) == ("error", "model.layers.0")
+    assert finding.treatment
+    te = type("te", (), {"checkpoint": staticmethod(te_checkpoint)})
+    imported, *lines = finding.treatment.code.splitlines()
+    assert imported == "import transformer_engine.pytorch as te"
+    exec("\n".join(lines), {"model": made, "te": te})
+    assert isinstance(recompute_not_fp8(look(made)), NotApplicable)
+
+
+def test_where_the_autocast_opens_decides(look: Look) -> None:
+    for wrap in (with_te_checkpoint, lambda block: checkpoint_wrapper(nn.Linear(4, 4))):
+        assert isinstance(recompute_not_fp8(look(model(wrap=wrap))), NotApplicable)
+    assert recompute_not_fp8(look(model(block=Opens))) is None
+    of_the_user = recompute_not_fp8(look(model(accelerated=False)))
+    assert isinstance(of_the_user, Finding)
+    assert of_the_user.severity == "info"
+    trial = Trial(arms=(), why=Reason.RECOMPUTE_DIFFERS, reason="its own step fails")
+    for block in (Block, Opens):
+        raised = recompute_not_fp8(replace(look(model(block=block, accelerated=False)), trial=trial))
+        assert isinstance(raised, Finding)
+        assert raised.severity == "error"
 
 
 def test_a_call_in_a_forward(look: Look) -> None:
@@ -169,101 +175,30 @@ def test_a_call_in_a_forward(look: Look) -> None:
     assert outcome_of("CKP002", look(made)).outcome == "unknown"
 
 
-def test_a_backward_that_ran_in_fp8_proves_the_recompute(look: Look) -> None:
-    made = model(wrap=reentrant, accelerated=False)
-    x = torch.ones(4, 32, requires_grad=True)
+@pytest.mark.parametrize("around", [True, False])
+def test_a_backward_that_ran_proves_it(around: bool, look: Look) -> None:
+    """In FP8 where the autocast was still open, else in BF16."""
+    made, x = model(wrap=reentrant, accelerated=False), torch.ones(4, 32, requires_grad=True)
     with stand_in.autocast():
-        made(x).sum().backward()
-    assert recompute_not_fp8(look(made)) is None
-
-
-def test_a_backward_that_ran_in_bf16_proves_it(look: Look) -> None:
-    made = model(wrap=reentrant, accelerated=False)
-    with stand_in.autocast():
-        output = made(torch.ones(4, 32, requires_grad=True))
-    output.sum().backward()
+        output = made(x).sum()
+        if around:
+            output.backward()
+    if not around:
+        output.backward()
     finding = recompute_not_fp8(look(made))
-    assert isinstance(finding, Finding)
-    assert finding.severity == "error"
-    assert "They ran in FP8 before" in finding.explanation
-
-
-def test_a_step_that_raised(look: Look) -> None:
-    trial = Trial(arms=(), why=Reason.RECOMPUTE_DIFFERS, reason="its own step fails")
-    for block in (Block, Opens):
-        facts = msgspec.structs.replace(look(model(block=block, accelerated=False)), trial=trial)
-        finding = recompute_not_fp8(facts)
-        assert isinstance(finding, Finding)
+    assert around == (finding is None)
+    if isinstance(finding, Finding):
         assert finding.severity == "error"
-
-
-def test_transformers_checkpointing(look: Look) -> None:
-    made = llama().train()
-    made.model.layers[0].mlp.up_proj = stand_in.Linear(64, 128, bias=False)
-    made.gradient_checkpointing_enable()
-    finding = recompute_not_fp8(look(accelerate(made)))
-    assert isinstance(finding, Finding)
-    assert (finding.severity, finding.evidence["region"]) == ("error", "model.layers.0")
-    assert finding.treatment is not None
-    te = type("te", (), {"checkpoint": staticmethod(te_checkpoint)})
-    imported, *lines = finding.treatment.code.splitlines()
-    assert imported == "import transformer_engine.pytorch as te"
-    exec("\n".join(lines), {"model": made, "te": te})
-    assert isinstance(recompute_not_fp8(look(made)), NotApplicable)
-
-
-def test_without_transformer_engine_the_question_does_not_arise(look: Look) -> None:
-    assert isinstance(
-        recompute_not_fp8(look(nn.Sequential(checkpoint_wrapper(nn.Linear(4, 4))))), NotApplicable
-    )
+        assert "They ran in FP8 before" in finding.explanation
 
 
 class Around(nn.Module):
-    """Opens the autocast in its own forward, around the calls of checkpoint; it is closed when the recompute
-    comes."""
+    """Opens the autocast in its own forward around the calls of checkpoint, or inside what is recomputed."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: bool, reentrant: bool) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(Block() for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        import transformer_engine.pytorch as te
-
-        with te.fp8_autocast(enabled=True):
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=True)
-        return x
-
-
-class AroundNotReentrant(Around):
-    """The same with the other kind, whose recompute raises CheckpointError."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        import transformer_engine.pytorch as te
-
-        with te.fp8_autocast(enabled=True):
-            for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=False)
-        return x
-
-
-class Inside(Around):
-    """Opens the autocast in the function that is recomputed."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        import transformer_engine.pytorch as te
-
-        def run(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-            with te.fp8_autocast(enabled=True):
-                return block(x)
-
-        for block in self.blocks:
-            x = checkpoint(run, block, x, use_reentrant=False)
-        return x
-
-
-class InsideAMethod(Around):
-    """Opens it in a method of its own, which is recomputed."""
+        self.reentrant, self.inside = reentrant, inside
 
     def run(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         import transformer_engine.pytorch as te
@@ -272,37 +207,39 @@ class InsideAMethod(Around):
             return block(x)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = checkpoint(self.run, block, x, use_reentrant=False)
+        import transformer_engine.pytorch as te
+
+        if self.inside:
+            for block in self.blocks:
+                x = checkpoint(self.run, block, x, use_reentrant=self.reentrant)
+            return x
+        with te.fp8_autocast(enabled=True):
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
         return x
 
 
 @pytest.mark.parametrize(
-    ("made", "sick"), [(Around, True), (AroundNotReentrant, True), (Inside, False), (InsideAMethod, False)]
+    ("made", "sick"),
+    [((False, True), True), ((False, False), True), ((True, False), False)],
 )
 def test_an_autocast_around_the_call_is_closed_before_the_recompute(
-    made: type[nn.Module], sick: bool, look: Look
+    made: tuple[bool, bool], sick: bool, look: Look
 ) -> None:
-    finding = recompute_not_fp8(look(made(), batch=BATCH))
+    finding = recompute_not_fp8(look(Around(*made), batch=BATCH))
     assert isinstance(finding, Finding) is sick
     assert not sick or finding.severity == "error"
 
 
 @pytest.mark.parametrize(("counted", "sick"), [(4, True), (15, False), (16, False)])
-def test_the_count_tells_where_the_autocast_is_around_the_call(counted: int, sick: bool, look: Look) -> None:
+def test_the_count_of_matmuls_decides(counted: int, sick: bool, look: Look) -> None:
     as_is = ran("as_is", fp8_gemms=counted, cuts=())
-    finding = recompute_not_fp8(timed(look(Around(), batch=BATCH), as_is))
-    if not sick:
-        assert finding is None
-        return
-    assert isinstance(finding, Finding)
-    assert finding.severity == "error"
-    assert finding.evidence["fp8_gemms"] == counted
-    assert finding.evidence["fp8_gemms_due"] in (12, 16)
-    assert finding.explanation.startswith("One step ran 4 FP8 matmuls. The FP8 layers should run ")
-
-
-def test_the_count_acquits_an_autocast_that_is_not_known(look: Look) -> None:
-    facts = look(model(wrap=reentrant))
-    assert isinstance(recompute_not_fp8(facts), Finding)
-    assert recompute_not_fp8(timed(facts, ran("as_is", fp8_gemms=8, cuts=()))) is None
+    finding = recompute_not_fp8(timed(look(Around(False, True), batch=BATCH), as_is))
+    assert isinstance(finding, Finding) is sick
+    if isinstance(finding, Finding):
+        assert (finding.severity, finding.evidence["fp8_gemms"]) == ("error", counted)
+        assert finding.evidence["fp8_gemms_due"] in (12, 16)
+        assert finding.explanation.startswith("One step ran 4 FP8 matmuls. The FP8 layers should run ")
+    unknown = look(model(wrap=reentrant))
+    assert isinstance(recompute_not_fp8(unknown), Finding)
+    assert recompute_not_fp8(timed(unknown, ran("as_is", fp8_gemms=8, cuts=()))) is None

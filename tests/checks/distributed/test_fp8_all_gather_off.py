@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8 import (
+    Float8LinearConfig,
+    convert_to_float8_training,
+    precompute_float8_dynamic_scale_for_fsdp,
+)
 
 from fp8doctor.facts import Accelerate, Facts
-from tests.checks.distributed.sharded import blocks, float8, processes, shard, step
+from tests.checks.distributed.sharded import blocks, float8, needs_a_sharded_step, processes, shard, step
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
 
 Look = Callable[..., Facts]
+FLAG, SCALES = "fp8-all-gather-off", "scale-precompute-missing"
 
 
 @pytest.fixture
@@ -24,66 +29,35 @@ def eight() -> Iterator[None]:
         yield
 
 
-def test_a_bf16_all_gather(eight: None, look: Look) -> None:
+def converted_by(code: str) -> nn.Sequential:
+    """The blocks after the printed lines."""
+    names = {"Float8LinearConfig": Float8LinearConfig, "model": blocks()}
+    exec(code, names | {"convert_to_float8_training": convert_to_float8_training})
+    return names["model"]  # type: ignore[return-value]
+
+
+def test_a_bf16_all_gather_and_its_treatment(eight: None, look: Look) -> None:
     facts = look(shard(float8(all_gather=False)))
-    assert facts.training.distributed.world_size == 8
     assert facts.training.distributed.fsdp2_linears == ("0.0", "0.2", "1.0", "1.2")
-    finding = finding_of("DST001", facts)
-    assert finding is not None
-    assert finding.severity == "warning"
+    finding = finding_of(FLAG, facts)
+    assert finding
     assert finding.title == "FSDP2 gathers the weights of 4 of 4 FP8 Linears in BF16"
-    assert (finding.evidence["shards"], finding.evidence["first"]) == (8, "0.0")
-
-
-def test_the_treatment_makes_it_silent(eight: None, look: Look) -> None:
-    finding = finding_of("DST001", look(shard(float8(all_gather=False))))
-    assert finding is not None
-    assert finding.treatment is not None
-    model = blocks()
-    exec(
-        finding.treatment.code,
-        {
-            "model": model,
-            "Float8LinearConfig": Float8LinearConfig,
-            "convert_to_float8_training": convert_to_float8_training,
-        },
-    )
-    assert outcome_of("DST001", look(shard(model))).outcome == "healthy"
-
-
-@pytest.mark.parametrize("by_accelerate", [True, False])
-def test_accelerate_computes_the_scales_by_itself(by_accelerate: bool, eight: None, look: Look) -> None:
-    facts = look(shard(float8(all_gather=False)))
-    accelerate = Accelerate(mixed_precision="fp8", prepared=by_accelerate)
-    training = msgspec.structs.replace(facts.training, accelerate=accelerate if by_accelerate else None)
-    finding = finding_of("DST001", msgspec.structs.replace(facts, training=training))
-    assert finding is not None
-    assert finding.treatment is not None
-    assert ("AORecipeKwargs(config=config)" in finding.treatment.code) is by_accelerate
-    assert ("precompute_float8_dynamic_scale_for_fsdp" in finding.treatment.code) is not by_accelerate
-    assert ("fully_shard" in finding.treatment.code) is not by_accelerate
+    assert (finding.severity, finding.evidence["shards"]) == ("warning", 8)
+    assert outcome_of(FLAG, look(shard(converted_by(finding.treatment.code)))).outcome == "healthy"
+    assert "precompute_float8_dynamic_scale_for_fsdp" in finding.treatment.code
+    accelerate = Accelerate(mixed_precision="fp8", prepared=True)
+    facts = replace(facts, training=replace(facts.training, accelerate=accelerate))
+    code = finding_of(FLAG, facts).treatment.code
+    assert "AORecipeKwargs(config=config)" in code
+    assert "precompute" not in code, "Accelerate computes the scales by itself"
 
 
 def test_only_what_fsdp_shards_counts(eight: None, look: Look) -> None:
     model = float8(all_gather=False)
     fully_shard(model[1])
-    finding = finding_of("DST001", look(model))
-    assert finding is not None
-    assert finding.title.startswith("FSDP2 gathers the weights of 2 of 4 FP8 Linears")
-
-
-@pytest.mark.parametrize(
-    ("build", "outcome"),
-    [
-        (lambda: shard(float8(all_gather=False, recipe="rowwise")), "not_applicable"),
-        (lambda: shard(blocks()), "not_applicable"),
-    ],
-    ids=["rowwise cannot", "BF16"],
-)
-def test_where_there_is_nothing_to_set(
-    build: Callable[[], nn.Module], outcome: str, eight: None, look: Look
-) -> None:
-    assert outcome_of("DST001", look(build())).outcome == outcome
+    assert finding_of(FLAG, look(model)).evidence["linears"] == 2
+    for other in (shard(float8(all_gather=False, recipe="rowwise")), shard(blocks())):
+        assert outcome_of(FLAG, look(other)).outcome == "not_applicable"
 
 
 def test_tensor_parallel_weights_are_no_fsdp(eight: None, look: Look) -> None:
@@ -91,61 +65,32 @@ def test_tensor_parallel_weights_are_no_fsdp(eight: None, look: Look) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     model = float8(all_gather=False)
-    parallelize_module(
-        model, init_device_mesh("cpu", (8,)), {"0.2": ColwiseParallel()}
-    )  # torch 2.6 takes "0.0" for "0"
+    mesh = init_device_mesh("cpu", (8,))
+    parallelize_module(model, mesh, {"0.2": ColwiseParallel()})  # torch 2.6 takes "0.0" for "0"
     facts = look(model)
     assert facts.training.distributed.fsdp2_linears == ()
-    assert outcome_of("DST001", facts).outcome == "healthy"
+    assert outcome_of(FLAG, facts).outcome == "healthy"
 
 
-def test_the_flag_before_anything_is_sharded_is_information(look: Look) -> None:
-    finding = finding_of("DST001", look(float8(all_gather=True)))
-    assert finding is not None
-    assert finding.severity == "info"
-    assert "right if fully_shard follows" in finding.explanation
-    assert outcome_of("DST001", look(float8(all_gather=False))).outcome == "not_applicable"
-
-
-def test_the_flag_in_a_training_that_shards_nothing(look: Look) -> None:
+def test_the_flag_without_sharding(look: Look) -> None:
+    """It is information until a step was seen."""
     model = float8(all_gather=True)
+    finding = finding_of(FLAG, look(model))
+    assert finding
+    assert (finding.severity, finding.evidence["wrapped_linears"]) == ("info", 4)
+    assert outcome_of(FLAG, look(float8(all_gather=False))).outcome == "not_applicable"
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
-    finding = finding_of("DST001", look(model, optimizer=optimizer))
-    assert finding is not None
+    finding = finding_of(FLAG, look(model, optimizer=optimizer))
+    assert finding
     assert finding.severity == "warning"
-    assert finding.treatment is not None
-    fresh = blocks()
-    exec(
-        finding.treatment.code,
-        {
-            "model": fresh,
-            "Float8LinearConfig": Float8LinearConfig,
-            "convert_to_float8_training": convert_to_float8_training,
-        },
-    )
-    assert outcome_of("DST001", look(fresh)).outcome == "not_applicable"
+    assert outcome_of(FLAG, look(converted_by(finding.treatment.code))).outcome == "not_applicable"
 
 
 PREPARED = """
 from accelerate import Accelerator
 model = Accelerator(mixed_precision="fp8").prepare(model)
 """
-
-
-@pytest.mark.slow
-def test_accelerate_on_one_gpu() -> None:
-    finding = finding_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO"))
-    assert finding is not None
-    assert finding.severity == "warning"
-    assert finding.title == "2 FP8 Linears are wrapped for FSDP2's all-gather, but nothing is sharded"
-    assert finding.treatment is not None
-    name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
-    assert (
-        outcome_of("DST001", facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})).outcome
-        == "not_applicable"
-    )
-
 
 GLOO = """
 from tests.checks.distributed.sharded import float8, shard
@@ -155,9 +100,48 @@ model = shard(float8(all_gather=False))
 
 
 @pytest.mark.slow
-def test_one_real_process_sends_nothing() -> None:
+def test_accelerate_on_one_gpu_and_one_real_process() -> None:
+    finding = finding_of(FLAG, facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO"))
+    assert finding
+    assert (finding.severity, finding.evidence["wrapped_linears"]) == ("warning", 2)
+    name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
+    facts = facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})
+    assert outcome_of(FLAG, facts).outcome == "not_applicable"
     facts = facts_of(GLOO)
     assert (facts.training.distributed.world_size, facts.training.distributed.shards) == (1, 1)
-    finding = finding_of("DST001", facts)
-    assert finding is not None
-    assert finding.severity == "info"
+    assert finding_of(FLAG, facts).severity == "info", "one process sends nothing"
+
+
+@needs_a_sharded_step
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_step_without_the_scales_and_its_treatment(count: int, look: Look) -> None:
+    with processes(count):
+        model = shard(float8(all_gather=True))
+        optimizer = torch.optim.AdamW(model.parameters())
+        before = finding_of(SCALES, look(model, optimizer=optimizer))
+        assert before
+        assert (before.severity, before.evidence["optimizer_stepped"]) == ("info", False)
+        step(model, optimizer)
+        finding = finding_of(SCALES, look(model, optimizer=optimizer))
+        assert finding
+        assert finding.title == "4 of 4 weights gathered in FP8 have no precomputed scale"
+        assert finding.severity == "warning"
+        exec(finding.treatment.code, {"model": model})
+        assert outcome_of(SCALES, look(model, optimizer=optimizer)).outcome == "healthy"
+        step(model, optimizer)
+        precompute_float8_dynamic_scale_for_fsdp(model)
+        assert outcome_of(SCALES, look(model, optimizer=optimizer)).outcome == "healthy"
+
+
+def test_looking_asks_for_no_collective_and_changes_no_scale(
+    eight: None, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shard(float8(all_gather=True))
+    called: list[str] = []
+    for name in ("all_reduce", "all_gather_into_tensor", "barrier"):
+        monkeypatch.setattr(torch.distributed, name, lambda *args, name=name, **kwargs: called.append(name))
+    look(model)
+    assert called == []
+    assert model[0][0].weight._local_tensor._precomputed_scale is None
+    for other in (shard(float8(all_gather=False)), shard(blocks()), float8(all_gather=True)):
+        assert outcome_of(SCALES, look(other)).outcome == "not_applicable"

@@ -1,14 +1,18 @@
-"""DST004 on windows of several ranks, some of real steps."""
+"""DST004 on windows of several ranks, some of real steps, and on Transformer Engine's stand-in."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
+from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.analysis.rank_comparison import behind
-from fp8doctor.checks.distributed.straggler_rank import straggler_rank
+from fp8doctor.checks.distributed.straggler_rank import exposed_communication, straggler_rank
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
@@ -16,46 +20,61 @@ from fp8doctor.running.losses import LossLog
 from fp8doctor.running.rank_reports import rank_of
 from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.running.step_window import StepWindow
+from tests.checks.distributed.sharded import processes
+from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins import transformer_engine as stand_in
 
-STEP = (100.0, 100.0, 100.0)
-
-
-def rank(number: int, *, step: float = 100.0, data: float | None = 0.0, before: float = 1.0) -> Rank:
-    observed = Observation(
-        steps_ms=(step,) * 3,
-        data_ms=None if data is None else (data,) * 3,
-        before_forward_ms=(before + (data or 0.0),) * 3,
-    )
-    return Rank(rank=number, end="ended", observed=observed, gpu=None)
+AMAX = "amax-reduction"
 
 
-def job(*processes: Rank) -> Facts:
-    return Facts(ranks=Ranks(world_size=len(processes), of_host=len(processes), processes=processes))
+def seen(number: int, *, step: float = 100.0, data: float = 0.0, before: float = 1.0, **more: Any) -> Rank:
+    times = {"steps_ms": (step,) * 3, "data_ms": (data,) * 3, "before_forward_ms": (before + data,) * 3}
+    return Rank(rank=number, end="ended", observed=Observation(**times | more), gpu=None)
 
 
-def found(*processes: Rank) -> Finding | NotApplicable | None:
-    return straggler_rank(job(*processes))
-
-
-def test_even_ranks_are_healthy() -> None:
-    assert found(rank(0), rank(1, before=9.0), rank(2, data=8.0)) is None
+def job(*ranks: Rank) -> Facts:
+    return Facts(ranks=Ranks(world_size=len(ranks), of_host=len(ranks), processes=ranks))
 
 
 @pytest.mark.parametrize(
     ("slow", "part"),
     [
-        (rank(2, before=41.0), "before its forward"),
-        (rank(2, data=41.0), "waiting for data"),
-        (rank(2, step=150.0), "for a step"),
+        ({"before": 41.0}, "before its forward"),
+        ({"data": 41.0}, "waiting for data"),
+        ({"step": 150.0}, "for a step"),
     ],
 )
-def test_the_slow_one_is_named_with_its_part(slow: Rank, part: str) -> None:
-    finding = found(rank(0), rank(1), slow, rank(3))
+def test_the_slow_one_is_named_with_its_part(slow: dict[str, float], part: str) -> None:
+    facts = job(seen(0), seen(1, before=31.0), seen(2, **slow), seen(3), seen(4))
+    finding = straggler_rank(facts)
     assert isinstance(finding, Finding)
     assert (finding.evidence["rank"], finding.evidence["part"]) == (2, part)
-    assert finding.title.startswith(f"Rank 2 takes {finding.evidence['own_ms']:.1f} ms {part}, the others ")
-    assert finding.saving_ms is not None
-    assert finding.saving_ms.high == finding.evidence["own_ms"] - finding.evidence["others_ms"]  # type: ignore[operator]
+    assert "Rank 1 takes 31.0 ms before its forward, the others 1.0 ms." in finding.explanation
+    assert finding.saving_ms
+    assert finding.saving_ms.high == pytest.approx(
+        finding.evidence["own_ms"] - finding.evidence["others_ms"]  # type: ignore[operator]
+    )
+    assert diagnose(facts).answer.causes[0].title.startswith("Rank ")
+
+
+def test_what_makes_its_steps_longer_is_told_once() -> None:
+    facts = job(seen(0), seen(1, step=150.0, before=51.0))
+    assert [(each.rank, each.what) for each in behind(facts)] == [(1, "before its forward")]
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (seen(0), seen(1, before=9.0), seen(2, data=8.0)),
+        (seen(0), seen(1, steps_ms=(80.0, 130.0, 90.0, 125.0, 120.0))),
+        (seen(0), seen(1, data_ms=None, before_forward_ms=(1.0, 30.0, 40.0))),
+        (seen(0, step=1.0, before=0.1), seen(1, step=1.0, before=0.7)),
+        (seen(0), seen(1, data_ms=None, before_forward_ms=None)),
+    ],
+    ids=["even", "steps that scatter", "waits that scatter", "tenths of a ms", "calls not seen"],
+)
+def test_nobody_is_accused(ranks: tuple[Rank, ...]) -> None:
+    assert straggler_rank(job(*ranks)) is None
 
 
 @pytest.mark.parametrize(("own_ms", "names"), [(32.0, False), (60.0, True)])
@@ -63,84 +82,25 @@ def test_computing_is_compared_as_it_was_profiled(own_ms: float, names: bool) ->
     """The profiled step of rank 0 waited for 33 ms more than its other steps, and is held to their length."""
     waited = Breakdown(families_ms={"cast": 24.0, "communication": 26.0}, scale=4 / 3)
     own = Breakdown(families_ms={"cast": own_ms}, scale=1.0)
-    ranks = [
-        msgspec.structs.replace(
-            each, observed=msgspec.structs.replace(each.observed, clock="cuda", breakdown=breakdown)
-        )
-        for each, breakdown in ((rank(0), waited), (rank(1), own))
-    ]
-    finding = found(*ranks)
+    ranks = (seen(0, clock="cuda", breakdown=waited), seen(1, clock="cuda", breakdown=own))
+    finding = straggler_rank(job(*ranks))
     assert isinstance(finding, Finding) is names
     if isinstance(finding, Finding):
         assert (finding.evidence["rank"], finding.evidence["others_ms"]) == (1, pytest.approx(32.0))
 
 
-def test_what_makes_its_steps_longer_is_told_once() -> None:
-    facts = job(rank(0), rank(1, step=150.0, before=51.0))
-    assert [(each.rank, each.what) for each in behind(facts)] == [(1, "before its forward")]
+def test_one_process_or_one_window() -> None:
+    for facts in (Facts(training=Training(distributed=None)), job(seen(0), Rank(rank=1, end="not_seen"))):
+        assert isinstance(straggler_rank(facts), NotApplicable)
 
 
-def test_the_answer_names_it_before_anything_about_fp8() -> None:
-    behind_rank, alike = (diagnose(job(rank(0), other)) for other in (rank(1, before=31.0), rank(1)))
-    assert behind_rank.answer.causes[0].title.startswith("Rank 1 keeps the others waiting")
-    assert not [each for each in alike.answer.causes if each.title.startswith("Rank")]
-
-
-def test_steps_that_scatter_accuse_nobody() -> None:
-    scattered = Observation(
-        steps_ms=(80.0, 130.0, 90.0, 125.0, 120.0), data_ms=None, before_forward_ms=(1.0,) * 5
-    )
-    assert found(rank(0), Rank(rank=1, observed=scattered)) is None
-
-
-def test_waits_that_scatter_accuse_nobody() -> None:
-    late = Observation(steps_ms=STEP, data_ms=None, before_forward_ms=(1.0, 30.0, 40.0))
-    assert found(rank(0), Rank(rank=1, observed=late)) is None
-
-
-def test_tenths_of_a_ms_accuse_nobody() -> None:
-    assert found(rank(0, step=1.0, before=0.1), rank(1, step=1.0, before=0.7)) is None
-
-
-def test_the_worst_comes_first_and_the_next_are_told() -> None:
-    finding = found(rank(0), rank(1, before=31.0), rank(2, data=60.0), rank(3), rank(4))
-    assert isinstance(finding, Finding)
-    assert finding.evidence["rank"] == 2
-    assert "Rank 1 takes 31.0 ms before its forward, the others 1.0 ms." in finding.explanation
-
-
-def test_a_rank_without_a_window_is_not_compared() -> None:
-    answer = found(rank(0), Rank(rank=1, end="not_seen"))
-    assert isinstance(answer, NotApplicable)
-
-
-def test_a_rank_whose_call_was_not_seen_is_compared_by_the_rest() -> None:
-    unseen = Rank(rank=1, observed=Observation(steps_ms=STEP, data_ms=None, before_forward_ms=None))
-    assert found(rank(0), unseen) is None
-    assert isinstance(found(rank(0), unseen, rank(2, before=50.0)), Finding)
-
-
-def test_one_process() -> None:
-    facts = Facts(training=Training(distributed=None))
-    assert isinstance(straggler_rank(facts), NotApplicable)
-
-
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        (Gpu(name="H200", power_limit_w=500.0, sm_clock_max_mhz=1980), "rank 1 power limit 500.0 W"),
-        (Gpu(name="H100", power_limit_w=700.0, sm_clock_max_mhz=1980), "rank 1 H100"),
-    ],
-)
-def test_unlike_gpus(other: Gpu, told: str) -> None:
-    one = Gpu(name="H200", power_limit_w=700.0, sm_clock_max_mhz=1980)
-    processes = [
-        Rank(rank=number, observed=rank(number).observed, gpu=gpu) for number, gpu in enumerate((one, other))
-    ]
-    finding = straggler_rank(job(*processes))
-    assert isinstance(finding, Finding)
-    assert told in finding.explanation
-    assert straggler_rank(job(*(Rank(rank=n, observed=rank(n).observed, gpu=one) for n in (0, 1)))) is None
+@pytest.mark.parametrize(("name", "watt"), [("H200", 500.0), ("H100", 700.0), ("H200", 700.0)])
+def test_unlike_gpus(name: str, watt: float) -> None:
+    gpus = [Gpu(name=n, power_limit_w=w, sm_clock_max_mhz=1980) for n, w in (("H200", 700.0), (name, watt))]
+    finding = straggler_rank(job(*(replace(seen(number), gpu=gpu) for number, gpu in enumerate(gpus))))
+    assert isinstance(finding, Finding) is (gpus[0] != gpus[1])
+    if isinstance(finding, Finding):
+        assert ("rank 1 H100" if name == "H100" else "rank 1 power limit 500.0 W") in finding.explanation
 
 
 def real_window(late: bool) -> Facts:
@@ -150,24 +110,82 @@ def real_window(late: bool) -> Facts:
     window = StepWindow(3, 5, (model,), capture=False, losses=LossLog())
     window.begin()
     for _ in range(3):
-        if late:
-            for _ in range(4000):
-                torch.ones(64).sum()
+        for _ in range(4000 * late):
+            torch.ones(64).sum()
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         window.stepped()
     window.end()
     observed = window.observation(("SGD",), 1.0)
-    assert observed is not None
+    assert observed
     return Facts(observed=observed, training=Training(distributed=Distributed(device=None)), gpus=())
 
 
 def test_real_steps() -> None:
     """The late rank works more than a hundred times as long before its forward as in it."""
-    ranks = tuple(
-        rank_of(number, ScriptState(real_window(late), complete=True, ended=True))
-        for number, late in enumerate((False, True))
-    )
-    finding = straggler_rank(Facts(ranks=Ranks(world_size=2, of_host=2, processes=ranks)))
+    states = (ScriptState(real_window(late), complete=True, ended=True) for late in (False, True))
+    finding = straggler_rank(job(*(rank_of(number, state) for number, state in enumerate(states))))
     assert isinstance(finding, Finding)
     assert (finding.evidence["rank"], finding.evidence["part"]) == (1, "before its forward")
+
+
+def exposed(*ms: float, wrapper: Any = "DDP", world: int = 2, **more: Any) -> Any:
+    """What the check says of profiles with so much communication, of steps of 100 ms."""
+    parts = ({"gemm_fp8": 60.0, "communication": each} for each in ms)
+    ranks = [
+        seen(number, **{"clock": "cuda", "breakdown": Breakdown(families_ms=each)} | more)
+        for number, each in enumerate(parts)
+    ]
+    training = Training(distributed=Distributed(world_size=world, wrapper=wrapper))
+    return exposed_communication(replace(job(*ranks), observed=ranks[0].observed, training=training))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "line"),
+    [("DDP", "model.no_sync()"), ("FSDP2", "set_modules_to_forward_prefetch"), (None, "2 * batch_size")],
+)
+def test_the_rank_that_waits_least_for_communication_tells(wrapper: str | None, line: str) -> None:
+    """A larger batch is other work, which no ms of the step bound: it has no saving."""
+    finding = exposed(40.0, 15.0, wrapper=wrapper)
+    assert finding.title == "Exposed communication takes 15.0 of 100.0 ms/step in your script (15%)"
+    assert finding.evidence["longest_ms"] == 40.0
+    assert line in finding.treatment.code
+    assert (finding.saving_ms.high if finding.saving_ms else None) == (15.0 if wrapper else None)
+
+
+def test_communication_that_is_hidden_or_none() -> None:
+    assert exposed(40.0, 2.0) is None, "the others wait for it"
+    assert exposed(0.5, steps_ms=(2.0,) * 3) is None, "tenths of a ms"
+    assert isinstance(exposed(40.0, world=1), NotApplicable)
+    assert isinstance(exposed(40.0, clock="host"), NotApplicable)
+
+
+@pytest.mark.parametrize(
+    ("world", "of_group", "severity"), [(16, None, "warning"), (8, None, "info"), (16, 2, "info")]
+)
+def test_delayed_scaling_reduces_its_amax(
+    world: int,
+    of_group: int | None,
+    severity: str,
+    look: Callable[..., Facts],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    te = stand_in.install(monkeypatch, "quantization")
+
+    def trained(recipe: str = "DelayedScaling", *, reduce: bool = True) -> Facts:
+        layer, chosen = te.Linear(64, 64), getattr(stand_in, recipe)()
+        chosen.reduce_amax = reduce
+        with stand_in.autocast(enabled=True, recipe=chosen):
+            layer(torch.ones(16, 64))
+        layer.fp8_meta["fp8_group"] = dist.new_group(list(range(of_group))) if of_group else None
+        return look(nn.Sequential(layer))
+
+    with processes(world):
+        finding = finding_of(AMAX, trained())
+        assert finding
+        assert finding.evidence == {"amax_ranks": of_group or world, "world_size": world}
+        assert finding.severity == severity
+        assert outcome_of(AMAX, trained(reduce=False)).outcome == "healthy"
+        assert outcome_of(AMAX, trained("Float8CurrentScaling")).outcome == "not_applicable"
+    of_group = None
+    assert outcome_of(AMAX, trained()).outcome == "not_applicable"

@@ -11,7 +11,6 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Facts
 from tests.checks.arms import ran
-from tests.checks.step.profiled import profiled, replaced
 from tests.checks.trials import tried
 
 WIDTH, TOKENS, VOCABULARY = 128, 32, 16384
@@ -82,24 +81,6 @@ def families_of(facts: Facts) -> dict[str, float]:
     found = facts.trial.arms[0].breakdown
     assert found
     return dict(found.families_ms)
-
-
-def only(facts: Facts, *families: str) -> Facts:
-    """The real step without all the rest, so that these families are more than its noise."""
-    kept = {family: ms for family, ms in families_of(facts).items() if family in families}
-    real = replaced(facts.trial.arms[0], families_ms=kept, busy_ms=sum(kept.values()))
-    return with_arms(
-        facts, msgspec.structs.replace(real, step_ms=sum(kept.values()), rounds_ms=(sum(kept.values()),) * 6)
-    )
-
-
-def beside(facts: Facts, families: dict[str, float]) -> Facts:
-    """The real step beside a BF16 one that was put together."""
-    return with_arms(
-        facts,
-        facts.trial.arms[0],
-        profiled("bf16", sum(families.values()), arm={"graphs_run": 0}, **families),
-    )
 
 
 @pytest.fixture(scope="package")

@@ -1,115 +1,373 @@
-"""STP004: real steps on the CPU, with a head in fp32 and in BF16."""
+"""STP004: real steps on the CPU with a head in fp32, real PEFT models, and fp32 weights under FP8 layers."""
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
-import msgspec
 import pytest
+import torch
+from accelerate import Accelerator
+from msgspec.structs import replace
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.checks.step.fp32_matmul import fp32_matmul
-from fp8doctor.facts import ArmCut, Facts, KernelGroup
+from fp8doctor.facts import NOT_RECORDED, ArmCut, Facts, KernelGroup, Package
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import discover, run, select
-from tests.checks.step.conftest import families_of, with_arms
+from tests.checks.arms import ran, timed
+from tests.checks.distributed.sharded import processes
+from tests.checks.environment.live import facts_of, finding_of, outcome_of
+from tests.checks.step.conftest import Block, families_of, relied_upon, with_arms
 from tests.checks.step.profiled import profiled, replaced, unprofiled
+from tests.checks.trials import tried
+from tests.examine.models import llama
+from tests.stand_ins import transformer_engine as stand_in
 
-pytestmark = pytest.mark.slow
+Look = Callable[..., Facts]
+ADAPTERS, PARAMETERS = "fp32-adapters", "fp32-parameters"
 
 
-def test_a_head_in_fp32_is_named(sick: Facts) -> None:
-    finding = fp32_matmul(sick)
+def found(facts: Facts) -> Finding:
+    finding = fp32_matmul(facts)
     assert isinstance(finding, Finding)
+    assert finding.treatment
+    return finding
+
+
+@pytest.mark.slow
+def test_a_head_in_fp32_is_named(sick: Facts, treated: Facts) -> None:
+    finding = found(sick)
     assert finding.evidence["gemm_fp32_ms"] == pytest.approx(families_of(sick)["gemm_fp32"])
     assert (finding.evidence["modules"], finding.evidence["fp32_linears"]) == (("head",), 1)
     assert "The launching modules: model.head (" in finding.explanation
-    assert finding.treatment is not None
     assert finding.treatment.name == "autocast-bf16"
-
-
-def test_a_head_in_bf16_is_healthy(treated: Facts) -> None:
+    compiled = with_arms(sick, replaced(sick.trial.arms[0], modules=()))
+    assert found(compiled).explanation.endswith("1 Linear has fp32 weights; the first is model.head.")
     assert families_of(treated)["gemm_16bit"] > 0
     assert fp32_matmul(treated) is None
 
 
-def test_compiled_regions_name_no_module_but_the_weights_are_known(sick: Facts) -> None:
-    finding = fp32_matmul(with_arms(sick, replaced(sick.trial.arms[0], modules=())))
-    assert isinstance(finding, Finding)
-    assert finding.explanation.endswith("1 Linear has fp32 weights; the first is model.head.")
-    assert finding.evidence["modules"] == ("head",)
-
-
-def test_a_product_that_upcasts_under_autocast(sick: Facts) -> None:
-    training = msgspec.structs.replace(sick.training, autocast="bfloat16")
-    linears = tuple(msgspec.structs.replace(each, dtype="bfloat16") for each in sick.network.linears)
-    facts = msgspec.structs.replace(
-        sick, training=training, network=msgspec.structs.replace(sick.network, linears=linears)
-    )
-    finding = fp32_matmul(with_arms(facts, replaced(facts.trial.arms[0], modules=())))
-    assert isinstance(finding, Finding)
-    assert finding.explanation.endswith(
-        "No Linear has fp32 weights: the operands are converted to fp32 before the product."
-    )
-    assert finding.treatment is not None
+@pytest.mark.slow
+def test_a_product_that_upcasts_under_autocast(treated: Facts) -> None:
+    facts = replace(treated, training=replace(treated.training, autocast="bfloat16"))
+    finding = found(with_arms(facts, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=3.0)))
+    assert finding.explanation.endswith("the operands are converted to fp32 before the product.")
     assert finding.treatment.name == "product-in-bf16"
+    assert fp32_matmul(with_arms(facts, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=2.9))) is None
+    assert isinstance(fp32_matmul(with_arms(facts, unprofiled("as_is", 100.0))), NotApplicable)
+    unseen = replace(treated, training=replace(treated.training, autocast=NOT_RECORDED))
+    unseen = with_arms(unseen, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=9.0))
+    assert "torch.autocast" in found(unseen).treatment.code
 
 
-SOFTMAX = KernelGroup(
-    name="triton_red_fused__safe_softmax_add_exp_native_dropout_3",
-    family="attention",
-    operator=None,
-    count=24,
-    time_ms=8.0,
-)
-BATCHED = KernelGroup(
-    name="sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8",
-    family="gemm_fp32",
-    operator="aten::bmm",
-    count=144,
-    time_ms=13.5,
-)
-HEAD = KernelGroup(
-    name="sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8",
-    family="gemm_fp32",
-    operator="aten::mm",
-    count=3,
-    time_ms=4.5,
-)
+class Head(nn.Linear):
+    """Casts both operands up."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.float() @ self.weight.float().T
 
 
-def compiled(facts: Facts, *groups: KernelGroup) -> Facts:
-    """A compiled step of 100 ms, where no operator of torch's attention stands around its kernels."""
-    families: dict[str, float] = defaultdict(float, gemm_fp8=40.0)
-    for group in groups:
-        families[group.family] += group.time_ms
-    arm = profiled("as_is", 100.0, arm={"graphs_run": 24, "cuts": (ArmCut(step_ms=100.0),)}, **families)
-    return with_arms(facts, replaced(arm, groups=groups))
+@pytest.mark.slow
+def test_the_product_outside_of_compiled_blocks_is_blamed() -> None:
+    model = nn.Sequential(Block(), Block(), Head(128, 4096, bias=False)).bfloat16()
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "2")
+    for block in model[:2]:
+        block.compile(backend="aot_eager")
+    facts = relied_upon(tried(model, torch.randn(64, 128, dtype=torch.bfloat16), "as_is"))
+    assert facts.trial.arms[0].graphs_run == 2
+    assert found(facts).evidence["modules"] == ("2",)
 
 
-def test_gemms_of_torchs_math_attention_are_not_claimed(treated: Facts) -> None:
-    """MEM004 speaks of them: no autocast reaches them."""
-    facts = compiled(treated, BATCHED, SOFTMAX)
-    assert fp32_matmul(facts) is None
-    (finding,), _ = run(select(discover(), ["MEM004", "STP004"]), facts)
-    assert finding.code == "MEM004"
-    finding = fp32_matmul(compiled(treated, BATCHED, SOFTMAX, HEAD))
-    assert isinstance(finding, Finding)
-    assert finding.evidence["gemm_fp32_ms"] == pytest.approx(4.5)
-
-
-def test_batched_gemms_without_a_softmax_are_claimed(treated: Facts) -> None:
-    finding = fp32_matmul(compiled(treated, BATCHED))
-    assert isinstance(finding, Finding)
-    assert finding.evidence["gemm_fp32_ms"] == pytest.approx(13.5)
-
-
-def test_a_small_share_is_left_alone(sick: Facts) -> None:
-    assert fp32_matmul(with_arms(sick, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=2.9))) is None
-
-
-def test_there_is_no_answer(sick: Facts) -> None:
-    assert isinstance(fp32_matmul(with_arms(sick, unprofiled("as_is", 100.0))), NotApplicable)
-    assert isinstance(
-        fp32_matmul(msgspec.structs.replace(sick, trial=msgspec.structs.replace(sick.trial, device="cpu"))),
-        NotApplicable,
+SOFTMAX, BATCHED, HEAD = (
+    KernelGroup(name=name, family=family, operator=operator, count=24, time_ms=ms)
+    for name, family, operator, ms in (
+        ("triton_red_fused__safe_softmax_add_exp_3", "attention", None, 8.0),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n", "gemm_fp32", "aten::bmm", 13.5),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n", "gemm_fp32", "aten::mm", 4.5),
     )
+)
+
+
+@pytest.mark.slow
+def test_gemms_of_torchs_math_attention_are_not_claimed(treated: Facts) -> None:
+    """MEM004 speaks of them: no autocast reaches them. The step is compiled."""
+
+    def compiled(*groups: KernelGroup) -> Facts:
+        families: dict[str, float] = defaultdict(float, gemm_fp8=40.0)
+        for group in groups:
+            families[group.family] += group.time_ms
+        arm = profiled("as_is", 100.0, arm={"graphs_run": 24, "cuts": (ArmCut(step_ms=100.0),)}, **families)
+        return with_arms(treated, replaced(arm, groups=groups))
+
+    (finding,), _ = run(select(discover(), ["MEM004", "STP004"]), compiled(BATCHED, SOFTMAX))
+    assert finding.code == "MEM004"
+    assert found(compiled(BATCHED, SOFTMAX, HEAD)).evidence["gemm_fp32_ms"] == pytest.approx(4.5)
+    assert found(compiled(BATCHED)).evidence["gemm_fp32_ms"] == pytest.approx(13.5)
+
+
+def base(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    return llama().to(dtype)
+
+
+def float8_base() -> nn.Module:
+    return convert_to_float8_training(base(), module_filter_fn=lambda module, name: name != "lm_head")
+
+
+def lora(model: Any, **settings: Any) -> PeftModel:
+    config = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, config, **settings)
+
+
+def trained(model: Any) -> Any:
+    ids = torch.zeros(1, 16, dtype=torch.int64)
+    model(input_ids=ids, labels=ids).loss.backward()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "severity", "words"),
+    [
+        (lambda: lora(float8_base()), {}, "warning", "each is an fp32 matmul"),
+        (lambda: trained(lora(base())), {}, "warning", "each is an fp32 matmul"),
+        (lambda: lora(base()), {}, "info", "each is an fp32 matmul"),
+        (lambda: lora(float8_base()), {"autocast": torch.bfloat16}, "info", "Under bfloat16 autocast"),
+        (lambda: convert_to_float8_training(lora(base())), {}, "info", "multiply in FP8. A copy"),
+    ],
+    ids=["FP8 base", "a step was seen", "may come under autocast", "autocast", "converted"],
+)
+def test_adapters_that_peft_left_in_fp32(
+    build: Callable[[], PeftModel], given: dict[str, Any], severity: str, words: str, look: Look
+) -> None:
+    model = build()
+    finding = finding_of(ADAPTERS, look(model, **given))
+    assert finding
+    assert finding.severity == severity
+    assert words in finding.explanation
+    assert finding.evidence["fp32_adapters"] == finding.evidence["adapters"] > 0
+    if not given:
+        exec(finding.treatment.code, {"model": model, "torch": torch})
+        assert outcome_of(ADAPTERS, look(model)).outcome == "healthy"
+        trained(model)
+        assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("build", "outcome"),
+    [
+        (lambda: lora(float8_base(), autocast_adapter_dtype=False), "healthy"),
+        (lambda: lora(base(torch.float32)), "not_applicable"),
+        (lambda: lora(base(torch.float16)), "not_applicable"),
+        (base, "not_applicable"),
+    ],
+    ids=["as the base", "fp32 base", "fp16 base", "no LoRA"],
+)
+def test_adapters_that_are_right(build: Callable[[], nn.Module], outcome: str, look: Look) -> None:
+    assert outcome_of(ADAPTERS, look(build())).outcome == outcome
+
+
+def test_adapters_of_unsloth_and_on_the_meta_device(look: Look) -> None:
+    """Unsloth multiplies them in 16 bits, as h200-unsloth_lora shows; PEFT converts none on meta."""
+    facts = look(lora(float8_base()))
+    packages = {**facts.packages(), "unsloth": Package(version="2026.10.9", imported=True)}
+    loaded = replace(facts, software=replace(facts.software, packages=packages))
+    assert outcome_of(ADAPTERS, loaded).outcome == "not_applicable"
+    with torch.device("meta"):
+        model = lora(float8_base(), autocast_adapter_dtype=False)
+    finding = finding_of(ADAPTERS, look(model))
+    assert finding
+    assert finding.severity == "info"
+    assert "even if you pass `autocast_adapter_dtype=False`" in finding.explanation
+
+
+@pytest.mark.slow
+def test_adapters_that_accelerate_has_yet_to_prepare(forget_accelerate: None, look: Look) -> None:
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    assert finding_of(ADAPTERS, look(lora(float8_base()))).severity == "info"
+    accelerator.prepare(lora(float8_base()))
+    assert finding_of(ADAPTERS, look(lora(float8_base()))).severity == "warning", (
+        "it was for that other model"
+    )
+
+
+def test_adapters_over_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+    """PEFT's own class for Transformer Engine's layers (0.21), over the stand-in of them."""
+    from peft.tuners.lora import te as of_peft
+
+    te: Any = stand_in.install(monkeypatch, "quantization")
+    sys.modules["transformer_engine"].pytorch = te  # type: ignore[attr-defined]
+    monkeypatch.setattr(of_peft, "te", sys.modules["transformer_engine"], raising=False)
+    monkeypatch.setattr(of_peft, "is_te_pytorch_available", lambda: True)
+    made = nn.Sequential(te.Linear(64, 128, bias=False), te.Linear(128, 64, bias=False)).bfloat16()
+    model = get_peft_model(made, LoraConfig(r=16, target_modules=["0", "1"]))
+    with te.autocast(enabled=True):
+        model(torch.zeros(8, 64, dtype=torch.bfloat16)).sum().backward()
+    facts = look(model)
+    assert [(each.adapter, each.stack, each.dtype) for each in facts.network.linears[:2]] == [
+        ("base", "transformer_engine", "bfloat16"),
+        ("adapter", "torch", "float32"),
+    ]
+    finding = finding_of(ADAPTERS, facts)
+    assert finding
+    assert finding.title == "4 of 4 LoRA matrices are fp32 on a BF16 base"
+    assert finding.severity == "warning"
+
+
+def test_fp32_matmuls_are_what_adapters_cost() -> None:
+    """What the page says: without autocast they are multiplied in fp32, with it they are not."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Matmuls(TorchDispatchMode):
+        fp32 = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__ in ("mm.default", "addmm.default"):
+                self.fp32 += args[-1].dtype is torch.float32
+            return func(*args, **(kwargs or {}))
+
+    ids, counted = torch.zeros(1, 16, dtype=torch.int64), []
+    for autocast in (False, True):
+        model = lora(base())
+        with Matmuls() as matmuls, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            model(input_ids=ids)
+        counted.append(matmuls.fp32)
+    assert counted[0] > counted[1] == 0
+
+
+def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)).to(dtype)
+
+
+def in_fp8(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return convert_to_float8_training(mlp(dtype))
+
+
+def test_a_conversion_in_fp32_and_its_treatment(look: Look) -> None:
+    model = in_fp8()
+    finding = finding_of(PARAMETERS, look(model))
+    assert finding
+    assert finding.title == "2 of 2 Linears are fp32, and no autocast is on"
+    assert finding.explanation.startswith("The model has 2 FP8 layers, but 100% of the weights are fp32")
+    assert model(torch.zeros(16, 64)).dtype is torch.float32
+    exec(finding.treatment.code, {"model": model, "torch": torch})
+    facts = look(model)
+    assert facts.training.autocast == "bfloat16"
+    assert outcome_of(PARAMETERS, facts).outcome == "healthy"
+    seen: list[torch.dtype] = []
+    model[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    model(torch.zeros(16, 64)).sum().backward()
+    assert seen == [torch.bfloat16]
+    with_head = nn.Sequential(in_fp8(), nn.LayerNorm(64), nn.Linear(64, 1000))
+    assert finding_of(PARAMETERS, look(with_head)).evidence["fp32_linears"] == 3, (
+        "a head counts with the body"
+    )
+
+
+class Inside(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = in_fp8()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16):
+            return self.body(x)
+
+
+def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    with torch.amp.autocast("cpu", dtype=torch.bfloat16):
+        return model(batch).sum()
+
+
+class Decoder(nn.Module):
+    """A head in fp32, as it may be on purpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body = nn.Embedding(512, 64), in_fp8(torch.bfloat16)
+        self.head = nn.Linear(64, 512)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "outcome"),
+    [
+        (lambda: in_fp8(torch.bfloat16), {}, "healthy"),
+        (in_fp8, {"autocast": torch.bfloat16}, "healthy"),
+        (lambda: nn.Sequential(in_fp8(torch.bfloat16), nn.Linear(16, 16)), {}, "healthy"),
+        (Decoder, {}, "healthy"),
+        (mlp, {}, "not_applicable"),
+        (Inside, {}, "unknown"),
+        (Inside, {"batch": torch.ones(16, 64)}, "healthy"),
+        (in_fp8, {"training_step": step_inside}, "unknown"),
+        (in_fp8, {"training_step": step_inside, "batch": torch.ones(16, 64)}, "healthy"),
+    ],
+    ids=[
+        *("BF16", "autocast", "a small part", "a head", "nobody asked for less", "in a forward not seen"),
+        *("in the forward", "in a step not seen", "in the step"),
+    ],
+)
+def test_fp32_weights_that_are_right_or_not_known(
+    model: Callable[[], nn.Module], given: dict[str, Any], outcome: str, look: Look
+) -> None:
+    assert outcome_of(PARAMETERS, look(model(), **given)).outcome == outcome
+
+
+@pytest.mark.parametrize(("dtype", "outcome"), [(torch.bfloat16, "healthy"), (torch.float32, "unknown")])
+def test_an_autocast_that_nobody_saw_is_asked_about_where_it_matters(
+    dtype: torch.dtype, outcome: str, look: Look
+) -> None:
+    facts = look(in_fp8(dtype))
+    unseen = replace(facts, training=replace(facts.training, autocast=NOT_RECORDED))
+    assert outcome_of(PARAMETERS, unseen).outcome == outcome
+
+
+@pytest.mark.parametrize(("device", "outcome"), [("cuda", "sick"), ("cpu", "not_applicable")])
+def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
+    facts = timed(look(mlp()), ran("as_is", 10.0), device=device)
+    assert outcome_of(PARAMETERS, facts).outcome == outcome
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+def test_an_accelerator_of_another_model_says_nothing_of_this_one(look: Look) -> None:
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True)
+    assert fp8_was_asked_for(look(mlp())) == "Accelerator(mixed_precision='fp8')"
+    accelerator.prepare(mlp())
+    assert fp8_was_asked_for(look(mlp())) is None
+    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "sick"
+    del accelerator
+    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "sick"
+
+
+ANNOUNCED = """
+from accelerate import Accelerator
+accelerator = Accelerator(mixed_precision="bf16")
+"""
+PREPARED = f"{ANNOUNCED}model = accelerator.prepare(model)\n"
+CONVERTED = "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)"
+
+
+@pytest.mark.parametrize(
+    ("program", "outcome"),
+    [
+        (PREPARED, "healthy"),
+        (PREPARED + "model.forward = model._original_forward", "sick"),
+        (ANNOUNCED, "not_applicable"),
+        (ANNOUNCED + CONVERTED, "not_applicable"),
+    ],
+    ids=["prepared", "its autocast taken off", "not prepared yet", "converted and not prepared yet"],
+)
+def test_what_accelerate_prepared(program: str, outcome: str) -> None:
+    assert outcome_of(PARAMETERS, facts_of(program)).outcome == outcome
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, None], ids=str)
+def test_what_fsdp2_gathers_in_bf16_is_not_computed_in_fp32(look: Look, dtype: torch.dtype | None) -> None:
+    with processes(1):
+        model = in_fp8()
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
+        assert (finding_of(PARAMETERS, look(model)) is None) == (dtype is torch.bfloat16)

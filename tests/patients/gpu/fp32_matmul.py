@@ -15,7 +15,7 @@ from decoder_468m_compiled import example_batch, loss
 __all__ = ["build_model", "example_batch", "loss"]
 
 MUST = ("STP004",)
-MUST_NOT = ("CMP001", "CMP002", "CMP003", "CMP005", "MOD001", "MOD003", "SHP001", "MEM003")
+MUST_NOT = ("CMP001", "CMP002", "CMP003", "CMP005", "MOD001", "MOD003", "SHP001")
 
 
 class Head(nn.Linear):

@@ -9,7 +9,7 @@ from te_autocast import Model, example_batch, loss, trained_once
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("LORA002",)
+MUST = ("STP004",)
 MUST_NOT = ("adapters-converted", "MOD001", "MOD002", "MOD007", "CMP001", "SHP001")
 
 
