@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import OFF
+from fp8doctor.answer.job import product
 from fp8doctor.cost import (
     GPUS,
     amdahl,
@@ -40,7 +41,6 @@ from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Training, Workl
 from fp8doctor.gpus import AMD_GPUS
 from fp8doctor.recipes import RECIPES
 from fp8doctor.registry import discover
-from fp8doctor.render.header import product
 from tests.benchmarks import calibrate_cost, cost_model, gemm_sweep, measured_steps, recorded_steps
 from tests.recordings import text_of
 
