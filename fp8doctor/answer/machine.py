@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.recipe_support import (
     BACKENDS,
     has_fp8,
@@ -16,9 +14,9 @@ from fp8doctor.analysis.recipe_support import (
     usable_recipes,
 )
 from fp8doctor.answer.items import Mark
-from fp8doctor.answer.job import gpu_label, lacks_batch, short_version
+from fp8doctor.answer.job import gpu_label, short_version
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, Gpu, Health, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import RECIPES, Recipe
 from fp8doctor.wording import plural
@@ -73,23 +71,22 @@ def says(report: Document) -> tuple[Mark, str]:
     facts = report.facts
     bad = sum(each.severity in ("warning", "error") for each in report.findings)
     bad += sum(each.mark == "bad" for each in _accelerate_config(facts))
-    gpus = _visible(facts)
+    gpus, recipes = _visible(facts), if_recorded(usable_recipes, facts)
     issues = f"; {plural(bad, 'issue')} below" if bad else ""
     if gpus is None:
         return "unknown", f"fp8doctor cannot tell whether this machine can train in FP8{issues}"
     if not gpus:
         return "warning", f"No GPU here: FP8 cannot be timed on this machine{issues}"
-    if not any(map(has_fp8, gpus)):
-        return "bad", f"This machine cannot train in FP8: no GPU with FP8 tensor cores{issues}"
-    if facts.get("software.torch", "unknown") is None:
-        return "bad", f"This Python cannot train in FP8: it has no torch{issues}"
-    if _is_cpu_build(facts):
-        return "bad", f"This machine cannot train in FP8: torch is built without CUDA{issues}"
-    if not _has_library(facts):
-        return "bad", f"This machine cannot train in FP8 yet: no FP8 library is installed{issues}"
-    recipes = if_recorded(usable_recipes, facts)
-    if recipes == {}:
-        return "bad", f"This machine cannot train in FP8 yet: no FP8 library works here{issues}"
+    lacks = (
+        (not any(map(has_fp8, gpus)), "no GPU with FP8 tensor cores"),
+        (facts.get("software.torch", "unknown") is None, "this Python has no torch"),
+        (_is_cpu_build(facts), "torch is built without CUDA"),
+        (not _has_library(facts), "no FP8 library is installed"),
+        (recipes == {}, "no FP8 library works here"),
+    )
+    for holds, why in lacks:
+        if holds:
+            return "bad", f"This machine cannot train in FP8: {why}{issues}"
     mark: Mark = "warning" if bad else "healthy"
     return mark, f"This machine can train in FP8{_by_library(facts, recipes or {})}{issues}"
 
@@ -111,7 +108,6 @@ def things(report: Document, *, quiet: bool = False) -> Iterator[Thing]:
     lines = [
         *_software(facts),
         *_gpus(report),
-        *_driver(facts),
         *_packages(facts),
         *_accelerate_config(facts),
         *_settings(report),
@@ -139,13 +135,9 @@ def _software(facts: Facts) -> Iterator[Thing]:
     mark: Mark = "bad" if unused else "info" if _is_cpu_build(facts) else "healthy"
     told = f"{version}, {built}" if known else short_version(torch)
     yield Thing(mark, "torch", told, WITH_CUDA if unused else "")
-
-
-def _driver(facts: Facts) -> Iterator[Thing]:
-    if not recorded(facts, "software.driver") or facts.get("software.hip"):
-        return
-    driver = facts.software.driver
-    yield Thing("healthy" if driver else "not_applicable", "driver", driver or "no NVIDIA driver found")
+    if recorded(software, "driver") and not hip:
+        driver = software.driver
+        yield Thing("healthy" if driver else "not_applicable", "driver", driver or "no NVIDIA driver found")
 
 
 def _gpus(report: Document) -> Iterator[Thing]:
@@ -156,24 +148,20 @@ def _gpus(report: Document) -> Iterator[Thing]:
         gaps = facts.get("gaps", {})
         yield Thing("unknown", "GPU", gaps.get("gpus", "unknown"), "nvidia-smi -L")
     elif gpus:
-        for gpu, count in _counted(gpus):
-            many = f"{count} x " if count > 1 else ""
+        for label, gpu in {gpu_label(each): each for each in gpus}.items():
+            count = sum(gpu_label(each) == label for each in gpus)
             fp8 = has_fp8(gpu)
-            scalings = (if_recorded(_scalings, facts, gpu) or "") if fp8 else "no FP8 tensor cores"
-            command = "" if fp8 else ELSEWHERE
-            label = f"{many}{gpu_label(gpu)}"
-            yield Thing("healthy" if fp8 else "bad", "GPU", f"{label}: {scalings or 'FP8'}", command)
+            scalings = (if_recorded(_scalings, facts, gpu) or "FP8") if fp8 else "no FP8 tensor cores"
+            many = f"{count} x " if count > 1 else ""
+            yield Thing(
+                "healthy" if fp8 else "bad", "GPU", f"{many}{label}: {scalings}", "" if fp8 else ELSEWHERE
+            )
     elif not findings:
         hidden = len(facts.get("gpus", ()))
         yield Thing("warning", "GPU", f"{hidden} hidden from this process" if hidden else "none", ELSEWHERE)
     for each in findings:
         if each.code != NO_TENSOR_CORES or each.treatment:  # else the GPU's line says it
             yield _of_finding("GPU", each, least="info" if gpus and not _is_cpu_build(facts) else "warning")
-
-
-def _counted(gpus: list[Gpu]) -> list[tuple[Gpu, int]]:
-    counts = Counter(map(gpu_label, gpus))
-    return [(gpu, counts[label]) for label, gpu in {gpu_label(gpu): gpu for gpu in gpus}.items()]
 
 
 def _scalings(facts: Facts, gpu: Gpu) -> str:
@@ -296,12 +284,28 @@ SOFTWARE = {
 }
 """Fields of the software -> their names for people."""
 
-LOSSES = {"given": "the user's loss", "output.loss": "loss of the model's output", "mean": "mean as loss"}
-
 
 def support(facts: Facts) -> tuple[str, ...]:
     """Tell what a maintainer asks for first, in a few words each."""
-    return (*_versions(facts), *_clocks(facts), *_step(facts), *_process(facts))
+    software, health = facts.get("software"), facts.get("trial.health")
+    told = [
+        f"{label} {software.get(name)}".lstrip()
+        for name, label in SOFTWARE.items()
+        if software is not None and software.get(name) is not None
+    ]
+    clocks = ((gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")) for gpu in facts.get("gpus", ()))
+    told += [f"SM clock {now} of {most} MHz" for now, most in clocks if now and most]
+    if health is not None and health.get("sm_clock_low_mhz") and health.get("samples"):
+        low, high = health.sm_clock_low_mhz, health.sm_clock_high_mhz
+        told.append(f"{low} to {high} MHz in {plural(health.samples, 'look')} while timed")
+    if harm := facts.get("trial.harm"):
+        told.append(f"not as before the trial: {', '.join(harm)}")
+    counts = {"training.distributed.world_size": "rank", "network.modules": "module", "network.hooks": "hook"}
+    told += [plural(count, noun) for path, noun in counts.items() if (count := facts.get(path))]
+    taken, frames = (facts.get(f"training.dynamo.{name}") for name in ("frames_ok", "frames_total"))
+    if taken is not None and frames:
+        told.append(f"Dynamo compiled {taken} of {plural(frames, 'frame')}")
+    return tuple(told)
 
 
 def variables(facts: Facts) -> tuple[str, ...]:
@@ -317,63 +321,3 @@ def untimed_shapes(facts: Facts) -> tuple[str, ...]:
         for each in shapes
         if each.get("reason")
     )
-
-
-def _versions(facts: Facts) -> Iterator[str]:
-    software = facts.get("software")
-    for name, label in SOFTWARE.items():
-        if software is not None and software.get(name) is not None:
-            yield f"{label} {getattr(software, name)}".lstrip()
-
-
-def _clocks(facts: Facts) -> Iterator[str]:
-    yield from filter(None, map(_clock, facts.get("gpus", ())))
-    health = facts.get("trial.health")
-    if health is not None and _was_seen(health):
-        low, high = health.sm_clock_low_mhz, health.sm_clock_high_mhz
-        yield f"{low} to {high} MHz in {plural(health.samples, 'look')} while timed"
-
-
-def _clock(gpu: Gpu) -> str:
-    now, most = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")
-    return f"SM clock {now} of {most} MHz" if now and most else ""
-
-
-def _was_seen(health: Health) -> bool:
-    names = ("samples", "sm_clock_low_mhz", "sm_clock_high_mhz")
-    return all(health.get(name) is not None for name in names)
-
-
-def _step(facts: Facts) -> Iterator[str]:
-    """Tell where the parts of the step came from, and what its trial left changed."""
-    if recorded(facts, "workload"):
-        yield from _sources(facts)
-    if facts.get("trial.harm"):
-        yield f"not as before the trial: {', '.join(facts.trial.harm)}"
-
-
-def _sources(facts: Facts) -> Iterator[str]:
-    workload, autocast = facts.workload, facts.get("training.autocast")
-    if (note := workload.get("note")) and not lacks_batch(workload):
-        yield note
-    if recorded(workload, "loss_source"):
-        yield LOSSES[workload.loss_source]
-    if recorded(workload, "optimizer_source"):
-        yield "default optimizer" if workload.optimizer_source == "made up" else "the user's optimizer"
-    if recorded(workload, "autocast_source"):
-        if workload.autocast_source == "given":
-            yield "the user's autocast"
-        elif autocast or lacks_autocast(facts):
-            yield f"autocast to {autocast}" if autocast else "no autocast"
-
-
-def _process(facts: Facts) -> Iterator[str]:
-    """List the rest of the process: ranks, hooks, frames that torch.compile took."""
-    for path, name in (("training.distributed.world_size", "rank"), ("network.modules", "module")):
-        if (count := facts.get(path)) is not None:
-            yield plural(count, name)
-    if hooks := facts.get("network.hooks"):
-        yield plural(hooks, "hook")
-    taken, frames = (facts.get(f"training.dynamo.{name}") for name in ("frames_ok", "frames_total"))
-    if taken is not None and frames:
-        yield f"Dynamo compiled {taken} of {plural(frames, 'frame')}"

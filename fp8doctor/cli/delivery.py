@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts import Facts
     from fp8doctor.render.page import Page
+    from fp8doctor.worker.parent import Examination
+    from fp8doctor.worker.printed import Printed
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
@@ -184,16 +186,8 @@ def examine_and_deliver(
 
     from fp8doctor.answer.verdict import own_step_failed
     from fp8doctor.diagnosis.diagnose import diagnose
-    from fp8doctor.worker.parent import examine_in_worker
-    from fp8doctor.worker.printed import Printed
 
-    printed = Printed()
-    try:
-        with progress(wanted.quiet) as say:
-            examination = examine_in_worker(target, **workload, progress=say, printed=printed)
-    except BaseException:
-        complain_of_printed(printed, whole=True)
-        raise
+    examination, printed = examined(target, quiet=wanted.quiet, **workload)
     report = diagnose(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
     )
@@ -213,6 +207,20 @@ def examine_and_deliver(
     if trace and not tell_of_traces(examination.traces, report, wanted):
         return FAILED
     return judged(report, wanted)
+
+
+def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tuple[Examination, Printed]:
+    """Examine in a worker and show its progress; what it printed is shown if that fails."""
+    from fp8doctor.worker.parent import examine_in_worker
+    from fp8doctor.worker.printed import Printed
+
+    printed = Printed()
+    try:
+        with progress(quiet) as say:
+            return examine_in_worker(target, **workload, progress=say, printed=printed), printed
+    except BaseException:
+        complain_of_printed(printed, whole=True)
+        raise
 
 
 def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: ReportOptions) -> bool:
