@@ -26,23 +26,26 @@ class Plan(PlanDocument, frozen=True, kw_only=True):
     def to_text(self, width: int = 100) -> str:
         """Return the plan as the command line prints it."""
         from fp8doctor.render.plan_page import page
-        from fp8doctor.render.table_page import as_text
+        from fp8doctor.render.text import as_text
 
         return as_text(page(self), width=width)
 
     def to_markdown(self) -> str:
         """Return the plan as Markdown."""
+        from fp8doctor.render.markdown import as_markdown
         from fp8doctor.render.plan_page import page
-        from fp8doctor.render.table_page import as_markdown
 
         return as_markdown(page(self))
 
-    def to_html(self) -> str:
+    def to_html(self, template: str = "page.html.jinja") -> str:
         """Return the plan as an HTML page."""
+        from fp8doctor.render.html import as_html
         from fp8doctor.render.plan_page import page
-        from fp8doctor.render.table_page import as_html
 
-        return as_html(page(self))
+        return as_html(page(self), template=template)
+
+    def _repr_html_(self) -> str:
+        return self.to_html("fragment.html.jinja")
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON."""

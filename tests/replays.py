@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.render.screen import Screen, first_screen
+from fp8doctor.answer.sentences import Box, box
+from fp8doctor.answer.steps import Row
+from fp8doctor.render.page import Bars, Page
+from fp8doctor.render.report_page import page
 from fp8doctor.report import Report, load_report
 from tests.recordings import files, name_of
 
@@ -24,8 +27,14 @@ class Replay(NamedTuple):
     """What this version says of one recording."""
 
     report: Report
-    screen: Screen
+    page: Page
+    box: Box
     view: TrialView
+
+    @property
+    def rows(self) -> list[Row]:
+        """The timed steps on the page."""
+        return [row for part in self.page.parts if isinstance(part, Bars) for row in part.rows]
 
 
 def case(path: Path) -> str:
@@ -35,7 +44,7 @@ def case(path: Path) -> str:
 @functools.cache
 def replayed(path: Path) -> Replay:
     report = load_report(path)
-    return Replay(report, first_screen(report), TrialView(report.facts))
+    return Replay(report, page(report), box(report.answer), TrialView(report.facts))
 
 
 def of(folder: str, name: str) -> Replay:

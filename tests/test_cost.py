@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import OFF
+from fp8doctor.answer.job import product
 from fp8doctor.cost import (
     GPUS,
     amdahl,
@@ -29,7 +30,6 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Workload
 from fp8doctor.recipes import RECIPES
-from fp8doctor.render.header import product
 from research.benchmarks import calibrate_cost, cost_model, measured_steps, recorded_steps
 from tests.recordings import text_of
 

@@ -44,9 +44,9 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 from fp8doctor.render import html, markdown, text
-from fp8doctor.render.screen import first_screen
+from fp8doctor.render.page import Fix, Marks, Next
+from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import columns
-from fp8doctor.render.timing import timing
 from fp8doctor.report import Report
 from tests.recordings import ANSWERS, answer, text_of
 from tests.render.every_format import CELL, hold_every_format
@@ -101,14 +101,14 @@ def timed(view: TrialView) -> bool:
 
 def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
     """Carried out, it takes the time that it promises; nothing that was timed is faster."""
-    report, screen, view = found
+    report, view = found.report, found.view
     names = {step.treatment.name for step in report.prescription}
     done = {name for each in view.facts.trial.arms for name in each.get("treatments", ()) if each.tried}
     assert end.arm in carried_out(names & (done | {STAY_IN_BF16}), view)
     saved = [each.saving_ms for each in report.prescription if each.saving_ms]
     whole = round(view.as_is.step_ms, 1) - round(end.arm.step_ms, 1)
     assert sum(each.middle for each in saved if each.basis == "measured") == pytest.approx(whole, abs=0.01)
-    rows = {row.step for row in screen.variants}
+    rows = {row.step for row in found.rows}
     assert {f"{each.to_ms:,.1f}" for each in saved if each.basis == "measured"} <= rows
     for each in (each for each in view.facts.trial.arms if each.tried and each.step_ms):
         if each.name in BASELINES or is_in_fp8(each):
@@ -187,7 +187,7 @@ def the_verdict_is_on_the_side_of_its_speedup(found: Replay) -> None:
     assert least <= (least if speedup is None else speedup) <= most
     for bf16_ms, step_ms in timed_pairs(found.report):
         assert speedup == pytest.approx(round(bf16_ms, 1) / round(step_ms, 1))
-    assert found.report.worst() != "error" or found.screen.box.tone == "bad"
+    assert found.report.worst() != "error" or found.box.tone == "bad"
 
 
 def timed_pairs(report: Report) -> list[tuple[float, float]]:
@@ -202,9 +202,6 @@ def parts_add_up(found: Replay) -> None:
     if compared.parts_ms and compared.speedup:
         longer = compared.fp8.ms.value - compared.bf16.ms.value
         assert sum(compared.parts_ms.values()) == pytest.approx(longer, rel=0.02, abs=0.1)
-    table = if_recorded(timing, found.report.facts)
-    for each in table.waterfalls if table else ():
-        assert sum(each.parts_ms.values()) == pytest.approx(each.difference_ms, abs=0.01)
     for each in found.report.facts.arms():
         profile = each.get("breakdown") if each.tried else None
         if profile and each.step_ms:
@@ -275,7 +272,7 @@ NUMBER = re.compile(r"(?<![\w.,])\d[\d,]*(?:\.\d+)?")
 
 def numbers_of_the_box_are_those_of_the_answer(found: Replay) -> None:
     """None is computed in a sentence, and the named parts add up to what FP8 takes longer."""
-    said, lines = found.report.answer, [*found.screen.box.lines]
+    said, lines = found.report.answer, [*found.box.lines]
     known = {str(number) for number in range(1, len(said.fixes) + 1)}
     known.update(*(_written(each) for each in _leaves(said)))
     printed = {
@@ -311,19 +308,23 @@ def _written(leaf: Any) -> set[str]:
 
 
 def a_screen_agrees_with_itself(found: Replay) -> None:
-    report, screen, view = found
-    assert first_screen(report, quiet=True).box == screen.box
+    report, view = found.report, found.view
+    assert page(report, quiet=True).parts[0] == found.box
     ended = report.facts.ranks.processes if recorded(report.facts, "ranks") else ()
     errors = [each.error for each in ended if each.get("end") == "raised" and each.get("error")]
     assert all(each in (report.answer.fault.reason if report.answer.fault else "") for each in errors)
-    commands = [each for each in screen.box.lines if each.template == "open.command"]
-    assert len(commands) == bool(report.answer.command)
+    questions = [each.text for each in found.box.lines if each.template == "open.question"]
+    assert len(questions) == len(report.answer.open)
+    assert sum(report.answer.command in each for each in questions if report.answer.command) <= 1
     assert (report.verdict.status != "open") or report.answer.open or report.answer.fault
-    shown = {each.code for each in (*screen.fixes, *screen.notices)}
-    assert {*EXPLAIN.findall(" ".join(screen.next))} <= shown
+    parts = found.page.parts
+    shown = {each.item.code for each in parts if isinstance(each, Fix)}
+    shown |= {each.code for part in parts if isinstance(part, Marks) for each in part.rows}
+    told = " ".join(piece for part in parts if isinstance(part, Next) for piece in part.pieces)
+    assert {*EXPLAIN.findall(told)} <= shown
     known = {check.code for check in registry.discover()}
     assert {each.code for each in report.findings} <= known
-    rows = [row for row in screen.variants if row.speed.endswith("x")]
+    rows = [row for row in found.rows if row.speed.endswith("x")]
     ones = [row for row in rows if row.speed == "1x"]
     assert len(ones) <= 1
     assert not ones or ones[0].ms == view.bf16.step_ms

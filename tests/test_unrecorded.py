@@ -20,7 +20,7 @@ from fp8doctor.facts.incomplete import missing_fact
 from fp8doctor.facts.record import Record, from_builtins
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.render import markdown, text
-from fp8doctor.render.screen import first_screen
+from fp8doctor.render.report_page import page
 from research.reliability.saved_reports import look_at
 from tests.recordings import text_of
 
@@ -112,7 +112,7 @@ def test_a_fact_that_is_taken_away_is_unknown_at_most(recording: str) -> None:
                 if now not in (before[code], "unknown") and (code, ".".join(path)) not in ANSWERS_ALL_THE_SAME
             }
             if left is everywhere:
-                assert first_screen(report), path
+                assert page(report), path
                 assert markdown.render(report), path
             if taken % DRAWN_EVERY == 0:
                 assert text.render(report, verbose=True), path

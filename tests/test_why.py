@@ -36,9 +36,8 @@ def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
         for layer in step["treatment"]["layers"]
     ]
     page = told(kept[0], "trained_outlier")
-    assert "The prescription keeps this layer in BF16." in page
-    assert "Fix: leave " in page
-    assert "Numerics, against BF16: output" in page
+    assert "the plan keeps this layer in BF16" in page
+    assert "Numerics output" in page
 
 
 @pytest.mark.slow
@@ -49,8 +48,7 @@ def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
 def test_a_part_of_a_name_or_a_pattern_means_several(layer: str, count: int) -> None:
     listed = json.loads(why(layer, "decoder_454m", "--format", "json").stdout)["layers"]
     assert len(listed) == count
-    page = why(layer, "decoder_454m").stdout
-    assert all(each["seen"]["name"] in page for each in listed)
+    assert f"{count} layers named {layer}" in told(layer, "decoder_454m")
 
 
 def test_json_of_one_layer() -> None:

@@ -6,8 +6,6 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from keyword import iskeyword
 
-from msgspec import Struct
-
 from fp8doctor.cost import rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, Network, recorded
 from fp8doctor.recipes import stack_of
@@ -24,16 +22,6 @@ INSIDE = {
 
 LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.ModuleList")
 """Classes whose children are reached by number."""
-
-
-class Layers(Struct, frozen=True):
-    """The layers of one class in FP8, and their share of the matmul FLOPs."""
-
-    label: str
-    count: int
-    flops_share_pct: float
-    storage_only: bool = False
-    """Only their weights are in low precision; they do not train in FP8."""
 
 
 def in_python(name: str, network: Network, *, unwrapped: bool = False) -> str:
@@ -128,19 +116,6 @@ def layer_label(linear: Linear) -> str:
     if name == "Linear" and (weight := linear.get("weight_class")):
         return f"{name} of {weight.rpartition('.')[2]}"
     return f"{stack_of(linear).prefix}{name}"
-
-
-def fp8_layers(facts: Facts) -> tuple[Layers, ...]:
-    """Count the FP8 layers by class, the rarest first, te.Linear and Float8Linear too."""
-    found: dict[tuple[str, bool], list[Linear]] = {("te.Linear", False): [], ("Float8Linear", False): []}
-    for linear in facts.network.linears:
-        if linear.use in ("training", "storage"):
-            found.setdefault((layer_label(linear), linear.use == "storage"), []).append(linear)
-    kinds = (
-        Layers(label, len(members), flops_share_pct(members, facts), storage_only)
-        for (label, storage_only), members in found.items()
-    )
-    return tuple(sorted(kinds, key=lambda layers: layers.count))
 
 
 FORWARD_IN_FP8 = ("FP8Linear", "FP8GroupedLinear", "FP8Experts", "FP8Expert", "FbgemmFp8Linear")

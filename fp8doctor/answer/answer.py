@@ -11,13 +11,7 @@ from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
 from fp8doctor.analysis.memory import Fit, fit
-from fp8doctor.analysis.noise import (
-    copies_differ,
-    gpu_contention,
-    host_doubt,
-    self_check_ratio,
-    stated_doubt,
-)
+from fp8doctor.analysis.noise import copies_differ, gpu_contention, host_doubt, stated_doubt
 from fp8doctor.analysis.outcome import is_faster
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
@@ -29,6 +23,7 @@ from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
 from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
+from fp8doctor.answer.items import Item, gains_nothing, items
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
@@ -37,17 +32,16 @@ from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding
-from fp8doctor.wording import percent
 
 MOST_CAUSES = 2
-"""Causes that are named."""
+"""Causes that are named; of a fault its reason alone."""
 
 WIDEST = 1.6
 """High / low end of an estimated speedup from which it is no headline, whatever its side."""
 
 
 MOST_PARTS = 3
-"""Parts of the difference that are named; the table of variants has them all."""
+"""Parts of the difference that are named, one less beside two causes; ``-v`` has them all."""
 
 
 class Cause(Struct, frozen=True):
@@ -72,6 +66,8 @@ class Answer(Struct, frozen=True):
     """What a model without FP8 layers has in their place."""
     causes: tuple[Cause, ...] = ()
     fixes: tuple[Step, ...] = ()
+    items: tuple[Item, ...] = ()
+    """The fixes and the findings beside them, explained."""
     memory: Fit | None = None
     bound: float | None = None
     """The most that FP8 can give, as a speedup over the best BF16."""
@@ -87,6 +83,8 @@ class Answer(Struct, frozen=True):
     """True if a CPU timed the steps, which predicts no GPU."""
     takes_no_fp8: bool = False
     """True if no conversion gives this model FP8."""
+    is_decided: bool = False
+    """True if the plan leaves FP8 off and FP8 has little to gain here, so that no other variant matters."""
     errors: int = 0
     """Findings that are errors."""
 
@@ -107,9 +105,17 @@ class Answer(Struct, frozen=True):
         """The largest parts of the difference of FP8 and BF16, the largest first, and the rest of it."""
         parts = self.compared.parts_ms
         shown = [name for name, ms in parts.items() if name != REST and abs(ms) >= SHOWN_MS]
-        told = {name: parts[name] for name in sorted(shown, key=lambda name: -abs(parts[name]))[:MOST_PARTS]}
+        most = MOST_PARTS - (len(self.causes) == MOST_CAUSES)
+        told = {name: parts[name] for name in sorted(shown, key=lambda name: -abs(parts[name]))[:most]}
         rest = sum(parts.values()) - sum(told.values())
         return told | ({REST: rest} if told and abs(rest) >= SHOWN_MS else {})
+
+    @property
+    def notices(self) -> tuple[Item, ...]:
+        """Return the findings that ask for attention and are neither a cause nor the head of a fix."""
+        told = {each.name for each in self.causes}
+        beside = (each for each in self.items if each.number is None and not each.is_note)
+        return tuple(each for each in beside if each.name not in told)
 
     @property
     def leaves_fp8(self) -> bool:
@@ -155,8 +161,9 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault, state))[:MOST_CAUSES],
+        causes=tuple(_causes(view, findings, steps, fault, state))[: 1 if fault else MOST_CAUSES],
         fixes=tuple(steps),
+        items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,
         bound=None if view.allowed else view.bound,
         whole=whole,
@@ -165,6 +172,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         unknown=unknown,
         on_cpu=timed_on_cpu(facts),
         takes_no_fp8=bool(known and not has_fp8 and _takes_none(facts)),
+        is_decided=view.gives_up_fp8 and view.has_little_to_gain,
         errors=sum(each.severity == "error" for each in findings),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
@@ -236,9 +244,11 @@ def _causes(
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
             yield Cause(words.partition(":")[0].partition(". ")[0])
-    costs = map(_cause, _explaining(view, findings, steps))
-    fresh = (each for each in costs if each.name not in told)
-    yield from sorted(fresh, key=lambda each: -(each.ms or 0.0))
+    said = set[float | None]()  # causes that end with one fix have its saving together
+    costs = [each for each in map(_cause, _explaining(view, findings, steps)) if each.name not in told]
+    for each in sorted(costs, key=lambda each: -(each.ms or 0.0)):
+        yield replace(each, ms=None if each.ms in said else each.ms)
+        said.add(each.ms)
 
 
 def _explaining(
@@ -249,7 +259,7 @@ def _explaining(
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
     for each in sorted(findings, key=lambda each: each.name not in undone):
-        if each.severity == "info" or _gained_nothing(each) or (each.area == "memory" and not each.saving_ms):
+        if each.severity == "info" or gains_nothing(each) or (each.area == "memory" and not each.saving_ms):
             continue
         if each.name in undone or (each.name not in fixed and _seeks_a_cause(view, findings)):
             yield each
@@ -268,27 +278,27 @@ def _cause(of: Finding | Step) -> Cause:
     return Cause(of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else None)
 
 
-def _gained_nothing(finding: Finding) -> bool:
-    """Return whether a fix was timed and saves nothing for sure, and speed is all it is about."""
-    saving = finding.saving_ms
-    in_vain = saving is not None and saving.basis == "measured" and saving.low <= 0
-    return in_vain and finding.severity != "error" and not recorded(finding, "breaks")
-
-
 def _doubts(view: TrialView) -> Iterator[str]:
-    """Say what may have changed the times."""
-    trial = view.facts.trial
+    """Say in a few words what may have changed the times; the notes below the table say how much."""
+    trial, differ = view.facts.trial, copies_differ(view.facts.trial)
+    stated = if_recorded(stated_doubt, trial) or ""
+    host, gpu = (
+        (if_recorded(host_doubt, trial), gpu_contention(trial.get("health")))
+        if differ or stated
+        else ("", "")
+    )
     if view.allowed:
         yield f"kernel times allow at most {view.allowed:.2f}x"
-    if view.host_contention:
-        yield f"the CPU was busy: {view.host_contention}"
-    if copies_differ(trial):
-        yield f"two copies of one step differ by {100 * abs((self_check_ratio(trial) or 1.0) - 1):.1f}%"
-        yield from filter(None, (gpu_contention(trial.get("health")), if_recorded(host_doubt, trial)))
-    elif why := if_recorded(stated_doubt, trial):
-        yield why
-    if skipped := view.facts.get("training.layerdrop"):
-        yield f"LayerDrop skips {percent(100 * skipped)} of the layers at random"
+    if view.host_contention or host:
+        yield "the host was busy"
+    if differ:
+        yield "two copies of one step differ"
+    if gpu:
+        yield "the GPU was slowed or shared"
+    if stated and not (differ or host or gpu):
+        yield stated
+    if view.facts.get("training.layerdrop"):
+        yield "LayerDrop skips layers at random"
 
 
 def _open(view: TrialView, said: Answer) -> Iterator[Open]:
@@ -302,14 +312,14 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     elif view.deciding_fp8:
         yield Open(what="compiled FP8 was not timed", command=time_it)
     elif measured and said.status == "open":
-        yield Open(what="noise may decide, so time it on a quiet machine", command=time_it)
+        yield Open(what="noise may decide; use a quiet machine", command=time_it)
     elif whole and whole[0] < 1 < whole[1]:
         other = "BF16" if said.has_fp8 else "FP8"
-        yield Open(what=f"the whole step, so run the script in {other} too and compare", command=again)
+        yield Open(what=f"the whole step; compare a run in {other}", command=again)
     elif measured and said.compared.lacks_fair_bf16:
         yield Open(what="BF16 with the same changes was not timed", command=time_it)
     elif measured and not said.leaves_fp8 and (late := _late(said.fixes)):
-        yield Open(what=f"the step with fix {late} was not timed, so change it and time it", command=time_it)
+        yield Open(what=f"fix {late} was not timed", command=time_it)
     elif not measured and not said.is_settled:
         yield Open(what=_untimed(said), command=time_it)
 
@@ -330,10 +340,10 @@ LIVE = "inspect_model(model, batch) on a GPU"
 
 def _untimed(said: Answer) -> str:
     if said.speedup is None:
-        return "the speed of FP8, so time it on a GPU"
+        return "how fast FP8 is on a GPU"
     if said.speedup.side in ("open", "even"):
-        return "the estimate allows both, so time it on a GPU"
-    return "the fixes were not timed on a GPU" if said.fixes else "the estimate is wide, so time it on a GPU"
+        return "the estimate allows both"
+    return "the fixes were not timed" if said.fixes else "the estimate is wide"
 
 
 def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: str) -> Verdict:

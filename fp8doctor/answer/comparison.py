@@ -69,6 +69,8 @@ class Comparison(Struct, frozen=True):
     """True if BF16 with those changes of `end` that help it too was not timed."""
     end_speedup: Number | None = None
     """BF16 with the changes that help it too / `end`; None if the plan ends in BF16."""
+    is_fair: bool = False
+    """True if the BF16 of `end_speedup` has changes that the best one as it is lacks."""
     parts_ms: dict[str, float] = {}
     """Part of the step -> what FP8 takes longer there; together they are `fp8` - `bf16`."""
     gpu: str = ""
@@ -148,6 +150,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
         gain=speed(end, now, facts) if now and end and end is not now else None,
         best_fp8=variant(view.fp8) if view.gives_up_fp8 and steps else None,
         end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,
+        is_fair=fair is not None and fair is not bf16,
         parts_ms=if_recorded(_parts, fp8, against, facts) or {} if speedup and fp8 and against else {},
     )
 

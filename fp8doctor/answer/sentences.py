@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -13,24 +15,21 @@ from msgspec import Struct
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, signed
 from fp8doctor.analysis.whole_step import in_bounds
 from fp8doctor.answer.answer import WIDEST, Answer, Cause
+from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Basis
 from fp8doctor.wording import in_ms, in_times, plural
 
 Tone = Literal["bad", "good", "plain"]
 
 TEMPLATES = {
-    "title.fault": "{title}",
+    "title.said": "{title}",
     "title.side": "{fp8} {verb} {size} than BF16",
-    "title.wide": "{fp8} {verb} {interval} than BF16",
     "title.even": "{fp8} {verb} as fast as BF16",
     "title.open": "Open: {fp8} {verb} {low:.2f}x to {high:.2f}x the speed of BF16",
     "title.whole": "{title}; the whole step {bounds}",
-    "title.state": "{state}",
     "title.unknown": "Open: whether FP8 {verb} faster than BF16",
-    "title.no_fp8": "No FP8 training here",
     "numbers.two": "{fp8:,.1f} and {bf16:,.1f} ms/step, {basis}",
     "numbers.fault": "FP8 {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
     "numbers.one": "{now:,.1f} ms/step, {basis}",
@@ -38,30 +37,26 @@ TEMPLATES = {
     "why.cost": "{title}: {ms:,.1f} ms",
     "why.parts": "{parts} ms{where}",
     "why.unknown": "No estimate: {reason}",
+    "fix.order": "In this order:",
     "fix.step": "{summary}",
-    "fix.memory": "{fix}",
     "fix.nothing": "Nothing to change for speed",
-    "fix.unknown": "No fix is known",
-    "fix.off": "Leave FP8 off",
-    "fix.stay": "Stay in BF16",
+    "fix.beside": "Nothing for speed; below: {codes}",
+    "fix.bf16": "Train in BF16",
     "then.mended": "{mended}",
     "then.time": "{ms}{basis}",
+    "then.above": "the {form} step above",
+    "then.gain": "{size} {than}",
+    "then.range": "{low:.2f}x to {high:.2f}x the speed of {bf16}",
     "then.fp8": "fastest FP8 timed: {ms}",
-    "then.range": "{low:.2f}x to {high:.2f}x the speed of BF16{basis}",
-    "then.unknown": "Not timed",
     "sure.yes": "yes: {interval}, {rounds}",
     "sure.side": "the side yes, the size no: {interval}, {rounds}{doubts}",
-    "sure.no": "no, {rounds}{doubts}",
+    "sure.no": "no, {timed}{doubts}",
     "sure.likely": "likely: {interval}, estimated for {gpu}",
     "sure.either": "no: {timed}estimated for {gpu}",
     "sure.fault": "yes, {seen}",
-    "sure.cpu": "not for a GPU: a CPU timed the steps",
-    "open.question": "{what}",
-    "open.command": "{what}: {command}",
+    "open.question": "{what}{command}",
 }
 """Line and case -> its words."""
-
-HOW: dict[Basis | None, str] = {"measured": "measured", "modelled": "estimated", "rule": "by rule", None: ""}
 
 MENDED = {
     "step_raises": "the step runs",
@@ -149,20 +144,18 @@ def _tone(said: Answer) -> Tone:
 def _title(said: Answer) -> Line:
     found, verb = said.speedup, "is" if said.has_fp8 else "would be"
     fp8 = "FP8 compute" if said.is_compute else "FP8"
-    if said.fault:
-        return say("title.fault", title=said.fault.title)
-    if said.state:
-        return say("title.state", state=said.state)
+    if said.fault or said.state:
+        return say("title.said", title=said.fault.title if said.fault else said.state)
     if found is None:
-        return say("title.unknown", verb=verb) if said.has_fp8 or said.compared.now else say("title.no_fp8")
+        known = said.has_fp8 or said.compared.now
+        return say("title.unknown", verb=verb) if known else say("title.said", title="No FP8 training here")
     if found.side == "open":
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
     elif found.side == "even":
         title = say("title.even", fp8=fp8, verb=verb)
-    elif found.basis != "measured" and found.high >= WIDEST * found.low:
-        title = say("title.wide", fp8=fp8, verb=verb, interval=_interval(found))
     else:
-        title = say("title.side", fp8=fp8, verb=verb, size=_size(found))
+        wide = found.basis != "measured" and found.high >= WIDEST * found.low
+        title = say("title.side", fp8=fp8, verb=verb, size=_interval(found) if wide else _size(found))
     if said.whole:
         return say("title.whole", title=title.text, bounds=in_bounds(*said.whole))
     return title
@@ -172,11 +165,11 @@ def _numbers(said: Answer) -> Line | None:
     """Write the two times of the title, or the only one; of one clock."""
     fp8, bf16, now = said.compared.fp8, said.compared.bf16, said.compared.now
     if said.speedup and fp8 and bf16:
-        each = tuple(dict.fromkeys(HOW[one.ms.basis] for one in (fp8, bf16)))
+        each = tuple(dict.fromkeys(HOW_KNOWN[one.ms.basis] for one in (fp8, bf16)))
         case = "numbers.fault" if said.fault else "numbers.two"
         return say(case, fp8=fp8.ms.value, bf16=bf16.ms.value, basis=" and ".join(each))
     if now:
-        return say("numbers.one", now=now.ms.value, basis=HOW[now.ms.basis])
+        return say("numbers.one", now=now.ms.value, basis=HOW_KNOWN[now.ms.basis])
     return None
 
 
@@ -189,7 +182,7 @@ def _size(found: Number) -> str:
 
 
 def _than(found: Number, of: str) -> str:
-    return f"{_size(found)} {'as' if found.side == 'even' else 'than'} {of}"
+    return say("then.gain", size=_size(found), than=f"{'as' if found.side == 'even' else 'than'} {of}").text
 
 
 def _interval(found: Number) -> str:
@@ -208,7 +201,7 @@ def _memory(said: Answer) -> Iterator[Line]:
 def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
-    if said.parts_ms and said.speedup and not said.state:
+    if said.parts_ms and said.speedup and not said.state and not said.fault:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
@@ -216,8 +209,25 @@ def _why(said: Answer) -> Iterator[Line]:
         yield say("why.unknown", reason=said.unknown)
 
 
+USUAL_WORDS, MOST_WORDS = 14, 24
+"""Words of a cause or a fix in the box: beyond the first it loses its asides, beyond the second its end."""
+
+ASIDE = re.compile(r" \((?!estimated\))[^()]*\)|(?<=\w): (?=[a-z]).*")
+"""Parts of a title or a fix that only add to it."""
+
+
+def in_short(text: str) -> str:
+    """Leave out asides, then whole sentences, then words, until a text fits a line or two of the box."""
+    if len(text.split()) > USUAL_WORDS:
+        text = ASIDE.sub("", text)
+    if len(text.split()) <= MOST_WORDS:
+        return text.rstrip(".")
+    first = text.partition(". ")[0].split()
+    return " ".join(first if len(first) <= MOST_WORDS else [*first[:MOST_WORDS], "..."])
+
+
 def _cause(cause: Cause) -> Line:
-    title = cause.title.rstrip(".")
+    title = in_short(cause.title)
     title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
     if cause.ms is None or " ms" in title:
         return say("why.cause", title=title)
@@ -226,52 +236,54 @@ def _cause(cause: Cause) -> Line:
 
 def _fix(said: Answer) -> Iterator[Line]:
     if said.status == "does_not_fit" and said.memory:
-        yield say("fix.memory", fix=said.memory.fix.rstrip("."))
+        yield say("fix.step", summary=said.memory.fix.rstrip("."))
+    savings = [each.saving_ms.middle if each.saving_ms else -math.inf for each in said.fixes]
+    if savings != sorted(savings, reverse=True):
+        yield say("fix.order")
     for number, step in enumerate(said.fixes, 1):
-        summary = step.treatment.summary.rstrip(".")
+        summary = in_short(step.treatment.summary)
         summary = f"{summary[:1].upper()}{summary[1:]}"
         yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
     if said.fixes or said.status == "does_not_fit":
         return
     found = said.speedup
-    slower = found is not None and found.side == "slower"
     if said.fault:
-        yield say("fix.unknown")
-    elif said.takes_no_fp8:
-        yield say("fix.stay")
-    elif slower:
-        yield say("fix.off" if said.has_fp8 else "fix.stay")
+        yield say("fix.step", summary="No fix is known")
+    elif said.takes_no_fp8 or (found is not None and found.side == "slower"):
+        yield say("fix.bf16")
     elif found is not None and found.side in ("even", "faster") and not said.open:
-        yield say("fix.nothing" if not said.causes else "fix.unknown")
+        codes = [each.code for each in said.notices if each.mark in ("warning", "bad")]
+        codes = codes or [each.code for each in said.causes if each.code]
+        yield say("fix.beside", codes=", ".join(codes)) if codes else say("fix.nothing")
 
 
 def _then(said: Answer) -> Iterator[Line]:
-    end, gain, than_bf16 = said.compared.end, said.compared.gain, said.compared.end_speedup
-    if not said.fixes:
-        return
-    mends = (
-        said.fault
-        and said.fault.finding
-        and any(said.fault.finding.name in step.names for step in said.fixes)
-    )
+    """Write the plan's end; a number that stands above is not said again."""
+    compared, fault = said.compared, said.fault
+    end, gain, than_bf16 = compared.end, compared.gain, compared.end_speedup
+    mends = fault and fault.finding and any(fault.finding.name in step.names for step in said.fixes)
     if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
         yield say("then.mended", mended=MENDED[said.status])
-    same = end is not None and said.compared.now is not None and end.name == said.compared.now.name
-    if end is None or (same and gain is None and than_bf16 is None):
-        if not mends:
-            yield say("then.unknown")
+    same = end is not None and compared.now is not None and end.name == compared.now.name
+    if end is None or not said.fixes or (same and gain is None and than_bf16 is None):
         return
-    basis = "" if end.ms.basis == "measured" else " (estimated)"
-    told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
-    if said.is_compute and end.ms.basis == "measured":
-        told = [f"compute alone: {told[0]}"]
-    if gain:
-        told.append(_than(gain, "its copy now" if said.is_compute and end.ms.basis == "measured" else "now"))
+    timed = end.ms.basis == "measured"
+    shown = [each for each in (compared.fp8, compared.bf16) if each and said.speedup]
+    above = any(each.in_fp8 == end.in_fp8 and in_ms(each.ms.value) == in_ms(end.ms.value) for each in shown)
+    if above:
+        told = [say("then.above", form="FP8" if end.in_fp8 else "BF16").text]
+    else:
+        told = [say("then.time", ms=in_ms(end.ms.value), basis="" if timed else " (estimated)").text]
+    told = [f"compute alone: {told[0]}"] if said.is_compute and timed else told
+    size = _size(said.speedup) if said.speedup and not fault else ""
+    if gain and not (above and _size(gain).partition(" ")[0] == size.partition(" ")[0]):
+        told.append(_than(gain, "its copy now" if said.is_compute and timed else "now"))
+    bf16 = "BF16 with the same changes" if compared.is_fair else "the best BF16"
     if than_bf16 and than_bf16.side == "open":
-        told.append(say("then.range", low=than_bf16.low, high=than_bf16.high, basis="").text)
-    elif than_bf16:
-        told.append(_than(than_bf16, "the best BF16"))
-    best = said.compared.best_fp8
+        told.append(say("then.range", low=than_bf16.low, high=than_bf16.high, bf16=bf16).text)
+    elif than_bf16 and not (above and _size(than_bf16) == size):
+        told.append(_than(than_bf16, bf16))
+    best = compared.best_fp8
     if best and best.name != ArmName.AS_IS:
         told.append(say("then.fp8", ms=in_ms(best.ms.value)).text)
     yield Line("then.time", ", ".join(told))
@@ -285,7 +297,7 @@ def _sure(said: Answer) -> Iterator[Line]:
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return
     if said.on_cpu and found is not None and found.basis == "measured":
-        yield say("sure.cpu")
+        yield say("sure.no", timed="not for a GPU: a CPU timed the steps", doubts="")
         return
     if found is None or said.state:
         return
@@ -300,7 +312,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")
     doubts = f": {'; '.join(said.doubts)}" if said.doubts else ""
     if found.side == "open":
-        yield say("sure.no", rounds=rounds, doubts=doubts)
+        yield say("sure.no", timed=rounds, doubts=doubts)
     elif said.doubts or found.is_wide:
         yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
     else:
@@ -311,8 +323,6 @@ def _open(said: Answer) -> Iterator[Line]:
     """Write what is open, the first with its command: there is one command on a screen."""
     told = False
     for each in said.open:
-        if each.command and not told:
-            told = True
-            yield say("open.command", what=each.what, command=each.command)
-        else:
-            yield say("open.question", what=each.what)
+        command = "" if told or not each.command else f": {each.command}"
+        told = told or bool(command)
+        yield say("open.question", what=each.what, command=command)

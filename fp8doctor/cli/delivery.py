@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from fp8doctor.cli.gate import Gate
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts import Facts
+    from fp8doctor.render.page import Page
+    from fp8doctor.worker.parent import Examination
+    from fp8doctor.worker.printed import Printed
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
@@ -183,16 +186,8 @@ def examine_and_deliver(
 
     from fp8doctor.answer.verdict import own_step_failed
     from fp8doctor.diagnosis.diagnose import diagnose
-    from fp8doctor.worker.parent import examine_in_worker
-    from fp8doctor.worker.printed import Printed
 
-    printed = Printed()
-    try:
-        with progress(wanted.quiet) as say:
-            examination = examine_in_worker(target, **workload, progress=say, printed=printed)
-    except BaseException:
-        complain_of_printed(printed, whole=True)
-        raise
+    examination, printed = examined(target, quiet=wanted.quiet, **workload)
     report = diagnose(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
     )
@@ -212,6 +207,20 @@ def examine_and_deliver(
     if trace and not tell_of_traces(examination.traces, report, wanted):
         return FAILED
     return judged(report, wanted)
+
+
+def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tuple[Examination, Printed]:
+    """Examine in a worker and show its progress; what it printed is shown if that fails."""
+    from fp8doctor.worker.parent import examine_in_worker
+    from fp8doctor.worker.printed import Printed
+
+    printed = Printed()
+    try:
+        with progress(quiet) as say:
+            return examine_in_worker(target, **workload, progress=say, printed=printed), printed
+    except BaseException:
+        complain_of_printed(printed, whole=True)
+        raise
 
 
 def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: ReportOptions) -> bool:
@@ -289,12 +298,12 @@ def write_files(report: Document, wanted: ReportOptions) -> None:
 
 def in_a_line(report: Document) -> str:
     """Write the verdict, or what a machine without a model can do."""
+    from fp8doctor.answer import machine
     from fp8doctor.answer.sentences import box
-    from fp8doctor.render import environment_page
     from fp8doctor.render.terminal import to_ascii
 
-    no_model = environment_page.no_model(report)
-    verdict = environment_page.says(report)[1] if no_model else box(report.answer).headline
+    no_model = machine.no_model(report)
+    verdict = machine.says(report)[1] if no_model else box(report.answer).headline
     return to_ascii(verdict) if wants_ascii() else verdict
 
 
@@ -331,21 +340,45 @@ def add_step_summary(report: Document) -> None:
 
 def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: Any) -> str:
     """Write the report in a format; ``terminal`` holds options for text."""
-    if format == "json":
-        return report.to_json()
-    if format == "markdown":
-        from fp8doctor.render import markdown
-
-        return markdown.render(report)
+    if format in ("github", "junit"):
+        return for_build_server(report, wanted, format)
     if format == "html":
         from fp8doctor.render import html
 
         return html.render(report)
-    if format in ("github", "junit"):
-        return for_build_server(report, wanted, format)
-    from fp8doctor.render import text
+    if format == "json":
+        return report.to_json()
+    from fp8doctor.render.report_page import page
 
-    return text.render(report, verbose=wanted.verbose, quiet=wanted.quiet, **terminal)
+    quiet = wanted.quiet and format == "text"
+    return laid_out(page(report, quiet=quiet), format, verbose=wanted.verbose and not quiet, **terminal)
+
+
+def laid_out(page: Page | str, format: str, **terminal: Any) -> str:
+    """Lay a page out in a format; JSON is written already."""
+    if isinstance(page, str):
+        return page
+    if format == "markdown":
+        from fp8doctor.render.markdown import as_markdown
+
+        return as_markdown(page)
+    if format == "html":
+        from fp8doctor.render.html import as_html
+
+        return as_html(page)
+    from fp8doctor.render.text import as_text
+
+    return as_text(page, **terminal)
+
+
+def terminal() -> dict[str, Any]:
+    """Return the options of text for stdout as it is."""
+    return {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
+
+
+def show_in(format: str, text: str) -> None:
+    """Print a report or a page; the formats that name their encoding keep it."""
+    show(text.encode() if format in BYTES else text)
 
 
 def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
@@ -381,6 +414,4 @@ def show_report(report: Document, wanted: ReportOptions) -> None:
             for each in report.answer.open
         )
         report = msgspec.structs.replace(report, answer=msgspec.structs.replace(report.answer, open=opened))
-    terminal = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
-    text = rendered(report, wanted, wanted.format, **terminal)
-    show(text.encode() if wanted.format in BYTES else text)
+    show_in(wanted.format, rendered(report, wanted, wanted.format, **terminal()))

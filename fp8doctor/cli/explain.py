@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,14 +77,26 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     text = _from_stdin() if asked in ((), ("-",)) else " ".join(asked)
     catalogue = headings(checks)
     if named := named_by(asked, (*catalogue, *retired(asked))):
-        data = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
-        page = f"\n\n{'-' * columns()}\n\n".join(map(_page, named))
-        _show(format, data[0] if len(named) == 1 else {"checks": data}, page)
+        every = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
+        heads = [f"{each.code} {each.name} · {each.area} · {each.severity}\n\n{each.page}" for each in named]
+        _show(
+            format,
+            every[0] if len(named) == 1 else {"checks": every},
+            f"\n\n{'-' * columns()}\n\n".join(heads),
+        )
     elif errors := known_errors.recognise_all(text):
-        _show_errors(format, errors, catalogue, "" if known_errors.fatal_is_known(text) else ENDS_OTHERWISE)
+        last_is_known = known_errors.fatal_is_known(text)
+        data = {} if last_is_known else {"last_exception_known": False}
+        _show_errors(format, errors, catalogue, "" if last_is_known else ENDS_OTHERWISE, data)
     elif found := speaking_of(text, catalogue):
-        _show(format, {"checks": list(map(summary, found))}, "\n".join(_headings(found)))
-    elif not _show_related(format, _message(text), catalogue):
+        _show(format, {"checks": list(map(summary, found))}, _headings(found))
+    elif related := known_errors_like(_message(text)):
+        head = f"{NOT_KNOWN} These messages share a name with it:"
+        _show_errors(format, related, catalogue, head, {"related": True})
+    elif pages := pages_like(_message(text), catalogue)[:MOST_PAGES]:
+        head = f"{NOT_KNOWN} These pages share a name with it:\n\n{_headings(pages)}"
+        _show(format, {"checks": list(map(summary, pages)), "related": True}, head)
+    else:
         raise UserError(_not_known(text, catalogue))
     return OK
 
@@ -110,16 +122,14 @@ def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
     words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
     if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE or _is_of_an_error(text):
         return []
-    patterns = [re.compile(rf"(?<!\w){re.escape(word)}(?!\w)") for word in words]
     phrase = " ".join(text.lower().split())
 
     def rank(check: Heading) -> tuple[bool, int, int]:
-        heading = f"{check.area} {check.name} {check.title}".lower()
-        page = check.page.lower()
+        heading, page = f"{check.area} {check.name} {check.title}".lower(), check.page.lower()
         return (
             len(words) > 1 and phrase in " ".join(page.split()),
-            sum(pattern.search(heading) is not None for pattern in patterns),
-            min(len(pattern.findall(page)) for pattern in patterns),
+            sum(_count(word, heading) > 0 for word in words),
+            min(_count(word, page) for word in words),
         )
 
     ranks = {check.code: rank(check) for check in catalogue}
@@ -143,25 +153,18 @@ def _message(text: str) -> str:
     return text if len(text) <= LONGEST_MESSAGE else ""
 
 
-def _show_related(format: str, message: str, catalogue: Sequence[Heading]) -> bool:
-    """Show errors or pages that share a name with a message, if any."""
+def known_errors_like(message: str) -> list[KnownError]:
+    """Find the known errors that share a name of code with a message."""
     from fp8doctor.known_errors import known_errors
 
     wanted = _names(message)
-    counts = {check.code: sum(_count(name, check.page) for name in wanted) for check in catalogue}
-    pages = sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
-    if errors := [
-        each.filled({}) for each in known_errors() if any(_count(name, each.says) for name in wanted)
-    ]:
-        _show_errors(
-            format, errors, catalogue, f"{NOT_KNOWN} These messages share a name with it:", related=True
-        )
-    elif pages := pages[:MOST_PAGES]:
-        head = (*_wrapped(f"{NOT_KNOWN} These pages share a name with it:"), "", *_headings(pages))
-        _show(format, {"checks": list(map(summary, pages)), "related": True}, "\n".join(head))
-    else:
-        return False
-    return True
+    return [each.filled({}) for each in known_errors() if any(_count(name, each.says) for name in wanted)]
+
+
+def pages_like(message: str, catalogue: Sequence[Heading]) -> list[Heading]:
+    """Find the pages that share names of code with a message, the most often first."""
+    counts = {check.code: sum(_count(name, check.page) for name in _names(message)) for check in catalogue}
+    return sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
 
 
 def _names(message: str) -> list[str]:
@@ -183,86 +186,53 @@ def _from_stdin() -> str:
 
 
 def _show(format: str, data: dict[str, Any], page: str) -> None:
+    """Print the data, or the page in the terminal's width."""
     if format == "json":
         show_json(data)
-    else:
-        show_page(page)
-
-
-def _page(check: Heading) -> str:
+        return
     from fp8doctor.render.terminal import reflow
 
-    head = f"{check.code} {check.name} · {check.area} · {check.severity}"
-    return "\n".join(reflow(f"{head}\n\n{check.page}", columns())).rstrip()
+    show_page("\n".join(reflow(page, columns())).rstrip())
+
+
+def _headings(found: Sequence[Heading]) -> str:
+    """List checks, and the command that shows the first page."""
+    lines = "\n\n".join(f"{each.code} {each.name}: {each.title}" for each in found)
+    return f"{lines}\n\nMore: fp8doctor explain {found[0].code}"
 
 
 def _show_errors(
-    format: str,
-    errors: Sequence[KnownError],
-    catalogue: Sequence[Heading],
-    head: str = "",
-    *,
-    related: bool = False,
+    format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], head: str, data: dict[str, Any]
 ) -> None:
     """Show known errors: those that only share a name come without advice, further warnings as one line."""
     from fp8doctor.facts.scrub import scrub
 
     errors = [each._replace(cause=scrub(each.cause), lines=scrub(each.lines)) for each in errors]
-    data: dict[str, Any] = {"errors": [error._asdict() for error in errors]}
-    if related:
-        data["related"] = True
-    elif head:
-        data["last_exception_known"] = False
+    related = "related" in data
     full = [each for each in errors if related or each.kind == errors[0].kind]
-    pages = [_error_page(error, catalogue, advice=not related) for error in full]
+    pages = [head, *(_error_page(error, catalogue, advice=not related) for error in full)]
     if rest := [each.says for each in errors if each not in full]:
-        pages.append("\n".join(_wrapped(f"Also in this text: {' · '.join(rest)}")))
-    _show(format, data, "\n\n".join((*(["\n".join(_wrapped(head))] if head else []), *pages)))
+        pages.append(f"Also in this text: {' · '.join(rest)}")
+    _show(format, {"errors": [each._asdict() for each in errors], **data}, "\n\n".join(filter(None, pages)))
 
 
 def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool) -> str:
     """Describe an error in the table's words; only names that its pattern asks for are repeated."""
-    from fp8doctor.render.terminal import in_width
-
     finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
     found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
-    if not advice:
-        return "\n".join((*_wrapped(error.says), *_wrapped(f"Cause. {error.cause}"), *_wrapped(found)))
-    lines = in_width([f"    {line}" for line in error.lines.split("\n")], columns())
-    return "\n".join(
-        (
-            *_wrapped(error.says),
-            "",
-            *_wrapped(f"Cause. {error.cause}"),
-            "",
-            "What to do.",
-            "",
-            *lines,
-            "",
-            *_wrapped(f"Versions: {error.versions}."),
-            *_wrapped(found),
-            *_wrapped(f"Source: {error.source}."),
-        )
-    )
-
-
-def _headings(found: Sequence[Heading]) -> Iterator[str]:
-    """List checks, and the command that shows the first page."""
-    for each in found:
-        yield from _wrapped(f"{each.code} {each.name}: {each.title}", hanging=2)
-    if found:
-        yield ""
-        yield f"More: fp8doctor explain {found[0].code}"
-
-
-def _wrapped(text: str, hanging: int = 0) -> Iterator[str]:
-    from fp8doctor.render.terminal import filled
-
-    yield from filled(" ".join(text.split()), columns(), hanging)
+    told = [error.says, f"Cause. {error.cause}"]
+    if advice:
+        lines = "\n".join(f"    {line}" for line in error.lines.split("\n"))
+        told += ["What to do.", lines, f"Versions: {error.versions}.", found, f"Source: {error.source}."]
+    else:
+        told.append(found)
+    return "\n\n".join(filter(None, told))
 
 
 def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     """Say that nothing was found, without repeating text that may hold a secret."""
+    from difflib import get_close_matches
+
     from fp8doctor.facts.scrub import scrub
     from fp8doctor.known_errors import known_errors
 
@@ -270,32 +240,15 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     if not word:
         return "nothing to explain. 'fp8doctor list' shows the checks"
     if len(word) <= LONGEST_CODE and len(word.split()) == 1:
-        word = scrub(word)
-        return f"no check or page has {word!r}{_alike(word, catalogue)}. 'fp8doctor list' shows the checks"
-    looked = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
-    if len(word.split()) <= MOST_WORDS and len(word) <= LONGEST_CODE and not _is_of_an_error(word):
-        return f"no page has these words. {looked}"
-    raised = _raised_in(text)
-    return (
-        f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {raised or looked}"
-    )
-
-
-def _raised_in(text: str) -> str | None:
-    """Name the package of a traceback's last frame, in whose issues a search can help."""
+        near = get_close_matches(scrub(word).upper(), [check.code for check in catalogue])
+        alike = f" (did you mean {', '.join(near)}?)" if near else ""
+        return f"no check or page has {scrub(word)!r}{alike}. 'fp8doctor list' shows the checks"
     frames = [found.group(1) for found in FRAME.finditer(text)]
     inside = re.search(r"-packages[/\\](([A-Za-z]\w*)[/\\][\w/\\.-]+)$", frames[-1]) if frames else None
-    if inside is None:
-        return None
-    return (
-        f"{inside[2]} raised its last exception ({inside[1]}). Search for the message in the issues of "
-        f"{inside[2]}; 'pip show {inside[2]}' tells its version"
-    )
-
-
-def _alike(code: str, catalogue: Sequence[Heading]) -> str:
-    """Suggest codes with a similar spelling."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(code.upper(), [check.code for check in catalogue])
-    return f" (did you mean {', '.join(near)}?)" if near else ""
+    then = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
+    if inside:
+        then = (
+            f"{inside[2]} raised its last exception ({inside[1]}). Search for the message in the issues of "
+            f"{inside[2]}; 'pip show {inside[2]}' tells its version"
+        )
+    return f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {then}"

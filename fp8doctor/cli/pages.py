@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from fp8doctor.areas import SEVERITIES
-from fp8doctor.cli.console import WIDEST, columns, complain, show, wants_ascii, wants_colour
-from fp8doctor.cli.delivery import FAILED, OK, exit_code, format_of, keep_apart, writable
+from fp8doctor.cli.console import complain
+from fp8doctor.cli.delivery import (
+    FAILED,
+    OK,
+    exit_code,
+    format_of,
+    keep_apart,
+    laid_out,
+    show_in,
+    terminal,
+    writable,
+)
 from fp8doctor.cli.options import FILE, STRICT, fail_on, number, with_options
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
@@ -20,7 +30,7 @@ if TYPE_CHECKING:
     from fp8doctor.diagnosis.comparison import Comparison
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts.traced import TracedStep
-    from fp8doctor.render.table_page import Sheet
+    from fp8doctor.render.page import Page
 
 PAGE_FORMATS = ("text", "json", "markdown", "html")
 
@@ -51,35 +61,14 @@ class PageOptions(NamedTuple):
         return cls(found, output)
 
 
-def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[], Sheet]) -> None:
+def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[], Page]) -> None:
     """Write the page to where it was asked for."""
+    made = json() if wanted.format == "json" else page()
     if wanted.output:
-        write_text(wanted.output, _rendered(wanted, json, page, width=WIDEST))
+        write_text(wanted.output, laid_out(made, wanted.format))
         complain(f"wrote {wanted.output}")
-        return
-    width = columns()
-    text = _rendered(wanted, json, page, width=width, colour=wants_colour(), ascii=wants_ascii())
-    show(text.encode() if wanted.format == "json" else text)
-
-
-def _rendered(
-    wanted: PageOptions,
-    json: Callable[[], str],
-    page: Callable[[], Sheet],
-    *,
-    width: int,
-    colour: bool = False,
-    ascii: bool = False,
-) -> str:
-    from fp8doctor.render.table_page import as_html, as_markdown, as_text
-
-    if wanted.format == "json":
-        return json()
-    if wanted.format == "markdown":
-        return as_markdown(page())
-    if wanted.format == "html":
-        return as_html(page())
-    return as_text(page(), width=width, colour=colour, ascii=ascii)
+    else:
+        show_in(wanted.format, laid_out(made, wanted.format, **terminal()))
 
 
 @click.command(cls=Ungated)
@@ -242,7 +231,7 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
 
     from fp8doctor.diagnosis.diagnose import replay
     from fp8doctor.diagnosis.layer import as_json, layer_reports, named
-    from fp8doctor.render.why_page import overview, page
+    from fp8doctor.render.why_page import page
 
     if not layer.strip("."):
         raise UserError("no layer was named")
@@ -251,6 +240,6 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
     deliver_page(
         wanted,
         lambda: as_json(found),
-        lambda: page(found[0]) if len(found) == 1 else overview(found, layer),
+        lambda: page(found, layer, document.facts),
     )
     return OK

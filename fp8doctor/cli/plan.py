@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from fp8doctor.cli.console import complain, complain_of_printed, progress
-from fp8doctor.cli.delivery import FAILED, OK
+from fp8doctor.cli.console import complain, complain_of_printed
+from fp8doctor.cli.delivery import FAILED, OK, examined
 from fp8doctor.cli.options import count, number, seconds, with_options
 from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
 from fp8doctor.cli.project import Ungated
-from fp8doctor.errors import UserError
-
-if TYPE_CHECKING:
-    from fp8doctor.facts import Facts
 
 
 def adapters(
@@ -128,38 +124,13 @@ def plan(
 
     facts = saved_facts(source)
     if facts is None:
-        facts = examined(config, options["batch"], options["seq"], load_timeout)
-    if facts is None:
-        return FAILED
+        job = {"batch": options["batch"], "seq": options["seq"], "load_timeout": load_timeout}
+        found, printed = examined(config, planned=True, **job)
+        if found.problem is not None:
+            complain_of_printed(printed, whole=True)
+            complain(found.problem)
+            return FAILED
+        facts = found.facts
     document = plan_document(facts, gpus, options_for(facts, given))
     deliver_page(wanted, document.to_json, lambda: page(document, framework=framework))
     return OK
-
-
-def examined(config: str, batch: int | None, seq: int | None, load_timeout: float) -> Facts | None:
-    """Build the model in a worker without its weights; None if that failed, which was said."""
-    from fp8doctor.worker.parent import examine_in_worker
-    from fp8doctor.worker.printed import Printed
-
-    printed = Printed()
-    try:
-        with progress(quiet=False) as say:
-            found = examine_in_worker(
-                config,
-                planned=True,
-                batch=batch,
-                seq=seq,
-                load_timeout=load_timeout,
-                progress=say,
-                printed=printed,
-            )
-    except UserError:
-        raise
-    except BaseException:
-        complain_of_printed(printed, whole=True)
-        raise
-    if found.problem is None:
-        return found.facts
-    complain_of_printed(printed, whole=True)
-    complain(found.problem)
-    return None

@@ -23,7 +23,6 @@ KEYWORDS = (*BY_THE_FILTER, "recipe-that-fits", "safe-recipe", "real-fp8-kernel"
 
 FILTERS = ("module_filter_fn", "module_filter_func")
 HANDLERS = ("TERecipeKwargs", "AORecipeKwargs")
-CONFIG = "Float8LinearConfig"
 
 MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
 """Comments of a fix that ask for more than its lines, or for a choice."""
@@ -74,8 +73,6 @@ def _edits(treatment: Treatment, script: Source) -> Iterator[Edit]:
     lines = _Lines(Source(code.encode()), script)
     if name in KEYWORDS or changes_recipe(name) or name in BY_TREATMENT:
         edits = [*lines.set_keywords(name in BY_THE_FILTER)]
-    elif name == "cache-off":
-        edits = [*lines.cache_off()]
     elif name.startswith(("compile-", "convert-")):
         if found := COMPILES.search(script.text):
             line = script.text.count("\n", 0, found.start()) + 1
@@ -159,8 +156,10 @@ class _Lines:
                 value = self.bound[value.id][0].value  # type: ignore[attr-defined]
             name = "fp8_recipe" if name == "recipe" and _name(call) == "fp8_autocast" else name
             old = next((each.value for each in call.keywords if each.arg == name), None)
-            if old is not None:
-                yield from self.replace(old, value, name)
+            if isinstance(old, ast.Constant) and isinstance(value, ast.Constant):
+                yield Edit(*self.script.span(old), repr(value.value))
+            elif old is not None:
+                raise NotPlacedError(f"line {old.lineno} gives {name} already")
             elif len(call.args) > 1 or any(each.arg is None for each in call.keywords):
                 raise NotPlacedError(f"line {call.lineno} passes arguments that may set {name} already")
             else:
@@ -169,54 +168,6 @@ class _Lines:
         at = self.script.span(given[-1])[1] if given else self.script.span(call)[1] - 1
         if added:
             yield Edit(at, at, ", ".join(["", *added] if given else added))
-
-    def replace(self, old: ast.expr, new: ast.expr, name: str) -> Iterator[Edit]:
-        """Replace a value that the script writes out; one that it computes has no certain place."""
-        if isinstance(old, ast.Name) and not isinstance(new, ast.Lambda):
-            old = self.only_value(old)
-        if isinstance(new, ast.Lambda):
-            yield Edit(
-                *self.script.span(old.body if isinstance(old, ast.Lambda) else old), self.narrow(old, new)
-            )
-        elif isinstance(new, ast.Call) and _name(old) == _name(new) == CONFIG:
-            yield from self.set_on(old, new.keywords)  # type: ignore[arg-type]
-        elif isinstance(old, ast.Constant) or _name(old).endswith(("from_recipe_name", "Scaling")):
-            if ast.dump(old) != ast.dump(new):
-                text = str(new.value) if isinstance(new, ast.Constant) else self.fix.of(new, self.renamed)
-                yield Edit(*self.script.span(old), text)
-        else:
-            raise NotPlacedError(f"line {old.lineno} computes {name}")
-
-    def only_value(self, name: ast.Name) -> ast.expr:
-        """Return the value of a variable that is set once and used once; otherwise the variable."""
-        same = [each for each in self.script.names if each.id == name.id]
-        made = [self.script.parents[each] for each in same if isinstance(each.ctx, ast.Store)]
-        return made[0].value if len(same) == 2 and made and isinstance(made[0], ast.Assign) else name
-
-    def narrow(self, old: ast.expr, new: ast.Lambda) -> str:
-        """Add a condition to the script's own filter, which keeps what it leaves out now."""
-        if isinstance(old, (ast.Name, ast.Attribute)):
-            condition = self.fix.of(new.body, self.renamed)
-            return f"lambda layer, name: {self.script.of(old)}(layer, name) and {condition}"
-        if not isinstance(old, ast.Lambda) or len(old.args.args) != 2:
-            raise NotPlacedError(f"line {old.lineno} computes the filter")
-        theirs = {a.arg: b.arg for a, b in zip(new.args.args, old.args.args, strict=True)}
-        is_tight = isinstance(old.body, (ast.Compare, ast.Call, ast.UnaryOp)) or (
-            isinstance(old.body, ast.BoolOp) and isinstance(old.body.op, ast.And)
-        )
-        text = self.script.of(old.body)
-        return f"{text if is_tight else f'({text})'} and {self.fix.of(new.body, {**self.renamed, **theirs})}"
-
-    def cache_off(self) -> Iterator[Edit]:
-        """Switch off the KV cache where the script sets it, else after the model is built."""
-        nodes = ast.walk(self.script.tree)
-        given = [each.value for each in nodes if isinstance(each, ast.keyword) and each.arg == "use_cache"]
-        if len(given) > 1 or self.script.text.count("use_cache") > len(given):
-            raise NotPlacedError("several lines are about use_cache")
-        if not given:
-            yield self.insert()
-        elif getattr(given[0], "value", None) is not False:
-            yield from self.replace(given[0], ast.Constant(False), "use_cache")
 
     def insert(self) -> Edit:
         """Insert the lines where the script's only model is built and wrapped, and not yet trained."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from fp8doctor import registry
+from fp8doctor.answer.items import Item
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import recorded
 from fp8doctor.finding import Outcome
-from fp8doctor.render.details import Entry, entries
 from fp8doctor.render.terminal import printable_line, printable_lines
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Annotation(Struct, frozen=True):
 
 def notices(report: Document) -> tuple[Annotation, ...]:
     """Put a report into notices, the verdict first."""
-    explained = {entry.name: entry for entry in entries(report)}
+    explained = {each.name: each for each in report.answer.items} if report.answer else {}
     told = report.verdict
     verdict = Annotation(
         VERDICT,
@@ -59,12 +59,14 @@ def notices(report: Document) -> tuple[Annotation, ...]:
     )
 
 
-def _text(entry: Entry | None, explanation: str) -> str:
+def _text(item: Item | None, explanation: str) -> str:
     lines = [printable_line(explanation)]
-    if entry is not None and entry.aside:
-        lines.append(printable_line(entry.aside))
-    if entry is not None and entry.treatment:
-        lines += [f"{entry.label}: {printable_line(entry.treatment)}", *printable_lines(entry.lines)]
+    if item is not None:
+        lines += [printable_line(item.aside)]
+        fix = "Fix" if item.number else "Would change it"
+        lines += (
+            [f"{fix}: {printable_line(item.summary)}", *printable_lines(item.lines)] if item.summary else []
+        )
     return "\n".join(line for line in lines if line)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from fp8doctor.facts.record import encode
 from fp8doctor.health.record import OPERANDS, Health
 from fp8doctor.health.verdict import Conclusion, HealthVerdict
-from fp8doctor.render.table_page import Code, Heatmap, Sheet, Table
+from fp8doctor.render.page import Code, Heatmap, Page, Part, Quiet, Strong, Table
 from fp8doctor.version import VERSION
 from fp8doctor.wording import labels, percent, plural
 
@@ -20,23 +20,22 @@ COLUMNS, ROWS, WORST = 48, 24, 5
 shown; rows of the table."""
 
 Judged = tuple[Health, HealthVerdict]
-Part = Table | Code | Heatmap | str
 
 
-def page(judged: Judged, *, verbose: bool = False) -> Sheet:
+def page(judged: Judged, *, verbose: bool = False) -> Page:
     """Lay out one run; ``verbose`` shows all layers."""
     health, verdict = judged
     header = health.headers[-1]
     heading = (f"fp8doctor {VERSION}", health.name, header.script, header.device)
     by_layer = health.lowest_db()
     worst = sorted(by_layer, key=lambda name: min(by_layer[name].values()))
-    parts: list[Part] = [*_concluded(verdict.conclusions)]
+    parts: list[Part] = [Strong(verdict.summary), *_concluded(verdict.conclusions)]
     if by_layer:
         parts += [*_map(health, by_layer, set(by_layer if verbose else worst[:ROWS])), _last(health, worst)]
-    return Sheet(tuple(filter(None, heading)), (verdict.summary,), tuple(parts), " ".join(_basis(health)))
+    return Page(tuple(filter(None, heading)), (*parts, Quiet(" ".join(_basis(health)))))
 
 
-def comparison(one: Judged, other: Judged) -> Sheet:
+def comparison(one: Judged, other: Judged) -> Page:
     """Lay out two runs side by side."""
     runs, names = (one[0], other[0]), labels(one[0].name, other[0].name)
     end = min(each.steps[-1] if each.steps else 0 for each in runs)
@@ -59,7 +58,7 @@ def comparison(one: Judged, other: Judged) -> Sheet:
     if losses[0] is not None and losses[1] is not None:
         word = "higher" if losses[1] > losses[0] else "lower"
         summary = f"The loss of {names[1]} is {abs(losses[1] - losses[0]):.3g} {word} at step {end:,}."
-    return Sheet((f"fp8doctor {VERSION}", f"{names[1]} against {names[0]}"), (summary,), tuple(parts), "")
+    return Page((f"fp8doctor {VERSION}", f"{names[1]} against {names[0]}"), (Strong(summary), *parts))
 
 
 def as_json(judged: Sequence[Judged]) -> str:

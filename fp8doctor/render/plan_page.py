@@ -1,13 +1,13 @@
-"""A plan as a page: a table for each GPU, the set-up, and the answer at the end."""
+"""A plan as a page: the answer, a table for each GPU, and the set-up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fp8doctor.answer.job import quantity
 from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.plan_document import PlanDocument, Setup
-from fp8doctor.render.header import quantity
-from fp8doctor.render.table_page import Code, Sheet, Table
+from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table
 
 HEADS = ("recipe", "ms/step", "tokens/s", "speedup", "range", "GiB", "max batch")
 
@@ -22,7 +22,7 @@ BASIS = (
 )
 
 
-def page(plan: PlanDocument, *, framework: str | None = None) -> Sheet:
+def page(plan: PlanDocument, *, framework: str | None = None) -> Page:
     """Lay out a plan, with the set-up of one framework."""
     heading = (
         f"fp8doctor {plan.tool['version']}",
@@ -30,11 +30,10 @@ def page(plan: PlanDocument, *, framework: str | None = None) -> Sheet:
         f"{plan.model}, {quantity(plan.parameters)} parameters",
         *_job(plan),
     )
-    parts: list[Table | Code | str] = []
+    parts: list[Part] = [Strong(plan.answer)]
     for gpu in dict.fromkeys(each.gpu for each in plan.rows):
         parts += _of_gpu([each for each in plan.rows if each.gpu == gpu], plan.options.gpus)
-    parts += [BASIS, *plan.notes, *_setup(plan.setups, framework), plan.answer]
-    return Sheet(heading, (), tuple(parts), "")
+    return Page(heading, (*parts, *plan.notes, *_setup(plan.setups, framework), Quiet(BASIS)))
 
 
 def _job(plan: PlanDocument) -> Iterator[str]:

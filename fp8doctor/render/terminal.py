@@ -95,6 +95,19 @@ def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
     return [line.rstrip() for line in lines if line.strip()]
 
 
+def filled_up(text: str, width: int, *, right: bool = False) -> str:
+    """Fill a line up to a width, or cut it to that and say so."""
+    if columns(text) > width:
+        kept = ""
+        for each in text:
+            if columns(kept + each) > width - 3:
+                break
+            kept += each
+        text = f"{kept}..."
+    blanks = " " * (width - columns(text))
+    return blanks + text if right else text + blanks
+
+
 COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
 """A line of code with a comment behind it."""
 

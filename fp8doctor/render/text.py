@@ -1,38 +1,99 @@
-"""The report as text: the first screen, and with ``-v`` the details below it."""
+"""A page as text: in the terminal's width, in colors or without, in ASCII if need be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from fp8doctor.answer.items import Item, Mark
+from fp8doctor.answer.sentences import Box, Tone
+from fp8doctor.answer.steps import Row
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render import environment_page
-from fp8doctor.render.details import Details, Entry, details, without_findings
-from fp8doctor.render.drawing import draw
-from fp8doctor.render.environment_page import for_support, variables
-from fp8doctor.render.screen import LONGEST_REASON, first_screen
+from fp8doctor.render import report_page
+from fp8doctor.render.page import (
+    Bars,
+    Code,
+    Finding,
+    Fix,
+    Heatmap,
+    Labelled,
+    Marks,
+    Next,
+    Page,
+    Part,
+    Quiet,
+    Side,
+    Strong,
+    Table,
+)
 from fp8doctor.render.terminal import (
     BOLD,
     DIM,
     NARROWEST,
     columns,
+    filled_up,
     printable_line,
     printable_lines,
     to_ascii,
     wrap,
 )
-from fp8doctor.render.timing import Timing
-from fp8doctor.render.words import MARKS, Line, Mark
 
-COLOURS: dict[Mark, str] = {
-    "bad": "1;31",
-    "warning": "1;33",
-    "info": "36",
-    "healthy": "32",
-    "not_applicable": "2",
-    "unknown": "35",
+MARKS: dict[Mark, tuple[str, str, str]] = {
+    "bad": ("✗", "x", "1;31"),
+    "warning": ("!", "!", "1;33"),
+    "info": ("i", "i", "36"),
+    "healthy": ("✓", "ok", "32"),
+    "not_applicable": ("–", "-", "2"),
+    "unknown": ("?", "?", "35"),
 }
+"""Mark -> glyph, the same in ASCII, and style."""
 
-Paint = Callable[[str, str], str]
+TONES: dict[Tone, tuple[Mark, str]] = {
+    "bad": ("bad", "31"),
+    "good": ("healthy", "32"),
+    "plain": ("warning", "33"),
+}
+"""Tone of an answer -> its mark, and its colour."""
+
+NOT_PROFILED = "not profiled"
+
+FILLS = {
+    "matmul": ("█", "M", "36"),
+    "casts": ("▓", "C", "31"),
+    "attention": ("▒", "A", "34"),
+    "other": ("░", "o", ""),
+    "idle": ("·", ".", "2"),
+    NOT_PROFILED: ("╱", "/", "2"),
+}
+"""Part of a bar -> what fills it, the same in ASCII, and style: each differs without its colour."""
+
+FRAMES = ("╭─╮│╰╯", "+-+|++")
+
+CLOSE = {
+    *(
+        (Marks, Next),
+        (Quiet, Next),
+        (Code, Next),
+        (Bars, Quiet),
+        (Quiet, Quiet),
+        (Marks, Marks),
+        (Marks, Quiet),
+    ),
+    *((str, Labelled), (str, Code), (Table, Quiet)),
+}
+"""Parts between which there is no empty line."""
+
+LEAST_BAR, WIDEST_BAR = 10, 60
+"""Columns below which a bar is not drawn, and beyond which it tells no more."""
+
+NAMED = 24
+"""Columns of a table's names that are shown at least."""
+
+TIED = "\ue000"
+"""Stands for a blank at which no line is broken. Text never holds it: it is no printable character."""
+
+UNITS = re.compile(r"(?<=±) (?=\d)|(?<=\d) (?=(?:%|ms|GiB)(?!\w))")
+"""Blanks between a number and its sign or unit."""
 
 
 def render(
@@ -45,134 +106,259 @@ def render(
     quiet: bool = False,
     held_in: str = "",
 ) -> str:
-    """Write the report as text, at most ``width`` columns wide; code lines stay whole.
-
-    ``verbose`` adds the details, ``quiet`` leaves the verdict, warnings and errors alone. ``held_in`` names
-    the variable of Python that holds the report.
-    """
-    width = max(width, NARROWEST)
-    page = _Page(width, _coloured if colour else _plain, {mark: MARKS[mark][ascii] for mark in MARKS})
-    if environment_page.no_model(report):
-        return _joined(page.environment(report, verbose=verbose, quiet=quiet), ascii)
-    screen = first_screen(report, quiet=quiet, held_in=held_in)
-    drawn = draw(screen, width=width, colour=colour, ascii=ascii)
-    return f"{drawn}\n{_joined(page.details(details(report), report), ascii)}" if verbose else drawn
+    """Write a report as text; `as_text` says how, `fp8doctor.render.report_page.page` what."""
+    page = report_page.page(report, quiet=quiet, held_in=held_in)
+    return as_text(page, width=width, colour=colour, ascii=ascii, verbose=verbose)
 
 
-def _joined(paragraphs: Iterable[list[str]], ascii: bool) -> str:
-    text = "\n\n".join("\n".join(lines) for lines in paragraphs if lines) + "\n"
-    return to_ascii(text) if ascii else text
+def as_text(
+    page: Page, *, width: int = 100, colour: bool = False, ascii: bool = False, verbose: bool = False
+) -> str:
+    """Write a page, at most ``width`` columns wide; code stays whole. ``verbose`` adds the details."""
+    paper = _Paper(max(width, NARROWEST), colour, ascii)
+    first, *rest = page.parts
+    blocks = [[*paper.side(page.heading, paper.bold), *(paper.of(first) if isinstance(first, Side) else ())]]
+    blocks += paper.blocks(rest if isinstance(first, Side) else page.parts)
+    for section in page.details if verbose else ():
+        lines = [*paper.blocks(section.parts)]
+        blocks += [[paper.bold(section.title)], *lines] if any(lines) else []
+    text = "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
+    text = text.replace(TIED, " ")
+    return to_ascii(text.replace("± ", "+-")) if ascii else text
 
 
-def _plain(text: str, colour: str) -> str:
-    return text
+class _Paper:
+    """How wide a page is, in which colours, and with which glyphs."""
 
+    def __init__(self, width: int, colour: bool, ascii: bool) -> None:
+        self.width, self.colour, self.ascii = width, colour, ascii
 
-def _coloured(text: str, colour: str) -> str:
-    return f"\x1b[{colour}m{text}\x1b[0m" if colour else text
+    def paint(self, text: str, style: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self.colour and style and text.strip() else text
 
+    def bold(self, text: str) -> str:
+        return self.paint(text, BOLD)
 
-class _Page:
-    """One rendering: how wide, in which colours, with which glyphs."""
+    def quiet(self, text: str) -> str:
+        return self.paint(text, DIM)
 
-    def __init__(self, width: int, paint: Paint, glyphs: dict[Mark, str]) -> None:
-        self.width, self.paint, self.glyphs = width, paint, glyphs
-        self.margin = max(map(len, glyphs.values())) + 3
-        """Columns of the widest mark and the space behind it."""
+    def mark(self, mark: Mark) -> str:
+        return self.paint(MARKS[mark][self.ascii], MARKS[mark][2])
 
-    def details(self, found: Details, report: Document) -> Iterator[list[str]]:
-        """Write what the first screen does not say."""
-        yield self.joined(found.counts)
-        yield self.parts(found.timing)
-        for entry in found.entries:
-            yield self.entry(entry)
-        yield self.rows(found.outcomes)
-        yield [line for each in found.gaps for line in self.prose(each)]
-        yield self.joined((*for_support(report.facts), *variables(report.facts)))
-        yield self.prose(f"Not looked at: {found.not_looked_at}" if found.not_looked_at else "")
-        yield self.prose(found.recorded, colour=DIM)
-
-    def environment(self, report: Document, *, verbose: bool, quiet: bool) -> Iterator[list[str]]:
-        """Write whether the machine can train in FP8, and what is there, a line each."""
-        mark, verdict = environment_page.says(report)
-        first, *rest = self.prose(verdict, 2)
-        yield [f"fp8doctor {report.tool.version}"]
-        yield [f"{self.paint(self.glyphs[mark], COLOURS[mark])} {self.paint(first.lstrip(), BOLD)}", *rest]
-        items = list(environment_page.items(report, quiet=quiet))
-        name_width = max((len(each.name) for each in items), default=0)
-        margin = max(map(len, self.glyphs.values())) + 1
-        lines = []
-        for each in items:
-            glyph = self.glyphs[each.mark]
-            first, *rest = self.prose(each.text, margin + name_width + 2) or [""]
-            head = f"{self.paint(glyph, COLOURS[each.mark])}{' ' * (margin - len(glyph))}"
-            lines += [f"{head}{each.name:<{name_width}}  {first.lstrip()}", *rest]
-            lines += [" " * (margin + 4) + line for line in printable_lines(each.lines) if line]
+    def blocks(self, parts: Sequence[Part]) -> Iterator[list[str]]:
+        """Lay parts out; what belongs to the part above follows it without an empty line."""
+        lines: list[str] = []
+        for part, before in zip(parts, (None, *parts), strict=False):
+            if lines and (type(before), type(part)) not in CLOSE:
+                yield lines
+                lines = []
+            lines += self.of(part)
         yield lines
-        if verbose:
-            shown = {word for each in items for word in each.text.split()}
-            yield self.joined(each for each in for_support(report.facts) if each.split()[-1] not in shown)
-            yield self.rows(without_findings([each for each in report.outcomes if each.outcome != "unknown"]))
-            yield [line for each in details(report).gaps for line in self.prose(each)]
-        elif not quiet:
-            yield self.prose(environment_page.ONLY)
 
-    def joined(self, parts: Iterable[str]) -> list[str]:
-        """Short parts side by side, broken between two of them."""
-        return wrap(filter(None, map(printable_line, parts)), self.width, joint=" · ")
+    def of(self, part: Part) -> Iterable[str]:
+        """Lay one part out as lines."""
+        layouts: dict[type, Callable[..., Iterable[str]]] = {
+            str: self.prose,
+            Quiet: lambda of: self.prose(of.text, style=DIM),
+            Strong: self.strong,
+            Side: lambda of: self.side(of.pieces, self.quiet),
+            Next: self.next,
+            Labelled: lambda of: self.labelled(of.rows, self.quiet),
+            Marks: self.marks,
+            Code: lambda of: (f"      {line}".rstrip() for line in printable_lines(of.code)),
+            Table: self.table,
+            Heatmap: lambda of: self.table(of.as_table()),
+            Bars: self.bars,
+            Fix: lambda of: self.fix(of.item),
+            Finding: lambda of: self.finding(of.item),
+            Box: self.box,
+        }
+        return layouts[type(part)](part)
 
-    def prose(self, text: str, indent: int = 0, colour: str = "") -> list[str]:
-        lines = wrap(printable_line(text).split(" "), self.width - indent)
-        return [" " * indent + self.paint(line, colour) for line in lines]
+    def prose(self, text: str, indent: int = 0, style: str = "") -> list[str]:
+        """Wrap a paragraph between its words; a number stays with its unit."""
+        words = UNITS.sub(TIED, text if TIED in text else printable_line(text)).split(" ")
+        return [" " * indent + self.paint(line, style) for line in wrap(words, self.width - indent)]
 
-    def parts(self, timing: Timing | None) -> list[str]:
-        """Write the parts of each step as a table; if it is too wide, as sentences."""
-        if timing is None:
-            return []
-        named = [(printable_line(row.label), row.parts) for row in timing.rows if row.parts]
-        rows = [("ms/step", timing.columns), *named]
-        widths = [max(map(columns, cells)) for cells in zip(*(cells for _, cells in rows), strict=True)]
-        widest = max(columns(name) for name, _ in rows)
-        lines = [
-            f"  {name}{' ' * (widest - columns(name) + 2)}{'  '.join(map(str.rjust, cells, widths))}".rstrip()
-            for name, cells in rows
-        ]
-        sentences: list[str] = []
-        if max(map(columns, lines)) > self.width:
-            lines = []
-            for label, cells in named:
-                pairs = zip(timing.columns, cells, strict=True)
-                told = ", ".join(f"{name} {ms}" for name, ms in pairs if ms != "-")
-                sentences.append(f"{label}: {told} ms.")
-        table = [self.paint(lines[0], DIM), *lines[1:]] if named and lines else []
-        sentences += (*timing.differences[1:], *timing.notes)
-        sentences += [f"{row.label}: {row.note}." for row in timing.rows if len(row.reason) > LONGEST_REASON]
-        told_lines = [line for sentence in sentences for line in self.prose(sentence, 2)]
-        return [*table, *told_lines]
+    def hanging(self, begin: str, taken: int, text: str, style: str = "") -> Iterator[str]:
+        """Write a paragraph behind ``begin``, which takes so many columns; further lines are indented."""
+        first, *rest = self.prose(text, taken, style) or [""]
+        yield f"{begin}{first.lstrip()}".rstrip() if first.strip() else begin.rstrip()
+        yield from rest
 
-    def rows(self, lines: tuple[Line, ...]) -> list[str]:
-        """Write a mark and hanging text for each line."""
-        rows: list[str] = []
-        for line in lines:
-            glyph = self.glyphs[line.mark]
-            mark = self.paint(f"[{glyph}]", COLOURS[line.mark]) + " " * (self.margin - len(glyph) - 2)
-            first, *rest = self.prose(line.text, self.margin)
-            rows += [mark + first.lstrip(), *rest]
-        return rows
+    def side(self, pieces: Iterable[str], paint: Callable[[str], str]) -> list[str]:
+        told = [UNITS.sub(TIED, printable_line(each)) for each in pieces if each]
+        return [paint(line) for line in wrap(told, self.width, joint=" · ")]
 
-    def entry(self, entry: Entry) -> list[str]:
-        """Explain a finding; the first screen has the lines of a fix that is numbered."""
-        name, *wide = wrap(
-            [f"{entry.code} {printable_line(entry.name)}".lstrip(), printable_line(entry.aside)],
-            self.width - 3,
-            joint="     ",
+    def next(self, part: Next) -> Iterator[str]:
+        if part.command:
+            yield from self.hanging(self.bold("Next") + "  ", 6, "This answers what is open:")
+            yield f"      {printable_line(part.command)}"
+        lines = _Paper(self.width - 6, self.colour, self.ascii).side(part.pieces, str)
+        yield from (
+            f"{'' if at else self.bold('Next')}{'      ' if at else '  '}{line}"
+            for at, line in enumerate(lines)
         )
-        number = f"{entry.number or self.glyphs['not_applicable']}"
-        lines = [self.paint(f"{number:<3}{name}", BOLD if entry.number else "")]
-        lines += [f"   {line}" for line in wide]
-        lines += self.prose(entry.explanation, 3)
-        if entry.treatment and not entry.number:
-            lines += self.prose(f"{entry.label}: {entry.treatment}", 3)
-            code = printable_lines(entry.lines) if entry.lines else []
-            lines += [f"       {line}".rstrip() for line in code]
-        return lines
+
+    def strong(self, part: Strong) -> Iterator[str]:
+        mark = f"{self.mark(part.mark)} " if part.mark else ""
+        taken = len(MARKS[part.mark][self.ascii]) + 1 if part.mark else 0
+        yield from self.hanging(mark, taken, part.text, BOLD)
+
+    def labelled(self, rows: Sequence[tuple[str, str]], paint: Callable[[str], str]) -> Iterator[str]:
+        wide = max((columns(label) for label, _ in rows), default=0) + 2
+        for label, text in rows:
+            yield from self.hanging(paint(label) + " " * (wide - columns(label)), wide, text)
+
+    def marks(self, part: Marks) -> Iterator[str]:
+        if part.in_a_line:
+            told = [f"{MARKS[each.mark][self.ascii]}{TIED}{printable_line(each.text)}" for each in part.rows]
+            yield from wrap(told, self.width, joint="  ")
+            return
+        margin = max(len(glyphs[self.ascii]) for glyphs in MARKS.values()) + 1
+        name = max((columns(printable_line(each.name)) for each in part.rows), default=0)
+        taken = margin + (name + 2 if name else 0)
+        for each in part.rows:
+            begin = self.mark(each.mark) + " " * (margin - len(MARKS[each.mark][self.ascii]))
+            begin += filled_up(printable_line(each.name), name + 2) if name else ""
+            code = f"{TIED}{TIED}{each.code}" if each.code not in each.text else ""
+            yield from self.hanging(begin, taken, printable_line(each.text) + code)
+            yield from (" " * (margin + 4) + line for line in printable_lines(each.lines) if line)
+
+    def table(self, part: Table) -> Iterator[str]:
+        """Write a table, its head first; one that is too wide becomes a sentence for each row."""
+        if not part.rows:
+            return
+        every = zip(*part.rows, strict=True)
+        said = [at for at, cells in enumerate(every) if not at or not {*cells} <= {"", "-"}]
+        heads = tuple(head for at, head in enumerate(part.heads) if at in said)
+        part = Table(heads, tuple(tuple(row[at] for at in said) for row in part.rows), part.text)
+        count = len(part.heads)
+        rows = [tuple(map(printable_line, row)) for row in (part.heads, *part.rows)]
+        widths = [max(columns(row[at]) for row in rows) for at in range(count)]
+        spare = self.width - sum(widths[1:]) - 2 * count
+        widths[0] = min(widths[0], max(NAMED, spare - (14 if part.text else 0)))
+        if sum(widths) + 2 * count + (14 if part.text else 0) > self.width:
+            yield from self._sentences(part)
+            return
+        for row, text in zip(rows, (part.text, *(row[count:] for row in part.rows)), strict=True):
+            cells = [
+                filled_up(row[0], widths[0]),
+                *(filled_up(row[at], widths[at], right=True) for at in range(1, count)),
+            ]
+            line = "  " + "  ".join(cells)
+            if part.text:
+                shown = text if isinstance(text, str) else printable_line(text[0])
+                line += "  " + filled_up(shown, max(12, self.width - columns(line) - 2))
+            yield self.quiet(line.rstrip()) if row is rows[0] else line.rstrip()
+
+    def _sentences(self, part: Table) -> Iterator[str]:
+        heads = (*part.heads[1:], *([part.text] if part.text else []))
+        for name, *cells in part.rows:
+            told = ", ".join(
+                f"{head} {cell}".strip()
+                for head, cell in zip(heads, cells, strict=True)
+                if cell not in ("", "-")
+            )
+            yield from self.hanging("  ", 2, f"{name}: {told}.")
+
+    def bars(self, part: Bars) -> Iterator[str]:
+        """Draw the steps with a bar each; without room no memory, then no bar."""
+        rows = part.rows
+        cells = [(each.step, each.spread, each.speed, each.memory) for each in rows]
+        step, spread, speed, gib = (max(map(len, column)) for column in zip(*cells, strict=True))
+        speed, gib = (max(least, wide) if wide else 0 for least, wide in ((5, speed), (3, gib)))
+        label = max(9, min(max(columns(printable_line(each.label)) for each in rows), self.width * 2 // 5))
+        taken = label + 2 + step + (spread + 1 if spread else 0) + (speed + 2 if speed else 0)
+        drawn = len(rows) > 1 or bool(part.segments(rows[0]))
+        if self.width - taken - gib - 2 < (LEAST_BAR + 2 if drawn else 0):
+            gib = 0
+        room = min(WIDEST_BAR, self.width - taken - (gib + 2 if gib else 0) - 2)
+        room = room if drawn and room >= LEAST_BAR else 0
+        ends = ["speed".rjust(speed)] * bool(speed) + ["GiB".rjust(gib)] * bool(gib)
+        width = label + 2 + step + (spread + 1 if spread else 0)
+        head = "  ".join((filled_up("ms/step", width), *([" " * room] if room else []), *ends))
+        yield self.quiet(head.rstrip())
+        longest, styles = max(each.ms for each in rows), {"bad": "31", "good": "32"}
+        for each in rows:
+            first, *rest = wrap(printable_line(each.label).split(" "), label)
+            times = f"{each.step:>{step}}" + (f" {each.spread:>{spread}}" if spread else "")
+            style = styles.get(each.side, "")
+            line = [self.paint(f"{filled_up(first, label)}  {times}", style)]
+            line += [self._bar(part, each, room, longest)] if room else []
+            line += [self.paint(f"{each.speed:>{speed}}", style)] if speed else []
+            line += [f"{each.memory:>{gib}}"] if gib else []
+            yield "  ".join(line).rstrip()
+            yield from (self.paint(more, style) for more in rest)
+        if room:
+            yield from self._legend(part, "± 90% interval" if spread else "")
+
+    def _bar(self, part: Bars, row: Row, width: int, longest_ms: float) -> str:
+        """Draw a step as its parts, to the scale of the longest."""
+        bar, at_ms, end = "", 0.0, 0
+        for name, ms in part.segments(row) or ((NOT_PROFILED, row.ms),):
+            at_ms, start = at_ms + ms, end
+            end = max(round(min(at_ms, row.ms) / longest_ms * width), start or 1)
+            bar += self.paint(FILLS[name][self.ascii] * (end - start), FILLS[name][2])
+        return bar + " " * (width - end)
+
+    def _legend(self, part: Bars, spread: str) -> Iterator[str]:
+        shown = {name for row in part.rows for name, _ in part.segments(row) or ((NOT_PROFILED, 0.0),)}
+        named = [f"{FILLS[name][self.ascii]}{TIED}{name}" for name in FILLS if name in shown]
+        for line in wrap([*named, spread], self.width, joint="  "):
+            for name in shown:
+                line = line.replace(
+                    f"{FILLS[name][self.ascii]}{TIED}", f"{self.paint(*self._fill(name))}{TIED}"
+                )
+            yield line
+
+    def _fill(self, name: str) -> tuple[str, str]:
+        return FILLS[name][self.ascii], FILLS[name][2]
+
+    def fix(self, item: Item) -> Iterator[str]:
+        """Write a fix, whose summary is in the box: its saving, its code, and the lines to write."""
+        head = f"Fix {item.number}  "
+        first, *rest = self.prose(item.aside, len(head) + len(item.code) + 2) or [
+            " " * (len(head) + len(item.code) + 2)
+        ]
+        shown = first.lstrip()
+        gap = " " * max(2, self.width - len(head) - columns(shown) - len(item.code))
+        code = f"{gap}{self.quiet(item.code)}" if item.code else ""
+        yield f"{self.paint(head, '1;32')}{shown}{code}".rstrip()
+        yield from (f"{' ' * len(head)}{line.lstrip()}" for line in rest)
+        for line in printable_lines(item.lines) if item.lines else ():
+            yield f"       {line}".rstrip()
+
+    def finding(self, item: Item) -> Iterator[str]:
+        """Explain a fix or a finding; the first screen has the title, and the lines of a fix."""
+        named = " ".join(filter(None, (item.code, printable_line(item.name))))
+        yield self.bold(filled_up(f"{f'{item.number}. ' if item.number else ''}{named}", self.width).rstrip())
+        yield from self.prose(item.explanation, 3)
+        if item.number is None and item.summary:
+            yield from self.prose(f"Would change it: {item.summary}.", 3)
+            yield from (f"       {line}".rstrip() for line in printable_lines(item.lines))
+
+    def box(self, said: Box) -> Iterator[str]:
+        """Draw the answer in a frame: the verdict, and below it a row for each question."""
+        mark, colour = TONES[said.tone]
+        frame = FRAMES[self.ascii]
+        inner = _Paper(self.width - 4, self.colour, self.ascii)
+        glyph = MARKS[mark][self.ascii]
+        style = f"1;{colour}"
+        numbers = said.numbers.text if said.numbers else ""
+        title, alone = printable_line(said.title.text), len(glyph) + 1
+        if numbers and alone + columns(title) + 3 + columns(numbers) <= inner.width:
+            lines = [f"{inner.paint(f'{glyph} {title}', style)}   {inner.bold(numbers)}"]
+        else:
+            lines = list(inner.hanging(inner.paint(f"{glyph} ", style), alone, title, style))
+            lines += inner.prose(numbers, 2, BOLD) if numbers else []
+        rows = [
+            ("" if at else row.label, line.text) for row in said.rows for at, line in enumerate(row.lines)
+        ]
+        lines += inner.labelled(rows, inner.bold)
+        edge = self.paint(frame[3], colour)
+        yield self.paint(frame[0] + frame[1] * (self.width - 2) + frame[2], colour)
+        for line in lines:
+            bare = re.sub(r"\x1b\[[\d;]*m", "", line)
+            yield f"{edge} {line}{' ' * (inner.width - columns(bare))} {edge}"
+        yield self.paint(frame[4] + frame[1] * (self.width - 2) + frame[5], colour)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from fp8doctor.diagnosis.traces import Hint, Traces, digits
+from fp8doctor.diagnosis.traces import Traces, digits
 from fp8doctor.facts.traced import TracedKernel, TracedStep
-from fp8doctor.render.table_page import Sheet, Table
+from fp8doctor.render.page import Page, Part, Quiet, Strong, Table
 from fp8doctor.wording import percent, plural
 
 FAMILIES = {
@@ -34,24 +34,23 @@ IDLE = {
     "unknown": "idle: launch unknown",
 }
 
-ALL = "all"
-
 SHOWN_KERNELS = 5
 """Kernels of a list that are shown without ``-v``."""
 
-NAMES_LENGTH = 120
-"""Characters of a kernel's name that are shown without ``-v``."""
 
-
-def page(document: Traces, *, verbose: bool = False) -> Sheet:
+def page(document: Traces, *, verbose: bool = False) -> Page:
     """Lay out what the trace says; ``verbose`` shows every kernel."""
     step = document.steps[0]
-    return Sheet(
-        (f"fp8doctor {document.tool.version}", *_named(step)),
-        document.summaries,
-        (_times(step), *_kernels(step, verbose=verbose), *_hints(document.hints[0])),
-        _basis(step),
+    parts: tuple[Part, ...] = (
+        *map(Strong, document.summaries),
+        _times(step),
+        *_kernels(step, verbose=verbose),
     )
+    more = (
+        f"Look at: {each.text}{f' (fp8doctor explain {each.code})' if each.code else ''}."
+        for each in document.hints[0]
+    )
+    return Page((f"fp8doctor {document.tool.version}", *_named(step)), (*parts, *more, Quiet(_basis(step))))
 
 
 def _named(step: TracedStep) -> Iterator[str]:
@@ -73,15 +72,12 @@ def _named(step: TracedStep) -> Iterator[str]:
     yield f"{plural(step.steps, 'step')} ({marked}), {step.step_ms:,.{places}f} ms{each}{spread}"
 
 
-def _rows(step: TracedStep) -> dict[str, float]:
-    """List the parts of the step by their names; families first, the longest first."""
-    busy = {FAMILIES[family]: ms for family, ms in step.families_ms.items()}
-    return busy | {IDLE[cause]: ms for cause, ms in step.idle_ms.items()}
-
-
 def _times(step: TracedStep) -> Table:
+    """List the parts of the step, the longest first, then what the GPU waited for."""
     places = digits(step.step_ms)
-    rows = {name: ms for name, ms in _rows(step).items() if ms >= 0.5 * 10**-places} | {ALL: step.step_ms}
+    busy = {FAMILIES[family]: ms for family, ms in step.families_ms.items()}
+    parts = busy | {IDLE[cause]: ms for cause, ms in step.idle_ms.items()}
+    rows = {name: ms for name, ms in parts.items() if ms >= 0.5 * 10**-places} | {"all": step.step_ms}
     return Table(
         ("ms/step" if step.steps else "ms in all", "", "share"),
         tuple((name, f"{ms:,.{places}f}", percent(100 * ms / step.step_ms)) for name, ms in rows.items()),
@@ -94,53 +90,33 @@ def change(ms: float, places: int) -> str:
     return f"{'−' if ms < 0 else '+'}{shown}" if float(shown.replace(",", "")) else "-"
 
 
-def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table | str]:
-    """List FP8 matmul kernels, those that no rule knows, and with ``verbose`` all."""
+def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table]:
+    """List FP8 matmul kernels and those that no rule knows, or with ``verbose`` all."""
     if verbose:
-        yield _listed("all work", step.kernels, step, more=None)
+        yield Table(
+            ("all work", "count", "ms"),
+            tuple(_kernel(each, step, FAMILIES[each.family]) for each in step.kernels),
+            "kernel",
+        )
         return
     for title, family in (("FP8 matmuls", "gemm_fp8"), ("unknown kernels", "unknown")):
-        found = [kernel for kernel in step.kernels if kernel.family == family]
+        found = [_kernel(each, step, "") for each in step.kernels if each.family == family]
+        if more := found[SHOWN_KERNELS:]:
+            found = [*found[:SHOWN_KERNELS], ("", "", "", f"and {len(more)} more; -v shows all")]
         if found:
             share = percent(100 * step.families_ms[family] / step.step_ms)
-            yield _listed(f"{title}, {share}", found[:SHOWN_KERNELS], step, more=len(found) - SHOWN_KERNELS)
+            yield Table((f"{title}, {share}", "count", "ms"), tuple(found), "kernel")
 
 
-def _listed(title: str, kernels: Sequence[TracedKernel], step: TracedStep, more: int | None) -> Table:
-    places = max(2, digits(step.step_ms))
-    rows = [
-        (
-            _count(kernel.count),
-            f"{kernel.time_ms:,.{places}f}",
-            (kernel.name or "(without a name)")
-            if more is None
-            else _shortened(kernel.name or "(without a name)"),
-        )
-        for kernel in kernels
-    ]
-    if more is None:
-        return Table(
-            (title, "count", "ms"),
-            tuple((FAMILIES[kernel.family], *row) for kernel, row in zip(kernels, rows, strict=True)),
-            text="kernel",
-        )
-    if more > 0:
-        rows.append(("", "", f"and {more} more; -v shows all"))
-    return Table((title, "count", "ms"), tuple(("", *row) for row in rows), text="kernel")
-
-
-def _shortened(name: str) -> str:
-    return name if len(name) <= NAMES_LENGTH else f"{name[: NAMES_LENGTH - 3]}..."
-
-
-def _count(count: float) -> str:
-    return f"{count:,.0f}" if count == round(count) else f"{count:,.1f}"
-
-
-def _hints(hints: Sequence[Hint]) -> Iterator[str]:
-    for hint in hints:
-        more = f" (fp8doctor explain {hint.code})" if hint.code else ""
-        yield f"Look at: {hint.text}{more}."
+def _kernel(kernel: TracedKernel, step: TracedStep, family: str) -> tuple[str, ...]:
+    whole = kernel.count == round(kernel.count)
+    count = f"{kernel.count:,.0f}" if whole else f"{kernel.count:,.1f}"
+    return (
+        family,
+        count,
+        f"{kernel.time_ms:,.{max(2, digits(step.step_ms))}f}",
+        kernel.name or "(without a name)",
+    )
 
 
 def _basis(step: TracedStep) -> str:

@@ -127,7 +127,10 @@ def pages(report: Document, other: Document) -> dict[str, Callable[[], Iterable[
     def why() -> Iterator[str]:
         with suppress(UserError):
             found = layer_reports(named("*", report.facts), report)
-            yield from (as_json(found), why_page.overview(found, "*"), *map(why_page.page, found[:2]))
+            yield from (
+                as_json(found),
+                *(why_page.page(each, "*", report.facts) for each in (found, found[:1])),
+            )
 
     def written(format: str, **how: bool) -> Callable[[], Iterable[str]]:
         return lambda: [in_format(report, format, **how)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor.answer.commands import more_time_s
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts
@@ -36,13 +37,27 @@ def test_a_question_has_one_command(name: str) -> None:
     lines = [each.template for each in box(said).lines]
     assert said.open
     assert said.command
-    assert lines.count("open.command") == 1
+    assert lines.count("open.question") == 1
 
 
 def test_a_decided_answer_has_none() -> None:
     said = diagnose(Of(SLOW, bases={}).facts()).answer
     assert said.open == ()
     assert said.command == ""
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "elapsed_s", "advised"), [(0.5, 3.0, 30), (10.0, 13.0, 30), (60.0, 90.0, 150)]
+)
+def test_the_budget_that_is_advised_is_more_than_the_trial_took(
+    budget_s: float, elapsed_s: float, advised: int
+) -> None:
+    facts = Of({**FP8, "bf16_compiled": Reason.NO_TIME_LEFT}).facts()
+    trial = replace(facts.trial, budget_s=budget_s, elapsed_s=elapsed_s, enough_s=None)
+    assert more_time_s(trial) == advised
+    nothing = replace(trial, arms=(), why=Reason.NO_TIME_LEFT, reason="")
+    assert more_time_s(nothing) == advised
+    assert more_time_s(replace(nothing, why=Reason.STEP_RAISES)) is None
 
 
 def test_questions_differ() -> None:

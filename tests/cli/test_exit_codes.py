@@ -90,15 +90,6 @@ def test_a_mistake_of_ours_is_a_sentence_too(worker: Worker) -> None:
     assert "Traceback" in fp8doctor("model.py", "-v").stderr
 
 
-def test_too_little_memory_is_no_mistake_of_ours(worker: Worker) -> None:
-    worker.error = MemoryError()
-    result = fp8doctor("m.py")
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1] == (
-        "fp8doctor: the memory was not enough. Free some, or raise the limit of this shell (ulimit -v)"
-    )
-
-
 def test_control_characters_reach_no_terminal(worker: Worker) -> None:
     worker.error = UserError("no file \x1b[31mred\nand more", "frame\x1b[2J")
     assert "\x1b" not in fp8doctor("model.py").stderr

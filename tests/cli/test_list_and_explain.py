@@ -61,32 +61,6 @@ def test_explain_takes_an_error_from_stdin_and_without_quotes() -> None:
     assert fp8doctor("explain", *TRACEBACK.split()).stdout == as_argument
 
 
-def test_explain_says_if_the_last_exception_is_another_one() -> None:
-    log = f"{TRACEBACK}\n\nTraceback (most recent call last):\nKeyError: 'nobody has seen this'\n"
-    result = CliRunner().invoke(cli.main, ["explain", "--format", "json"], input=log)
-    assert json.loads(result.stdout)["last_exception_known"] is False
-    result = CliRunner().invoke(cli.main, ["explain"], input=log)
-    assert result.stdout.startswith("fp8doctor does not know the last exception in this text.")
-    assert "Found by: SHP001" in result.stdout
-
-
-def test_explain_an_error_in_json() -> None:
-    (error,) = json.loads(fp8doctor("explain", "--format", "json", TRACEBACK).stdout)["errors"]
-    assert error["codes"] == ["SHP001"]
-    assert set(error) == {
-        "says",
-        "pattern",
-        "probed",
-        "cause",
-        "lines",
-        "versions",
-        "source",
-        "codes",
-        "library",
-        "kind",
-    }
-
-
 def test_explain_an_error_that_is_not_known() -> None:
     text = "RuntimeError: nobody has seen this before, hf_AbCdEfGhIjKlMnOpQrStUvWxYz0123456789"
     result = fp8doctor("explain", text)
@@ -124,11 +98,6 @@ def test_a_kind_of_message_comes_with_what_the_message_names() -> None:
     assert "fp8doctor explain SHP001" in shown
 
 
-def test_an_error_of_many_causes_names_a_check() -> None:
-    shown = fp8doctor("explain", "torch.OutOfMemoryError: CUDA out of memory. Tried 20.00 MiB").stdout
-    assert "fp8doctor explain MEM002" in shown
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -156,14 +125,6 @@ def test_a_page_has_the_width_that_columns_says(
     assert max(len(line) for line in prose if " " in line) <= width
     assert max(map(len, prose)) > width - 20 or asked not in ("CMP001", "ENV001")
     assert all(line == line.rstrip() for line in prose)
-
-
-def test_a_page_in_a_pipe_is_as_wide_as_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns in ("", "0", "many"):
-        monkeypatch.setenv("COLUMNS", columns)
-        assert 80 < max(map(len, fp8doctor("explain", "CMP002").stdout.splitlines())) <= 100
-    monkeypatch.setenv("COLUMNS", "200")
-    assert 100 < max(map(len, fp8doctor("explain", "CMP002").stdout.splitlines())) <= 120
 
 
 @pytest.mark.slow

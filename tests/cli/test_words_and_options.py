@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, tool
-from fp8doctor.facts import Environment, Facts, Target
+from fp8doctor.facts import Facts, Target
 from fp8doctor.worker.protocol import TrialRequest
 from tests.cli.command import Worker, fp8doctor, process
 from tests.facts_of import DECODER_468M
@@ -107,24 +107,6 @@ def test_env_examines_no_model(worker: Worker) -> None:
     assert "Environment only. Run `fp8doctor model.py` to check a model." in result.stdout
 
 
-def test_env_prints_the_variables_that_ask_for_fp8(worker: Worker) -> None:
-    variables = {"ACCELERATE_MIXED_PRECISION": "fp8", "ACCELERATE_FP8_BACKEND": "te"}
-    worker.facts = Facts(
-        target=Target(kind="environment", name="environment", attribute=None),
-        environment=Environment(variables=variables),
-        gpus=(),
-        gaps={},
-    )
-    shown = fp8doctor("env", "-v").stdout
-    assert "ACCELERATE_MIXED_PRECISION=fp8 · ACCELERATE_FP8_BACKEND=te" in shown
-
-
-@pytest.mark.parametrize("word", ["run", "compare"])
-def test_words_of_later_versions_are_no_commands(worker: Worker, word: str) -> None:
-    assert fp8doctor(word, "x").exit_code == 2
-    assert not worker.asked
-
-
 def test_help_names_every_command_and_option() -> None:
     result = fp8doctor("--help")
     assert result.exit_code == 0
@@ -147,12 +129,6 @@ def test_help_names_every_command_and_option() -> None:
     ):
         assert word in result.output
     assert fp8doctor("report", "--help").output.startswith("Usage: fp8doctor report [OPTIONS] SAVED")
-
-
-def test_a_default_of_several_numbers_has_no_parentheses() -> None:
-    told = " ".join(fp8doctor("--help").output.split())
-    assert "budgets. Default: 90; 120 for a model of 7B parameters or compiled as one graph." in told
-    assert "default: (" not in told
 
 
 def test_nothing_at_all_is_wrong_usage() -> None:

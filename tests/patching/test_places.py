@@ -105,19 +105,6 @@ CONVERSIONS = {
     "convert_to_float8_training(net)": set(),
     "convert_to_float8_training(\n    net,\n)": set(),
     "net = convert_to_float8_training(net)": set(),
-    'convert_to_float8_training(net, module_filter_fn=lambda m, n: n != "blocks.0.up")': {"blocks.0.up"},
-    """convert_to_float8_training(
-    net,
-    module_filter_fn=lambda m, n: n == "x" or n != "blocks.1.up",
-)""": {"blocks.1.up"},
-    """def takes(layer, name):
-    return "up" in name
-
-convert_to_float8_training(net, module_filter_fn=takes)""": {
-        "blocks.0.down",
-        "blocks.1.down",
-        "head",
-    },
 }
 """How a script converts -> the layers that it leaves out."""
 AROUND = {
@@ -166,28 +153,6 @@ def test_the_changed_script_does_what_the_fixes_say(
     assert all(each._compiled_call_impl is not None for each in model.blocks)
 
 
-def test_a_config_that_the_script_names_is_changed_where_it_is_made() -> None:
-    script = f"""{MODEL}from torchao.float8 import Float8LinearConfig
-recipe = Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")   # mine
-model = Model()
-convert_to_float8_training(model, config=recipe)
-"""
-    changed = fixed(script, step("recipe-rowwise", ROWWISE))
-    assert 'recipe = Float8LinearConfig.from_recipe_name("rowwise")   # mine' in changed
-    assert len(changed.splitlines()) == len(script.splitlines())
-
-
-def test_settings_that_a_config_has_are_kept() -> None:
-    script = f"{MODEL}import torchao.float8 as f8\nmodel = Model()\n" + (
-        "convert_to_float8_training(model, config=f8.Float8LinearConfig(emulate=True, pad_inner_dim=True))\n"
-    )
-    code = "convert_to_float8_training(model, config=Float8LinearConfig(emulate=False))"
-    assert "Float8LinearConfig(emulate=False, pad_inner_dim=True)" in fixed(
-        script, step("real-fp8-kernel", code)
-    )
-    assert "computes config" in refused(script, "recipe-rowwise", ROWWISE)
-
-
 DELAYED = "with te.autocast(enabled=True, recipe=DelayedScaling()):\n    output = model(batch)"
 
 
@@ -196,10 +161,6 @@ DELAYED = "with te.autocast(enabled=True, recipe=DelayedScaling()):\n    output 
     [
         ("with te.autocast(enabled=True):", "with te.autocast(enabled=True, recipe=DelayedScaling()):"),
         ("with te.fp8_autocast():", "with te.fp8_autocast(enabled=True, fp8_recipe=DelayedScaling()):"),
-        (
-            "with te.fp8_autocast(enabled=True, fp8_recipe=MXFP8BlockScaling(margin=1)):",
-            "with te.fp8_autocast(enabled=True, fp8_recipe=DelayedScaling()):",
-        ),
     ],
 )
 def test_a_recipe_of_transformer_engine(line: str, after: str) -> None:
@@ -225,31 +186,12 @@ Trainer(model=model, args=args).train()
     changed = fixed(script, step("let-fp8-through", "args = TrainingArguments(..., bf16=False, fp16=False)"))
     assert "    bf16=False,\n    max_steps=4, fp16=False,\n)" in changed
     computed = script.replace("bf16=True", "bf16=options.bf16")
-    assert "line 4 computes bf16" in refused(
+    assert "line 4 gives bf16 already" in refused(
         computed, "let-fp8-through", "TrainingArguments(..., bf16=False)"
     )
 
 
 OPTIMIZED = "import torch\nmodel = build()\noptimizer = torch.optim.AdamW(model.parameters())\n"
-
-
-@pytest.mark.parametrize(
-    ("script", "line"),
-    [
-        (
-            "from transformers import LlamaConfig\nconfig = LlamaConfig(use_cache=True)\n",
-            "LlamaConfig(use_cache=False)",
-        ),
-        ("import torch as t\nconfig = Config(use_cache=None)\n", "Config(use_cache=False)"),
-        (OPTIMIZED, "build()\nmodel.config.use_cache = False\noptimizer"),
-        (
-            OPTIMIZED + "optimizer.step()\nimport re\nre.compile('x')",
-            "build()\nmodel.config.use_cache = False\nopt",
-        ),
-    ],
-)
-def test_the_cache(script: str, line: str) -> None:
-    assert line in fixed(script, step("cache-off", "model.config.use_cache = False"))
 
 
 def test_a_wrapped_model_is_compiled_after_it_is_wrapped() -> None:
@@ -311,7 +253,7 @@ def test_variables_come_before_the_first_import_that_may_read_them() -> None:
             f"{MODEL}convert_to_float8_training(a, module_filter_fn=make())",
             "keep-in-bf16",
             KEEP,
-            "computes the filter",
+            "gives module_filter_fn already",
         ),
         (f"{MODEL}x = 1; convert_to_float8_training(a)", "keep-in-bf16", KEEP, "several statements"),
         ("import torch\nprint('A')", "a", "export A=1", "line 2 uses this variable"),

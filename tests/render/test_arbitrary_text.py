@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp8doctor.answer.answer import Answer, Cause
+from fp8doctor.answer.items import Item
 from fp8doctor.answer.verdict import Open
 from fp8doctor.facts import Package, Target
 from fp8doctor.finding import Finding
@@ -53,8 +54,14 @@ names = st.one_of(
 def named_answer(name: str, finding: Finding) -> Answer:
     causes, doubts = (Cause(finding.title, finding.code), Cause(name)), (name,)
     fixes = (replace(LORA.prescription[0], title=name, treatment=finding.treatment),)
-    question = Open(what=name, command=name)
-    return replace(LORA.answer, causes=causes, fixes=fixes, doubts=doubts, open=(question,))
+    said = f"a {name}"
+    items = (
+        Item(1, "bad", "CMP001", name, finding.title, said, said, said, f"model.{name}.compile()"),
+        Item(None, "warning", "SHP002", name, f"168 of 168 {name}", said, said, said, f"# {name}"),
+        Item(None, "info", "SHP001", name, said, "", said, is_note=True),
+    )
+    told = {"causes": causes, "fixes": fixes, "items": items, "doubts": doubts}
+    return replace(LORA.answer, **told, open=(Open(what=name, command=name),))
 
 
 def with_name(name: str) -> Report:
@@ -86,7 +93,7 @@ def with_name(name: str) -> Report:
         ),
         verdict=replace(LORA.verdict, summary=name),
         answer=named_answer(name, named),
-        findings=(named, replace(LORA.findings[1], title=name, explanation=name, name=name)),
+        findings=(named, replace(LORA.findings[1], title=f"a {name}", explanation=name, name=name)),
         prescription=(replace(LORA.prescription[0], treatment=named.treatment),),
         outcomes=(*LORA.outcomes, *(replace(outcome, reason=name) for outcome in BROKEN.outcomes)),
     )

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import json as standard_json
+import json
 import os
+import re
 from pathlib import Path
 
 import jsonschema
@@ -14,17 +15,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor import registry
+from fp8doctor.answer.items import Mark, area_marks
+from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.document import schema
-from fp8doctor.facts import Checkpointing, Facts, Training, recorded
-from fp8doctor.finding import Outcome
+from fp8doctor.diagnosis.document import Document, schema
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.render import markdown, text
-from fp8doctor.render.details import calm_areas
-from fp8doctor.render.words import Line
-from fp8doctor.report import Report
+from fp8doctor.render.page import Bars
+from fp8doctor.render.report_page import page
+from fp8doctor.render.terminal import columns
 from tests import replays
-from tests.checks.arms import failed, ran, timed
+from tests.checks.arms import timed
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
+from tests.facts_of import DECODER_468M
 from tests.render.reports import EAGER_DECODER, SCREENS
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -54,19 +57,18 @@ def test_other_forms_of_a_screen() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCREENS)
 def test_json_holds_to_the_schema(name: str) -> None:
-    document = SCREENS[name].to_json()
-    jsonschema.validate(standard_json.loads(document), schema())
-    assert document == SCREENS[name].to_json()
+    jsonschema.validate(json.loads(SCREENS[name].to_json()), schema())
 
 
-@pytest.mark.slow
 def test_colour_changes_nothing_but_colour() -> None:
-    import re
-
     for each in SCREENS.values():
-        assert re.sub(r"\x1b\[[0-9;]*m", "", text.render(each, colour=True, verbose=True)) == text.render(
-            each, verbose=True
-        )
+        coloured = text.render(each, colour=True, verbose=True)
+        assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text.render(each, verbose=True)
+
+
+def test_v_begins_with_the_first_screen() -> None:
+    for each in SCREENS.values():
+        assert text.render(each, verbose=True).startswith(text.render(each))
 
 
 def test_a_crashed_check_is_named() -> None:
@@ -74,20 +76,43 @@ def test_a_crashed_check_is_named() -> None:
     assert "check ENV001 crashed: KeyError: 'bf16'" in markdown.render(SCREENS["broken"])
 
 
-def test_an_area_is_not_healthy_where_the_budget_left_no_time_for_a_step_that_tells() -> None:
-    arms = (
-        failed("checkpointing-off", "the budget of 60 s would not have been enough for it"),
-        ran("as_is"),
-    )
-    region = Checkpointing(name="blocks.0", form="wrapper", active=True)
-    facts = timed(Facts(training=Training(checkpointing=(region,))), *arms)
-    findings, outcomes = registry.run(registry.select(registry.discover(), ["CKP001"]), facts)
-    assert findings == ()
-    assert (outcomes[0].outcome, outcomes[0].missing) == ("unknown", "trial.arms.step_ms")
-    assert outcomes[0].reason == ("checkpointing-off: the budget of 60 s would not have been enough for it")
-    healthy = Outcome(code="CKP002", area="checkpointing", outcome="healthy")
-    shown = replace(EAGER_DECODER, findings=(), prescription=(), outcomes=(healthy, *outcomes))
-    assert [(line.area, line.mark) for line in calm_areas(shown, set())] == [("checkpointing", "unknown")]
+def bars_of(report: Document) -> Bars:
+    return next(part for part in page(report).parts if isinstance(part, Bars))
+
+
+def test_a_bar_is_as_long_as_its_step_and_a_ratio_that_of_two_times() -> None:
+    bars = bars_of(diagnose(timed(DECODER_468M, FP8_EAGER, BF16, FP8_COMPILED)))
+    best = next(each for each in bars.rows if each.speed == "1x")
+    for each in bars.rows:
+        assert sum(ms for _, ms in bars.segments(each)) == pytest.approx(each.ms, abs=0.3)
+        assert each is best or each.speed == f"{float(best.step) / float(each.step):.2f}x"
+
+
+def test_parts_that_cannot_be_relied_on_have_no_bar() -> None:
+    assert FP8_EAGER.breakdown is not None
+    unreliable = replace(FP8_EAGER, breakdown=replace(FP8_EAGER.breakdown, reliable=False))
+    bars = bars_of(diagnose(timed(DECODER_468M, unreliable, BF16)))
+    assert [bool(bars.segments(each)) for each in bars.rows] == [True, False]
+
+
+def test_every_family_of_kernels_has_its_column() -> None:
+    from typing import get_args
+
+    from fp8doctor.facts import Family
+
+    assert sorted(each for column in COLUMNS.values() for each in column) == sorted(get_args(Family))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ascii", [False, True])
+def test_a_screen_fits_its_width_and_parts_no_number_from_its_unit(ascii: bool) -> None:
+    report = replays.of("patients", "h200-checkpointed_needlessly").report
+    code = {line.strip() for step in report.prescription for line in step.treatment.code.splitlines()}
+    for width in range(40, 121):
+        lines = text.render(report, width=width, ascii=ascii).splitlines()
+        prose = [line for line in lines if line.strip() not in code]
+        assert max(map(columns, prose)) <= width
+        assert not re.search(r"±\s*│?$|\d\s*│\n│\s+(?:%|ms)", "\n".join(prose), re.MULTILINE)
 
 
 PATIENTS = [f"patients h200-{name}" for name in "decoder_468m lora te_fused cast_heavy_layer".split()]
@@ -96,11 +121,11 @@ RECORDINGS = (*PATIENTS, "running h200x2-ddp_slow_rank")
 TOP_LEVEL = [name for name in Facts.__struct_fields__ if name not in ("gaps", "unrecognized", "assumed_gpu")]
 
 
-def areas_of(report: Report) -> tuple[Line, ...]:
-    return calm_areas(report, {each.area for each in report.findings})
+def marks(report: Document) -> dict[str, Mark]:
+    return area_marks(report.outcomes, report.findings, report.verdict.status, report.facts)
 
 
-def unknown(report: Report) -> dict[str, str]:
+def unknown(report: Document) -> dict[str, str]:
     return {each.code: each.area for each in report.outcomes if each.outcome == "unknown"}
 
 
@@ -115,13 +140,11 @@ def test_what_nobody_saw_leaves_no_tick(recording: str) -> None:
         without = diagnose(replace(facts, **{name: msgspec.UNSET}))
         areas = {area for code, area in unknown(without).items() if code not in before}
         became += len(areas)
-        ticked = {line.area for line in areas_of(without) if line.mark == "healthy"}
+        ticked = {area for area, mark in marks(without).items() if mark == "healthy"}
         assert not areas & ticked, f"without {name}"
     assert became
 
 
 def test_an_area_of_which_nothing_applies_is_not_ticked() -> None:
-    areas = areas_of(replays.of("patients", "h200-decoder_468m").report)
-    assert {line.area: line.mark for line in areas} | {"lora": "not_applicable", "memory": "healthy"} == {
-        line.area: line.mark for line in areas
-    }
+    found = marks(replays.of("patients", "h200-decoder_468m").report)
+    assert found | {"lora": "not_applicable", "memory": "healthy"} == found

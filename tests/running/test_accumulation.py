@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 from torch.utils.checkpoint import checkpoint
 
+from fp8doctor.answer.job import model as described
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.render.header import model as described
 from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 

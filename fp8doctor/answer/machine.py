@@ -1,13 +1,11 @@
-"""The machine: what `fp8doctor env` lists, and what a maintainer asks for first."""
+"""The machine: whether it can train in FP8, a line for each thing that decides, versions for support."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from msgspec import Struct
 
-from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.recipe_support import (
     BACKENDS,
     has_fp8,
@@ -15,12 +13,12 @@ from fp8doctor.analysis.recipe_support import (
     transformer_engine_line,
     usable_recipes,
 )
+from fp8doctor.answer.items import Mark
+from fp8doctor.answer.job import gpu_label, short_version
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, Gpu, Health, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import RECIPES, Recipe
-from fp8doctor.render.header import gpu_label, lacks_batch, short_version
-from fp8doctor.render.words import Mark
 from fp8doctor.wording import plural
 
 LIBRARIES = {
@@ -44,10 +42,8 @@ NO_TENSOR_CORES = "no-fp8-tensor-cores"
 SCALINGS = {"tensor": "tensorwise", "row": "rowwise"}
 """Granularity of a recipe -> what people call it; block scaling has several names."""
 
-ONLY = "Environment only. Run `fp8doctor model.py` to check a model."
 
-
-class Item(Struct, frozen=True):
+class Thing(Struct, frozen=True):
     """A line of the list, and what to type if it is bad."""
 
     mark: Mark
@@ -75,23 +71,22 @@ def says(report: Document) -> tuple[Mark, str]:
     facts = report.facts
     bad = sum(each.severity in ("warning", "error") for each in report.findings)
     bad += sum(each.mark == "bad" for each in _accelerate_config(facts))
-    gpus = _visible(facts)
+    gpus, recipes = _visible(facts), if_recorded(usable_recipes, facts)
     issues = f"; {plural(bad, 'issue')} below" if bad else ""
     if gpus is None:
         return "unknown", f"fp8doctor cannot tell whether this machine can train in FP8{issues}"
     if not gpus:
         return "warning", f"No GPU here: FP8 cannot be timed on this machine{issues}"
-    if not any(map(has_fp8, gpus)):
-        return "bad", f"This machine cannot train in FP8: no GPU with FP8 tensor cores{issues}"
-    if facts.get("software.torch", "unknown") is None:
-        return "bad", f"This Python cannot train in FP8: it has no torch{issues}"
-    if _is_cpu_build(facts):
-        return "bad", f"This machine cannot train in FP8: torch is built without CUDA{issues}"
-    if not _has_library(facts):
-        return "bad", f"This machine cannot train in FP8 yet: no FP8 library is installed{issues}"
-    recipes = if_recorded(usable_recipes, facts)
-    if recipes == {}:
-        return "bad", f"This machine cannot train in FP8 yet: no FP8 library works here{issues}"
+    lacks = (
+        (not any(map(has_fp8, gpus)), "no GPU with FP8 tensor cores"),
+        (facts.get("software.torch", "unknown") is None, "this Python has no torch"),
+        (_is_cpu_build(facts), "torch is built without CUDA"),
+        (not _has_library(facts), "no FP8 library is installed"),
+        (recipes == {}, "no FP8 library works here"),
+    )
+    for holds, why in lacks:
+        if holds:
+            return "bad", f"This machine cannot train in FP8: {why}{issues}"
     mark: Mark = "warning" if bad else "healthy"
     return mark, f"This machine can train in FP8{_by_library(facts, recipes or {})}{issues}"
 
@@ -107,13 +102,12 @@ def _by_library(facts: Facts, recipes: dict[str, list[Recipe]]) -> str:
     return f" with {' and '.join(parts)}" if parts else ""
 
 
-def items(report: Document, *, quiet: bool = False) -> Iterator[Item]:
+def things(report: Document, *, quiet: bool = False) -> Iterator[Thing]:
     """List the machine from the ground up; with ``quiet`` only what is bad."""
     facts = report.facts
     lines = [
         *_software(facts),
         *_gpus(report),
-        *_driver(facts),
         *_packages(facts),
         *_accelerate_config(facts),
         *_settings(report),
@@ -121,16 +115,16 @@ def items(report: Document, *, quiet: bool = False) -> Iterator[Item]:
     yield from (each for each in lines if not quiet or each.mark in ("bad", "warning"))
 
 
-def _software(facts: Facts) -> Iterator[Item]:
+def _software(facts: Facts) -> Iterator[Thing]:
     if not recorded(facts, "software"):
-        yield Item("unknown", "Python", "packages were not read")
+        yield Thing("unknown", "Python", "packages were not read")
         return
     software = facts.software
     if recorded(software, "python"):
         on = f" on {software.platform}" if recorded(software, "platform") else ""
-        yield Item("healthy", "Python", f"{software.python}{on}")
+        yield Thing("healthy", "Python", f"{software.python}{on}")
     if (torch := software.get("torch")) is None:
-        yield Item("bad", "torch", ABSENT, "pip install torch")
+        yield Thing("bad", "torch", ABSENT, "pip install torch")
         return
     version = torch.partition("+")[0]
     cuda = software.get("cuda")
@@ -140,42 +134,34 @@ def _software(facts: Facts) -> Iterator[Item]:
     unused = _is_cpu_build(facts) and bool(facts.get("gpus"))
     mark: Mark = "bad" if unused else "info" if _is_cpu_build(facts) else "healthy"
     told = f"{version}, {built}" if known else short_version(torch)
-    yield Item(mark, "torch", told, WITH_CUDA if unused else "")
+    yield Thing(mark, "torch", told, WITH_CUDA if unused else "")
+    if recorded(software, "driver") and not hip:
+        driver = software.driver
+        yield Thing("healthy" if driver else "not_applicable", "driver", driver or "no NVIDIA driver found")
 
 
-def _driver(facts: Facts) -> Iterator[Item]:
-    if not recorded(facts, "software.driver") or facts.get("software.hip"):
-        return
-    driver = facts.software.driver
-    yield Item("healthy" if driver else "not_applicable", "driver", driver or "no NVIDIA driver found")
-
-
-def _gpus(report: Document) -> Iterator[Item]:
+def _gpus(report: Document) -> Iterator[Thing]:
     facts = report.facts
     gpus = _visible(facts)
     findings = [each for each in report.findings if each.area == "device"]
     if gpus is None:
         gaps = facts.get("gaps", {})
-        yield Item("unknown", "GPU", gaps.get("gpus", "unknown"), "nvidia-smi -L")
+        yield Thing("unknown", "GPU", gaps.get("gpus", "unknown"), "nvidia-smi -L")
     elif gpus:
-        for gpu, count in _counted(gpus):
-            many = f"{count} x " if count > 1 else ""
+        for label, gpu in {gpu_label(each): each for each in gpus}.items():
+            count = sum(gpu_label(each) == label for each in gpus)
             fp8 = has_fp8(gpu)
-            scalings = (if_recorded(_scalings, facts, gpu) or "") if fp8 else "no FP8 tensor cores"
-            command = "" if fp8 else ELSEWHERE
-            label = f"{many}{gpu_label(gpu)}"
-            yield Item("healthy" if fp8 else "bad", "GPU", f"{label}: {scalings or 'FP8'}", command)
+            scalings = (if_recorded(_scalings, facts, gpu) or "FP8") if fp8 else "no FP8 tensor cores"
+            many = f"{count} x " if count > 1 else ""
+            yield Thing(
+                "healthy" if fp8 else "bad", "GPU", f"{many}{label}: {scalings}", "" if fp8 else ELSEWHERE
+            )
     elif not findings:
         hidden = len(facts.get("gpus", ()))
-        yield Item("warning", "GPU", f"{hidden} hidden from this process" if hidden else "none", ELSEWHERE)
+        yield Thing("warning", "GPU", f"{hidden} hidden from this process" if hidden else "none", ELSEWHERE)
     for each in findings:
         if each.name != NO_TENSOR_CORES or each.treatment:  # else the GPU's line says it
             yield _of_finding("GPU", each, least="info" if gpus and not _is_cpu_build(facts) else "warning")
-
-
-def _counted(gpus: list[Gpu]) -> list[tuple[Gpu, int]]:
-    counts = Counter(map(gpu_label, gpus))
-    return [(gpu, counts[label]) for label, gpu in {gpu_label(gpu): gpu for gpu in gpus}.items()]
 
 
 def _scalings(facts: Facts, gpu: Gpu) -> str:
@@ -188,7 +174,7 @@ def _scalings(facts: Facts, gpu: Gpu) -> str:
     return f"FP8 {', '.join(dict.fromkeys(names))}"
 
 
-def _packages(facts: Facts) -> Iterator[Item]:
+def _packages(facts: Facts) -> Iterator[Thing]:
     """List the libraries that train in FP8, or their absence, and others in a line."""
     if not recorded(facts, "software.packages"):
         return
@@ -200,20 +186,20 @@ def _packages(facts: Facts) -> Iterator[Item]:
         if name in versions and _runs_nothing(facts, name):
             text = f"{versions[name]}: none of its FP8 recipes runs here"
             upgrade = f"{INSTALL} --upgrade" if name == "torchao" else transformer_engine_line(facts)
-            yield Item("bad" if lacks else "warning", called, text, upgrade)
+            yield Thing("bad" if lacks else "warning", called, text, upgrade)
         elif name in versions:
-            yield Item("healthy", called, versions[name])
+            yield Thing("healthy", called, versions[name])
         elif not _has_library(facts) and name == "torchao":
-            yield Item("bad", called, f"{ABSENT}, and no other FP8 library", INSTALL)
+            yield Thing("bad", called, f"{ABSENT}, and no other FP8 library", INSTALL)
         else:
-            yield Item("not_applicable", called, ABSENT)
+            yield Thing("not_applicable", called, ABSENT)
     others = [
         f"{name} {version}"
         for name, version in versions.items()
         if name not in LIBRARIES and not name.startswith("transformer_engine_")
     ]
     if others:
-        yield Item("healthy", "others", " · ".join(others))
+        yield Thing("healthy", "others", " · ".join(others))
 
 
 def _runs_nothing(facts: Facts, library: str) -> bool:
@@ -224,48 +210,48 @@ def _runs_nothing(facts: Facts, library: str) -> bool:
     return recipes is not None and library not in recipes
 
 
-def _accelerate_config(facts: Facts) -> Iterator[Item]:
+def _accelerate_config(facts: Facts) -> Iterator[Thing]:
     """Tell what ``accelerate launch`` reads if no file is named."""
     path, name = "environment.accelerate_config", "Accelerate config"
     if not recorded(facts, path):
         if reason := facts.get("gaps", {}).get(path):
-            yield Item("unknown", name, reason, "accelerate config   # writes the file again")
+            yield Thing("unknown", name, reason, "accelerate config   # writes the file again")
         return
     config = facts.environment.accelerate_config
     if config is None:
-        yield Item("not_applicable", name, "no default file")
+        yield Thing("not_applicable", name, "no default file")
         return
     backend = f", FP8 backend {config.fp8_backend}" if config.fp8_backend else ""
     text = f"mixed_precision {config.mixed_precision}{backend}"
     stack = BACKENDS.get(config.fp8_backend or "")
     if config.mixed_precision != "fp8":
-        yield Item("info", name, text)
+        yield Thing("info", name, text)
     elif stack and recorded(facts, "software.packages") and stack not in facts.packages():
         install = INSTALL if stack == "torchao" else transformer_engine_line(facts)
-        yield Item("bad", name, f"{text}, which is {ABSENT}", install)
+        yield Thing("bad", name, f"{text}, which is {ABSENT}", install)
     else:
-        yield Item("healthy", name, text)
+        yield Thing("healthy", name, text)
 
 
-def _settings(report: Document) -> Iterator[Item]:
+def _settings(report: Document) -> Iterator[Thing]:
     """List the variables that are set, and the checks' findings on them and packages."""
     if recorded(report.facts, "environment.variables"):
         found = variables(report.facts)
-        yield Item("info" if found else "healthy", "variables", " · ".join(found) or "none that affects FP8")
+        yield Thing("info" if found else "healthy", "variables", " · ".join(found) or "none that affects FP8")
     for each in report.findings:
         if each.area != "device":
             yield _of_finding(each.code, each)
     for outcome in report.outcomes:
         if outcome.outcome == "crashed":
             reason = outcome.reason or "no reason given"
-            yield Item("unknown", outcome.code, f"the check crashed: {reason}")
+            yield Thing("unknown", outcome.code, f"the check crashed: {reason}")
 
 
-def _of_finding(name: str, finding: Finding, least: Mark = "info") -> Item:
+def _of_finding(name: str, finding: Finding, least: Mark = "info") -> Thing:
     marks: dict[str, Mark] = {"error": "bad", "warning": "warning"}
     change = finding.treatment
     code = "" if name == finding.code else f" ({finding.code})"
-    return Item(
+    return Thing(
         marks.get(finding.severity or "info", least),
         name,
         f"{finding.title.rstrip('.')}{code}",
@@ -298,12 +284,28 @@ SOFTWARE = {
 }
 """Fields of the software -> their names for people."""
 
-LOSSES = {"given": "the user's loss", "output.loss": "loss of the model's output", "mean": "mean as loss"}
 
-
-def for_support(facts: Facts) -> tuple[str, ...]:
+def support(facts: Facts) -> tuple[str, ...]:
     """Tell what a maintainer asks for first, in a few words each."""
-    return (*_versions(facts), *_clocks(facts), *_step(facts), *_process(facts))
+    software, health = facts.get("software"), facts.get("trial.health")
+    told = [
+        f"{label} {software.get(name)}".lstrip()
+        for name, label in SOFTWARE.items()
+        if software is not None and software.get(name) is not None
+    ]
+    clocks = ((gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")) for gpu in facts.get("gpus", ()))
+    told += [f"SM clock {now} of {most} MHz" for now, most in clocks if now and most]
+    if health is not None and health.get("sm_clock_low_mhz") and health.get("samples"):
+        low, high = health.sm_clock_low_mhz, health.sm_clock_high_mhz
+        told.append(f"{low} to {high} MHz in {plural(health.samples, 'look')} while timed")
+    if harm := facts.get("trial.harm"):
+        told.append(f"not as before the trial: {', '.join(harm)}")
+    counts = {"training.distributed.world_size": "rank", "network.modules": "module", "network.hooks": "hook"}
+    told += [plural(count, noun) for path, noun in counts.items() if (count := facts.get(path))]
+    taken, frames = (facts.get(f"training.dynamo.{name}") for name in ("frames_ok", "frames_total"))
+    if taken is not None and frames:
+        told.append(f"Dynamo compiled {taken} of {plural(frames, 'frame')}")
+    return tuple(told)
 
 
 def variables(facts: Facts) -> tuple[str, ...]:
@@ -311,7 +313,7 @@ def variables(facts: Facts) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in facts.variables().items())
 
 
-def not_timed(facts: Facts) -> tuple[str, ...]:
+def untimed_shapes(facts: Facts) -> tuple[str, ...]:
     """List shapes that FP8 or its casts could not be timed for, one sentence each."""
     shapes = facts.get("trial.shapes", ())
     return tuple(
@@ -319,63 +321,3 @@ def not_timed(facts: Facts) -> tuple[str, ...]:
         for each in shapes
         if each.get("reason")
     )
-
-
-def _versions(facts: Facts) -> Iterator[str]:
-    software = facts.get("software")
-    for name, label in SOFTWARE.items():
-        if software is not None and software.get(name) is not None:
-            yield f"{label} {getattr(software, name)}".lstrip()
-
-
-def _clocks(facts: Facts) -> Iterator[str]:
-    yield from filter(None, map(_clock, facts.get("gpus", ())))
-    health = facts.get("trial.health")
-    if health is not None and _was_seen(health):
-        low, high = health.sm_clock_low_mhz, health.sm_clock_high_mhz
-        yield f"{low} to {high} MHz in {plural(health.samples, 'look')} while timed"
-
-
-def _clock(gpu: Gpu) -> str:
-    now, most = gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")
-    return f"SM clock {now} of {most} MHz" if now and most else ""
-
-
-def _was_seen(health: Health) -> bool:
-    names = ("samples", "sm_clock_low_mhz", "sm_clock_high_mhz")
-    return all(health.get(name) is not None for name in names)
-
-
-def _step(facts: Facts) -> Iterator[str]:
-    """Tell where the parts of the step came from, and what its trial left changed."""
-    if recorded(facts, "workload"):
-        yield from _sources(facts)
-    if facts.get("trial.harm"):
-        yield f"not as before the trial: {', '.join(facts.trial.harm)}"
-
-
-def _sources(facts: Facts) -> Iterator[str]:
-    workload, autocast = facts.workload, facts.get("training.autocast")
-    if (note := workload.get("note")) and not lacks_batch(workload):
-        yield note
-    if recorded(workload, "loss_source"):
-        yield LOSSES[workload.loss_source]
-    if recorded(workload, "optimizer_source"):
-        yield "default optimizer" if workload.optimizer_source == "made up" else "the user's optimizer"
-    if recorded(workload, "autocast_source"):
-        if workload.autocast_source == "given":
-            yield "the user's autocast"
-        elif autocast or lacks_autocast(facts):
-            yield f"autocast to {autocast}" if autocast else "no autocast"
-
-
-def _process(facts: Facts) -> Iterator[str]:
-    """List the rest of the process: ranks, hooks, frames that torch.compile took."""
-    for path, name in (("training.distributed.world_size", "rank"), ("network.modules", "module")):
-        if (count := facts.get(path)) is not None:
-            yield plural(count, name)
-    if hooks := facts.get("network.hooks"):
-        yield plural(hooks, "hook")
-    taken, frames = (facts.get(f"training.dynamo.{name}") for name in ("frames_ok", "frames_total"))
-    if taken is not None and frames:
-        yield f"Dynamo compiled {taken} of {plural(frames, 'frame')}"

@@ -1,4 +1,4 @@
-"""The job in a few words: GPU, versions, model, layers, and synthetic parts."""
+"""The job in words: GPU, versions, model, what decides about FP8, its ranks, and synthetic parts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
-from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
+from fp8doctor.analysis.layers import flops_share_pct, main_rows, stores_fp8
 from fp8doctor.analysis.memory import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.outcome import own_words, watched_job
@@ -207,26 +207,6 @@ def _attention(facts: Facts) -> str:
     unfused = "no fused kernel" if ran and not seen else ""
     none = "none found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
     return ", ".join(filter(None, (*asked, kernels, unfused, none)))
-
-
-def counts(facts: Facts) -> tuple[str, ...]:
-    """Count FP8 layers by class, if recorded."""
-    return if_recorded(_fp8_counts, facts) or ("te.Linear unknown", "Float8Linear unknown")
-
-
-def _fp8_counts(facts: Facts) -> tuple[str, ...]:
-    *rarer, commonest = fp8_layers(facts)
-    return *(_kind(layers, facts) for layers in rarer), _kind(commonest, facts, last=True)
-
-
-def _kind(layers: Layers, facts: Facts, last: bool = False) -> str:
-    """Name one class of FP8 layers; the total follows every number but zero."""
-    text = f"{layers.label} {layers.count}" + (
-        f" of {len(facts.network.linears)}" if layers.count or last else ""
-    )
-    notes = ["weights only"] if layers.storage_only else []
-    notes += [f"{percent(layers.flops_share_pct)} of matmul FLOPs"] if layers.flops_share_pct else []
-    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:

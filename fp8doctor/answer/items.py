@@ -1,0 +1,293 @@
+"""Each fix of the plan and each finding beside it, once: what it saves, what ends it, and its lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
+from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
+from fp8doctor.analysis.treatment_table import FOR_FP8, OPTIMIZER_LAST, STAY_IN_BF16, traits
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.variant_names import numbered
+from fp8doctor.answer.verdict import GRAVE, Status
+from fp8doctor.areas import position
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.no_number import sentence_of
+from fp8doctor.finding import Basis, Finding, Outcome, Saving
+from fp8doctor.wording import plural, rounded_ms
+
+Mark = Literal["bad", "warning", "info", "healthy", "not_applicable", "unknown"]
+
+MARK_OF_SEVERITY: dict[str | None, Mark] = {"error": "bad", "warning": "warning"}
+
+HOW_KNOWN: dict[Basis | None, str] = {
+    "measured": "measured",
+    "modelled": "estimated",
+    "rule": "by rule",
+    None: "",
+}
+"""Basis of a number -> the same in words."""
+
+AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
+"""Areas of checks -> what they are about; the others are words."""
+
+GAINS_NOTHING = "Expected, but the fix gained nothing beyond noise when timed: "
+"""Stands before a finding that needs no change."""
+
+HOW_TO_USE = {
+    "shell": "in the shell",
+    "yaml": "in the job's YAML file",
+    "sketch": "adapt these lines: fp8doctor could not see where your script does this",
+}
+"""Kind of lines -> what to do with them; Python's need no word."""
+
+IDLE, EXPOSED = "host-bound", "exposed-communication"
+"""The checks of idle time, and of communication that no compute covers, which copies do not have."""
+
+
+class Item(Struct, frozen=True):
+    """A fix of the plan, or a finding that heads none."""
+
+    number: int | None
+    """Of the fix."""
+    mark: Mark
+    code: str
+    """Empty for a fix that the trial found and no check names."""
+    name: str
+    title: str
+    aside: str
+    """Of a fix: where it is written, what it saves. Of a finding: what ends it, or what its change saves."""
+    explanation: str = ""
+    summary: str = ""
+    """Of its change; empty if a fix of the plan ends it."""
+    lines: str = ""
+    is_note: bool = False
+    """True for a finding that is only information."""
+
+
+def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Iterator[Item]:
+    """List the fixes in their order, then the other findings."""
+    by_name = {each.name: each for each in findings}
+    numbers = {step.treatment.name: number for number, step in enumerate(steps, 1)}
+    for step in steps:
+        found = by_name.get(next(iter(step.names), ""))
+        also = f" Also fixes {', '.join(step.mends[1:])}." if step.mends[1:] else ""
+        yield Item(
+            number=numbers[step.treatment.name],
+            mark=MARK_OF_SEVERITY.get(found.severity if found else None, "info"),
+            code=step.code,
+            name=found.name if found else step.treatment.name,
+            title=found.title if found else step.title,
+            aside=_fix_aside(step, steps, numbers, view),
+            explanation=f"{found.explanation if found else ''}{also}".strip(),
+            summary=step.treatment.summary,
+            lines=step.treatment.code,
+        )
+    heads = {name for step in steps for name in step.names[:1]}
+    for finding in (each for each in findings if each.name not in heads):
+        vain = gains_nothing(finding)
+        ended = _ended_by(finding, steps, view)
+        alone = finding.saving_ms if _gained_alone(finding) else None
+        change = finding.treatment
+        if ended or view.gives_up_fp8 or (change and (finding.saving_ms and not alone)):
+            change = None
+        yield Item(
+            number=None,
+            mark="info" if vain else MARK_OF_SEVERITY.get(finding.severity, "info"),
+            code=finding.code,
+            name=finding.name,
+            title=f"{GAINS_NOTHING if vain and not ended else ''}{finding.title}",
+            aside=ended or (f"on its own, its change {_saves(alone)}" if alone and change else ""),
+            explanation=finding.explanation,
+            summary=change.summary if change else "",
+            lines=change.code if change else "",
+            is_note=finding.severity == "info",
+        )
+
+
+def _fix_aside(step: Step, steps: Sequence[Step], numbers: dict[str, int], view: TrialView) -> str:
+    """Say where a fix is written, what it saves and with which others, or why it has no time."""
+    has_lines = any(
+        line.strip() and not line.lstrip().startswith("#") for line in step.treatment.code.splitlines()
+    )
+    how = HOW_TO_USE.get(step.treatment.kind, "") if has_lines else ""
+    beside, saving = numbered(step.together, numbers), step.saving_ms
+    if beside and saving is None:
+        gives = f"its saving is counted in {beside}"
+    elif saving is None:
+        gives = if_recorded(_not_timed, step, view) or ""
+    else:
+        begins = saving.from_ms  # a model is converted, then compiled
+        later = steps[numbers[step.treatment.name] :] if begins else ()
+        ends = (each for each in later if each.saving_ms and each.saving_ms.to_ms == begins)
+        after = next((f"with fix {numbers[each.treatment.name]} " for each in ends), "")
+        depths = " at two depths" if saving.basis == "measured" and view.facts.get("trial.blocks") else ""
+        gives = f"{f'together with {beside} ' if beside else ''}{_saves(saving, after)}{depths}"
+    return "; ".join(filter(None, (how, gives)))
+
+
+def _saves(saving: Saving, after: str = "") -> str:
+    """Write a saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
+    how = HOW_KNOWN[saving.basis]
+    either_way = saving.low < 0 < saving.high
+    if saving.from_ms is not None and saving.to_ms is not None:
+        noise = " within noise" if either_way else ""
+        times = f"from {saving.from_ms:,.1f} {after}to {saving.to_ms:,.1f}"
+        verb = "saves" if saving.middle >= 0 else "costs"
+        return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {how}"
+    how += f" for {saving.gpu}" if saving.basis == "modelled" and saving.gpu else ""
+    ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
+    first, last = map(rounded_ms, ends)
+    if either_way and (first, last) != ("0.0", "0.0"):
+        noisy = "too noisy to tell: " if saving.basis == "measured" else ""
+        words = [
+            f"{ms} ms/step {'less' if end > 0 else 'more'}"
+            for ms, end in zip((first, last), ends, strict=True)
+        ]
+        return f"{noisy}from {' to '.join(words)}, {how}"
+    most = not saving.low and saving.high > 0
+    amount = f"at most {last}" if most else first if first == last else f"{first} to {last}"
+    return f"{'saves' if saving.high >= 0 else 'costs'} {amount} ms/step, {how}"
+
+
+def _not_timed(step: Step, view: TrialView) -> str:
+    """Say why a trial on a GPU has no time of a fix; empty without a trial."""
+    name, arms = step.treatment.name, view.facts.arms()
+    if not timed_on_gpu(view.facts) or not any(each.tried for each in arms):
+        return ""
+    planned = [each for each in arms if name in each.get("treatments", ())]
+    if any(each.tried for each in planned) and name not in view.open_in_bf16:
+        return ""
+    late = (view.own_bf16_left_out if name == STAY_IN_BF16 else None) or next(
+        filter(lacked_time, planned), None
+    )
+    if late:
+        return f"not timed: {(sentence_of(late) or '').removeprefix('it ')}"
+    if planned:
+        return "not timed"  # the table says why
+    return f"not timed: {'no part of this trial' if traits(name).runs else 'fp8doctor cannot apply it'}"
+
+
+def _ended_by(finding: Finding, steps: Sequence[Step], view: TrialView) -> str:
+    """Name the fix that ends a finding or its cause; leaving FP8 off ends what only FP8 has."""
+    name = finding.treatment.name if finding.treatment else None
+    causes = set() if finding.severity == "info" else set(finding.caused_by)
+    fixes = list(enumerate(steps, 1))
+    itself = (number for number, step in fixes if step.treatment.name == name)
+    also = (number for number, step in fixes if finding.name in step.names)
+    cause = (number for number, step in fixes if causes.intersection(step.mends))
+    leaves = (number for number, step in fixes if step.treatment.name == STAY_IN_BF16)
+    fix = next(itself, None) or next(also, None) or next(cause, None)
+    if fix is None and _is_of_fp8_alone(finding):
+        fix = next(leaves, None)
+    if fix is None:
+        return ""
+    gone = steps[fix - 1].treatment.name == STAY_IN_BF16
+    if gone and finding.treatment and finding.treatment.name in FOR_FP8:
+        return "its fix makes another job, not timed"
+    if finding.name == IDLE and if_recorded(_still_idle, view):
+        return f"less with fix {fix}"
+    untold = finding.name == EXPOSED and steps[fix - 1].saving_ms is None
+    return f"gone with fix {fix}" if gone else f"{'see fix' if untold else 'fixed by'} {fix}"
+
+
+def _still_idle(view: TrialView) -> bool:
+    """Return whether the plan's timed end is idle for as long a share as a check reports."""
+    end = view.end
+    found = breakdown_of(end.arm) if end and not end.is_as_is else None
+    return bool(found and end and end.arm.step_ms and 100 * found.idle_ms > HOST_BOUND_PCT * end.arm.step_ms)
+
+
+def _is_of_fp8_alone(finding: Finding) -> bool:
+    """Return whether nothing is left of a problem once the layers run in BF16."""
+    if finding.treatment and finding.treatment.name == OPTIMIZER_LAST:
+        return False
+    check = registry.check_of(finding)
+    return bool(check and check.changes_fp8 and not check.stays_in_bf16)
+
+
+def _gained_alone(finding: Finding) -> bool:
+    """Return whether its treatment was timed by itself, and saved time for sure."""
+    saving = finding.saving_ms
+    return saving is not None and saving.basis == "measured" and saving.low > 0
+
+
+def gains_nothing(finding: Finding) -> bool:
+    """Return whether its treatment was timed and saves nothing for sure, and speed is all it is about."""
+    saving = finding.saving_ms
+    in_vain = saving is not None and saving.basis == "measured" and saving.low <= 0
+    return in_vain and finding.severity != "error" and not recorded(finding, "breaks")
+
+
+class Checked(Struct, frozen=True):
+    """Checks or areas with the same answer."""
+
+    mark: Mark
+    text: str
+
+
+MARK_OF_OUTCOME: dict[str, Mark] = {
+    "not_applicable": "not_applicable",
+    "unknown": "unknown",
+    "crashed": "unknown",
+}
+
+
+def area_marks(
+    outcomes: Iterable[Outcome], findings: Iterable[Finding], status: Status, facts: Facts
+) -> dict[str, Mark]:
+    """Mark each area without a finding: unknown if a check of it is, else healthy.
+
+    A step that is slower than BF16 is not called fine if no check of it found anything.
+    """
+    troubled, marks = {each.area for each in findings}, dict[str, set[Mark]]()
+    for each in outcomes:
+        if each.outcome == "crashed":
+            troubled.add(each.area)
+        elif each.outcome != "sick":
+            mark = MARK_OF_OUTCOME.get(each.outcome, "healthy")
+            unexplained = each.area == "step" and status in ("fp8_slower", *GRAVE) and mark == "healthy"
+            aside = unexplained or _asks_of_another_way(each, facts)
+            marks.setdefault(each.area, set()).add("not_applicable" if aside else mark)
+    order: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
+    calm = sorted(marks.keys() - troubled, key=position)
+    return {area: next(mark for mark in order if mark in marks[area]) for area in calm}
+
+
+def areas(marks: dict[str, Mark]) -> Iterator[Checked]:
+    """Count the areas by what is known of them, and name those not fully checked."""
+    counts = Counter(marks.values())
+    if fine := counts["healthy"]:
+        yield Checked("healthy", f"{plural(fine, 'area')} fine")
+    if aside := counts["not_applicable"]:
+        yield Checked("not_applicable", f"{aside} {'does' if aside == 1 else 'do'} not apply")
+    if unknown := [AREAS.get(area, area) for area, mark in marks.items() if mark == "unknown"]:
+        names = ", ".join(unknown)
+        yield Checked("unknown", f"{len(unknown)} not fully checked (-v says why): {names}")
+
+
+def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
+    """Return whether a check waits for facts that this way of looking never gives.
+
+    A trial of a watched script, watched steps of a model, ranks of one process.
+    """
+    several = facts.get("training.distributed.world_size", 1) > 1
+    watched: bool = facts.get("target.kind") == "script"
+    never = {"trial": watched, "observed": not watched, "ranks": not (watched and several)}
+    return recorded(outcome, "missing") and never.get(outcome.missing, False)
+
+
+def without_findings(outcomes: Iterable[Outcome]) -> tuple[Checked, ...]:
+    """List the checks that found nothing, those with the same answer together."""
+    together: dict[tuple[Mark, str], list[str]] = {}
+    for each in outcomes:
+        if each.outcome != "sick":
+            said = ", ".join(filter(None, (each.outcome.replace("_", " "), each.reason)))
+            together.setdefault((MARK_OF_OUTCOME.get(each.outcome, "healthy"), said), []).append(each.code)
+    return tuple(Checked(mark, f"{' '.join(codes)}: {said}") for (mark, said), codes in together.items())

@@ -1,0 +1,180 @@
+"""A page: the parts that text, Markdown and HTML lay out, each in its way."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fp8doctor.answer.items import Item, Mark
+from fp8doctor.answer.sentences import Box
+from fp8doctor.answer.steps import COLUMNS, NONE_MS, Row
+
+FAMILIES = {"matmul": 2, "casts": 1, "attention": 1, "other": 1, "idle": 1}
+"""Part of a bar -> how many parts of `COLUMNS` it holds, in their order."""
+
+SHADES = "·░▒▓█"
+"""Of a `Heatmap`, from sound to worst; ``-`` is unknown."""
+
+
+class Side(Struct, frozen=True):
+    """Short pieces side by side, in the background; a line breaks between two of them."""
+
+    pieces: tuple[str, ...]
+
+
+class Next(Struct, frozen=True):
+    """What to type next, for readers of a terminal alone."""
+
+    pieces: tuple[str, ...]
+    command: str
+    """Of the box, whole, if the box breaks it; else empty."""
+
+
+class Quiet(Struct, frozen=True):
+    """A paragraph in the background."""
+
+    text: str
+
+
+class Strong(Struct, frozen=True):
+    """The answer of a page that has no box."""
+
+    text: str
+    mark: Mark | None = None
+
+
+class Labelled(Struct, frozen=True):
+    """A label and a line each."""
+
+    rows: tuple[tuple[str, str], ...]
+
+
+class Marked(Struct, frozen=True):
+    """One line of a list."""
+
+    mark: Mark
+    text: str
+    name: str = ""
+    code: str = ""
+    """Of a check, to look up."""
+    lines: str = ""
+    """To type."""
+
+
+class Marks(Struct, frozen=True):
+    """A list whose lines begin with a mark."""
+
+    rows: tuple[Marked, ...]
+    in_a_line: bool = False
+
+
+class Code(Struct, frozen=True):
+    """Lines that are shown as they are."""
+
+    code: str
+
+
+class Table(Struct, frozen=True):
+    """Rows of cells: a name, then numbers, then text if there is a head for it."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text: str = ""
+    """Head of a last column of text, which is cut to the width; empty without one."""
+
+
+class Bars(Struct, frozen=True):
+    """The timed steps, as bars of their parts."""
+
+    rows: tuple[Row, ...]
+
+    def segments(self, row: Row) -> tuple[tuple[str, float], ...]:
+        """Divide a bar: family -> ms, none shorter than what is printed; empty if the parts are not known."""
+        left = iter(row.parts_ms if row.is_reliable else ())
+        sums = {
+            name: sum(ms for _, ms in zip(range(count), left, strict=False))
+            for name, count in FAMILIES.items()
+        }
+        return tuple((name, ms) for name, ms in sums.items() if ms >= NONE_MS)
+
+    @property
+    def numbers(self) -> Table | None:
+        """Write the same in numbers; None if no step was profiled."""
+        rows = [
+            (each.label, f"{each.ms:,.1f}", *(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in each.parts_ms))
+            for each in self.rows
+            if each.parts_ms
+        ]
+        return Table(("ms/step", "all", *COLUMNS), tuple(rows)) if rows else None
+
+
+class Heatmap(Struct, frozen=True):
+    """Rows of numbers over time, as shades."""
+
+    title: str
+    columns: tuple[str, ...]
+    """What each column is, for readers of HTML; the first and the last are shown."""
+    rows: tuple[tuple[str, tuple[float | None, ...]], ...]
+    limits: tuple[float, ...]
+    """A number below the n-th has at least the n-th shade."""
+
+    def shade(self, number: float) -> int:
+        """Return 0 for a sound number, up to the count of limits."""
+        return sum(number < each for each in self.limits)
+
+    def as_table(self) -> Table:
+        """Draw it in characters."""
+        drawn = (
+            (name, "".join("-" if each is None else SHADES[self.shade(each)] for each in numbers))
+            for name, numbers in self.rows
+        )
+        return Table((self.title,), tuple(drawn), text=f"{self.columns[0]} to {self.columns[-1]}")
+
+
+class Fix(Struct, frozen=True):
+    """A fix of the plan, whose summary is in the box."""
+
+    item: Item
+
+
+class Finding(Struct, frozen=True):
+    """A fix or a finding, explained."""
+
+    item: Item
+
+
+Part = (
+    str
+    | Side
+    | Next
+    | Quiet
+    | Strong
+    | Labelled
+    | Marks
+    | Code
+    | Table
+    | Bars
+    | Heatmap
+    | Fix
+    | Finding
+    | Box
+)
+
+
+class Section(Struct, frozen=True):
+    """Parts under a heading."""
+
+    title: str
+    parts: tuple[Part, ...]
+    is_folded: bool = False
+    """True for what HTML shows when a reader opens it."""
+
+
+class Page(Struct, frozen=True):
+    """A page, in reading order."""
+
+    heading: tuple[str, ...]
+    """Short pieces, side by side."""
+    parts: tuple[Part, ...]
+    """What every reader sees."""
+    details: tuple[Section, ...] = ()
+    """Of ``-v``, Markdown and HTML."""

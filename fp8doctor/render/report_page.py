@@ -1,0 +1,186 @@
+"""A report as a page: the first screen, and the details that ``-v``, Markdown and HTML add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8doctor.answer.commands import more_time, more_time_s
+from fp8doctor.answer.items import area_marks, areas, without_findings
+from fp8doctor.answer.job import job_facts, machine, made_up, model
+from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
+from fp8doctor.answer.machine import no_model, says, support, things, untimed_shapes, variables
+from fp8doctor.answer.sentences import box, in_short
+from fp8doctor.answer.steps import ranks, timed_steps
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.facts import Trial, if_recorded
+from fp8doctor.render.page import (
+    Bars,
+    Finding,
+    Fix,
+    Labelled,
+    Marked,
+    Marks,
+    Next,
+    Page,
+    Part,
+    Quiet,
+    Section,
+    Side,
+    Strong,
+    Table,
+)
+from fp8doctor.wording import plural
+
+LONG = 80
+"""Characters of a command that a box of 100 columns breaks. A choice."""
+
+LONG_S = 300
+"""Seconds from which a time to wait is written in minutes."""
+
+BARE, BELOW = ("FP8", "attention"), ("Memory", "Tokens/s")
+"""Facts of the job that need no label, and those that stand below the table of steps."""
+
+ONLY = "Environment only. Run `fp8doctor model.py` to check a model."
+
+
+def page(report: Document, *, quiet: bool = False, held_in: str = "") -> Page:
+    """Lay a report out.
+
+    ``quiet`` leaves the answer, warnings and errors. ``held_in`` names Python's variable of the report.
+    """
+    if no_model(report):
+        return _environment(report, quiet=quiet)
+    if quiet:
+        return Page((), (box(report.answer), *_notices(report, notes=False)))
+    name = model(report.facts)
+    heading = (f"fp8doctor {report.tool.version}", *([name] if name else []))
+    return Page(heading, tuple(_first(report, held_in)), tuple(_details(report)))
+
+
+def _first(report: Document, held_in: str) -> Iterator[Part]:
+    facts, said = report.facts, report.answer
+    told = job_facts(facts, report.verdict.tokens_per_s, report.findings)
+    job = (each if label in BARE else f"{label} {each}" for label, each in told if label not in BELOW)
+    yield Side((*machine(facts, report.modelled_gpu), *job))
+    yield box(said)
+    if said.fault and in_short(said.fault.reason) != said.fault.reason.rstrip("."):
+        yield f"{said.fault.reason[:1].upper()}{said.fault.reason[1:]}"
+    yield from (Fix(each) for each in said.items if each.number)
+    if steps := if_recorded(timed_steps, facts):
+        if steps.rows:
+            yield Bars(steps.rows)
+        yield from (Quiet(each) for each in (steps.method, steps.untimed) if each)
+    if below := tuple(each for each in told if each[0] in BELOW):
+        yield Labelled(below)
+    if found := ranks(facts):
+        yield found[0]
+        yield Labelled(found[1])
+    yield from _notices(report)
+    if counted := tuple(areas(area_marks(report.outcomes, report.findings, said.status, facts))):
+        yield Marks(tuple(Marked(each.mark, each.text) for each in counted), in_a_line=True)
+    if apart := made_up(facts):
+        yield Quiet(apart)
+    if report.ignored:
+        yield Quiet(f"Ignored: {'; '.join(f'{code} ({reason})' for code, reason in report.ignored.items())}")
+    yield from _next(report, held_in)
+
+
+def _notices(report: Document, *, notes: bool = True) -> Iterator[Marks]:
+    """List the findings beside the plan, and in one line what is only information."""
+    said = report.answer
+    lines = [
+        Marked(each.mark, f"{each.title}{f' ({each.aside})' if each.aside else ''}", code=each.code)
+        for each in said.notices
+        if notes or each.mark != "info"
+    ]
+    for outcome in report.outcomes:
+        if outcome.outcome == "crashed":
+            why = f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}"
+            lines.append(Marked("unknown", why, code=outcome.code))
+    mended = {name for step in said.fixes for name in step.names}
+    infos = [each for each in said.items if each.is_note and each.name not in mended] if notes else []
+    if infos:
+        titles = "; ".join(f"{each.title.rstrip('.')} ({each.code})" for each in infos)
+        lines.append(Marked("info", f"{plural(len(infos), 'note')}: {titles}"))
+    if lines:
+        yield Marks(tuple(lines))
+
+
+def _next(report: Document, held_in: str) -> Iterator[Part]:
+    """Name the next commands, for a shell or for Python, and the page of a code that is shown."""
+    said, view = report.answer, report.facts
+    codes = [each.code for each in said.items if each.number] + [each.code for each in said.notices]
+    first = next(filter(None, codes), "")
+    option = "" if said.is_decided else more_time(view)
+    pieces = [f'{held_in}.save("report.json")'] if held_in else []
+    if first in {each.code for each in report.findings if each.severity != "info"}:
+        pieces.append(f"fp8doctor explain {first}")
+    if option:
+        pieces.append(f"{option} to time more variants{_added(view.trial)}")
+    pieces += (
+        ["in a shell: fp8doctor report -v report.json"] if held_in else ["-v shows more", "-o report.html"]
+    )
+    yield Next(tuple(pieces), said.command if len(said.command) > LONG else "")
+
+
+def _added(trial: Trial) -> str:
+    """Say how much longer than this trial the budget for the variants left out may take."""
+    spent_s, budget_s = trial.get("elapsed_s"), more_time_s(trial)
+    if spent_s is None or budget_s is None:
+        return ""
+    added_s = budget_s - round(spent_s)
+    return f", up to {f'{added_s:.0f} s' if added_s < LONG_S else f'{added_s / 60:.0f} min'} more"
+
+
+def _details(report: Document) -> Iterator[Section]:
+    """Add what the first screen does not say."""
+    facts = report.facts
+    if steps := if_recorded(timed_steps, facts):
+        numbers = Bars(steps.rows).numbers
+        proofs = Table(
+            ("variant",), tuple((each.label, each.rounds) for each in steps.rows if each.rounds), "in"
+        )
+        parts = (numbers, *steps.differences, *steps.notes, *([proofs] if proofs.rows else []))
+        yield Section("The steps in numbers", tuple(each for each in parts if each))
+    explained = tuple(Finding(each) for each in report.answer.items if each.explanation or each.summary)
+    if explained:
+        yield Section("What was found", explained)
+    if rows := layer_rows(facts.linears(), facts):
+        yield Section("Layer by layer", (Table(HEADS, rows, "runs in"), Quiet(LEGEND)), is_folded=True)
+    lines = (*_unread(report), *_checked(report))
+    if lines:
+        yield Section("Checks without a finding", (Marks(lines),), is_folded=True)
+    recorded = (
+        f"Recorded {report.created_at} by fp8doctor {report.tool.version}." if report.created_at else ""
+    )
+    yield Section(
+        "Environment",
+        (Side((*support(facts), *variables(facts))), *([Quiet(recorded)] if recorded else [])),
+        is_folded=True,
+    )
+
+
+def _checked(report: Document) -> Iterator[Marked]:
+    return (Marked(each.mark, each.text) for each in without_findings(report.outcomes))
+
+
+def _unread(report: Document) -> Iterator[Marked]:
+    """List facts that could not be read or timed, with the reason."""
+    for name, reason in report.facts.get("gaps", {}).items():
+        yield Marked("unknown", f"Not read: {name}: {reason}")
+    yield from (Marked("unknown", each) for each in untimed_shapes(report.facts))
+
+
+def _environment(report: Document, *, quiet: bool) -> Page:
+    """Lay out whether the machine can train in FP8, and what is there, a line each."""
+    mark, verdict = says(report)
+    found = tuple(things(report, quiet=quiet))
+    lines = Marks(tuple(Marked(each.mark, each.text, each.name, lines=each.lines) for each in found))
+    shown = {word for each in found for word in each.text.split()}
+    more = Side(tuple(each for each in support(report.facts) if each.split()[-1] not in shown))
+    checked = Marks((*_unread(report), *_checked(report)))
+    return Page(
+        (f"fp8doctor {report.tool.version}",),
+        (Strong(verdict, mark), lines, *(() if quiet else (ONLY,))),
+        (Section("Machine", (more,)), Section("Checks without a finding", (checked,))),
+    )
