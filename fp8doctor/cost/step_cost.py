@@ -111,6 +111,10 @@ class ModelledStep(Struct, frozen=True):
     compiled: bool = False
     """True if `modelled_bf16` compiled all of it."""
 
+    @property
+    def idle_ms(self) -> float:
+        return max(0.0, self.step_ms - self.busy_ms)
+
 
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
