@@ -177,13 +177,11 @@ def unlike_gpus(facts: Facts) -> dict[int, str]:
         for name in GPU_READ
         if len({getattr(gpu, name) for gpu in gpus.values() if recorded(gpu, name)}) > 1
     ]
-    return (
-        {rank: ", ".join(_gpu_property(gpu, name) for name in unlike) for rank, gpu in gpus.items()}
-        if unlike
-        else {}
-    )
+    if not unlike:
+        return {}
 
+    def told(gpu: Gpu, name: str) -> str:
+        called, unit = GPU_READ[name]
+        return f"{called} {gpu.get(name, 'unknown')}{unit}".strip()
 
-def _gpu_property(gpu: Gpu, name: str) -> str:
-    called, unit = GPU_READ[name]
-    return f"{called} {gpu.get(name, 'unknown')}{unit}".strip()
+    return {rank: ", ".join(told(gpu, name) for name in unlike) for rank, gpu in gpus.items()}

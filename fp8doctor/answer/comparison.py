@@ -191,6 +191,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     name = next(iter(expects.recipes), "")
     words = f"FP8 {recipe_in_words(name)} compiled"
     fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best) if converts else now
+    rest = expects.fp8_ms - bf16_ms - sum(expects.parts_ms.values())
     end, gain, end_speedup = _planned(facts, findings, steps, expects, now, bf16)
     return Comparison(
         now=now,
@@ -200,7 +201,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         speedup=speedup,
         gain=gain,
         end_speedup=end_speedup,
-        parts_ms=_estimated_parts(expects) if speedup and (converts or expects.as_is) else {},
+        parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or expects.as_is) else {},
         gpu=expects.gpu,
         as_is=expects.as_is,
         after=expects.after,
@@ -275,12 +276,6 @@ def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[N
     gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
     bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)
     return after, Number(gain, *_holding(gain, bounds), "modelled")
-
-
-def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:
-    """Divide the estimated difference of FP8 and BF16, in ms."""
-    longer = expects.fp8_ms - expects.bf16_ms
-    return expects.parts_ms | {REST: longer - sum(expects.parts_ms.values())}
 
 
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:

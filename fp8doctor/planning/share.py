@@ -18,6 +18,9 @@ from fp8doctor.planning.job_options import Options
 KEYS = ("k_proj", "v_proj", "key", "value", "wk", "wv", "to_k", "to_v", "k", "v")
 """Last parts of the names of layers that make keys and values, of which there are fewer heads."""
 
+ALIKE = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
+"""Facts that layers of one shape and kind share."""
+
 REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj")
 """Layers of multi-head latent attention that every rank of tensor parallelism computes whole. Source:
 torchtitan's plan for DeepSeek-V3, in which they have no ColwiseParallel."""
@@ -92,7 +95,8 @@ def share_of(facts: Facts, options: Options) -> Share:
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
         layer = layer_of(linear, facts, options, scale)
-        key = (*_shape(layer), layer.owner.rpartition(".")[2], layer.last)
+        shape = (layer.rows, *(layer.linear.get(each) for each in ALIKE))
+        key = (*shape, layer.owner.rpartition(".")[2], layer.last)
         seen = found.get(key)
         found[key] = layer if seen is None else replace(seen, count=seen.count + layer.count)
     layers = tuple(
@@ -160,12 +164,6 @@ def refuse_odd_heads(network: Network, options: Options) -> None:
         raise UserError(f"--tp {options.tp} does not divide the {heads} heads of attention")
     if of_keys and of_keys % options.tp and options.tp % of_keys:
         raise UserError(f"--tp {options.tp} does not divide the {of_keys} heads of keys and values")
-
-
-def _shape(layer: Layer) -> tuple[object, ...]:
-    linear = layer.linear
-    kept = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
-    return (layer.rows, *(linear.get(each) for each in kept))
 
 
 def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> Layer:
