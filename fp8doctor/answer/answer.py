@@ -228,7 +228,7 @@ def _causes(
             yield Cause(fault.reason, fault.finding.code if fault.finding else "")
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
-            yield Cause(words.partition(":")[0].partition(". ")[0])
+            yield Cause(words)
     costs = [_cause(each.title, each.code, each.saving_ms) for each in _explaining(view, findings, steps)]
     fresh = (each for each in costs if each.code not in told)
     yield from sorted(fresh, key=lambda each: -(each.ms or 0.0))
