@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.planning.converted import gathers_fp8, is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Amount, Share
+from fp8doctor.planning.share import Amount, Share, gathers_fp8, is_converted
 from fp8doctor.recipes import STACKS, Recipe
 
 NETWORK_GB_S = 50.0
