@@ -98,7 +98,9 @@ def kept_gib(facts: Facts) -> float | None:
 
 
 def _kept(facts: Facts) -> Iterator[Kept]:
-    factor = _uncompiled(facts)
+    names = {each.name.removesuffix(".base_layer").rpartition(".")[2] for each in facts.network.linears}
+    attends = has_vocabulary(facts.network) and not names.isdisjoint(QUERIES + FUSED_QUERIES)
+    factor = KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
     for linear in facts.network.linears:
         if linear.role == "head":
             continue
@@ -129,9 +131,3 @@ def _bytes_each(linear: Linear, facts: Facts) -> float:
         return 4.0 if linear.dtype == "float32" else 2.0
     in_fp32 = linear.multiplies_in == "float32" and facts.get("training.autocast") is None
     return 4.0 if in_fp32 and linear.adapter is None else 2.0
-
-
-def _uncompiled(facts: Facts) -> float:
-    names = {each.name.removesuffix(".base_layer").rpartition(".")[2] for each in facts.network.linears}
-    attends = has_vocabulary(facts.network) and not names.isdisjoint(QUERIES + FUSED_QUERIES)
-    return KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0

@@ -109,13 +109,12 @@ def judged(facts: Facts) -> list[Linear]:
     return [
         linear
         for linear in linears
-        if linear.use == "training" and is_known(linear, gpu) and linear.role != "experts" and _runs(linear)
+        if linear.use == "training"
+        and is_known(linear, gpu)
+        and linear.role != "experts"
+        and fits_fp8(linear)
+        and not linear.get("features", {}).get("emulate")
     ]
-
-
-def _runs(linear: Linear) -> bool:
-    emulated = linear.get("features", {}).get("emulate")
-    return not emulated and fits_fp8(linear)
 
 
 def gain_of(

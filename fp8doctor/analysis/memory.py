@@ -183,9 +183,13 @@ def fit(facts: Facts) -> Fit | None:
 
     None if it did, if its parts lie on several GPUs, or if the optimizer or the GPU's memory is unknown.
     """
-    if if_recorded(ran_on_a_gpu, facts) or _is_spread(facts) or facts.get("trial.device", "cpu") != "cpu":
+    ranks = (facts.get("training.distributed.world_size"), facts.get("ranks.world_size"))
+    spread = any(count and count > 1 for count in ranks)  # and DeepSpeed may offload its optimizer
+    spread = spread or facts.get("training.accelerate.distributed") == "DEEPSPEED"
+    if if_recorded(ran_on_a_gpu, facts) or spread or facts.get("trial.device", "cpu") != "cpu":
         return None
-    whole = _whole_gib(facts)
+    assumed = modelled_gpu(facts) if facts.get("assumed_gpu") and has_datasheet(facts) else None
+    whole = (assumed and assumed.memory_gib) if facts.get("assumed_gpu") else gpu_gib(facts)
     stored = [each for each in facts.network.linears if each.use == "storage"]
     bf16 = estimated_peak(in_bf16(_loaded_in_bf16(facts, stored) if stored else facts))
     fp8 = estimated_peak(facts if facts.network.fp8 or stored else _in_fp8(facts))
@@ -283,22 +287,6 @@ def step_now(facts: Facts) -> str:
     """Name the step as it is, in a comparison; one that does not fit does not run now."""
     memory = if_recorded(fit, facts)
     return "without the fix" if memory and memory.is_too_large else "now"
-
-
-def _is_spread(facts: Facts) -> bool:
-    """Return whether other GPUs or the host hold a part; DeepSpeed may offload its optimizer."""
-    if facts.get("training.accelerate.distributed") == "DEEPSPEED":
-        return True
-    ranks = (facts.get("training.distributed.world_size"), facts.get("ranks.world_size"))
-    return any(count and count > 1 for count in ranks)
-
-
-def _whole_gib(facts: Facts) -> float | None:
-    """Return the memory of the assumed GPU, else of the smallest visible one."""
-    if not facts.get("assumed_gpu"):
-        return gpu_gib(facts)
-    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    return gpu.memory_gib if gpu else None
 
 
 def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:

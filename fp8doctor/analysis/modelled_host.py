@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH, PAYS_FROM, is_given
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
-from fp8doctor.cost import calls_of, micro_batches, rows_of, step_tokens
+from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
-from fp8doctor.facts import Facts, Trial, Value, recorded
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_tokens
+from fp8doctor.facts import Facts, Value
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.wording import plural
@@ -81,18 +80,7 @@ def _pays_from(facts: Facts) -> int | None:
     """Find the tokens of a micro-batch with which FP8 is modelled as faster than BF16."""
     tokens, times = step_tokens(facts) or 0, 1
     while tokens and tokens * (times := times * 2) <= MANY_TOKENS:
-        then = modelled_speedup(with_rows(facts, times))
+        then = modelled_speedup(with_tokens(facts, tokens * times))
         if then is not None and then.as_is is not None and then.as_is >= PAYS_FROM:
             return tokens * times
     return None
-
-
-def with_rows(facts: Facts, times: int) -> Facts:
-    """Give every layer of a job that was not timed so many times its rows."""
-    rows = {
-        linear.name: (rows * times,) * calls_of(linear, facts)
-        for linear in facts.network.linears
-        if recorded(linear, "name") and (rows := rows_of(linear, facts))
-    }
-    workload = replace(facts.workload, tokens=(facts.workload.tokens or 0) * times)
-    return replace(facts, workload=workload, trial=Trial(rows=rows))

@@ -150,7 +150,10 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     compared = comparison(view, findings, steps) if known else Comparison()
     steps = with_its_gain(steps, compared)
     speedup = compared.speedup
-    fault = fault_of(facts, findings) or _error(findings, compared)
+    fault = fault_of(facts, findings)
+    error = next((each for each in findings if each.severity == "error"), None)
+    if fault is None and error and speedup is None:
+        fault = Fault("open", error.title.rstrip("."), "", error)
     state = "" if not known else if_recorded(without_fp8, facts) or ""
     status = _status(fault, has_fp8, speedup, bool(known and if_recorded(is_unclear, facts)))
     whole = _whole(compared, has_fp8, facts)
@@ -171,21 +174,13 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         doubts=tuple(_doubts(view)) if timed_on_gpu(facts) else (),
         unknown=unknown,
         on_cpu=timed_on_cpu(facts),
-        takes_no_fp8=bool(known and not has_fp8 and _takes_none(facts)),
+        takes_no_fp8=known
+        and not has_fp8
+        and any((if_recorded(nothing_to_convert, facts.network), if_recorded(trains_in_16_bits, facts))),
         is_decided=view.gives_up_fp8 and view.has_little_to_gain,
         errors=sum(each.severity == "error" for each in findings),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
-
-
-def _takes_none(facts: Facts) -> bool:
-    return bool(if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts))
-
-
-def _error(findings: Sequence[Finding], compared: Comparison) -> Fault | None:
-    """Take the first error for the answer if there is no speed to tell."""
-    error = next((each for each in findings if each.severity == "error"), None)
-    return Fault("open", error.title.rstrip("."), "", error) if error and compared.speedup is None else None
 
 
 def _status(fault: Fault | None, has_fp8: bool, speedup: Number | None, unclear: bool) -> Status:
@@ -243,7 +238,7 @@ def _causes(
             yield Cause(fault.reason, *((fault.finding.code, fault.finding.name) if fault.finding else ()))
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
-            yield Cause(words.partition(":")[0].partition(". ")[0])
+            yield Cause(words)
     said = set[float | None]()  # causes that end with one fix have its saving together
     costs = [each for each in map(_cause, _explaining(view, findings, steps)) if each.name not in told]
     for each in sorted(costs, key=lambda each: -(each.ms or 0.0)):
@@ -256,19 +251,14 @@ def _explaining(
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
+    seeks = not if_recorded(is_faster, view.facts) or any(each.severity == "error" for each in findings)
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
     for each in sorted(findings, key=lambda each: each.name not in undone):
         if each.severity == "info" or gains_nothing(each) or (each.area == "memory" and not each.saving_ms):
             continue
-        if each.name in undone or (each.name not in fixed and _seeks_a_cause(view, findings)):
+        if each.name in undone or (each.name not in fixed and seeks):
             yield each
-
-
-def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:
-    """Return whether findings that no fix of the plan is for may explain the answer: not if FP8 is faster."""
-    faster = if_recorded(is_faster, view.facts)
-    return not faster or any(each.severity == "error" for each in findings)
 
 
 def _cause(of: Finding | Step) -> Cause:

@@ -14,7 +14,7 @@ from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.step_difference import IDLE, REST, waterfall, without_parts_of_a_cpu
+from fp8doctor.analysis.step_difference import REST, waterfall, without_parts_of_a_cpu
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.variant_names import labels
@@ -178,21 +178,23 @@ def _watched(facts: Facts) -> Comparison:
 def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
     """Compare estimates with each other, and with the watched step if there is one; None without numbers."""
     expects = expected_speedup(facts, findings)
-    if expects is None or expects.parts is None:
+    if expects is None:
         return None
-    parts, bf16_ms, ran = expects.parts, expects.parts.bf16_ms, None
+    bf16_ms, ran = expects.bf16_ms, None
     if if_recorded(watched_ms, facts):
         ran = _watched(facts).now
     converts = bool(expects.recipes)
     value = expects.best if converts else expects.as_is if expects.as_is else expects.now
     bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None
     speedup = Number(value, *_holding(value, bounds), "modelled") if value and bounds else None
-    bf16 = Variant(ArmName.BF16_COMPILED, parts.bf16, False, Number(bf16_ms, bf16_ms, bf16_ms, "modelled"))
+    compiled = expects.bf16.compiled and bf16_ms >= expects.bf16.step_ms
+    bf16 = _of(ArmName.BF16_COMPILED, "compiled BF16" if compiled else "BF16", False, bf16_ms)
     now_ms = None if expects.now is None else bf16_ms / expects.now
     now = ran or (_of(ArmName.AS_IS, "as you run it", not converts, now_ms) if now_ms else None)
     name = next(iter(expects.recipes), "")
     words = f"FP8 {recipe_in_words(name)} compiled"
     fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best) if converts else now
+    rest = expects.fp8_ms - bf16_ms - sum(expects.parts_ms.values())
     end, gain, end_speedup = _planned(facts, findings, steps, expects, now, bf16)
     return Comparison(
         now=now,
@@ -202,7 +204,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         speedup=speedup,
         gain=gain,
         end_speedup=end_speedup,
-        parts_ms=_estimated_parts(expects) if speedup and (converts or expects.as_is) else {},
+        parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or expects.as_is) else {},
         gpu=expects.gpu,
         as_is=expects.as_is,
         after=expects.after,
@@ -235,7 +237,7 @@ def _planned(
         ms, gain = _with_plan(expects, None) or (bf16.ms, None)
         return replace(bf16, ms=ms), gain, None
     planned = planned_speedup(facts, findings, steps)
-    if planned is None or planned.parts is None or (planned.recipes and not begins_fp8(steps, planned)):
+    if planned is None or (planned.recipes and not begins_fp8(steps, planned)):
         return None, None, None
     more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
     found = None if more_tokens else _with_plan(expects, planned)
@@ -244,7 +246,7 @@ def _planned(
     if more_tokens and now is not None and now.ms.basis == "measured":
         return None, None, None  # the watched step waits as long with more tokens: the estimate does not
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
-    end = _of("planned", "with the plan", True, planned.parts.bf16_ms / planned.best)
+    end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best)
     ms, gain = found or (end.ms, None)
     return replace(end, ms=ms), gain, end_speedup
 
@@ -259,9 +261,9 @@ def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[N
     None if the step now is unknown, or if the plan gains nothing that the model knows. A plan stays in BF16
     only if FP8 is not faster, so BF16 takes at most as long as now.
     """
-    if not now.now or now.now_bounds is None or now.parts is None:
+    if not now.now or now.now_bounds is None:
         return None
-    bf16_ms = now.parts.bf16_ms
+    bf16_ms = now.bf16_ms
     now_ms = now.ran_ms or bf16_ms / now.now
     if planned is None:
         low, high = now.now_bounds
@@ -277,17 +279,6 @@ def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[N
     gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
     bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)
     return after, Number(gain, *_holding(gain, bounds), "modelled")
-
-
-def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:
-    """Divide the estimated difference of FP8 and BF16, in ms."""
-    parts = expects.parts
-    if parts is None:
-        return {}
-    idle = parts.idle_ms or (0.0 if expects.ran_ms else parts.modelled_idle_ms)
-    longer = parts.fp8_ms - parts.bf16_ms
-    named = {"GEMMs": -parts.saved_ms, "casts": parts.casts_ms, IDLE: idle}
-    return named | {REST: longer - sum(named.values())}
 
 
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:

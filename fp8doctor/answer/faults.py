@@ -21,6 +21,9 @@ from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.known_errors import in_a_sentence
 
+ASKS = (fp8_was_asked_for, converted_nothing, asked_by_argument, converted_a_copy)
+"""Ways to see that FP8 was asked for."""
+
 KEEPS_FP8_OUT = ("environment", "engagement")
 """Areas in which an error is the reason why a job that asked for FP8 holds no FP8 layer."""
 
@@ -81,7 +84,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
                 why.removeprefix("FP8 does not run: "),
                 _of_engagement(errors),
             )
-    elif (found := _of_engagement(errors)) and _asked(facts):
+    elif (found := _of_engagement(errors)) and any(if_recorded(each, facts) for each in ASKS):
         yield Fault("fp8_not_engaged", "FP8 does not run: the job trains without it", found.title, found)
 
 
@@ -115,8 +118,3 @@ def non_finite(facts: Facts) -> str:
 
 def _of_engagement(errors: Sequence[Finding]) -> Finding | None:
     return next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
-
-
-def _asked(facts: Facts) -> bool:
-    asks = (fp8_was_asked_for, converted_nothing, asked_by_argument, converted_a_copy)
-    return any(if_recorded(each, facts) for each in asks)

@@ -6,7 +6,7 @@ the findings stay, unless the cost model is sure that FP8 loses with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -379,7 +379,7 @@ def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
     kept = []
     for step in steps:
         lines = step.treatment.code.splitlines()
-        agree = [line for line in lines if _agrees(line, said)]
+        agree = [line for line in lines if {**settings(line), **said} == {**said, **settings(line)}]
         if len(agree) < len(lines):
             if all(line.lstrip().startswith("#") for line in agree):
                 continue
@@ -388,10 +388,6 @@ def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
             said |= settings(line)
         kept.append(step)
     return tuple(kept)
-
-
-def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
-    return all(name not in said or said[name] == value for name, value in settings(line).items())
 
 
 def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.planning.converted import gathers_fp8, is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Amount, Share
+from fp8doctor.planning.share import Amount, Share, gathers_fp8, is_converted
 from fp8doctor.recipes import STACKS, Recipe
 
 NETWORK_GB_S = 50.0
@@ -35,7 +34,9 @@ def exposed(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float, *, stack: str
 ) -> Exposed:
     """Model the communication of one micro-batch and of the step's end, with ``busy_ms`` of computing."""
-    inside = tensor_ms(share, options, gpu) * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
+    times = 12 if options.checkpointing == "full" else 8  # gathers and scatters of a block, both ways
+    tensor = times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
+    inside = tensor * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
     inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
     gradients = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
     dense, experts = share.parameters
@@ -47,12 +48,6 @@ def exposed(
         return Exposed(inside + max(0.0, moved - HIDDEN * busy_ms), 0.0)
     moved = gradients + (weights if options.sharding == "zero1" else gradients)
     return Exposed(inside, max(0.0, moved - HIDDEN * busy_ms))
-
-
-def tensor_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
-    """Time two gathers and two scatters of the activations of each block, forward and backward."""
-    times = 12 if options.checkpointing == "full" else 8
-    return times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
 
 
 def tensor_exposed(stack: str, options: Options) -> float:

@@ -18,9 +18,9 @@ from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis import torchtitan
 from fp8doctor.diagnosis.treatments import convert
 from fp8doctor.facts import Facts
-from fp8doctor.planning.converted import gathers_fp8
 from fp8doctor.planning.estimates import Row, recipe_of
 from fp8doctor.planning.job_options import Options
+from fp8doctor.planning.share import gathers_fp8
 
 ACCELERATE = """\
 from accelerate.utils import TorchDynamoPlugin

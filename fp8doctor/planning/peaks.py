@@ -18,9 +18,8 @@ from fp8doctor.analysis.activations import (
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.planning.converted import is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Share
+from fp8doctor.planning.share import Share, is_converted
 from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
 
 MOST_SAMPLES = 1 << 16

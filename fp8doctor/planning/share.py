@@ -9,14 +9,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import FROM_ATTENTION, is_from_attention, owner_of
+from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.job_options import Options
+from fp8doctor.recipes import STACKS, Recipe
 
 KEYS = ("k_proj", "v_proj", "key", "value", "wk", "wv", "to_k", "to_v", "k", "v")
 """Last parts of the names of layers that make keys and values, of which there are fewer heads."""
+
+ALIKE = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
+"""Facts that layers of one shape and kind share."""
 
 REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj")
 """Layers of multi-head latent attention that every rank of tensor parallelism computes whole. Source:
@@ -92,7 +97,8 @@ def share_of(facts: Facts, options: Options) -> Share:
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
         layer = layer_of(linear, facts, options, scale)
-        key = (*_shape(layer), layer.owner.rpartition(".")[2], layer.last)
+        shape = (layer.rows, *(layer.linear.get(each) for each in ALIKE))
+        key = (*shape, layer.owner.rpartition(".")[2], layer.last)
         seen = found.get(key)
         found[key] = layer if seen is None else replace(seen, count=seen.count + layer.count)
     layers = tuple(
@@ -160,12 +166,6 @@ def refuse_odd_heads(network: Network, options: Options) -> None:
         raise UserError(f"--tp {options.tp} does not divide the {heads} heads of attention")
     if of_keys and of_keys % options.tp and options.tp % of_keys:
         raise UserError(f"--tp {options.tp} does not divide the {of_keys} heads of keys and values")
-
-
-def _shape(layer: Layer) -> tuple[object, ...]:
-    linear = layer.linear
-    kept = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
-    return (layer.rows, *(linear.get(each) for each in kept))
 
 
 def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> Layer:
@@ -243,3 +243,37 @@ def _adapted(linear: Linear, options: Options) -> Iterator[Linear]:
             parameters=k * n,
             bias=False,
         )
+
+
+def is_converted(layer: Layer, recipe: Recipe | None) -> bool:
+    """Return whether a conversion with this recipe takes the layer."""
+    linear = layer.linear
+    if recipe is None:
+        return False
+    if linear.role == "experts":  # torchao's converter leaves them out, and rowwise experts are slower
+        taken = STACKS[recipe.stack].own_kernels or recipe.name == "mxfp8"
+    else:
+        taken = would_be_converted(linear) and layer.rows % FP8_MULTIPLE == 0
+    return taken and linear.in_features % recipe.multiple == 0 and linear.out_features % recipe.multiple == 0
+
+
+def converts_any(share: Share, recipe: Recipe) -> bool:
+    """Return whether a conversion with this recipe takes any layer."""
+    return any(is_converted(each, recipe) for each in share.layers)
+
+
+def gathers_fp8(recipe: Recipe | None, options: Options) -> bool:
+    """Return whether FSDP gathers weights in FP8: ``enable_fsdp_float8_all_gather`` of torchao."""
+    sharded = options.sharding == "fsdp" and options.ranks > 1
+    return sharded and recipe is not None and (recipe.stack, recipe.name) == ("torchao", "tensorwise")
+
+
+def weights_cast(recipe: Recipe, options: Options) -> float:
+    """Return the share of its weights that a GPU casts in one micro-batch.
+
+    A sharded gather in FP8 leaves each rank its part. Transformer Engine keeps the cast weights of the first
+    micro-batch for the others, if ``is_first_microbatch`` says which it is, as Megatron does.
+    """
+    if gathers_fp8(recipe, options):
+        return 1 / options.ranks
+    return 1 / options.accumulate if STACKS[recipe.stack].keeps_copies else 1.0

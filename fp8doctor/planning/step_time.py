@@ -26,9 +26,8 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.facts import Facts
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.planning.communication import exposed
-from fp8doctor.planning.converted import is_converted, weights_cast
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Layer, Share
+from fp8doctor.planning.share import Layer, Share, is_converted, weights_cast
 from fp8doctor.recipes import STACKS, Recipe
 
 Part = Literal[

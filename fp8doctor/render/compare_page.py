@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from fp8doctor.answer.job import job_facts, model
 from fp8doctor.diagnosis.comparison import Comparison
 from fp8doctor.diagnosis.document import Document

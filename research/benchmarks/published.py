@@ -32,9 +32,9 @@ from fp8doctor.cost.cast_cost import layer_casts_ms
 from fp8doctor.cost.gemm import BACK_TO_BACK, gemm_ms, scaled_gemm_ms
 from fp8doctor.facts import Facts
 from fp8doctor.planned import facts_of as planned_facts
+from fp8doctor.planning.estimates import gpu_class
 from fp8doctor.planning.estimates import rows as planned
 from fp8doctor.planning.job_options import STACKS, Options
-from fp8doctor.planning.ranges import gpu_class
 from fp8doctor.recipes import RECIPES, Recipe
 
 PUBLISHED = Path(__file__).resolve().with_name("published.json")

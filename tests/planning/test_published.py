@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.planning.ranges import OFF
+from fp8doctor.planning.estimates import OFF
 from research.benchmarks import published
 from research.benchmarks.published import Replayed, by_group, jobs, parts, replay
 
