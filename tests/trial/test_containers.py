@@ -128,17 +128,6 @@ def test_applied_and_by_its_lines_it_runs_and_is_compiled(build: Callable[[], nn
         assert all(each.compiled == each.count for each in after.facts.network.blocks)
 
 
-class OfLinears(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)]) for _ in range(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for one, other in self.layers:
-            x = other(one(x).relu())
-        return x
-
-
 @pytest.mark.gate("InLists-False", "InDicts-True")
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("build", [InLists, InDicts])
