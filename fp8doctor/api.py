@@ -31,7 +31,7 @@ from fp8doctor.loading.synthetic_batch import core, describe, resolve
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stacks.torch_private import without_modes
-from fp8doctor.stages import Doing, Teller
+from fp8doctor.stages import BUDGET_S, Doing, Teller
 
 _IN_PROGRESS = threading.RLock()
 """Lets one thread inspect at a time: a trial removes the gradients while it runs."""
@@ -198,13 +198,14 @@ def _timed(
 
     ``within`` is a budget that began at a clock.
     """
-    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, lost_with, run_trial
+    from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
     from fp8doctor.trial.measure.trial_run import choose_device
 
     where = choose_device(device)
     if where is None:
         return facts
-    budget = budget_for(job, facts, *within)
+    budget_s, began = within
+    budget = Budget.since(began, budget_s or BUDGET_S)
     teller = Teller(lambda doing, arm: tell(doing), budget.end)
     run = TrialRun(where, budget, teller.say, begin=teller.begin)
 

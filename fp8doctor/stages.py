@@ -37,20 +37,10 @@ STEPS, WARMUP = 10, 5
 """Steps that `run` times, and those of its warm-up. The range of ten times holds the true median with 98%
 (`fp8doctor.analysis.significance`). Compilation and the allocator settle within five steps (H200)."""
 
-BUDGET_S, LONG_BUDGET_S = 90.0, 120.0
-"""Default budgets in seconds; the second for large models and those that compile as one graph.
-
-Large: `LARGE` parameters. One graph of several blocks compiles slowly: 12 blocks in FP8 take 46 s, in BF16 15
-s (H100, torch 2.11), and a U-Net, which has no repeated blocks, about 90 s in BF16 (H200). The stages before
-the trial took 19 to 30 s on eight jobs. After a load of 25 s, 90 s leave out compiled BF16 or the variant
-with all fixes in one of nine recorded trials; 60 s would leave one of them out in all nine.
-"""
-
-LARGE = 6.5e9
-"""Parameters of a "7B" model: 6.7 (Llama) to 7.6 billion (Qwen2.5).
-
-A Llama 8B, compiled by block, had no time for two of five variants in 60 s (H200, torch 2.11).
-"""
+BUDGET_S = 90.0
+"""Default budget in seconds. The stages before the trial took 19 to 30 s on eight jobs. After a load of 25 s,
+90 s leave out compiled BF16 or the variant with all fixes in one of nine recorded trials; 60 s would leave
+one of them out in all nine (H200, torch 2.11)."""
 
 ABOUT = 1.1
 """Tolerance: a time is "about" another up to this multiple."""

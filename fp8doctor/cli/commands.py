@@ -51,7 +51,7 @@ from fp8doctor.cli.plan import plan
 from fp8doctor.cli.project import ProjectCommand, TargetCommand
 from fp8doctor.cli.run import run
 from fp8doctor.errors import UserError
-from fp8doctor.stages import BUDGET_S, LONG_BUDGET_S
+from fp8doctor.stages import BUDGET_S
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -238,8 +238,7 @@ def main() -> None:
     number(
         "--budget",
         "SECONDS",
-        "Time budget of the whole command, which ends within 1.25 budgets. Default: "
-        f"{BUDGET_S:g}; {LONG_BUDGET_S:g} for a model of 7B parameters or compiled as one graph.",
+        f"Time budget of the whole command, which ends within 1.25 budgets. Default: {BUDGET_S:g}.",
         seconds,
     ),
     click.option(

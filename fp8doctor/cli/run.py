@@ -24,7 +24,7 @@ from fp8doctor.cli.options import FILE, count, gate_options, number, report_opti
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError, has_torch, torch_line
 from fp8doctor.files import digest
-from fp8doctor.stages import STEPS, WARMUP
+from fp8doctor.stages import BUDGET_S, STEPS, WARMUP
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Run(ProjectCommand):
     click.option(
         "--stop", is_flag=True, help="After the timed steps, stop the script and time copies of the model."
     ),
-    number("--budget", "SECONDS", "Time budget of the trial.", seconds, default=60.0, show_default=True),
+    number("--budget", "SECONDS", "Time budget of the trial.", seconds, default=BUDGET_S, show_default=True),
     click.option(
         "--trial/--no-trial",
         default=None,

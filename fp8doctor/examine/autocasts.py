@@ -1,6 +1,6 @@
 """Find autocasts that the user's code opens in the step: torch's, and TE's.
 
-This decides if one is possible; `fp8doctor.trial.layers.seen_calls` then watches a forward on fake tensors.
+This decides if one is possible; `fp8doctor.trial.layers.rows` then watches a forward.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Watching:
             self._health = monitor(self._health_file, self._every, target.name, say)
         self._observer = observer = ScriptObserver(self._heard, self._options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
-        weakref.finalize(self, observer.let_go).atexit = False
+        weakref.finalize(self, observer.release).atexit = False
 
     def _stepped(self, optimizer: Any, *, closure: bool = False) -> None:
         """Note an optimizer step; report after the window's last."""
@@ -174,7 +174,7 @@ class Watching:
         """Stop watching."""
         observer, self._observer = self._observer, None
         if observer is not None:
-            observer.let_go()
+            observer.release()
 
     def _report(self) -> None:
         """Print the notes and the report."""

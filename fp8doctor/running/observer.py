@@ -133,7 +133,7 @@ class ScriptObserver:
         """Stop watching conversions: compiled code, which guards hooks, will run."""
         self.watch.__exit__(None, None, None)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """End the watching, whether or not the window has ended."""
         self.conversions_end()
         if not self.done:

@@ -13,21 +13,19 @@ import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.facts import Facts, Trial, recorded
+from fp8doctor.facts import Facts, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_of
-from fp8doctor.stages import BUDGET_S, LARGE, LONG_BUDGET_S, Stage
+from fp8doctor.stages import Stage
 from fp8doctor.trial.conductor import left_alone, timed, without_times
-from fp8doctor.trial.copies.depth import named_in
-from fp8doctor.trial.copies.replica import NotReplicable, unwrapped
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_forward import with_forward
 from fp8doctor.trial.layers.seen_calls import without_forward
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.layout import compiled_as_one
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state.undisturbed import CONTEXT, with_harm
@@ -36,32 +34,12 @@ __all__ = [
     "Budget",
     "DeviceLost",
     "TrialRun",
-    "budget_for",
     "choose_device",
     "lost_with",
     "run_trial",
     "with_forward",
     "without_forward",
 ]
-
-
-def budget_for(
-    job: Job, facts: Facts, asked_s: float | None, began: float, deadline: float | None = None
-) -> Budget:
-    """Make the budget that was asked for, or one by the model's size and compilation.
-
-    ``began`` is when the command began (``time.monotonic``). A trial that begins again has the ``deadline``
-    of the first.
-    """
-    if asked_s is not None:
-        return Budget.since(began, asked_s, deadline)
-    try:
-        within = named_in(unwrapped(job.model), [blocks.name for blocks in facts.network.blocks])
-    except NotReplicable:  # the trial gives this reason
-        within = []
-    large = recorded(facts, "network.parameters") and facts.network.parameters >= LARGE
-    long = large or not within or compiled_as_one(job, within)
-    return Budget.since(began, LONG_BUDGET_S if long else BUDGET_S, deadline)
 
 
 def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun) -> Facts:
@@ -83,6 +61,8 @@ def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]]
         facts, trial = _all_of_it(job, facts, propose, guarded)
         return trial
 
+    run.keep(without_times(run, run.budget.used_up))  # the trial of a child that is ended from here on
+    run.begin(Stage.SHAPES)
     current = torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
     with current:  # events are of the current device
         trial = left_alone(job, run, work)
@@ -117,9 +97,6 @@ def _all_of_it(
     """Watch a forward, time the shapes, which decide what stays in BF16, and then the variants."""
     device, now = run.device, time.monotonic()
     until = now + shapes.SHARE * (run.budget.end - now)
-    begun = without_times(run, run.budget.used_up)
-    run.keep(begun)  # so a child that is ended from here on has a trial to report
-    run.begin(Stage.SHAPES)
     facts, seen, unseen = rows.watch_copy(job, facts, run)
     prescription = propose(facts)
     counted = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
@@ -138,7 +115,7 @@ def _all_of_it(
             trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=gaps
         )
 
-    run.keep(whole(begun))
+    run.keep(whole(without_times(run, run.budget.used_up)))
     try:
         lists = [blocks.name for blocks in facts.network.blocks]
         trial = timed(job, lists, planned, replace(run, keep=lambda known: run.keep(whole(known))))

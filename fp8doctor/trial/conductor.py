@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.rounds import time_in_turn
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import CONTEXT, Undisturbed, digest, free, harm, with_harm
+from fp8doctor.trial.state.undisturbed import CONTEXT, ProcessSnapshot, digest, free, harm, with_harm
 from fp8doctor.trial.state.user_state import of_the_job
 from fp8doctor.trial.variant import VariantPlan, explores
 from fp8doctor.wording import sentence
@@ -50,7 +50,7 @@ def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Tr
     users = of_the_job(job)
     before = digest(job, users)
     run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
-    kept, guard = Undisturbed(job), Guard(job)
+    kept, guard = ProcessSnapshot(job), Guard(job)
     with kept, kept as put_back, guard.standing():
         trial = work(replace(run, guard=guard))
         run.keep(trial)

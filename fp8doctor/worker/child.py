@@ -27,7 +27,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
-from fp8doctor.stages import BEFORE_TRIAL, Doing, Stage, Teller
+from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage, Teller
 from fp8doctor.wording import error_in_words
 from fp8doctor.worker.protocol import (
     Begun,
@@ -155,7 +155,7 @@ def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
 
 def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
     """Add the times of the job and the checks' treatments; None if there is no device for it."""
-    from fp8doctor.trial import DeviceLost, TrialRun, budget_for, run_trial
+    from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
     from fp8doctor.trial.measure.trial_run import choose_device
 
     request = TrialRequest(**asked["trial"])
@@ -168,7 +168,7 @@ def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
         facts = seen
         return _proposed(facts, request)
 
-    budget = budget_for(job, facts, request.budget_s, asked["began"], asked["ends"])
+    budget = Budget.since(asked["began"], request.budget_s or BUDGET_S, asked["ends"])
     teller = Teller(
         lambda doing, arm: channel.send(Begun(doing, until=budget.deadline, arm=arm)),
         budget.end,

@@ -119,7 +119,7 @@ def test_the_script_is_stopped_if_asked(spoil: Any, step: int, heard: Heard) -> 
     finally:
         observer.handle.remove()
         observer.closed()
-        observer.let_go()
+        observer.release()
 
 
 def test_a_scaler_that_skips_its_first_steps_is_no_fault(observer: ScriptObserver, heard: Heard) -> None:

@@ -10,19 +10,16 @@ from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fp8doctor.examine import examine
 from fp8doctor.facts.arm_names import ArmName, Reason
-from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial import budget_for, conductor
+from fp8doctor.trial import conductor
 from fp8doctor.trial.measure import bench, budget, timer
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.measure.bench import Overrun, given_up
+from fp8doctor.trial.measure.bench import Overrun, abort_after
 from fp8doctor.trial.measure.budget import HARD_LIMIT, Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
@@ -169,32 +166,6 @@ def test_the_budget_that_is_named_is_enough(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("parameters", "seconds"),
-    [(8_030_261_248, 120.0), (6_738_415_616, 120.0), (3_212_749_824, 90.0), (NOT_RECORDED, 90.0)],
-    ids=["Llama 3.1 8B", "Llama 2 7B", "Llama 3.2 3B", "not counted"],
-)
-def test_the_default_is_longer_for_what_is_called_7b(parameters: int, seconds: float) -> None:
-    of = job(blocks=3)
-    facts = examine(of)
-    facts = msgspec.structs.replace(
-        facts, network=msgspec.structs.replace(facts.network, parameters=parameters)
-    )
-    now = time.monotonic()
-    assert budget_for(of, facts, None, now).seconds == seconds
-    asked = budget_for(of, facts, 30.0, now)
-    assert (asked.seconds, asked.began) == (30.0, now)
-    of.model.compile(backend="eager")
-    assert budget_for(of, facts, None, now).seconds == 120.0, "one graph of several blocks"
-
-
-def test_the_default_is_longer_if_no_blocks_repeat() -> None:
-    of = job(blocks=0)
-    facts = examine(of)
-    assert not facts.network.blocks
-    assert budget_for(of, facts, None, time.monotonic()).seconds == 120.0
-
-
-@pytest.mark.parametrize(
     ("load_s", "ends", "deadline"),
     [(0.0, 60.0, 71.0), (20.0, 60.0, 71.0), (30.0, 60.0, 71.0), (50.0, 80.0, 91.0), (600.0, 630.0, 641.0)],
 )
@@ -247,7 +218,7 @@ def spin() -> None:
 
 def test_it_is_given_up_when_the_time_is_over() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(Overrun), given_up(time.monotonic(), interrupts=True):
+    with pytest.raises(Overrun), abort_after(time.monotonic(), interrupts=True):
         spin()
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
@@ -261,7 +232,7 @@ def test_what_swallows_it_meets_it_again(monkeypatch: pytest.MonkeyPatch) -> Non
             spin()
         spin()
 
-    with pytest.raises(Overrun), given_up(time.monotonic(), interrupts=True):
+    with pytest.raises(Overrun), abort_after(time.monotonic(), interrupts=True):
         swallow_one()
 
 
@@ -300,13 +271,13 @@ def test_what_opens_and_what_cleans_up_is_not_interrupted(monkeypatch: pytest.Mo
             wait()
             cleaned.append(True)
 
-    with pytest.raises(Overrun), given_up(time.monotonic(), interrupts=True):
+    with pytest.raises(Overrun), abort_after(time.monotonic(), interrupts=True):
         step()
     assert (mode.opened, mode.closed, cleaned) == (True, True, [True])
 
 
 def test_a_users_process_has_no_alarm_of_ours() -> None:
-    with given_up(time.monotonic(), interrupts=False):
+    with abort_after(time.monotonic(), interrupts=False):
         assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -314,7 +285,7 @@ def test_only_the_main_thread_is_interrupted() -> None:
     seen: list[Any] = []
 
     def other() -> None:
-        with given_up(time.monotonic(), interrupts=True):
+        with abort_after(time.monotonic(), interrupts=True):
             seen.append(signal.getitimer(signal.ITIMER_REAL))
 
     thread = threading.Thread(target=other)

@@ -16,7 +16,7 @@ import torch
 import fp8doctor
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import Undisturbed
+from fp8doctor.trial.state.undisturbed import ProcessSnapshot
 from tests.trial.reach import trained
 from tests.trial.users_state import differences, flags, owned
 
@@ -59,7 +59,7 @@ def interrupted(at: int | None) -> Iterator[list[Event]]:
 def a_trial(job: Job, at: int | None, *, twice: bool) -> list[Event]:
     """Do what a trial does to the user's things, interrupted at this event, and before the put-back with
     ``twice``. Return the events."""
-    kept, guard = Undisturbed(job), Guard(job)
+    kept, guard = ProcessSnapshot(job), Guard(job)
     with interrupted(at) as events, suppress(KeyboardInterrupt), kept, kept, guard.standing():
         for parameter in job.model.parameters():
             parameter.grad = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,9 @@ from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers import fake_forward
+from fp8doctor.trial.layers import fake_forward, rows
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
 
 WIDTH, ROWS = 64, 32
 
@@ -72,6 +75,10 @@ class UnderAFlag(Plain):
 
 
 class EveryOther(Plain):
+    def __init__(self, blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number, block in enumerate(self.blocks):
             x = checkpoint(block, x, use_reentrant=False) if number % 2 == 0 else block(x)
@@ -147,3 +154,29 @@ def test_without_a_batch_it_is_unknown() -> None:
         facts, training=msgspec.structs.replace(facts.training, checkpointing=())
     )
     assert modelled_step(decided) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [NotReentrant, Reentrant, UnderAFlag])
+def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(
+    kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "fork")
+    of = job(kind())
+    facts, counted, reason = rows.watch_copy(of, examine(of), TrialRun(torch.device("cpu"), Budget(600.0)))
+    assert reason is None
+    assert facts.network.blocks[0].checkpointed == 4
+    assert {*counted.values()} == {(ROWS,)}
+    flags = [each.flag for each in facts.training.checkpointing if recorded(each, "flag")]
+    assert flags == (["recompute"] if kind is UnderAFlag else [])
+
+
+@pytest.mark.slow
+def test_blocks_that_were_cut_away_have_the_regions_of_their_place_in_the_pattern() -> None:
+    facts = look(EveryOther(30))
+    linears = facts.linears()
+    assert {each.name: each.checkpointed for each in linears if each.name.startswith("blocks.2")} == {
+        f"blocks.{number}.{name}": f"blocks.{number}" if number % 2 == 0 else None
+        for number in (2, *range(20, 30))
+        for name in ("up", "down")
+    }

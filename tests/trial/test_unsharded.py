@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,3 +174,41 @@ def test_what_a_plain_model_cannot_stand_for_is_refused() -> None:
     batch = DTensor.from_local(X, mesh)
     with pytest.raises(NotReplicable, match="its batch is sharded"):
         unsharded(replace(job, model=fsdp2(), batch=batch))
+
+
+class DeepSpeedEngine(nn.Module):
+    """Stands in for DeepSpeed 0.19.8's under ZeRO 1 to 3, of which the last leaves no data in parameters."""
+
+    __module__ = "deepspeed.runtime.engine"
+    dp_world_size = 2
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        self.module, self.stage = Net().bfloat16(), stage
+        shared = sum(each.numel() for each in self.module.parameters()) // 2
+        flat = [nn.Parameter(torch.zeros(shared))] if stage < 3 else []
+        own = torch.optim.AdamW(flat or [nn.Parameter(torch.zeros(1))], lr=1e-3)
+        if stage == 3:
+            own.param_groups[0]["params"].clear()
+            for each in self.module.parameters():
+                each.ds_shape = each.shape  # type: ignore[attr-defined]
+                each.data = torch.empty(0, dtype=each.dtype)
+        self.optimizer: Any = SimpleNamespace(optimizer=own, param_groups=own.param_groups)
+
+    def zero_optimization_stage(self) -> int:
+        return self.stage
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_zero_steps_its_share_of_plain_parameters(stage: int) -> None:
+    engine = DeepSpeedEngine(stage)
+    job = Job(
+        model=engine, target=Target(), workload=Workload(accumulate=1), batch=X, optimizer=engine.optimizer
+    )
+    model, optimizer = stepped(replace(job, batch=X.bfloat16()))
+    assert type(model) is not DeepSpeedEngine
+    whole = {name: (tuple(each.shape), torch.bfloat16) for name, each in Net().named_parameters()}
+    assert {name: (tuple(each.shape), each.dtype) for name, each in model.named_parameters()} == whole
+    moments = [state["exp_avg"] for state in optimizer.state.values()]
+    part = sum(each.numel() for each in model.parameters()) // (2 if stage else 1)
+    assert (sum(each.numel() for each in moments), moments[0].dtype) == (part, torch.float32)

@@ -144,9 +144,11 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
 
 
 def first_blocks(model: nn.Module, lists: Sequence[str], blocks: int) -> Plan:
-    """Plan one cut that keeps the first blocks of every list, in whole patterns."""
-    stacks = tuple(stack for name in lists if (stack := _stack(name, model.get_submodule(name))))
-    return Plan(stacks, (Cut({stack.name: len(stack.keep(blocks)) for stack in stacks}),))
+    """Plan one cut that keeps the first blocks of every longer list, in whole patterns."""
+    found = (stack for name in lists if (stack := _stack(name, model.get_submodule(name))))
+    kept = {stack: len(stack.keep(blocks)) for stack in found}
+    stacks = tuple(stack for stack, count in kept.items() if count < stack.count)
+    return Plan(stacks, (Cut({stack.name: kept[stack] for stack in stacks}),))
 
 
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:

@@ -26,7 +26,7 @@ from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import acts_on_its_death, is_module, modules_of
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of, original
 from fp8doctor.trial.copies.compiling import clone_function
-from fp8doctor.trial.copies.shards import InsteadOfFsdp, filled, is_stand_in
+from fp8doctor.trial.copies.shards import InputCastHook, filled, is_stand_in
 from fp8doctor.wording import error_in_words
 
 DISTRIBUTED = ("DistributedDataParallel", "DataParallel")
@@ -261,7 +261,7 @@ def _drop_foreign_hooks(module: nn.Module) -> None:
 
 def _is_torchs(hook: Any) -> bool:
     """Return whether a hook is torch's, or stands for one of FSDP's."""
-    if isinstance(hook, InsteadOfFsdp):
+    if isinstance(hook, InputCastHook):
         return True
     module = getattr(hook, "__module__", None) or type(hook).__module__
     return module.startswith("torch.")

@@ -1,4 +1,4 @@
-"""What stands for shards in a copy of a sharded model, on one process and without communication.
+"""Placeholders for the shards of a sharded model in a copy, on one process and without communication.
 
 A sharded parameter's stand-in has its whole shape and no data. A copy gets random values for it: they do not
 change times. Its optimizer steps this process's part of each parameter, in the part's dtype, as in the job.
@@ -60,7 +60,7 @@ def filled(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return data
 
 
-class InsteadOfFsdp:
+class InputCastHook:
     """A hook that casts a module's inputs, outside of graphs, where FSDP has one that does."""
 
     def __init__(self, dtype: torch.dtype | None) -> None:
@@ -76,7 +76,7 @@ class InsteadOfFsdp:
         return value.to(self._dtype) if floating and self._dtype is not None else value
 
 
-def stepping_parts(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+def partial_step_optimizer(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
     """Return a subclass of an optimizer that steps the part of each parameter that a process holds."""
 
     def step(self: Any, closure: Callable[[], float] | None = None) -> Any:

@@ -28,7 +28,7 @@ from fp8doctor.stacks.torch_private import (
 )
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
-from fp8doctor.trial.copies.shards import InsteadOfFsdp, stand_in, stepping_parts
+from fp8doctor.trial.copies.shards import InputCastHook, partial_step_optimizer, stand_in
 
 FSDP2, FSDP1, DTENSOR = "FSDPModule", "FullyShardedDataParallel", "DTensor"
 DEEPSPEED = "DeepSpeedEngine"
@@ -85,7 +85,7 @@ def unsharded(job: Job) -> Job:
     )
     of_fsdp = [place for place in places if place.fsdp in (FSDP2, FSDP1)]
     for place in of_fsdp:
-        hook = InsteadOfFsdp(place.dtype if _casts(place, is_root=place is of_fsdp[0]) else None)
+        hook = InputCastHook(place.dtype if _casts(place, is_root=place is of_fsdp[0]) else None)
         memo[id(place.module)].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
     return replace(
         job,
@@ -192,7 +192,7 @@ def _optimizer(optimizer: Any, memo: dict[int, Any], parameters: Iterable[nn.Par
     own = getattr(optimizer, "optimizer", optimizer)
     if not isinstance(own, torch.optim.Optimizer):
         return optimizer
-    kind = stepping_parts(type(own))
+    kind = partial_step_optimizer(type(own))
     made = kind.__new__(kind)
     groups = [
         {**group, "params": [memo[id(each)] for each in group["params"] if id(each) in memo]}

@@ -1,1 +1,1 @@
-"""Single layers: times of their matmuls and casts, their rows, and FP8's effect on numerics."""
+"""Single layers: times of their matmuls and casts, and a watched forward: rows, regions, autocasts."""

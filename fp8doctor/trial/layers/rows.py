@@ -124,13 +124,16 @@ def unwatched(facts: Facts, why: str) -> Facts:
 
 
 def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Watched:
-    """Watch a training forward of an uncompiled copy. Raises the forward's exceptions."""
+    """Watch a forward of an uncompiled copy, with gradients if its calls are wanted.
+
+    Raises the forward's exceptions.
+    """
     job, plan = uncompiled(job), shallow(job, facts)
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with guard.armed(), buffers_apart(), torch.enable_grad(), autocast:
+    with guard.armed(), buffers_apart(), torch.set_grad_enabled(undecided(facts)), autocast:
         return watch(job, facts, plan, model, batch)
 
 

@@ -49,7 +49,7 @@ class Overrun(BaseException):
 
 
 @contextmanager
-def given_up(at: float, *, interrupts: bool) -> Iterator[None]:
+def abort_after(at: float, *, interrupts: bool) -> Iterator[None]:
     """Raise `Overrun` inside when the clock passes ``at``, even while compiling.
 
     Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
@@ -129,7 +129,7 @@ class Bench(Layout):
 
     def begin_shallower(self) -> bool:
         """Let go of all variants and make smaller models; False if there are none."""
-        self.let_go()
+        self.release()
         began = self.lay_out_shallower()
         self._laid_out_gib = taken_gib(self.device)
         return began
@@ -153,7 +153,7 @@ class Bench(Layout):
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
-            with given_up(until, interrupts=self.interrupts):
+            with abort_after(until, interrupts=self.interrupts):
                 self._build_depths(attempt, until)
         except Overrun:
             took_s = time.monotonic() - began
@@ -180,7 +180,7 @@ class Bench(Layout):
         attempt.ready.clear()
         self.forget_gradients()
         still_there(self.device, attempt.plan.name)
-        self.let_go(attempt.plan.name)
+        self.release(attempt.plan.name)
 
     def forget_gradients(self) -> None:
         """Free the gradients of a step that failed."""
@@ -303,9 +303,9 @@ class Bench(Layout):
         self.observer.close()
         self.forget()
         self.batch = None
-        self.let_go()
+        self.release()
 
-    def let_go(self, variant: str | None = None) -> None:
+    def release(self, variant: str | None = None) -> None:
         """Free the replica of a variant, or of all, except for the shared weights."""
         for name, ready in self._handed_out:
             if variant in (None, name):

@@ -136,18 +136,18 @@ def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
     """Name the functions that reached the recompile limit."""
     functions: dict[str, str] = {}
     owners = _forwards(model)
-    given_up = []
+    abort_after = []
     for each in log:
         frame = str(each.compile_id).strip("[]").partition("/")[0]
         if each.co_name:
             functions.setdefault(frame, owners.get((each.co_filename, each.co_firstlineno), each.co_name))
         if LIMIT_EXCEEDED.search(each.fail_reason or ""):
-            given_up.append(
+            abort_after.append(
                 functions.get(frame)
                 or _guard(getattr(each, "recompile_reason", None) or "").rpartition(" in ")[2].rstrip(")")
                 or f"frame {frame}"
             )
-    return _few(given_up)
+    return _few(abort_after)
 
 
 def _forwards(model: nn.Module) -> Mapping[tuple[str, int], str]:

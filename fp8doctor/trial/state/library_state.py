@@ -1,6 +1,6 @@
 """State of torch.compile and Transformer Engine in this process: read, put back, and kept from replicas.
 
-torch.compile: settings, counters, workers, and its entries for the user's code. Settings that this torch
+torch.compile: settings, counters, and its entries for the user's code. Settings that this torch
 keeps elsewhere are left out.
 
 Transformer Engine: whenever an autocast closes, or its backward ends, the library updates the scales of every
@@ -114,24 +114,6 @@ def _nested(code: Any) -> Iterator[types.CodeType]:
         yield code
         for constant in code.co_consts:
             yield from _nested(constant)
-
-
-def workers() -> set[str]:
-    """Name the workers and threads that compiling started and keeps running."""
-    running = set(torch_private.compile_pools())
-    bars: Any = getattr(sys.modules.get("tqdm"), "tqdm", None)
-    return running if getattr(bars, "monitor", None) is None else running | {"tqdm"}
-
-
-def stop_new_workers(before: set[str]) -> None:
-    """End the workers that compiling started since; it starts them again if it needs them."""
-    for name in sorted(workers() - before, reverse=True):
-        if name == "tqdm":
-            bars = sys.modules["tqdm"].tqdm
-            bars.monitor.exit()
-            bars.monitor = None
-        else:
-            torch_private.stop_pool(name)
 
 
 def _read_te() -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """Leave the process, the user's model and the GPU's memory as they were, and report what a trial changed.
 
-`Undisturbed` puts everything back, whether the trial returns or raises. A digest before and after it names
-what could not be put back: the trial's harm. A digest knows a tensor by its identity, version counter and a
-checksum of its bytes, taken on its own device: 0.1 s per GiB on two CPU cores and 13 ms more for the 291
-tensors of an 8B Llama (measured); 16 GiB in 5 ms on a GPU at 3.3 TB/s (computed). The checksum is a sum of
-64-bit words. It sees writes that no version counter counts (``.data``, kernels called by address), but not a
-permutation.
+`ProcessSnapshot` puts everything back, whether the trial returns or raises. A digest before and after it
+names what could not be put back: the trial's harm. A digest knows a tensor by its identity, version counter
+and a checksum of its bytes, taken on its own device: 0.1 s per GiB on two CPU cores and 13 ms more for the
+291 tensors of an 8B Llama (measured); 16 GiB in 5 ms on a GPU at 3.3 TB/s (computed). The checksum is a sum
+of 64-bit words. It sees writes that no version counter counts (``.data``, kernels called by address), but not
+a permutation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fp8doctor.trial.state.library_state import buffers_apart
 from fp8doctor.trial.state.user_state import OptimizerSettings, UserObjects, UsersOwn, of_the_job, settings_of
 
 
-class Undisturbed:
+class ProcessSnapshot:
     """Put back everything that replicas may change, also after an interrupt.
 
     The process's settings (random numbers, flags, variables) are put back silently, because a user's own
@@ -47,7 +47,7 @@ class Undisturbed:
         torch_private.load_dynamo()  # whose settings are read
         self._named: list[str] = []
         self._settings = process_settings.read()
-        self._workers = library_state.workers()
+        self._pools = {*torch_private.compile_pools()}
         self._handlers = self._settings.pop(process_settings.HANDLERS, {})
         users = of_the_job(job)
         self._optimizers, self._objects = OptimizerSettings(users.optimizers), UserObjects(users)
@@ -87,9 +87,9 @@ class Undisturbed:
     def _put_back(self) -> None:
         """Put everything back, also if one part fails; its exception is raised at the end."""
         with ExitStack() as last_first:
-            last_first.callback(self._clear_autocast)
             last_first.callback(self._forget_compiled)
-            last_first.callback(library_state.stop_new_workers, self._workers)
+            for pool in sorted({*torch_private.compile_pools()} - self._pools):
+                last_first.callback(torch_private.stop_pool, pool)
             last_first.callback(process_settings.put_back, self._settings)
             last_first.callback(self._put_users_objects_back)
             last_first.callback(self._around.close)
@@ -102,8 +102,6 @@ class Undisturbed:
     def _forget_compiled(self) -> None:
         if not self._entries.put_back():
             self._named.append("compiled code of the model")
-
-    def _clear_autocast(self) -> None:
         if any(self._settings.get(f"autocast: {device}") is True for device in ("cpu", "cuda")):
             torch.clear_autocast_cache()
 
