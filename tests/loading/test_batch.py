@@ -291,8 +291,16 @@ class TakesImages(nn.Module):
         return self.embed(img.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3))
 
 
+class Rearrange(nn.Module):
+    """As einops'."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1, 2)
+
+
 def unknown() -> Iterator[nn.Module]:
     yield from (NeedsMore(), Diffuses(), TakesImages(), nn.Sequential(nn.LazyLinear(8)), nn.Conv3d(1, 2, 3))
+    yield nn.Sequential(nn.Sequential(Rearrange(), nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 8))
     with torch.device("meta"):
         for name in (
             "DecisionTransformerModel",
