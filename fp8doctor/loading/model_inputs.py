@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from fp8doctor.stacks.looking import method, modules_of, read, read_class, tensors_of
+from fp8doctor.stacks.looking import children_of, home, method, modules_of, read, read_class, tensors_of
 
 IMAGE = (224, 224)
 """Height and width of images if the model tells none."""
@@ -48,6 +48,17 @@ def first_layer(model: Any) -> Any:
         )
         if embeds or convolves or isinstance(read(module, "in_features"), int):
             return module
+    return None
+
+
+def made_before(model: Any, first: Any) -> str | None:
+    """Name a class of the user's without parameters, like Rearrange, that comes before a layer, or None."""
+    for _, module in modules_of(model):
+        if module is first:
+            break
+        own = not home(type(module)).startswith("torch.nn.")
+        if own and not children_of(module) and not any(tensors_of(module, "_parameters")):
+            return type(module).__name__
     return None
 
 

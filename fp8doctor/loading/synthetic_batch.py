@@ -19,6 +19,7 @@ from fp8doctor.loading.model_inputs import (
     first_layer,
     image_shape,
     longest_sequence,
+    made_before,
     parameters_of,
     vocabulary_of,
 )
@@ -97,6 +98,8 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         return {kind: pixels, **labels}, described
     width = read(first, "in_features")
     if kind is None and type(width) is int and width > 0 and next(iter(arguments), "") not in IMAGES:
+        if before := made_before(model, first):
+            raise NoBatchError(f"{before} makes the inputs of the first {type(first).__name__}")
         if attends(model) and sequence is None:
             sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
         shape = (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)

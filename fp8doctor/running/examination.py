@@ -199,7 +199,7 @@ def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
     return tuple(found) or (UNNAMED,)
 
 
-ENDS = ("SIGTERM", "SIGHUP")
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a process to end."""
 
 
@@ -235,19 +235,19 @@ def why_nothing_follows() -> str | None:
 @contextmanager
 def after_the_script() -> Iterator[None]:
     """Keep stdout and the exit code the script's: use stderr, raise on signals."""
-    before = {name: signal.getsignal(getattr(signal, name)) for name in ENDS}
+    before = {each: signal.getsignal(each) for each in ENDS}
 
     def end(number: int, frame: FrameType | None) -> None:
         raise AskedToEnd(number)
 
-    for name in ENDS:
-        signal.signal(getattr(signal, name), end)
+    for each in ENDS:
+        signal.signal(each, end)
     try:
         with _stdout_to_stderr(), redirect_stdout(sys.stderr):
             yield
     finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 @contextmanager

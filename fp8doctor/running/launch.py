@@ -18,7 +18,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -52,10 +52,10 @@ LAST = 4
 TICK_S = 0.2
 """Seconds between looks at the script's process."""
 
-FORWARDED = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 """Signals that a waiting fp8doctor forwards."""
 
-KEYS = ("SIGINT", "SIGQUIT")
+KEYS = (signal.SIGINT, signal.SIGQUIT)
 """Signals of a terminal's keys, which reach the script directly; forwarded if a process sent them."""
 
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -237,22 +237,20 @@ def run_below(
     """Run the script as a child, and report; return its failure or the report's code."""
     pipes = _Pipes()
     _flush()
-    ours = {getattr(signal, name) for name in (*KEYS, *FORWARDED)}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)  # a signal now would miss the script
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))  # one now would miss the script
     child = os.fork()
     if not child:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         pipes.become_script(script, settings)
-    keys = {getattr(signal, name) for name in KEYS}
-    threading.Thread(target=_forward_keys, args=(keys, child), daemon=True).start()
+    threading.Thread(target=_forward_keys, args=(child,), daemon=True).start()
 
     def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
-    for name in FORWARDED:
-        signal.signal(getattr(signal, name), forward)
-    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *keys})
+    for each in FORWARDED:
+        signal.signal(each, forward)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *KEYS})
     pipes.close_scripts_ends()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -268,10 +266,10 @@ def run_below(
     return status or reported
 
 
-def _forward_keys(keys: Iterable[int], child: int) -> None:
+def _forward_keys(child: int) -> None:
     """Forward signals sent by a process: a terminal signals the whole group."""
     while True:
-        arrived = signal.sigwaitinfo(keys)
+        arrived = signal.sigwaitinfo(KEYS)
         if arrived.si_code <= 0 and arrived.si_pid != child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, arrived.si_signo)

@@ -30,7 +30,7 @@ class Backwards:
     """
 
     def __init__(self) -> None:
-        self._thread, self._watches = get_ident(), False
+        self.thread, self._watches = get_ident(), False
         self.heard: Callable[[list[torch.Tensor]], object] | None = None
         """Also takes the losses, for a window."""
 
@@ -42,7 +42,7 @@ class Backwards:
         @functools.wraps(own)  # so that it pickles
         def backward(*arguments: Any, **settings: Any) -> Any:
             then = None
-            if watch._watches and get_ident() == watch._thread and in_backward() is False:
+            if watch._watches and get_ident() == watch.thread and in_backward() is False:
                 losses = numbers(arguments[0] if arguments else settings.get("tensors"))
                 if watch.heard is not None:
                     watch.heard(losses)

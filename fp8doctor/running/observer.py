@@ -24,7 +24,7 @@ from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.capture import Capture
 from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
-from fp8doctor.running.first_bad_step import LongWatch
+from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import LossLog
 from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler

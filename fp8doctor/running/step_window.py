@@ -111,7 +111,7 @@ class StepWindow:
         self._calls.begin()
         self._waits.begin()
         self.autocasts.begin()
-        self._backwards.heard = self._ran_backward
+        self._backwards.thread, self._backwards.heard = get_ident(), self._ran_backward
         self._step = _TimedStep(self._clock.now())
 
     def stepped(self) -> bool:

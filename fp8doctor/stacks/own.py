@@ -82,7 +82,8 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if gemm is None and True not in switches and not NAMED.search(_names_itself(module)):
         return ()
     use: Use = "training" if gemm and gemm.startswith("torch.") else "unknown"
-    features = {"gemm": gemm, "any_side": not set(names).isdisjoint(GETS_BY)}
+    features: dict[str, bool | int | str | None] = {"gemm": gemm}
+    features["any_side"] = not set(names).isdisjoint(GETS_BY)
     return tuple(
         replace(each, stack=STACK, use=use, features=each.features | features)
         for each in _layers(module, gaps)

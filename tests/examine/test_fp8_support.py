@@ -61,13 +61,6 @@ def test_nothing_is_tried_where_nothing_is_asked_for(
     )
 
 
-def test_what_is_loaded_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torchao.float8
-
-    monkeypatch.setattr(fp8_support, "try_import", lambda *_: pytest.fail(f"tried beside {torchao.float8}"))
-    assert tried(ACCELERATE_FP8_BACKEND="AO") == {"AO": None}
-
-
 @pytest.mark.parametrize(
     ("code", "error"),
     [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
+import torch
 import transformers
 from torch import nn
 
@@ -93,6 +95,34 @@ def mllama() -> nn.Module:
     return transformers.MllamaForCausalLM(
         transformers.models.mllama.configuration_mllama.MllamaTextConfig(**text)
     )
+
+
+def jamba() -> nn.Module:
+    return transformers.JambaForCausalLM(
+        transformers.JambaConfig(
+            hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4, num_experts=1
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "count", "kind"),
+    [(mllama, 6, "MllamaSelfAttentionDecoderLayer"), (jamba, 8, "JambaMambaDecoderLayer")],
+)
+def test_blocks_of_several_classes_that_take_turns(
+    build: Callable[[], nn.Module], count: int, kind: str
+) -> None:
+    with torch.device("meta"):
+        (blocks,) = network(build()).blocks
+    assert (blocks.name, blocks.count, blocks.kind.rpartition(".")[2]) == ("model.layers", count, kind)
+
+
+def test_litgpts_name_for_the_experts_of_a_token() -> None:
+    layer = Around(gate=nn.Linear(32, 4, bias=False), experts=nn.ModuleList(Block() for _ in range(4)))
+    model = Around(moe=layer)
+    model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
+    linears = {each.name: each for each in network(model).linears}
+    assert linears["moe.experts.3.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
 
 
 def behind_a_gate(**parts: nn.Module) -> nn.Module:

@@ -121,11 +121,54 @@ def test_a_weight_that_a_property_makes_is_a_gap() -> None:
     assert RAN == []
 
 
+class MissingMandatoryValue(Exception):
+    pass
+
+
+class Settings:
+    """As OmegaConf's configurations: a value that is still missing raises when it is asked for."""
+
+    def __init__(self) -> None:
+        self.vocab_size = 100
+
+    def __getattr__(self, name: str) -> Any:
+        RAN.append(name)
+        raise MissingMandatoryValue(name)
+
+
+def test_a_configuration_that_raises() -> None:
+    model = nn.Sequential(nn.Linear(8, 8))
+    model.config = Settings()
+    network = looked_at(model)
+    assert (network.vocabulary, network.hidden_size) == (100, None)
+    assert RAN == []
+
+
+def test_a_class_without_a_module() -> None:
+    kind = type("Nowhere", (nn.Linear,), {"__module__": None})
+    assert sizes(looked_at(nn.Sequential(kind(8, 8), nn.Sequential(kind(8, 8))))) == [
+        ("0", 8, 8),
+        ("1.0", 8, 8),
+    ]
+
+
 def test_an_active_fake_tensor_mode() -> None:
     model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 8))
     expected = looked_at(model)
     with FakeTensorMode():
         assert looked_at(model) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_trial_below_an_active_fake_tensor_mode(fake: bool) -> None:
+    model, batch = nn.Linear(8, 8), torch.ones(4, 8)
+    with FakeTensorMode():
+        if fake:
+            model, batch = nn.Linear(8, 8), torch.ones(4, 8)
+        trial = inspect_model(model, batch, device="cpu", budget_s=0.1).facts.trial
+    assert ("the model has no weights" in (trial.reason or "")) == fake
+    assert (len(trial.arms) > 0) != fake
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -113,14 +113,3 @@ def test_looking_imports_no_library() -> None:
         timeout=600,
     )
     assert answer.stdout.strip() == "['fp8doctor'] False False"
-
-
-@pytest.mark.slow
-def test_importing_examine_imports_no_torch() -> None:
-    program = "import sys, fp8doctor.examine, fp8doctor.stacks; print('torch' in sys.modules)"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600
-        ).stdout.strip()
-        == "False"
-    )

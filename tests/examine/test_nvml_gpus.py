@@ -11,9 +11,8 @@ import pynvml
 import pytest
 import torch
 
-from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.nvml_gpus import examine_gpus
-from fp8doctor.facts import Gpu, Target, recorded
+from fp8doctor.facts import Gpu, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
 
@@ -127,14 +126,6 @@ def test_a_gpu_that_fell_off_the_bus_is_left_out_with_the_reason(monkeypatch: py
     gpus, gaps = examined(monkeypatch, h100(), lost)
     assert [found.name for found in gpus] == ["NVIDIA H100 80GB HBM3"]
     assert gaps == {"gpus.1": "NVML failed: GPU is lost"}
-
-
-def test_the_driver_has_a_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = StandIn(h100(), driver="580.159.03").install(monkeypatch)
-    facts = examine_surroundings(Target(kind="environment", name="environment"))
-    assert facts.software.driver == "580.159.03"
-    assert [found.name for found in facts.gpus] == ["NVIDIA H100 80GB HBM3"]
-    assert nvml.opened == 0
 
 
 # Which of them the process sees

@@ -49,14 +49,6 @@ def test_it_raises(prepared: tuple[Any, Any, Any]) -> None:
         check(*prepared, fail_on="always")  # type: ignore[arg-type]
 
 
-def test_it_raises_without_fp8_that_is_required(forget_accelerate: None) -> None:
-    accelerator = Accelerator(cpu=True)
-    model = accelerator.prepare(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
-    assert check(accelerator, model, batch=BATCH) is not None
-    with pytest.raises(ReportFailed, match=r"FP8 is required\. No layer of this model trains in FP8"):
-        check(accelerator, model, batch=BATCH, require_fp8=True)
-
-
 def test_the_example_of_the_readme(forget_accelerate: None) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     names: dict[str, Any] = {

@@ -291,8 +291,16 @@ class TakesImages(nn.Module):
         return self.embed(img.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).flatten(3))
 
 
+class Rearrange(nn.Module):
+    """As einops'."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1, 2)
+
+
 def unknown() -> Iterator[nn.Module]:
     yield from (NeedsMore(), Diffuses(), TakesImages(), nn.Sequential(nn.LazyLinear(8)), nn.Conv3d(1, 2, 3))
+    yield nn.Sequential(nn.Sequential(Rearrange(), nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 8))
     with torch.device("meta"):
         for name in (
             "DecisionTransformerModel",
@@ -336,7 +344,6 @@ def test_inputs_of_other_kinds_are_asked_for() -> None:
             (2, 9, 18),
         ),
         ((), (None, None, None)),
-        (torch.nested.nested_tensor([torch.zeros(3, 8), torch.zeros(5, 8)]), (None, None, None)),
     ],
 )
 def test_the_size_of_a_given_batch_is_read_from_its_shapes(
@@ -345,3 +352,8 @@ def test_the_size_of_a_given_batch_is_read_from_its_shapes(
     workload = described(mlp(), resolve(mlp(), batch))
     assert (workload.batch_size, workload.sequence_length, workload.tokens) == expected
     assert (workload.batch_source, workload.note) == ("given", None)
+
+
+def test_a_batch_without_a_shape_has_no_size() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(3, 8), torch.zeros(5, 8)])
+    assert described(mlp(), resolve(mlp(), nested)).tokens is None

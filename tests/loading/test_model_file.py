@@ -456,3 +456,10 @@ def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
     job = load(f"{file}:trainer")
     assert "its train() raises OSError: no data" in logged.text()
     assert job.model is job.trainer.model
+
+
+def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:
+    error = mistake(write("raise ValueError('begins ' + 'x' * 1_000_000 + ' ends')"))
+    assert len(error.detail) < 21_000
+    assert "begins" in error.detail
+    assert error.detail.endswith("ends")

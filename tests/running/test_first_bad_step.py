@@ -59,7 +59,7 @@ def train(model: nn.Module, spoil: Callable[[Any, torch.Tensor], None] | None) -
     for step in range(1, 12):
         x = torch.randn(8, 16)
         if step == BAD and spoil is not None:
-            spoil(getattr(model, "_orig_mod", model), x)
+            spoil(model, x)
         try:
             model(x).pow(2).mean().backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -78,22 +78,15 @@ CASES = {
 }
 
 
-@pytest.mark.gate(
-    "fp8-weight", "fp8-overflow", "fp8-batch", "fp8-gradient", "compiled-overflow", "bf16-gradient"
-)
 @pytest.mark.parametrize("spoil", CASES)
-@pytest.mark.parametrize("kind", ["fp8", "bf16", "compiled"])
+@pytest.mark.parametrize("kind", ["fp8", "bf16"])
 def test_the_layer_is_named(kind: str, spoil: Any, observer: ScriptObserver, heard: Heard) -> None:
     model: Any = Net(3) if kind == "bf16" else float8()
-    if kind == "compiled":
-        model = torch.compile(model, backend="aot_eager")
     train(model, spoil)
     assert observer.long is not None
     observer.long.ended()
     said = [each.text for each in heard.messages if isinstance(each, Progress)]
     layer = "Linear, not FP8" if kind == "bf16" else "Float8Linear, FP8"
-    if kind == "compiled" and spoil is gradient:
-        return  # the graph was compiled without the hook: nothing is spoiled
     assert said == [heard.notes[-1]]
     assert said[0].startswith(f"step {BAD}: {CASES[spoil].format(layer)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -116,3 +117,13 @@ def test_what_a_step_ran(observer: ScriptObserver, heard: Heard) -> None:
     assert (seen.fp8_gemms, seen.graphs_run, seen.host_copies_ms) == (0, 0, 0)
     gemms = [each for each in seen.breakdown.groups if each.family == "gemm_fp32"]
     assert sum(each.count for each in gemms) == 4 + 4 + 3  # the first layer's input needs no gradient
+
+
+def test_a_training_in_another_thread(observer: ScriptObserver, heard: Heard) -> None:
+    """Its script imported torch in the main thread."""
+    thread = threading.Thread(target=train, args=(Net(), WARMUP + STEPS))
+    thread.start()
+    thread.join()
+    seen = heard.facts.observed
+    assert (seen.calls, seen.backwards) == (1, 1)
+    assert seen.losses is not None

@@ -36,15 +36,6 @@ def test_a_plain_loop(observer: ScriptObserver, heard: Heard) -> None:
     assert len(heard.messages) == before
 
 
-def test_a_window_that_is_cut_short(heard: Heard, observer: ScriptObserver) -> None:
-    observer.settings = WatchOptions("train.py", 10, WARMUP, stop=False, budget_s=None, device=None)
-    model = Net()
-    train(model, WARMUP + STEPS)
-    assert observer.closed() == WARMUP + STEPS
-    assert len(heard.facts.observed.steps_ms) == STEPS
-    assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
-
-
 def test_the_optimizer_that_holds_most_counts(observer: ScriptObserver, heard: Heard) -> None:
     large, small = Net(3), Net(1)
     both = [torch.optim.SGD(small.parameters(), lr=0.01), torch.optim.AdamW(large.parameters(), lr=0.01)]

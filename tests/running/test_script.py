@@ -227,6 +227,7 @@ ENDS = {
 
 RAISED = {
     "raises": "ValueError: no",
+    "syntax": "SyntaxError: invalid syntax",
     "interrupted": "KeyboardInterrupt",
     "own hook": "ZeroDivisionError: division by zero",
     "missing module": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
