@@ -163,7 +163,7 @@ def test_a_recompute_outside_the_autocast(
 def test_an_autocast_around_calls_that_were_not_seen_is_not_said_to_be_missing(
     found: Callable[..., dict[str, str]], heard: Heard
 ) -> None:
-    """As in tests/patients/gpu/unsloth_lora.py: Unsloth compiles functions, so that no call is watched."""
+    """As in research/patients/unsloth_lora.py: Unsloth compiles functions, so that no call is watched."""
     model = lora(llama().bfloat16())
     tokens = torch.arange(16).reshape(1, 16)
     call = torch.compile(lambda: model(input_ids=tokens, labels=tokens).loss, backend="eager")

@@ -41,7 +41,7 @@ def test_another_recipe_is_read_back_from_every_layer(recipe: str, settings: dic
 
 
 class Rotated(Float8Linear):
-    """A user's own layer, in the manner of tests/patients/gpu/rotated.py."""
+    """A user's own layer, in the manner of research/patients/rotated.py."""
 
     def __init__(self, features: int) -> None:
         super().__init__(features, features, bias=False, config=Float8LinearConfig())

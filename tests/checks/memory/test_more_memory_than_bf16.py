@@ -17,8 +17,8 @@ from fp8doctor.facts import Arm, Facts, Gpu, MemoryParts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import failed, ran, timed
-from tests.patients.record import HERE
 from tests.stand_ins import transformer_engine
+from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
 
@@ -212,7 +212,7 @@ def test_frozen_weights_need_no_master_weights(look: Look, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("patient", ["te_llama_7b", "accelerate_te_wide", "te_fused", "te_transformer"])
 def test_jobs_that_are_faster_in_fp8_are_not_told_to_rebuild_their_weights(patient: str) -> None:
-    report = load_report(HERE / "recorded" / f"h200-{patient}.json.gz")
+    report = load_report(RECORDED / f"h200-{patient}.json.gz")
     assert report.verdict.status == "fp8_faster"
     assert "MEM001" in {each.code for each in report.findings}
     assert "fp8-weights" not in {step.treatment.name for step in report.prescription}
@@ -253,12 +253,12 @@ def test_bf16_takes_what_bf16_takes(look: Look) -> None:
     "patient", ["decoder_468m", "decoder_468m_compiled", "llama_8b_float8", "te_autocast", "accelerate_te"]
 )
 def test_healthy_recordings(patient: str) -> None:
-    report = load_report(HERE / "recorded" / f"h200-{patient}.json.gz")
+    report = load_report(RECORDED / f"h200-{patient}.json.gz")
     assert next(each.outcome for each in report.outcomes if each.code == "MEM001") == "healthy"
 
 
 def test_the_lora_that_was_recorded_leaves_the_cure_to_its_cause() -> None:
-    report = load_report(HERE / "recorded" / "h200-lora.json.gz")
+    report = load_report(RECORDED / "h200-lora.json.gz")
     finding = next(each for each in report.findings if each.code == "MEM001")
     assert finding.evidence["extra_gib"] == pytest.approx(2.97, abs=0.01)
     assert "CMP001" in [step.code for step in report.prescription]
