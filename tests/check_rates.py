@@ -59,7 +59,7 @@ def in_recordings() -> Iterator[list[Judged]]:
     """Judge what fires on each recording of a GPU by what its model file must and must not be told."""
     known = {
         each.path.stem: each
-        for folder in (TESTS / "patients", TESTS / "patients" / "gpu")
+        for folder in (TESTS / "patients", RESEARCH / "patients")
         for each in patients(folder)
     }
     for folder in RECORDED:

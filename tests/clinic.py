@@ -25,7 +25,6 @@ import torch._dynamo
 import torch._inductor.compile_fx
 from fp8doctor.examine import examine
 from fp8doctor.loading.model_file import load
-from tests.treating import treat
 path = sys.argv[1]
 torch.Tensor.normal_ = torch.Tensor.uniform_ = lambda weights, *_, **__: weights.fill_(0.01)
 job = load(path)
@@ -36,9 +35,6 @@ ones of lora_fp32 take 5 s of CPU."""
 
 TELL = "print(json.dumps(facts.to_dict()))\n"
 """Takes 0.6 s of CPU with `EXAMINE`, on average."""
-
-TREAT = "print(json.dumps(dataclasses.asdict(treat(path, job, facts))))\n"
-"""What the patient is told to do; 2.5 s more, on average."""
 
 HEAVY = {
     "torch": "torch",
@@ -52,8 +48,6 @@ transformers imports torch and torchao."""
 READ_LATE = ("os.environ['ACCELERATE_", "os.environ['FP8_", "sys.path.insert(0, ")
 """Statements that prepare no import of `HEAVY`: Accelerate reads its variables when an Accelerator is made,
 and the folders hold what stands in for Transformer Engine and for the metadata of others."""
-
-NOT_PATIENTS = ("__init__", "record")
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class Patient:
 
 def patients(folder: Path = FOLDER) -> tuple[Patient, ...]:
     """The patients of a folder, read without running them: a patient may set variables when it runs."""
-    return tuple(read(path) for path in sorted(folder.glob("*.py")) if path.stem not in NOT_PATIENTS)
+    return tuple(read(path) for path in sorted(folder.glob("*.py")))
 
 
 def read(path: Path) -> Patient:
@@ -100,12 +94,6 @@ def examined(patient: Patient) -> Examination:
     if first_imports(patient.path) is None:
         return examine_in_worker(str(patient.path), progress=lambda stage: None)
     return Examination(Facts.from_dict(answered(patient, EXAMINE + TELL)), None)
-
-
-@functools.cache
-def treated(patient: Patient) -> dict[str, Any] | None:
-    """Return the `tests.treating.Course` of a patient; None if the real worker examines it."""
-    return None if first_imports(patient.path) is None else answered(patient, EXAMINE + TREAT)
 
 
 def answered(patient: Patient, program: str) -> dict[str, Any]:

@@ -30,9 +30,9 @@ FOLDERS = (
 HEADS = {
     HERE / "patients" / "recorded": """# The recordings
 
-Reports of the patients in `tests/patients/`, saved on real GPUs by `tests/patients/record.py`. They are never
-edited. The verdict and the codes are what this version says of their facts; `python -m tests.recordings`
-writes this page.
+Reports of the patients in `tests/patients/` and `research/patients/`, saved on real GPUs by
+`research/record_patients.py`. They are never edited. The verdict and the codes are what this version says
+of their facts; `python -m tests.recordings` writes this page.
 
 """,
     HERE / "running" / "recorded": """# Scripts under `fp8doctor run`, recorded

@@ -3,6 +3,8 @@ done, none of settling steps or of a warm cache counts, and a variant's time is 
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -35,9 +37,9 @@ def test_a_block_is_the_median_of_its_settled_steps(gpu: FakeGpu) -> None:
 
 def test_shapes_are_timed_with_a_cold_cache(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", gpu.buffer)
-    timer = Timer(gpu.device)
-    operations = {"bf16": lambda: gpu.read(10.0, 2.0), "fp8": lambda: gpu.read(6.0, 1.0)}
-    assert timer.turns(operations) == {"bf16": 10.0, "fp8": 6.0}
+    calls = itertools.count()
+    operations = {"bf16": lambda: gpu.read(10.0 + next(calls) % 3, 2.0), "fp8": lambda: gpu.read(6.0, 1.0)}
+    assert Timer(gpu.device).turns(operations) == {"bf16": 11.0, "fp8": 6.0}
 
 
 def test_a_variants_time_is_the_median_of_its_rounds() -> None:

@@ -12,15 +12,12 @@ from click.testing import CliRunner, Result
 from fp8doctor import cli
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
-from tests import matrix
-from tests.clinic import Patient, examined, patients, treated
+from research import matrix
+from tests.clinic import Patient, examined, patients
 
 PATIENTS = {patient.name: patient for patient in patients()}
 
 each_patient = pytest.mark.parametrize("patient", PATIENTS.values(), ids=PATIENTS)
-
-TREATED_IN_THE_GATE = ("accelerate_eager", "compile_disabled", "decoder_468m", "lora_converted", "mlp")
-"""One patient of each stack. The treatments of all take 120 s of CPU."""
 
 
 def report_on(patient: Patient) -> Report:
@@ -43,29 +40,6 @@ def test_diagnosis(patient: Patient) -> None:
     unanswered = [each for each in report.outcomes if each.outcome in ("unknown", "crashed")]
     elsewhere = ("trial", "observed", "ranks")  # on a current stack nothing else stays unknown
     assert [each for each in unanswered if each.get("missing") not in elsewhere] == []
-
-
-@pytest.mark.slow
-@pytest.mark.gate(*TREATED_IN_THE_GATE)
-@each_patient
-def test_what_is_printed_runs_and_mends(patient: Patient) -> None:
-    """Every line that is Python is run as it stands, with a forward and a backward after it, and is not
-    prescribed again; those of a patient that the worker examines are for a shell."""
-    course = treated(patient)
-    if course is None:
-        assert {step.treatment.kind for step in report_on(patient).prescription} <= {"shell"}
-        return
-    assert course["failed"] == {}
-    assert set(course["rounds"][-1]) <= set(course["not_run"])
-    assert len(course["ran"]) == len(set(course["ran"]))
-
-
-@pytest.mark.nightly
-def test_most_lines_were_run() -> None:
-    courses = [course for patient in PATIENTS.values() if (course := treated(patient))]
-    why = {reason.partition(":")[0] for course in courses for reason in course["not_run"].values()}
-    assert why == {"shell", "sketch", "wants an accelerator", "NotImplementedError", "ImportError"}
-    assert sum(len(course["ran"]) for course in courses) >= 30
 
 
 @pytest.mark.slow
@@ -102,7 +76,7 @@ def test_the_cause_is_prescribed_and_its_symptom_is_not() -> None:
 
 @pytest.mark.slow
 def test_every_check_is_seen_sick_and_healthy() -> None:
-    """``python -m tests.matrix`` prints by which objects."""
+    """``python -m research.matrix`` prints by which objects."""
     assert matrix.empty() == set()
 
 

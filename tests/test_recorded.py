@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from research.record_patients import patients
 from tests import recordings
-from tests.patients.record import patients
 from tests.recordings import files, name_of
 from tests.replays import of, replayed
 
@@ -43,7 +43,7 @@ def test_a_recording_replays_to_the_codes_of_its_patient(recording: Path) -> Non
 @pytest.mark.slow
 def test_every_patient_was_recorded_and_the_pages_list_them() -> None:
     recorded = {name_of(path).partition("-")[2] for path in RECORDINGS}
-    assert recorded == set(PATIENTS), "record it on a GPU, or add a job to tests/matrix.py instead"
+    assert recorded == set(PATIENTS), "record it on a GPU, or add a job to research/matrix.py instead"
     assert not [path for folder in recordings.FOLDERS for path in folder.glob("*.json")]
     for folder in recordings.HEADS:
         assert (folder / "README.md").read_text("utf-8") == recordings.page(folder), (

@@ -165,31 +165,24 @@ def each_of(models: tuple[Untouched, ...]) -> Callable[[Any], Any]:
 each_model = each_of(MODELS)
 
 
-@pytest.fixture(scope="module")
-def report() -> Callable[[Untouched], tuple[nn.Module, Report]]:
-    """Model and report, made once for all tests."""
-    made: dict[str, tuple[nn.Module, Report]] = {}
-
-    def of(untouched: Untouched) -> tuple[nn.Module, Report]:
-        if untouched.model not in made:
-            model = untouched.build()
-            made[untouched.model] = model, inspect_model(model, trial=False)
-        return made[untouched.model]
-
-    return of
-
-
-Of = Callable[[Untouched], tuple[nn.Module, Report]]
-
-
-@pytest.mark.slow
-def test_there_are_enough_of_them() -> None:
-    assert len({each.model for each in MODELS}) == len(MODELS) >= 60
+assert len({each.model for each in MODELS}) == len(MODELS) >= 60
 
 
 @each_model
-def test_nothing_is_found(untouched: Untouched, report: Of) -> None:
-    _, found = report(untouched)
+def test_an_untouched_model(untouched: Untouched) -> None:
+    model = untouched.build()
+    found = inspect_model(model, trial=False)
+    nothing_is_found(untouched, model, found)
+    every_fact_of_the_model_was_read(untouched, model, found)
+    text_is_made_up_for_every_model_of_text(untouched, model, found)
+    linears_are_those_of_the_module_tree(untouched, model, found)
+    shares_of_the_flops_add_up(untouched, model, found)
+    blocks_are_those_of_the_architecture(untouched, model, found)
+    the_head_is_what_transformers_calls_it(untouched, model, found)
+    parameters_and_ties_are_counted(untouched, model, found)
+
+
+def nothing_is_found(untouched: Untouched, model: nn.Module, found: Report) -> None:
     assert [(each.code, each.title) for each in found.findings if each.severity != "info"] == []
     assert found.verdict.status == "no_fp8"
     assert found.worst() in (None, "info")
@@ -200,9 +193,7 @@ def test_nothing_is_found(untouched: Untouched, report: Of) -> None:
     ] == []
 
 
-@each_model
-def test_every_fact_of_the_model_was_read(untouched: Untouched, report: Of) -> None:
-    _, found = report(untouched)
+def every_fact_of_the_model_was_read(untouched: Untouched, model: nn.Module, found: Report) -> None:
     assert {
         path: reason for path, reason in found.facts.gaps.items() if path.startswith(("network", "training"))
     } == {}
@@ -213,10 +204,8 @@ def test_every_fact_of_the_model_was_read(untouched: Untouched, report: Of) -> N
     ] == []
 
 
-@each_model
-def test_text_is_made_up_for_every_model_of_text(untouched: Untouched, report: Of) -> None:
+def text_is_made_up_for_every_model_of_text(untouched: Untouched, model: nn.Module, found: Report) -> None:
     """Whether the model runs on it is for the tests of the workload."""
-    _, found = report(untouched)
     note = found.facts.workload.note or ""
     if untouched in (*DECODERS, *ENCODERS, *OTHER_ENCODERS, *ENCODER_DECODERS, *EXPERTS):
         assert note.startswith("synthetic: 8 x "), note
@@ -230,9 +219,7 @@ def test_text_is_made_up_for_every_model_of_text(untouched: Untouched, report: O
         ), note
 
 
-@each_model
-def test_linears_are_those_of_the_module_tree(untouched: Untouched, report: Of) -> None:
-    model, found = report(untouched)
+def linears_are_those_of_the_module_tree(untouched: Untouched, model: nn.Module, found: Report) -> None:
     linears = found.facts.network.linears
     expected = {
         name: (each.in_features, each.out_features, each.bias is not None)
@@ -255,17 +242,13 @@ def test_linears_are_those_of_the_module_tree(untouched: Untouched, report: Of) 
     assert len({each.name for each in linears}) == len(linears)
 
 
-@each_model
-def test_shares_of_the_flops_add_up(untouched: Untouched, report: Of) -> None:
-    _, found = report(untouched)
+def shares_of_the_flops_add_up(untouched: Untouched, model: nn.Module, found: Report) -> None:
     shares = [each.flops_share_pct for each in found.facts.network.linears]
     assert all(share is not None and 0.0 < share <= 100.0 for share in shares)
     assert sum(share or 0.0 for share in shares) == pytest.approx(100.0)
 
 
-@each_model
-def test_blocks_are_those_of_the_architecture(untouched: Untouched, report: Of) -> None:
-    model, found = report(untouched)
+def blocks_are_those_of_the_architecture(untouched: Untouched, model: nn.Module, found: Report) -> None:
     blocks = found.facts.network.blocks
     assert tuple(each.count for each in blocks) == untouched.blocks
     for each in blocks:
@@ -275,9 +258,7 @@ def test_blocks_are_those_of_the_architecture(untouched: Untouched, report: Of) 
         assert (each.compiled, each.checkpointed) == (0, 0)
 
 
-@each_model
-def test_the_head_is_what_transformers_calls_it(untouched: Untouched, report: Of) -> None:
-    model, found = report(untouched)
+def the_head_is_what_transformers_calls_it(untouched: Untouched, model: nn.Module, found: Report) -> None:
     heads = [each.name for each in found.facts.network.linears if each.role == "head"]
     assert len(heads) == untouched.head
     output = model.get_output_embeddings()  # type: ignore[operator]
@@ -285,9 +266,7 @@ def test_the_head_is_what_transformers_calls_it(untouched: Untouched, report: Of
         assert [model.get_submodule(name) for name in heads] == [output]
 
 
-@each_model
-def test_parameters_and_ties_are_counted(untouched: Untouched, report: Of) -> None:
-    model, found = report(untouched)
+def parameters_and_ties_are_counted(untouched: Untouched, model: nn.Module, found: Report) -> None:
     network = found.facts.network
     names = defaultdict(set)
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-PATIENTS = Path(__file__).parents[2] / "tests" / "patients"
+RESEARCH = Path(__file__).parents[1]
 
 NAMES = (
     "decoder_468m",
@@ -56,6 +56,13 @@ LIMIT_S = 200
 """Longest time of one patient, s."""
 
 PACKAGES = ("torch", "torchao", "transformer-engine", "transformers", "accelerate", "peft")
+
+
+def path_of(patient: str) -> Path:
+    """Find a patient's file. Those that need a GPU lay in a folder of that name when this was recorded."""
+    of_gpu = patient.removeprefix("gpu/")
+    folder = RESEARCH if of_gpu != patient else RESEARCH.parent / "tests"
+    return folder / "patients" / f"{of_gpu}.py"
 
 
 def tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -156,7 +163,7 @@ def inspected(patient: str, hostile: bool) -> dict[str, Any]:
     from fp8doctor import inspect_model
     from fp8doctor.loading.model_file import load
 
-    job = load(str(PATIENTS / f"{patient}.py"))
+    job = load(str(path_of(patient)))
     model = job.model
     trained = [each for each in model.parameters() if each.requires_grad]
     optimizer = job.optimizer or torch.optim.AdamW(trained, lr=1e-5)

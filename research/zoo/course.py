@@ -11,8 +11,8 @@ from torch import nn
 from fp8doctor import inspect_model
 from fp8doctor.finding import Treatment
 from fp8doctor.report import Report
+from research.treating import NO_GPU, without_arithmetic
 from research.zoo.animals import Animal
-from tests.treating import NO_GPU, without_arithmetic
 
 FITS = """from torchao.float8 import convert_to_float8_training
 linear = lambda module: type(module) is torch.nn.Linear   # what derives from it may return more

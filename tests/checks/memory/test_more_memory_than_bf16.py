@@ -20,8 +20,8 @@ from fp8doctor.facts import Arm, Facts, Gpu, MemoryParts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import failed, ran, timed
 from tests.checks.environment.live import finding_of, outcome_of
-from tests.patients.record import HERE
 from tests.stand_ins import transformer_engine
+from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
 LEDGER = "memory-ledger"
@@ -171,7 +171,7 @@ def test_without_both_peaks_or_fp8_there_is_no_answer(look: Look) -> None:
 )
 def test_recordings(patient: str, fires: bool) -> None:
     """A job that is faster in FP8 is not told to rebuild its weights; a cause's own fix is enough."""
-    report = load_report(HERE / "recorded" / f"h200-{patient}.json.gz")
+    report = load_report(RECORDED / f"h200-{patient}.json.gz")
     assert ("MEM001" in {each.code for each in report.findings}) is fires
     assert not any("MEM001" in step.mends for step in report.prescription)
 
@@ -231,7 +231,7 @@ def test_the_optimizers_state(look: Look, optimizer: Callable[..., Any], layers:
 
 @pytest.mark.parametrize("patient", ["te_fused", "te_transformer"])
 def test_the_ledger_is_what_an_h200_measured(patient: str) -> None:
-    facts, *_ = read_saved(HERE / "recorded" / f"h200-{patient}.json.gz")
+    facts, *_ = read_saved(RECORDED / f"h200-{patient}.json.gz")
     assert outcome_of(LEDGER, facts).outcome == "not_applicable"
     now, bf16 = (next(arm for arm in facts.trial.arms if arm.name == name) for name in ("as_is", "bf16"))
     held = memory_of(facts, facts.network.fp8, STATES["AdamW"])

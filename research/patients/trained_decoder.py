@@ -7,7 +7,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "patients"))
 
 import torch
 import torch.nn as nn

@@ -1,6 +1,6 @@
-"""Record every patient again on this machine's GPU: ``python tests/patients/record.py FOLDER``
+"""Record every patient again on this machine's GPU: ``python research/record_patients.py FOLDER``
 
-Runs the real ``fp8doctor`` command on each model file of tests/patients and tests/patients/gpu and saves its
+Runs the real ``fp8doctor`` command on each model file of tests/patients and research/patients and saves its
 report under FOLDER, one JSON file per patient, named after the GPU and the patient. Recordings are never
 edited by hand.
 """
@@ -14,8 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-NOT_PATIENTS = {"__init__", "record"}
+ROOT = Path(__file__).resolve().parents[1]
 TIMED = (
     "decoder_468m",
     "decoder_454m",
@@ -73,11 +72,9 @@ LIMIT_S = 300
 
 
 def patients() -> list[Path]:
-    return [
-        path
-        for path in (*sorted(HERE.glob("*.py")), *sorted((HERE / "gpu").glob("*.py")))
-        if path.stem not in NOT_PATIENTS
-    ]
+    """List the patients that run anywhere, then those that need a GPU."""
+    folders = (ROOT / "tests" / "patients", ROOT / "research" / "patients")
+    return [path for folder in folders for path in sorted(folder.glob("*.py"))]
 
 
 def gpu_slug() -> str:
@@ -101,9 +98,7 @@ def record(path: Path, target: Path) -> bool:
         "never",
         *(() if path.stem in TIMED else ("--no-trial",)),
     ]
-    done = subprocess.run(
-        command, cwd=HERE.parents[1], env=os.environ | {"NO_COLOR": "1"}, timeout=LIMIT_S, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | {"NO_COLOR": "1"}, timeout=LIMIT_S, check=False)
     return done.returncode == 0 and target.is_file()
 
 

@@ -1,5 +1,5 @@
-"""Which real object makes each check fire, and which leaves it silent: ``python -m tests.matrix`` prints it
-as Markdown.
+"""Which real object makes each check fire, and which leaves it silent, as Markdown: ``python -m
+research.matrix``.
 
 The facts come from examine: the patients in their workers, recordings of GPUs, jobs of the tests on a CPU,
 and machines and layers of Transformer Engine that a stand-in answers for. Exits with 1 when a check was never
@@ -26,7 +26,9 @@ from tests.recordings import files, name_of
 from tests.stand_ins import nvml, transformer_engine
 from tests.stand_ins.accelerate_state import accelerator
 
-RECORDED = tuple(Path(__file__).parent / of / "recorded" for of in ("patients", "running", "versions"))
+RECORDED = tuple(
+    Path(__file__).parents[1] / "tests" / of / "recorded" for of in ("patients", "running", "versions")
+)
 
 NAMES_SHOWN = 4
 """Objects that are named in a cell; the rest is counted."""
