@@ -1,5 +1,4 @@
-"""MOD007's lost hooks and forwards on model files whose conversion runs while they are loaded, and the promise
-that watching changes nothing."""
+"""MOD007's lost hooks on model files that convert while they are loaded; watching changes nothing."""
 
 from __future__ import annotations
 
