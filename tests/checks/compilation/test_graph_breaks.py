@@ -17,7 +17,7 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from tests.checks.arms import ran, timed
-from tests.checks.numerics.test_trains_incorrectly import with_releases
+from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.checks.trials import tried
 from tests.examine.models import llama

@@ -18,7 +18,7 @@ from fp8doctor.facts import Arm, Facts, Observation, TrainerArguments
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
 from tests.checks.environment.live import finding_of, outcome_of
-from tests.checks.numerics.test_trains_incorrectly import with_releases
+from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.step.conftest import with_arms
 from tests.checks.step.profiled import BF16, FP8_EAGER, breakdown, profiled, replaced, unprofiled
 from tests.facts_of import DECODER_468M
