@@ -29,7 +29,6 @@ CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 
 NOT_MEASURED_HERE = {
     "MOD004": {"1.3x": "Amdahl's law"},
-    "SHP005": dict.fromkeys(("1.69x", "1.58x", "1.40x"), "NVIDIA's documentation"),
 }
 """Code -> number -> whose it is. What was measured here belongs into a recording."""
 

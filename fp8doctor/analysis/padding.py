@@ -49,11 +49,11 @@ def why_not_pad(facts: Facts) -> Callable[[Linear], str | None]:
     for each in network.linears:
         if unaligned(each):
             alike.setdefault((each.in_features, each.out_features), []).append(each)
-    known = (each for each in alike.values() if all(recorded(x, "flops_share_pct") for x in each))
     little = {
-        (layers[0].in_features, layers[0].out_features)
-        for layers in known
-        if flops_share_pct(layers, facts) < LITTLE_WORK_PCT
+        sides
+        for sides, layers in alike.items()
+        if all(recorded(each, "flops_share_pct") for each in layers)
+        and flops_share_pct(layers, facts) < LITTLE_WORK_PCT
     }
 
     def why(linear: Linear) -> str | None:
