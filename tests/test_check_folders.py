@@ -23,6 +23,40 @@ def own(facts):
 """
 
 
+OF_0_1 = '''"""Parameters have more than two dtypes
+
+What it finds. The model's parameters have three or more dtypes.
+"""
+
+from __future__ import annotations
+
+from fp8doctor.facts import Facts
+from fp8doctor.facts.examples import example
+from fp8doctor.finding import Finding, Treatment
+from fp8doctor.registry import check
+
+MOST_DTYPES = 2
+"""One for the weights, one for what needs more precision. A convention of this example."""
+
+@check("MEM900", "many-dtypes", area="memory", severity="info")
+def many_dtypes(facts: Facts) -> Finding | None:
+    dtypes = facts.network.dtypes
+    if len(dtypes) <= MOST_DTYPES:
+        return None
+    rarest = min(dtypes, key=lambda dtype: dtypes[dtype])
+    return Finding(
+        title=f"The parameters have {len(dtypes)} dtypes",
+        explanation=f"The rarest is {rarest}, with {dtypes[rarest]:,} parameters.",
+        evidence={"dtypes": tuple(dtypes), "rarest": rarest},
+        treatment=Treatment(name="one-dtype", summary="convert the rarest dtype", code="model.bfloat16()"),
+    )
+
+FIRES = example(dtypes={"bfloat16": 900, "float32": 90, "float16": 10})
+SILENT = example(dtypes={"bfloat16": 900, "float32": 90})
+'''
+"""The example of `checks/README.md` before there was a kit, as others may have copied it."""
+
+
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     discover()
@@ -183,3 +217,14 @@ def test_an_installed_package_whose_checks_fail_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="the installed package offers_nothing offers checks that cannot"):
         check_folders.import_offered()
+
+
+def test_a_check_from_before_the_kit_runs_unchanged(tmp_path: Path) -> None:
+    own = folder(tmp_path / "checks", OF_0_1, "many_dtypes.py")
+    (rule,) = [each for each in discover([own]) if each.code == "MEM900"]
+    for case, outcome in ((rule.module.FIRES, "sick"), (rule.module.SILENT, "healthy")):
+        findings, (answer,) = run([rule], case)
+        assert (answer.outcome, len(findings)) == (outcome, outcome == "sick")
+    assert "MEM900" in replayed(own, "--select", "MEM900", "--format", "json").stdout
+    explained = CliRunner().invoke(main, ["explain", "MEM900", "--checks", str(own)])
+    assert explained.stdout.startswith("MEM900 many-dtypes")

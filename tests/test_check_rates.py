@@ -1,33 +1,40 @@
-"""The rates on the checks' pages come from the tables of threads, recordings and recipes."""
+"""The table of rates comes from the tables of threads, recordings and recipes."""
 
 from __future__ import annotations
 
-from tests.check_rates import counts, judged, rates
+from collections import Counter
+
+from fp8doctor import headings
+from tests.check_rates import cell, columns, counted, rates, thread
 
 
 def test_a_thread_judges_what_fired_first() -> None:
-    assert judged(["CKP002", "MEM001"], ["CKP002"], "right") == [
-        ("CKP002", "right"),
-        ("MEM001", "not judged"),
-    ]
-    assert judged(["SHP002", "MEM001"], ["CKP002"], "wrong") == [
-        ("SHP002", "wrong"),
-        ("MEM001", "not judged"),
-    ]
+    total, by_code = counted(
+        [
+            thread(["CKP002", "MEM001"], ("CKP002",), "right"),
+            thread(["SHP002", "MEM001"], ("CKP002",), "wrong"),
+            thread([], ("NUM003", "NUM004"), "reassuring"),
+        ]
+    )
+    assert total == 3
+    assert by_code["CKP002"] == Counter(fired=1, rightly=1, missed=1)
+    assert by_code["SHP002"] == Counter(fired=1, wrongly=1)
+    assert by_code["MEM001"] == Counter(fired=2)
+    assert cell(by_code["NUM003"]) == "1 missed"
 
 
 def test_every_table_is_read() -> None:
-    threads, recordings = counts()["threads of users"], counts()["recordings on GPUs"]
-    assert threads[0] > 45
-    assert threads[1]["NUM004"]["right"] >= 3
-    assert recordings[0] > 100
-    assert recordings[1]["CMP001"]["right"] >= 5
-    assert recordings[1]["CMP001"]["wrong"] == 0
+    found = columns()
+    assert found["threads of users"][0] == 65
+    assert found["threads of users"][1]["NUM004"]["rightly"] >= 3
+    assert found["recordings on GPUs"][0] > 100
+    assert found["recordings on GPUs"][1]["CMP001"]["rightly"] >= 5
+    assert found["recordings on GPUs"][1]["CMP001"]["wrongly"] == 0
+    assert found["public recipes"][1]["CMP001"]["rightly"] >= 5
 
 
-def test_a_page_has_a_row_for_each_kind_of_case() -> None:
-    assert [line.split("|")[1].split(maxsplit=1)[1].strip() for line in rates("SHP001").splitlines()[2:]] == [
-        "threads of users",
-        "recordings on GPUs",
-        "public recipes",
-    ]
+def test_every_check_has_a_row() -> None:
+    codes = [check.code for check in headings.headings()]
+    rows = rates(codes).splitlines()[2:]
+    assert [row.split("](")[0].strip("| [") for row in rows[:-1]] == codes
+    assert rows[-1].startswith("| all")

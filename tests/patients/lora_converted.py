@@ -8,7 +8,7 @@ from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("LORA003",)
-MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "CMP004", "STP004")
+MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "CMP004")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 
