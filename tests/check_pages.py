@@ -1,7 +1,7 @@
 """The pages of ``docs/checks/``: ``python -m tests.check_pages`` writes them from the checks themselves,
 `tests.test_pages` compares.
 
-A page is the docstring of the check's file as Markdown, with a table of how often it was right.
+A page is the docstring of the check's file as Markdown; the index counts how often each was right.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ INDEX = """# The checks
 {count} checks, in the order in which a report shows them. `fp8doctor list` prints this table, and
 `fp8doctor explain CODE` prints one page. To write a check, see [checks/README.md](../../checks/README.md).
 `python -m tests.check_pages` writes this folder.
+
+"""
+
+RATES = """
+## How often they were right
+
+*Fired* counts every finding. It was *rightly* or *wrongly* if the job says what a report must or must not
+find, if a thread's cause is known, or if someone judged it. It was *missed* if the job or the thread expects
+it. On recipes, only warnings and errors count.
 
 """
 
@@ -57,7 +66,8 @@ def index(catalogue: Sequence[Heading]) -> str:
         for check in catalogue
     )
     head = ("code", "name", "area", "severity", "what it finds")
-    return INDEX.format(count=len(catalogue)) + table(head, rows)
+    listed = INDEX.format(count=len(catalogue)) + table(head, rows)
+    return f"{listed}\n{RATES}{rates(each.code for each in catalogue)}"
 
 
 def page(check: Heading, codes: Iterable[str]) -> str:
@@ -72,8 +82,7 @@ def page(check: Heading, codes: Iterable[str]) -> str:
     either = f"{', '.join(others)} or {last}" if others else last
     first = [linked(f"If a report also shows {either}, fix that first.", codes, check.code)] if causes else []
     sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
-    rate = ("**How often it was right.**", rates(check.code))
-    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *first, *rate)) + "\n"
+    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *first)) + "\n"
 
 
 def section(paragraph: str, codes: Iterable[str], own: str) -> str:

@@ -1,15 +1,15 @@
-"""How often each check fired and was right, counted from the tables of this repository.
+"""How often each check fired, rightly or not, and what it missed: counted from tables of this repository.
 
 The tables of recordings, threads and recipes are generated too: `tests.refresh` writes them first.
 """
 
 from __future__ import annotations
 
-import functools
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from fp8doctor import headings
 from tests.clinic import patients
@@ -18,12 +18,17 @@ from tests.markdown import table
 TESTS = Path(__file__).parent
 RESEARCH = TESTS.parent / "research"
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
-HEAD = ("where", "fired", "right", "wrong", "not judged")
 RECORDED = ("patients", "running")
 """Folders of ``tests/`` whose ``recorded/README.md`` lists the codes of each recording."""
 
-Judged = tuple[str, str]
-"""A code that fired, and ``right``, ``wrong`` or ``not judged``."""
+
+class Case(NamedTuple):
+    """The codes that fired on a job, and those of which it is known that they should, or should not."""
+
+    fired: list[str]
+    expected: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
 
 
 def rows_of(page: Path) -> Iterator[list[str]]:
@@ -33,68 +38,85 @@ def rows_of(page: Path) -> Iterator[list[str]]:
             yield [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def in_threads() -> Iterator[list[Judged]]:
-    """Judge what fired on each rebuilt thread: right if it may name the cause, wrong if it misled."""
+def in_threads() -> Iterator[Case]:
+    """Read the rebuilt threads of users."""
     from research.complaints.unseen import THREADS, name_of
 
-    expected = {name_of(each): each["codes"] for each in THREADS if "codes" in each}
+    expected = {name_of(each): tuple(each.get("codes", ())) for each in THREADS}
     for cells in rows_of(RESEARCH / "complaints" / "unseen.md"):
         name = cells[0].strip("[").partition("]")[0]
         if name in expected and len(cells) == 5:
-            yield judged(CODE.findall(cells[2]), expected[name], cells[4])
+            yield thread(CODE.findall(cells[2]), expected[name], cells[4])
     for cells in rows_of(RESEARCH / "complaints" / "README.md"):
         if len(cells) == 7 and cells[0].startswith("["):
-            yield judged(CODE.findall(cells[5]), CODE.findall(cells[4]), cells[6])
+            yield thread(CODE.findall(cells[5]), tuple(CODE.findall(cells[4])), cells[6])
 
 
-def judged(found: list[str], expected: list[str], outcome: str) -> list[Judged]:
-    """Judge the codes of a thread, in the order in which a reader meets them."""
-    verdicts = ["right" if each in expected else "not judged" for each in found]
-    if outcome == "wrong":
-        verdicts[:1] = ["wrong"]
-    return list(zip(found, verdicts, strict=True))
+def thread(fired: list[str], expected: tuple[str, ...], outcome: str) -> Case:
+    """Judge a thread: any expected code answers it, and a wrong answer is the first that a reader meets."""
+    missed = () if {*expected} & {*fired} else expected
+    return Case(fired, expected, tuple(fired[:1]) if outcome == "wrong" else (), missed)
 
 
-def in_recordings() -> Iterator[list[Judged]]:
+def in_recordings() -> Iterator[Case]:
     """Judge what fires on each recording of a GPU by what its model file must and must not be told."""
-    known = {
-        each.path.stem: each
-        for folder in (TESTS / "patients", RESEARCH / "patients")
-        for each in patients(folder)
-    }
+    folders = (TESTS / "patients", RESEARCH / "patients")
+    known = {each.path.stem: each for folder in folders for each in patients(folder)}
     for folder in RECORDED:
         page = TESTS / folder / "recorded" / "README.md"
         for cells in rows_of(page) if page.exists() else ():
-            patient = known.get(cells[0].partition("-")[2])
             if len(cells) == 9 and cells[0] != "recording":
-                must, must_not = (patient.must, patient.must_not) if patient else ((), ())
-                yield [
-                    (code, "right" if code in must else "wrong" if code in must_not else "not judged")
-                    for code in CODE.findall(cells[8])
-                ]
+                fired = CODE.findall(cells[8])
+                if patient := known.get(cells[0].partition("-")[2]):
+                    missed = tuple(code for code in patient.must if code not in fired)
+                    yield Case(fired, patient.must, patient.must_not, missed)
+                else:
+                    yield Case(fired)
 
 
-@functools.cache
-def counts() -> dict[str, tuple[int, dict[str, Counter[str]]]]:
-    """Count the verdicts of each code, by where it fired, with the number of cases."""
-    found = {}
-    for where, cases in (("threads of users", in_threads()), ("recordings on GPUs", in_recordings())):
-        by_code: dict[str, Counter[str]] = {}
-        of_all = list(cases)
-        for code, verdict in (each for case in of_all for each in case):
-            by_code.setdefault(code, Counter())[verdict] += 1
-        found[where] = (len(of_all), by_code)
-    return found
+def counted(cases: Iterable[Case]) -> tuple[int, dict[str, Counter[str]]]:
+    """Count the cases, and by code how often it fired, rightly and wrongly, and was missed."""
+    total, by_code = 0, dict[str, Counter[str]]()
+    for total, case in enumerate(cases, 1):  # noqa: B007
+        for code in case.fired:
+            right = code in case.expected and code not in case.wrong
+            judged = ["rightly"] if right else ["wrongly"] if code in case.wrong else []
+            by_code.setdefault(code, Counter()).update(["fired", *judged])
+        for code in case.missed:
+            by_code.setdefault(code, Counter()).update(["missed"])
+    return total, by_code
 
 
-def rates(code: str) -> str:
-    """Write the table of one check."""
-    rows = []
-    for where, (total, by_code) in counts().items():
-        of = by_code.get(code, Counter())
-        rows.append((f"{total} {where}", of.total(), *(of[each] for each in HEAD[2:])))
+def in_recipes() -> tuple[int, dict[str, Counter[str]]]:
+    """Read what warnings and errors did on public recipes; what they missed is not known."""
     known = headings.counts()
-    if check := known["checks"].get(code):
-        told = (check["fired"], check["rightly"], check["false_alarm"], check["not_judged"])
-        rows.append((f"{known['recipes']} public recipes", *told))
-    return table(HEAD, [tuple(map(str, each)) for each in rows]).rstrip()
+    names = {"fired": "fired", "rightly": "rightly", "false_alarm": "wrongly"}
+    return known["recipes"], {
+        code: Counter({name: check[key] for key, name in names.items()})
+        for code, check in known["checks"].items()
+    }
+
+
+def columns() -> dict[str, tuple[int, dict[str, Counter[str]]]]:
+    return {
+        "recordings on GPUs": counted(in_recordings()),
+        "public recipes": in_recipes(),
+        "threads of users": counted(in_threads()),
+    }
+
+
+def rates(codes: Iterable[str]) -> str:
+    """Write the table of all checks."""
+    found, codes = columns(), list(codes)
+    head = ("check", *(f"{total} {where}" for where, (total, _) in found.items()))
+    rows = [
+        (f"[{code}]({code}.md)", *(cell(by_code.get(code, Counter())) for _, by_code in found.values()))
+        for code in codes
+    ]
+    sums = (sum((by_code.get(code, Counter()) for code in codes), Counter()) for _, by_code in found.values())
+    return table(head, [*rows, ("all", *map(cell, sums))])
+
+
+def cell(counts: Counter[str]) -> str:
+    names = ("fired", "rightly", "wrongly", "missed")
+    return ", ".join(f"{counts[name]} {name}" for name in names if counts[name])

@@ -1,9 +1,9 @@
 """Checkpointing that the GPU's memory does not need
 
-Activation checkpointing keeps only a region's inputs and runs its forward again in the backward: a third more
-matmuls, and every FP8 cast of the forward once more. It saves memory; if the step fits without it, you gain
-nothing. FP8 makes this more likely: compiled, its peak is below BF16's. One job took 109.4 ms/step with
-gradient checkpointing and 93.9 ms without (`h200-checkpointed_needlessly`).
+Activation checkpointing keeps only a region's inputs and runs its forward again in the backward. That is a
+third more matmuls, and every FP8 cast of the forward once more. It saves memory; if the step fits without it,
+you gain nothing. FP8 makes this more likely: compiled, its peak is below BF16's. One job took 109.4 ms/step
+with gradient checkpointing and 93.9 ms without (`h200-checkpointed_needlessly`).
 
     model.gradient_checkpointing_enable()   # before
 
@@ -11,8 +11,8 @@ gradient checkpointing and 93.9 ms without (`h200-checkpointed_needlessly`).
     model.config.use_cache = False          # checkpointing had kept the KV cache off
 
 Keep it for some of the blocks if not all fit. timm and open_clip have `model.set_grad_checkpointing(False)`,
-a Trainer `gradient_checkpointing=False`. Ignore it if your longest batches need more memory than the one that
-was timed: the trial predicts the peak at full depth for that batch only.
+a Trainer `gradient_checkpointing=False`. Ignore it if your longest batches need more memory than the timed
+one: the trial predicts the peak for that batch only.
 https://github.com/axolotl-ai-cloud/axolotl/issues/2926
 https://docs.pytorch.org/docs/stable/checkpoint.html
 """

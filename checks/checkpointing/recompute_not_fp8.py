@@ -12,9 +12,9 @@ and recomputation". An autocast in the model's own forward has closed by then to
     x = te.checkpoint(block, x)                   # after
 
 For wrappers: `checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)`. Or open the autocast inside the
-checkpointed function. Ignore it if your function does so in a way that fp8doctor does not see: it looks where
-the autocast opens, and counts the FP8 matmuls of a step (one per layer in the forward, one in the recompute
-and one per gradient). If it cannot tell, the finding is information.
+checkpointed function. Ignore it if your function does so in a way that fp8doctor does not see. It looks where
+the autocast opens, and counts a step's FP8 matmuls: one per layer in the forward, one in the recompute, one
+per gradient. If it cannot tell, the finding is information.
 https://github.com/NVIDIA/TransformerEngine/issues/776
 https://github.com/NVIDIA/TransformerEngine/issues/415
 """

@@ -1,9 +1,9 @@
 """The ranks wait for each other
 
-Ranks meet in every step, and the fastest waits for the slowest: all have the same step time, which does not
-show which one is slow. FP8 makes the matmuls shorter and sends the same bytes, so communication that BF16 hid
-becomes visible. Transformer Engine's `DelayedScaling` all-reduces its largest magnitudes (amax) at the end of
-every forward under the autocast, and of every backward: a few kB, for which every rank waits.
+Ranks meet in every step, and the fastest waits for the slowest. All have the same step time, which does not
+show the slow one. FP8 makes the matmuls shorter and sends the same bytes, so communication that BF16 hid
+becomes visible. Transformer Engine's `DelayedScaling` also all-reduces its largest magnitudes (amax), a few
+kB: at the end of every forward under the autocast, and of every backward.
 
     loss.backward()                                     # before, DDP: every micro-batch sends its gradients
 
@@ -16,8 +16,8 @@ start earlier (prefetch), or compute more per byte (a larger batch). `Float8Curr
 
 Ignore it if the slow rank must do this work, or if you cannot change the batch or the network. Ranks that
 hold parts of one tensor need the amax reduction, over their own `amax_reduction_group`; up to 8 ranks it is
-only information. Ranks are compared under `fp8doctor run`, on one host; for communication the rank that waits
-least counts, because the others also wait for the last one to arrive.
+only information. Ranks are compared under `fp8doctor run`, on one host. For communication the rank that waits
+least counts: the others also wait for the last one to arrive.
 https://docs.pytorch.org/docs/stable/notes/ddp.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
 """

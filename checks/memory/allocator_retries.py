@@ -1,9 +1,9 @@
 """The GPU's memory is full, and the allocator retries
 
 PyTorch keeps freed memory to reuse it. If the GPU is full, or free only in small pieces, cudaMalloc fails.
-The allocator waits for the GPU, returns every cached block and maps new ones. Each retry stalls the step for
-milliseconds to seconds, in FP8 as in BF16. If only the FP8 run is so full, or out of memory, this looks like
-slow FP8: one user's BF16 trained at 9,080 words/s, FP8 with retries at 2,010.
+The allocator then waits for the GPU, returns every cached block and maps new ones. Each retry stalls the step
+for milliseconds to seconds, in FP8 as in BF16. If only the FP8 run is almost out of memory, this looks like
+slow FP8. One user's BF16 trained at 9,080 words/s, FP8 with retries at 2,010.
 
     python train.py                                                    # before
 

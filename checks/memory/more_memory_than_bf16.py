@@ -1,10 +1,10 @@
 """FP8 needs more memory than BF16
 
-More memory is a smaller batch or a checkpointed block, and FP8 training need not take more: weights,
+More memory is a smaller batch or a checkpointed block, and FP8 training need not take more. Weights,
 gradients and the optimizer's state stay in BF16 (8 bytes per parameter with AdamW). Transformer Engine keeps
-each weight in FP8 too, twice on Ada, Hopper and 12.x: four layers of Llama 8B peaked at 22.8 GiB on an H200,
-BF16 at 19.9. torchao without compilation keeps the inputs of frozen layers for a weight gradient that nobody
-needs; compiled, it saves up to half of the inputs.
+each weight in FP8 too, twice on Ada, Hopper and 12.x. On an H200, four layers of Llama 8B peaked at 22.8 GiB,
+BF16 at 19.9. Without compilation, torchao keeps the inputs of frozen layers for a weight gradient that nobody
+needs. Compiled, it saves up to half of the inputs.
 
     model = build_model()  # before: BF16, FP8 and transposed FP8 weights
 
@@ -178,6 +178,7 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
         return None
     inputs, more = memory.linear_inputs, f"FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
     amount = f"{inputs:.1f} GiB" if inputs and inputs >= SHOWN_GIB else "under 0.05 GiB"
+    copies = "Transformer Engine holds FP8 copies of weights until the backward." if memory.fp8_copies else ""
     layers = f"Its layers keep {amount} of inputs in BF16; FP8 saves at most half of them."
     if inputs is None:
         layers = "The size of its layers' inputs is unknown, because their rows were not counted."
@@ -185,7 +186,7 @@ def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, "
         f"{f'and {more}' if memory.fp8_copies >= SHOWN_GIB else 'the same in BF16 and in FP8'}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
-        f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB. {layers}",
+        f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB. {layers} {copies}".rstrip(),
         evidence={f"{name}_gib": gib for name, gib in memory._asdict().items()}
         | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
         treatment=ADAMW_8BIT if states == kit.STATES["AdamW"] else None,

@@ -10,8 +10,8 @@ much from the fix. In T5-large it took 17% of the GPU's time (`h200-t5_large`).
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="sdpa")   # after
 
-Let torch choose. If torch itself falls back, a mask is the usual cause: flash takes none, cuDNN none that
-needs a gradient, and every fused backend needs stride 1 in its last dimension (T5 before transformers 5.20).
+Let torch choose. If torch itself falls back, a mask is the usual cause: flash takes none, and cuDNN none that
+needs a gradient. Every fused backend needs stride 1 in the last dimension (T5 before transformers 5.20).
 
 Ignore it if something needs eager attention: `output_attentions=True`, capped logits (Gemma 2), or a class
 without another (not reported). Only a profile shows which backend a call takes.

@@ -1,9 +1,9 @@
 """The step has matmuls in fp32
 
-An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does nothing for it. Usual
-causes: weights that a constructor or `from_pretrained` left in fp32 without an autocast, LoRA adapters (PEFT
-creates fp32 ones for any base since 0.12), or a product that converts its operands. Activations take twice
-the memory, attention loses its fast backends, and an FP8 layer casts twice the bytes. In one LoRA job, fp32
+An fp32 matmul runs at a fifteenth of BF16's rate (TF32 at half of it), and FP8 does nothing for it. A
+constructor or `from_pretrained` may have left the weights in fp32, without an autocast. PEFT creates fp32
+adapters for any base (since 0.12), or a product converts its operands. Activations then take twice the
+memory, attention loses its fast backends, and an FP8 layer casts twice the bytes. In one LoRA job, fp32
 adapters took 40.3 ms/step (`h200-lora`).
 
     loss = compute_loss(model, batch)  # before: fp32 matmuls
@@ -15,10 +15,10 @@ adapters took 40.3 ms/step (`h200-lora`).
 BF16 weights save memory too. For adapters: `get_peft_model(..., autocast_adapter_dtype=False)`, before you
 create the optimizer. TF32 is cheaper than fp32.
 
-Ignore it if you need fp32 there: as a reference, or in adapters whose small updates BF16 rounds away (keep
-them under autocast; on an fp16 base GradScaler needs them). Up to 10% of the weights in fp32 is fine; heads,
-routers and adapters do not count. Unsloth casts adapters itself. MEM004 covers attention without a fused
-kernel.
+Ignore it if you need fp32 there, for example as a reference. BF16 rounds small updates of adapters away: keep
+fp32 ones under autocast, and on an fp16 base, where GradScaler needs them. Up to 10% of the weights in fp32
+is fine; heads, routers and adapters do not count. Unsloth casts adapters itself. MEM004 covers attention
+without a fused kernel.
 https://docs.pytorch.org/docs/stable/notes/cuda.html
 https://huggingface.co/docs/peft/en/package_reference/peft_model
 """

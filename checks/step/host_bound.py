@@ -1,9 +1,9 @@
 """The GPU waits for the host
 
-Python launches every kernel, and FP8 adds launches: about 83 per torchao layer that is not compiled, and
-several times those of an nn.Linear per Transformer Engine layer. With few tokens the GPU finishes before the
-next launch, and FP8 cannot shorten a step that waits for the host. With 256 tokens, one job ran at 0.59x of
-BF16, idle for 64% of the step (`h200-few_tokens`).
+Python launches every kernel, and FP8 adds launches: about 83 per torchao layer that is not compiled. A
+Transformer Engine layer takes the host several times as long as an nn.Linear. With few tokens the GPU
+finishes before the next launch, and FP8 cannot shorten a step that waits for the host. With 256 tokens, one
+job ran at 0.59x of BF16, idle for 64% of the step (`h200-few_tokens`).
 
     args = TrainingArguments(per_device_train_batch_size=4, gradient_accumulation_steps=8)  # before
 
