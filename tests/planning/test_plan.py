@@ -58,9 +58,9 @@ def test_json_has_the_keys_of_the_contract(plain: Plan) -> None:
     assert {row["basis"] for row in plain.to_dict()["rows"]} == {"modelled"}
 
 
-def test_every_format_ends_with_the_answer(plain: Plan) -> None:
+def test_every_format_has_the_answer(plain: Plan) -> None:
     assert plain.answer.startswith("On H100 use ")
-    assert " ".join(plain.to_text().split()).endswith(plain.answer)
+    assert plain.answer in " ".join(plain.to_text().split())
     assert "| tensorwise " in plain.to_markdown()
     assert '<th scope="row" class="name">tensorwise</th>' in plain.to_html()
 

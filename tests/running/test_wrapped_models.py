@@ -40,7 +40,7 @@ def test_a_trainer_that_fails_before_its_first_step(
     assert "prepare() will fail: 'NoneType' object has no attribute 'config'" in finding.explanation
     assert [step.code for step in report.prescription] == ["ENV001"]
     assert "ENV001" in [each.code for each in report.answer.causes]
-    assert "Not looked at" in text.render(report, verbose=True)
+    assert "unknown, " in text.render(report, verbose=True)
 
 
 def test_a_wrapped_model(observer: ScriptObserver, heard: Heard) -> None:
