@@ -34,14 +34,14 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding
 
 MOST_CAUSES = 2
-"""Causes that are named; of a fault its reason alone."""
+"""Causes that are named; of a fault that a check found its reason alone."""
 
 WIDEST = 1.6
 """High / low end of an estimated speedup from which it is no headline, whatever its side."""
 
 
 MOST_PARTS = 3
-"""Parts of the difference that are named, one less beside two causes; ``-v`` has them all."""
+"""Parts of the difference that are named, one less with two causes; ``-v`` has them all."""
 
 
 class Cause(Struct, frozen=True):
@@ -67,7 +67,7 @@ class Answer(Struct, frozen=True):
     causes: tuple[Cause, ...] = ()
     fixes: tuple[Step, ...] = ()
     items: tuple[Item, ...] = ()
-    """The fixes and the findings beside them, explained."""
+    """The fixes and the other findings, explained."""
     memory: Fit | None = None
     bound: float | None = None
     """The most that FP8 can give, as a speedup over the best BF16."""
@@ -164,7 +164,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault, state))[: 1 if fault else MOST_CAUSES],
+        causes=tuple(_causes(view, findings, steps, fault, state))[: 1 if fault and fault.finding else MOST_CAUSES],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,

@@ -1,4 +1,4 @@
-"""Each fix of the plan and each finding beside it, once: what it saves, what ends it, and its lines."""
+"""Each fix of the plan and each other finding, once: what it saves, what ends it, and its lines."""
 
 from __future__ import annotations
 

@@ -212,8 +212,8 @@ def _why(said: Answer) -> Iterator[Line]:
 USUAL_WORDS, MOST_WORDS = 14, 24
 """Words of a cause or a fix in the box: beyond the first it loses its asides, beyond the second its end."""
 
-ASIDE = re.compile(r" \((?!estimated\))[^()]*\)|(?<=\w): (?=[a-z]).*")
-"""Parts of a title or a fix that only add to it."""
+ASIDE = re.compile(r" \((?!estimated\))[^()]*\)")
+"""Part of a title that only adds to it."""
 
 
 def in_short(text: str) -> str:
@@ -241,7 +241,8 @@ def _fix(said: Answer) -> Iterator[Line]:
     if savings != sorted(savings, reverse=True):
         yield say("fix.order")
     for number, step in enumerate(said.fixes, 1):
-        summary = in_short(step.treatment.summary)
+        summary = step.treatment.summary
+        summary = in_short(summary if len(summary.split()) <= USUAL_WORDS else summary.partition(": ")[0])
         summary = f"{summary[:1].upper()}{summary[1:]}"
         yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
     if said.fixes or said.status == "does_not_fit":

@@ -86,7 +86,7 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
 
 
 def _notices(report: Document, *, notes: bool = True) -> Iterator[Marks]:
-    """List the findings beside the plan, and in one line what is only information."""
+    """List the findings next to the plan, and in one line what is only information."""
     said = report.answer
     lines = [
         Marked(each.mark, f"{each.title}{f' ({each.aside})' if each.aside else ''}", code=each.code)

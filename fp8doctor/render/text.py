@@ -230,7 +230,7 @@ class _Paper:
         if not part.rows:
             return
         every = zip(*part.rows, strict=True)
-        said = [at for at, cells in enumerate(every) if not at or not {*cells} <= {"", "-"}]
+        said = [at for at, cells in enumerate(every) if at in (0, len(part.heads)) or not {*cells} <= {"", "-"}]
         heads = tuple(head for at, head in enumerate(part.heads) if at in said)
         part = Table(heads, tuple(tuple(row[at] for at in said) for row in part.rows), part.text)
         count = len(part.heads)
@@ -263,7 +263,7 @@ class _Paper:
             yield from self.hanging("  ", 2, f"{name}: {told}.")
 
     def bars(self, part: Bars) -> Iterator[str]:
-        """Draw the steps with a bar each; without room no memory, then no bar."""
+        """Draw the steps with a bar each; a narrow terminal has no memory, then no bar."""
         rows = part.rows
         cells = [(each.step, each.spread, each.speed, each.memory) for each in rows]
         step, spread, speed, gib = (max(map(len, column)) for column in zip(*cells, strict=True))

@@ -30,7 +30,7 @@ def test_what_breaks_the_job_decides_the_verdict_the_plan_and_the_exit_code(name
     report = diagnose(facts_of(name))
     found = next(each for each in report.findings if each.code == code)
     assert (report.verdict.status, found.breaks) == (status, status)
-    assert found.title in report.verdict.summary
+    assert found.title == report.answer.fault.reason
     assert report.prescription[0].code == code
     assert report.worst() == "error"
 
