@@ -14,7 +14,6 @@ from fp8doctor.answer.job import product
 from fp8doctor.cost import (
     GPUS,
     amdahl,
-    casts_ms,
     eager_balance,
     eager_cast_saving,
     gpu_spec,
@@ -110,16 +109,6 @@ def test_block_scaling_and_four_bits_have_matmuls_of_their_own() -> None:
     assert mx / current == pytest.approx(171.9 / 163.5, rel=0.01)
     assert nv / current == pytest.approx(90.3 / 163.5, rel=0.01)
     assert step_gemms_ms(*shape, gpu_spec("H200"), fp8=True, recipe=te["nvfp4"]) is None
-
-
-@pytest.mark.parametrize(
-    ("layers", "tokens", "measured_ms"), [(DECODER_468M, 16384, 273.6), (DECODER_8B_WIDE, 8192, 117.1)]
-)
-def test_eager_casts_are_within_ten_percent_of_the_rows_they_were_fitted_to(
-    layers: list[tuple[int, int, int]], tokens: int, measured_ms: float
-) -> None:
-    modelled = sum(casts_ms(tokens, k, n, gpu_spec("H200"), compiled=False) * count for k, n, count in layers)
-    assert modelled == pytest.approx(measured_ms, rel=0.10)
 
 
 @pytest.mark.parametrize(
@@ -231,19 +220,6 @@ def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) 
     assert modelled_step(facts) is None
     assert eager_balance(facts, facts.network.linears) is None
     assert eager_cast_saving(facts, facts.network.linears) is None
-
-
-def test_an_amd_gpu_that_is_assumed_models_nothing() -> None:
-    with pytest.raises(UserError, match="no estimates for AMD GPUs such as mi300x"):
-        gpu_spec("mi300x")
-
-
-def test_peaks_are_dense_and_fp8_doubles_them_where_it_exists() -> None:
-    for spec in GPUS:
-        if spec.fp8_tflops is None:
-            assert float(spec.compute_capability) < 8.9
-        else:
-            assert 1.9 < spec.fp8_tflops / spec.bf16_tflops < 2.1
 
 
 STEPS = measured_steps.rows()

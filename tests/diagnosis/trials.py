@@ -94,15 +94,6 @@ def without_fp8() -> Facts:
     )
 
 
-EXPLORED = {**SLOW, "recipe-rowwise": around(80.0)}
-"""The trial found a recipe on top of what a finding proposed."""
-BASES = {"recipe-rowwise": "prescribed", "compile-blocks": "as_is"}
-
-
-def explored(treatments: tuple[str, ...] = ("compile-blocks",), **arms: tuple[float, ...] | str) -> Facts:
-    return Of({**EXPLORED, **arms}, treatments=treatments, bases=BASES).facts()
-
-
 LOSING = Finding(
     title="t",
     explanation="e",

@@ -14,22 +14,10 @@ from fp8doctor.facts.record import (
     UnreadableDocument,
     decode,
     encode,
-    restore_unknown_keys,
     to_builtins,
-    unknown_keys,
 )
 from fp8doctor.finding import Finding
 from tests.waiting import LONGEST_S
-
-plain = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=20,
-)
 
 
 def round_trip(facts: Facts) -> Facts:
@@ -114,15 +102,6 @@ def test_unknown_keys_of_a_newer_recording_are_kept_at_every_level() -> None:
     assert facts.to_dict()["weather"] == {"rain_pct": 4}
     assert facts.to_dict()["target"]["colour"] == "blue"
     assert facts.to_dict()["network"]["linears"][1]["temperature_k"] == 3.5
-
-
-@pytest.mark.slow
-@given(plain)
-def test_unknown_keys_restore_exactly_what_was_taken_away(document: object) -> None:
-    unknown = unknown_keys(document, {})
-    if isinstance(document, dict):
-        kept = {key: value for key, value in document.items() if value is not None}
-        assert restore_unknown_keys({}, unknown) == kept
 
 
 @pytest.mark.slow
