@@ -33,12 +33,12 @@ def test_a_trial_is_told_with_what_is_left_of_its_budget(clock: Clock) -> None:
     for stage in OF_TRIAL:
         teller.begin(stage)
         clock.now += 10
-    teller.say("comparing the layers", "numerics")
+    teller.say("profiling a variant", "breakdown")
     numbers = [doing.stage for doing, _ in told]
-    assert numbers == [3, 4, 5, 6, 7, 7]
+    assert numbers == [3, 4, 5, 6, 6]
     assert {doing.stages for doing, _ in told} == {len(Stage)}
-    assert [doing.left_s for doing, _ in told] == [60, 50, 40, 30, 20, 10]
-    assert told[-1] == (Doing("comparing the layers", 7, 7, 10), "numerics")
+    assert [doing.left_s for doing, _ in told] == [60, 50, 40, 30, 20]
+    assert told[-1] == (Doing("profiling a variant", 6, 6, 20), "breakdown")
 
 
 def test_the_time_of_all_is_what_loading_took_and_the_budget(clock: Clock) -> None:

@@ -116,6 +116,18 @@ def _nested(code: Any) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
+def monitor_of_bars() -> Any:
+    """Return the thread that tqdm keeps running once torch.compile has shown a bar, if there is one."""
+    return getattr(getattr(sys.modules.get("tqdm"), "tqdm", None), "monitor", None)
+
+
+def stop_monitor_of_bars() -> None:
+    """End that thread; tqdm starts it again if it needs it."""
+    if monitor_of_bars() is not None:
+        monitor_of_bars().exit()
+        sys.modules["tqdm"].tqdm.monitor = None
+
+
 def _read_te() -> dict[str, Any]:
     """Copy every plain attribute of Transformer Engine's state, lists and dicts two levels deep."""
     return {name: _copied_two_levels(value) for name, value in _attributes(te_private.state())}

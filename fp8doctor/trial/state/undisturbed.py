@@ -48,6 +48,7 @@ class ProcessSnapshot:
         self._named: list[str] = []
         self._settings = process_settings.read()
         self._pools = {*torch_private.compile_pools()}
+        self._monitor = library_state.monitor_of_bars()
         self._handlers = self._settings.pop(process_settings.HANDLERS, {})
         users = of_the_job(job)
         self._optimizers, self._objects = OptimizerSettings(users.optimizers), UserObjects(users)
@@ -90,6 +91,8 @@ class ProcessSnapshot:
             last_first.callback(self._forget_compiled)
             for pool in sorted({*torch_private.compile_pools()} - self._pools):
                 last_first.callback(torch_private.stop_pool, pool)
+            if self._monitor is None:
+                last_first.callback(library_state.stop_monitor_of_bars)
             last_first.callback(process_settings.put_back, self._settings)
             last_first.callback(self._put_users_objects_back)
             last_first.callback(self._around.close)
