@@ -59,9 +59,9 @@ def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, s
             else try_import(MODULES[backend], tuple(sys.path))
         }
     except (OSError, subprocess.SubprocessError) as error:
-        gaps["environment.backend_imports"] = scrub(
-            f"trying to import {MODULES[backend]} did not end: {_in_words(error)}"
-        )
+        late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"it took more than {TIME_LIMIT_S:g} s" if late else str(error)
+        gaps["environment.backend_imports"] = scrub(f"trying to import {MODULES[backend]} did not end: {why}")
     unknown: dict[str, str | None] = NOT_RECORDED
     return unknown
 
@@ -121,14 +121,6 @@ def try_import(module: str, path: tuple[str, ...]) -> str | None:
         return f"the process that imported it ended with code {done.returncode}"
     said = json.loads(answers[-1])
     return None if said is None else scrub(said)
-
-
-def _in_words(error: Exception) -> str:
-    return (
-        f"it took more than {TIME_LIMIT_S:g} s"
-        if isinstance(error, subprocess.TimeoutExpired)
-        else str(error)
-    )
 
 
 _log = logging.getLogger("fp8doctor")
@@ -208,6 +200,8 @@ FP8_PRECISIONS = frozenset(
     ("fp8", "float8", "mxfp8", "fp8-hybrid", "fp8-delayed", "transformer-engine", "ao-fp8")
 )
 YES = frozenset(("true", "1", "yes", "on", "y", "t"))
+OTHER_VALUES = frozenset(("false", "0", "no", "off", "n", "f", "none", "null", "bf16", "fp16", "fp32", ""))
+"""Values of a switch that do not ask for FP8; another word is a file or another argument."""
 
 ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
@@ -228,15 +222,10 @@ def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
         if name.removeprefix("no-") in SWITCHES and name.startswith("no-"):
             found[name.removeprefix("no-")] = None
         elif name in SWITCHES:
-            asks = word is None or word in YES | FP8_WORDS or not _is_a_value(word)
+            asks = word is None or word in YES | FP8_WORDS or word not in OTHER_VALUES
             given = f" {word}" if word in YES | FP8_WORDS else ""
             found[name] = f"{dashes}{name}{given}" if asks else None
         elif name in FORMATS or name in PRECISIONS:
             words = FP8_WORDS if name in FORMATS else FP8_PRECISIONS
             found[name] = f"{dashes}{name} {word}" if word in words else None
     return tuple(each for each in found.values() if each is not None)
-
-
-def _is_a_value(word: str) -> bool:
-    """Tell if this is a switch's value, not a file or another argument."""
-    return word in ("false", "0", "no", "off", "n", "f", "none", "null", "bf16", "fp16", "fp32", "")

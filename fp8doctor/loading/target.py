@@ -194,13 +194,11 @@ def _trains(statement: ast.stmt) -> ast.stmt | ast.expr | None:
             methods = {call.func.attr for call in _calls(node) if isinstance(call.func, ast.Attribute)}
             if {"backward", "step"} <= methods:
                 return node
-        elif isinstance(node, ast.Call) and (_is_trainers(node.func) or _is_named_training(node.func)):
+        elif isinstance(node, ast.Call) and (
+            _is_trainers(node.func) or getattr(node.func, "id", None) in TRAINING_FUNCTIONS
+        ):
             return node
     return None
-
-
-def _is_named_training(function: ast.expr) -> bool:
-    return isinstance(function, ast.Name) and function.id in TRAINING_FUNCTIONS
 
 
 def _is_trainers(function: ast.expr) -> bool:

@@ -123,7 +123,8 @@ class LayerSampler:
     def _forward(self, at: int, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         """Measure input and weight now, and the gradient when it comes."""
         with self._guarded():
-            given, result = _floating((args, kwargs)), next(tensors(output), None)
+            given = next((each for each in tensors((args, kwargs)) if each.is_floating_point()), None)
+            result = next(tensors(output), None)
             if given is None or result is None or captured(result):
                 return
             casts = casts_of(module)
@@ -139,7 +140,8 @@ class LayerSampler:
 
     def _weight(self, at: int, module: nn.Module) -> None:
         with self._guarded():
-            weight = _matrix(module)
+            weights = (each for each in parameters_of(module).values() if each is not None)
+            weight = next((each for each in weights if each.ndim == 2), None)
             if weight is not None and local(weight) is weight and subclass(weight) is None:
                 self._measure(at, "weight", weight, casts_of(module).get("weight"))
 
@@ -272,11 +274,6 @@ def _db(ratio: float) -> float | None:
     return None if found is None else round(found, 2)
 
 
-def _floating(values: Any) -> torch.Tensor | None:
-    """Return the first tensor with numbers of a call."""
-    return next((each for each in tensors(values) if each.is_floating_point()), None)
-
-
 def _few(batch: torch.Tensor) -> tuple[int, int]:
     """Return a batch's samples, and how many of them give rows that FP8 matmuls take: a multiple of 16."""
     size, *others = batch.shape or (1,)
@@ -288,13 +285,6 @@ def _first(tensor: torch.Tensor, size: int, count: int) -> torch.Tensor:
     """Take the first samples of a tensor with so many, for a graph of its own."""
     part = (tensor[:count] if tensor.ndim and tensor.shape[0] == size else tensor).detach()
     return part.requires_grad_().clone() if tensor.requires_grad else part
-
-
-def _matrix(module: nn.Module) -> torch.Tensor | None:
-    """Return a layer's first weight."""
-    return next(
-        (each for each in parameters_of(module).values() if each is not None and each.ndim == 2), None
-    )
 
 
 def torch_autocast(given: list[torch.Tensor]) -> Callable[[], AbstractContextManager[object]]:

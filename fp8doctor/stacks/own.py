@@ -79,7 +79,8 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         return ()
     names = names_reached(forward, type(module))
     gemm = fp8_gemm(names)
-    if gemm is None and True not in switches and not NAMED.search(_names_itself(module)):
+    called = f"{type(module).__name__} {read(read(module, 'weight_qtype'), 'name')}"  # the latter is quanto's
+    if gemm is None and True not in switches and not NAMED.search(called):
         return ()
     use: Use = "training" if gemm and gemm.startswith("torch.") else "unknown"
     features: dict[str, bool | int | str | None] = {"gemm": gemm}
@@ -136,11 +137,6 @@ def _switches(module: nn.Module, forward: FunctionType) -> set[bool]:
     """Return the values of the FP8 switches that a forward reads."""
     values = (read(module, name) for name in names_in(forward.__code__) if SWITCH.fullmatch(name))
     return {each for each in values if type(each) is bool}
-
-
-def _names_itself(module: nn.Module) -> str:
-    """Return the class and its weight's type: ``QLinear qfloat8_e4m3fn`` (quanto)."""
-    return f"{type(module).__name__} {read(read(module, 'weight_qtype'), 'name')}"
 
 
 def names_reached(function: FunctionType, kind: type) -> tuple[str, ...]:
