@@ -22,6 +22,8 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 
 from __future__ import annotations
 
+from typing import Any
+
 from fp8doctor.kit import (
     TE_AUTOCAST,
     Arm,
@@ -89,7 +91,11 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     idle = [linear for linear in fp8 if linear.engaged is False]
     layers, autocast = plural(len(fp8), "FP8 layer"), describe(TE_AUTOCAST, facts)
-    evidence = {"idle_layers": len(idle), "fp8_layers": len(fp8), "first": (idle or fp8)[0].name}
+    evidence: dict[str, Any] = {
+        "idle_layers": len(idle),
+        "fp8_layers": len(fp8),
+        "first": (idle or fp8)[0].name,
+    }
 
     def found(title: str, why: str, fix: Treatment | None, severity: Severity | None = None) -> Finding:
         return Finding(title=title, explanation=why, evidence=evidence, treatment=fix, severity=severity)

@@ -54,7 +54,7 @@ from fp8doctor.kit import (
     plural,
 )
 
-BROKEN = {"changes_fp8": True, "invalidates_model": True}
+BROKEN: dict[str, Any] = {"changes_fp8": True, "invalidates_model": True}
 
 FREEZE = (
     'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
@@ -295,7 +295,7 @@ LOST = "without_hooks without_forward lost_forwards without_compile bypassed unf
 
 
 def _converted(layer: Linear, *, outside: int = 0, saved: str | None = None, **seen: Any) -> Facts:
-    wrapper = {"weight_class": layer.weight_class or "", "tried": "up.weight", "pickle_error": None}
+    wrapper: dict[str, Any] = {"weight_class": layer.weight_class or "", "tried": "up", "pickle_error": None}
     return example(
         packages={"torchao": "0.18.0"},
         linears=(layer,),

@@ -77,8 +77,8 @@ ERROR = 0.09
 
 MOST = 0.5
 """Part of the convertible FLOPs that a user's own filter must convert, and from which experts limit FP8.
-Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on one
-H200."""
+Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on
+one H200."""
 
 LITTLE = 1.10
 """Speedup of all matmuls below which FP8 is not worth its casts. A choice."""

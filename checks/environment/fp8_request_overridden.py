@@ -13,7 +13,7 @@ reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer E
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
 
 On an H200, torchao taken by its name and not compiled ran at 0.50x of compiled BF16
-(h200-accelerate_torchao_eager). Ignore it if you want BF16 in this run (then unset the variables), if you
+(`h200-accelerate_torchao_eager`). Ignore it if you want BF16 in this run (then unset the variables), if you
 pass recipes in `kwargs_handlers`, or on a machine without a GPU: run `fp8doctor env` where the job trains.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 https://github.com/huggingface/transformers/issues/25333
@@ -561,7 +561,9 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def _job(*, bf16: bool = False, fp8: bool = False, error: str | None = None, **variables: str) -> Facts:
+def _job(
+    variables: dict[str, str], *, bf16: bool = False, fp8: bool = False, error: str | None = None
+) -> Facts:
     kind = "transformers.training_args.TrainingArguments"
     packages = ("transformers", "accelerate", "transformer_engine", "torchao")
     return example(
@@ -580,11 +582,11 @@ def _job(*, bf16: bool = False, fp8: bool = False, error: str | None = None, **v
 FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
 
 FIRES = (
-    _job(bf16=True, **FP8),
-    _job(**FP8, FP8_BACKEND="te"),
-    _job(**FP8, ACCELERATE_FP8_BACKEND="te"),
-    _job(error="OSError: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal", **FP8),
-    _job(bf16=True, ACCELERATE_FP8_BACKEND="TE"),
-    _job(bf16=True, fp8=True, ACCELERATE_FP8_BACKEND="TE"),
+    _job(FP8, bf16=True),
+    _job(FP8 | {"FP8_BACKEND": "te"}),
+    _job(FP8 | {BACKEND: "te"}),
+    _job(FP8, error="OSError: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"),
+    _job({BACKEND: "TE"}, bf16=True),
+    _job({BACKEND: "TE"}, bf16=True, fp8=True),
 )
-SILENT = _job(**FP8, ACCELERATE_FP8_BACKEND="TE")
+SILENT = _job(FP8 | {BACKEND: "TE"})
