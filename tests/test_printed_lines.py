@@ -32,6 +32,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
 from fp8doctor.render import text
+from tests.test_catalogue import cases
 
 TESTS = Path(__file__).parent
 

@@ -316,12 +316,7 @@ def meant(written: str) -> str | None:
 
 
 @check(
-    "ENV001",
-    "fp8-backend-misspelled",
-    area="environment",
-    severity="error",
-    was="ENV003",
-    changes_fp8=True,
+    "ENV001", "fp8-backend-misspelled", area="environment", severity="error", was="ENV003", changes_fp8=True
 )
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables = facts.environment.variables
@@ -352,14 +347,7 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-@check(
-    "ENV001",
-    "fp8-backend-missing",
-    area="environment",
-    severity="error",
-    was="ENV004",
-    changes_fp8=True,
-)
+@check("ENV001", "fp8-backend-missing", area="environment", severity="error", was="ENV004", changes_fp8=True)
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
     asked = asked_by_environment(facts.environment.variables)
