@@ -110,8 +110,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
         base, frozen = plural(len(bases), "LoRA layer"), plural(len(unfrozen), "layer")
         cause = (
             f"{f'The base of {base}' if bases else f'What was frozen in {frozen}'} is trainable: the "
-            "conversion "
-            "did not keep requires_grad=False, and each layer computes a third matmul."
+            "conversion did not keep requires_grad=False, and each layer computes a third matmul."
         )
         fix = Treatment(
             name="freeze-again",
@@ -274,8 +273,7 @@ def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{plural(len(dropped), 'MXFP8 layer')} {'loses its' if len(dropped) == 1 else 'lose their'} "
         f"bias{named(dropped, len(wrapped))}",
         explanation=f"torchao {installed(facts, 'torchao') or ''} multiplies input and weight and omits the "
-        "bias. "
-        "The output is wrong, and the bias gets no gradient.",
+        "bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
         breaks="layers_do_not_learn",
         treatment=mxfp8_without_biases("biases-in-float8", facts),

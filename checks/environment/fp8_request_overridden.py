@@ -198,8 +198,7 @@ def culprit(facts: Facts, precision: str, trainer: TrainerArguments | None) -> t
     return (
         "Accelerator()",
         f"Its argument mixed_precision={precision!r} beats the environment, or you created it before you "
-        "set the "
-        "variable.",
+        "set the variable.",
         "let the Accelerator read the environment, or pass it fp8",
         switched_on(facts),
     )
@@ -365,8 +364,7 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title="FP8 was asked for, but no FP8 backend is installed",
         explanation=f"{asked} asks for FP8. torchao, Transformer Engine and MS-AMP are all missing, so "
-        "Accelerator() "
-        "raises.",
+        "Accelerator() raises.",
         evidence={"asked_by": asked, "installed": ()},
         treatment=Treatment(
             name="install-fp8-backend",
