@@ -51,15 +51,12 @@ from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.memory_fit import fit
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.analysis.recipe_support import (
-    CUDNN_FLOOR,
     READS_BACKEND_SINCE,
-    TE_WITH_CUDNN_FLOOR,
     at_least,
     capability,
     has_fp8,
     has_op_configs,
     installed,
-    parsed,
     transformer_engine_line,
 )
 from fp8doctor.analysis.significance import EVEN
@@ -67,7 +64,6 @@ from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.training_bugs import bugs_of
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, TE_AUTOCAST
 from fp8doctor.cost import (
-    GpuSpec,
     amdahl,
     casts_ms,
     large_gemm_speedup,
@@ -104,9 +100,7 @@ from fp8doctor.facts import (
     Facts,
     Gpu,
     Linear,
-    Package,
     SavedWeight,
-    Software,
     TrainerArguments,
     Training,
     Unrecorded,
