@@ -15,7 +15,7 @@ on 12.x (RTX 50) from Transformer Engine 2.19 on; before, the step raises or the
 
 Tensorwise (torchao) and current scaling (Transformer Engine) run wherever FP8 does. Without FP8 cores, train
 in BF16: `Accelerator(mixed_precision="bf16")`. Ignore it if the job will run on another GPU; name it with
-`--assume-gpu`. If nothing asks for FP8, it is information. Recipes that are emulated on purpose: MOD005.
+`--assume-gpu`. If nothing asks for FP8, it is information. Recipes that are emulated on purpose: MOD002.
 https://docs.nvidia.com/cuda/ada-tuning-guide/
 https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/ScaledBlas.cpp
 https://github.com/pytorch/ao/issues/2904

@@ -22,6 +22,8 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 
 from __future__ import annotations
 
+from typing import Any
+
 from fp8doctor.kit import (
     TE_AUTOCAST,
     Arm,
@@ -89,7 +91,11 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="no layer is set up for FP8 training")
     idle = [linear for linear in fp8 if linear.engaged is False]
     layers, autocast = plural(len(fp8), "FP8 layer"), describe(TE_AUTOCAST, facts)
-    evidence = {"idle_layers": len(idle), "fp8_layers": len(fp8), "first": (idle or fp8)[0].name}
+    evidence: dict[str, Any] = {
+        "idle_layers": len(idle),
+        "fp8_layers": len(fp8),
+        "first": (idle or fp8)[0].name,
+    }
 
     def found(title: str, why: str, fix: Treatment | None, severity: Severity | None = None) -> Finding:
         return Finding(title=title, explanation=why, evidence=evidence, treatment=fix, severity=severity)
@@ -109,8 +115,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
         return found(
             f"No FP8 matmul ran in a training step with {layers}",
             f"One profiled step of {watched_job(facts) if in_script else 'the job as it is'} has no FP8 "
-            "matmul: "
-            "the layers are switched off, or the model never calls them.",
+            "matmul: the layers are switched off, or the model never calls them.",
             autocast if stack_of(fp8[0]).under_autocast else CALL_LAYERS,
         )
     if on_purpose:
@@ -118,8 +123,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             f"{len(idle)} of {len(fp8)} FP8 layers, at the ends of the model, ran in "
             f"BF16{named(idle, len(fp8))}",
             "All layers between them ran in FP8. First and last layers often stay in BF16 on purpose. If "
-            "yours "
-            "should not, the autocast opens too late or closes too early.",
+            "yours should not, the autocast opens too late or closes too early.",
             None,
             "info",
         )
@@ -130,8 +134,8 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             return found(
                 f"Only {counted} FP8 matmuls ran in a training step; {layers} should run {due}",
                 "Each layer runs one in the forward and one per gradient. The others ran in another "
-                "precision or "
-                "not at all: the model reads weights without calling the layers, or skips them.",
+                "precision or not at all: the model reads weights without calling the layers, or skips "
+                "them.",
                 CALL_LAYERS,
                 "warning",
             )
@@ -142,8 +146,7 @@ def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
             "The training step opens no FP8 autocast around "
             f"{plural(len(fp8), f'{stack_of(fp8[0]).in_words} layer')}",
             "Outside te.autocast these layers compute in BF16. Neither the code of the training step nor a "
-            "forward "
-            "of the model opens one.",
+            "forward of the model opens one.",
             autocast,
         )
     return NotApplicable(reason="these layers do not note it; only a trial shows whether they run in FP8")
@@ -183,8 +186,7 @@ def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "
-        "the FP8 "
-        "tensor cores stay idle.",
+        "the FP8 tensor cores stay idle.",
         evidence={
             "emulated_layers": len(emulated),
             "fp8_layers": len(fp8),

@@ -104,16 +104,14 @@ OWN_TRAINING = "Int8MixedPrecisionTrainingLinearWeight"
 
 METHODS = (
     "aqlm auto-round awq bitnet bitsandbytes eetq fouroversix fp_quant gguf gptq higgs hqq metal mxfp4 "
-    "nvfp4 sinq "
-    "spqr vptq"
+    "nvfp4 sinq spqr vptq"
 ).split()
 """Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` and the
 configurations in transformers 5.23; quanto, quark and compressed-tensors know FP8 too."""
 
 CONVERTED = (
     "{} of them were still converted: an FP8 layer around packed data dequantizes it in every step, "
-    "misreads it, "
-    "or raises."
+    "misreads it, or raises."
 )
 LEFT_OUT = (
     "FP8 starts from 16- or 32-bit weights. These layers stay out of FP8, and each use of them dequantizes."
@@ -146,11 +144,9 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         return Finding(
             severity="error",
             title=f"{plural(len(forward_only), 'FP8 layer')} without a backward: the forward calls {gemm} "
-            "outside an "
-            f"autograd.Function{named(forward_only, len(forward_only))}",
+            f"outside an autograd.Function{named(forward_only, len(forward_only))}",
             explanation=f"By its code, {layer_label(forward_only[0])} calls torch's matmul in the forward "
-            "itself: "
-            f"{NO_BACKWARD}.",
+            f"itself: {NO_BACKWARD}.",
             evidence={"layers": len(forward_only), "first": forward_only[0].name},
             treatment=OWN_BACKWARD,
             breaks="step_raises",

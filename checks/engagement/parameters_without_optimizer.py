@@ -54,7 +54,7 @@ from fp8doctor.kit import (
     plural,
 )
 
-BROKEN = {"changes_fp8": True, "invalidates_model": True}
+BROKEN: dict[str, Any] = {"changes_fp8": True, "invalidates_model": True}
 
 FREEZE = (
     'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
@@ -110,8 +110,7 @@ def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None
         base, frozen = plural(len(bases), "LoRA layer"), plural(len(unfrozen), "layer")
         cause = (
             f"{f'The base of {base}' if bases else f'What was frozen in {frozen}'} is trainable: the "
-            "conversion "
-            "did not keep requires_grad=False, and each layer computes a third matmul."
+            "conversion did not keep requires_grad=False, and each layer computes a third matmul."
         )
         fix = Treatment(
             name="freeze-again",
@@ -274,8 +273,7 @@ def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
         title=f"{plural(len(dropped), 'MXFP8 layer')} {'loses its' if len(dropped) == 1 else 'lose their'} "
         f"bias{named(dropped, len(wrapped))}",
         explanation=f"torchao {installed(facts, 'torchao') or ''} multiplies input and weight and omits the "
-        "bias. "
-        "The output is wrong, and the bias gets no gradient.",
+        "bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
         breaks="layers_do_not_learn",
         treatment=mxfp8_without_biases("biases-in-float8", facts),
@@ -295,7 +293,7 @@ LOST = "without_hooks without_forward lost_forwards without_compile bypassed unf
 
 
 def _converted(layer: Linear, *, outside: int = 0, saved: str | None = None, **seen: Any) -> Facts:
-    wrapper = {"weight_class": layer.weight_class or "", "tried": "up.weight", "pickle_error": None}
+    wrapper: dict[str, Any] = {"weight_class": layer.weight_class or "", "tried": "up", "pickle_error": None}
     return example(
         packages={"torchao": "0.18.0"},
         linears=(layer,),

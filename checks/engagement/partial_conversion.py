@@ -77,8 +77,8 @@ ERROR = 0.09
 
 MOST = 0.5
 """Part of the convertible FLOPs that a user's own filter must convert, and from which experts limit FP8.
-Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on one
-H200."""
+Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on
+one H200."""
 
 LITTLE = 1.10
 """Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
@@ -352,10 +352,9 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
         title=f"Experts hold {percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 could "
         "take, and stay in 16 bits",
         explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
-        "expects "
-        f"FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of all "
-        "matmul "
-        f"FLOPs are left for FP8{f': at most {most:.2f}x for the matmuls, without casts' if most else ''}.",
+        f"expects FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of "
+        "all matmul FLOPs are left for "
+        f"FP8{f': at most {most:.2f}x for the matmuls, without casts' if most else ''}.",
         evidence={
             "weights": len(left),
             "share_pct": round(share, 1),
@@ -377,10 +376,9 @@ def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
     call = in_python("set_experts_implementation", facts.network)
     return Finding(
         title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
-        explanation=f"{kind} multiplies with {' and '.join(operators)}"
-        f"{', one expert after the other' if operators == ['linear'] else ''}. torchao's wrapper takes over "
-        "the "
-        "grouped matmul, not this.",
+        explanation=f"{kind} multiplies with "
+        f"{' and '.join(operators)}{', one expert after the other' if operators == ['linear'] else ''}. "
+        "torchao's wrapper takes over the grouped matmul, not this.",
         evidence={"weights": len(layers), "share_pct": round(share, 1), "operators": tuple(operators)},
         treatment=Treatment(
             name="experts-by-grouped-gemm",

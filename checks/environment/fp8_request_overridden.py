@@ -13,7 +13,7 @@ reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer E
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
 
 On an H200, torchao taken by its name and not compiled ran at 0.50x of compiled BF16
-(h200-accelerate_torchao_eager). Ignore it if you want BF16 in this run (then unset the variables), if you
+(`h200-accelerate_torchao_eager`). Ignore it if you want BF16 in this run (then unset the variables), if you
 pass recipes in `kwargs_handlers`, or on a machine without a GPU: run `fp8doctor env` where the job trains.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 https://github.com/huggingface/transformers/issues/25333
@@ -198,8 +198,7 @@ def culprit(facts: Facts, precision: str, trainer: TrainerArguments | None) -> t
     return (
         "Accelerator()",
         f"Its argument mixed_precision={precision!r} beats the environment, or you created it before you "
-        "set the "
-        "variable.",
+        "set the variable.",
         "let the Accelerator read the environment, or pass it fp8",
         switched_on(facts),
     )
@@ -316,12 +315,7 @@ def meant(written: str) -> str | None:
 
 
 @check(
-    "ENV001",
-    "fp8-backend-misspelled",
-    area="environment",
-    severity="error",
-    was="ENV003",
-    changes_fp8=True,
+    "ENV001", "fp8-backend-misspelled", area="environment", severity="error", was="ENV003", changes_fp8=True
 )
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables = facts.environment.variables
@@ -352,14 +346,7 @@ def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-@check(
-    "ENV001",
-    "fp8-backend-missing",
-    area="environment",
-    severity="error",
-    was="ENV004",
-    changes_fp8=True,
-)
+@check("ENV001", "fp8-backend-missing", area="environment", severity="error", was="ENV004", changes_fp8=True)
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports
     asked = asked_by_environment(facts.environment.variables)
@@ -377,8 +364,7 @@ def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     return Finding(
         title="FP8 was asked for, but no FP8 backend is installed",
         explanation=f"{asked} asks for FP8. torchao, Transformer Engine and MS-AMP are all missing, so "
-        "Accelerator() "
-        "raises.",
+        "Accelerator() raises.",
         evidence={"asked_by": asked, "installed": ()},
         treatment=Treatment(
             name="install-fp8-backend",
@@ -561,7 +547,9 @@ def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def _job(*, bf16: bool = False, fp8: bool = False, error: str | None = None, **variables: str) -> Facts:
+def _job(
+    variables: dict[str, str], *, bf16: bool = False, fp8: bool = False, error: str | None = None
+) -> Facts:
     kind = "transformers.training_args.TrainingArguments"
     packages = ("transformers", "accelerate", "transformer_engine", "torchao")
     return example(
@@ -580,11 +568,11 @@ def _job(*, bf16: bool = False, fp8: bool = False, error: str | None = None, **v
 FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
 
 FIRES = (
-    _job(bf16=True, **FP8),
-    _job(**FP8, FP8_BACKEND="te"),
-    _job(**FP8, ACCELERATE_FP8_BACKEND="te"),
-    _job(error="OSError: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal", **FP8),
-    _job(bf16=True, ACCELERATE_FP8_BACKEND="TE"),
-    _job(bf16=True, fp8=True, ACCELERATE_FP8_BACKEND="TE"),
+    _job(FP8, bf16=True),
+    _job(FP8 | {"FP8_BACKEND": "te"}),
+    _job(FP8 | {BACKEND: "te"}),
+    _job(FP8, error="OSError: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"),
+    _job({BACKEND: "TE"}, bf16=True),
+    _job({BACKEND: "TE"}, bf16=True, fp8=True),
 )
-SILENT = _job(**FP8, ACCELERATE_FP8_BACKEND="TE")
+SILENT = _job(FP8 | {BACKEND: "TE"})

@@ -73,14 +73,7 @@ def trains_incorrectly(facts: Facts) -> Finding | NotApplicable | None:
     return reported(facts, "incorrect") if facts.network.fp8 else none
 
 
-@check(
-    "ENV005",
-    "ddp-splits-float8",
-    area="environment",
-    severity="error",
-    was="CMP008",
-    changes_fp8=True,
-)
+@check("ENV005", "ddp-splits-float8", area="environment", severity="error", was="CMP008", changes_fp8=True)
 def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     none = NotApplicable(reason="no FP8 layer in the model")
     return reported(facts, "raises") if facts.network.fp8 else none

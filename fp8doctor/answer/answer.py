@@ -164,7 +164,9 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault, state))[: 1 if fault and fault.finding else MOST_CAUSES],
+        causes=tuple(_causes(view, findings, steps, fault, state))[
+            : 1 if fault and fault.finding else MOST_CAUSES
+        ],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,

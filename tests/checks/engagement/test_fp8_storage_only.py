@@ -150,15 +150,6 @@ def test_a_model_that_is_not_trained_is_only_told(look: Look) -> None:
     assert finding.treatment is None
 
 
-@pytest.mark.parametrize(
-    ("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")]
-)
-def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> None:
-    layer = replace(FIRES[0].network.linears[0], stack=stack, dtype=dtype)
-    network = replace(FIRES[0].network, linears=(layer,), float8_parameters=0)
-    assert not isinstance(fp8_storage_only(replace(FIRES[0], network=network)), Finding)
-
-
 def test_under_unsloth_the_backward_does_not_raise() -> None:
     facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json.gz").facts
     finding = fp8_storage_only(facts)
@@ -267,12 +258,6 @@ def test_treatment_a_bf16_base_makes_it_silent(look: Look) -> None:
     assert quantized_base(look(convert_to_float8_training(blocks()))) is None
 
 
-def test_treatment_staying_quantized_without_fp8_makes_it_silent(look: Look) -> None:
-    model = blocks(nf4)
-    model[1] = nn.Linear(256, 256, bias=False)
-    assert outcome_of(QUANTIZED, look(model)).outcome == "not_applicable"
-
-
 @pytest.mark.parametrize(
     ("method", "sick"),
     [
@@ -335,14 +320,6 @@ def test_bitsandbytes_layers() -> None:
     finding = quantized_base(replace(FIRES[1], network=replace(FIRES[1].network, linears=(layer,))))
     assert isinstance(finding, Finding)
     assert finding.evidence["classes"] == ("Linear4bit",)
-
-
-def test_stored_fp8_and_fake_quantization_are_not_this_disease() -> None:
-    for dtype in ("float8_e4m3fn", "bfloat16"):
-        layer = replace(
-            FIRES[1].network.linears[0], dtype=dtype, weight_class="torchao.quantization.Float8Tensor"
-        )
-        assert quantized_base(replace(FIRES[1], network=replace(FIRES[1].network, linears=(layer,)))) is None
 
 
 def test_a_conversion_that_found_only_quantized_layers(look: Look) -> None:

@@ -1,5 +1,6 @@
-"""ENV005 on real layers and on a stand-in for Transformer Engine, with releases put into the facts. One process
-has one of each. What those releases do is in research/versions."""
+"""ENV005 on real layers and on a stand-in for Transformer Engine, with releases put into the facts.
+
+One process has one of each. What those releases do is in research/versions."""
 
 from __future__ import annotations
 
