@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from fp8doctor import headings
+from fp8doctor import headings, registry
 from tests.clinic import patients
 from tests.markdown import table
 
@@ -62,14 +62,19 @@ def in_recordings() -> Iterator[Case]:
     """Judge what fires on each recording of a GPU by what its model file must and must not be told."""
     folders = (TESTS / "patients", RESEARCH / "patients")
     known = {each.path.stem: each for folder in folders for each in patients(folder)}
+    codes = {each.name: each.code for each in registry.discover()}
     for folder in RECORDED:
         page = TESTS / folder / "recorded" / "README.md"
         for cells in rows_of(page) if page.exists() else ():
             if len(cells) == 9 and cells[0] != "recording":
                 fired = CODE.findall(cells[8])
                 if patient := known.get(cells[0].partition("-")[2]):
-                    missed = tuple(code for code in patient.must if code not in fired)
-                    yield Case(fired, patient.must, patient.must_not, missed)
+                    must, must_not = (
+                        tuple(codes.get(each, each) for each in keys)
+                        for keys in (patient.must, patient.must_not)
+                    )
+                    missed = tuple(code for code in must if code not in fired)
+                    yield Case(fired, must, tuple(code for code in must_not if code not in must), missed)
                 else:
                     yield Case(fired)
 
