@@ -8,7 +8,7 @@ from torch import nn
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.compile_coverage import needs_compile
-from fp8doctor.checks.device.no_fp8_tensor_cores import needs_fp8
+from fp8doctor.checks.device.recipe_unsupported import needs_fp8
 from fp8doctor.cost import casts_ms, gpu_spec
 from fp8doctor.facts import Facts, Network
 from fp8doctor.recipes import RECIPES, recipe_of

@@ -61,21 +61,6 @@ def test_frozen_layers_keep_their_inputs_until_they_are_compiled(look: Look) -> 
     assert more_memory_than_bf16(compiled) is None
 
 
-def test_torchao_keeps_the_input_of_a_frozen_layer_and_bf16_does_not() -> None:
-    def kept(layer: nn.Module) -> int:
-        shapes = []
-        x = torch.ones(32, 64, dtype=torch.bfloat16, requires_grad=True)
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda tensor: shapes.append(tensor.shape) or tensor, lambda tensor: tensor
-        ):
-            layer.requires_grad_(False)(x)
-        return shapes.count(x.shape)
-
-    linear = nn.Linear(64, 48, bias=False).bfloat16()
-    assert kept(linear) == 0
-    assert kept(convert_to_float8_training(nn.Sequential(linear))) == 1
-
-
 def test_like_is_compared_with_like(look: Look) -> None:
     """A mark alone does not make a step compiled: the graphs that ran do."""
     model = in_fp8()
@@ -199,16 +184,6 @@ def test_the_ledger_of_a_step_that_was_not_timed(look: Look, monkeypatch: pytest
     finding = ledger(look(mlp(te.Linear), tokens=16384))
     assert finding.evidence["fp8_copies_gib"] == pytest.approx(32 * 4096 * 4096 * 2 / 2**30)
     assert finding.title.endswith(" GiB, and FP8 keeps up to 1.0 GiB more")
-
-
-@pytest.mark.slow
-def test_frozen_layers_have_no_gradient_and_no_state(look: Look) -> None:
-    model = convert_to_float8_training(mlp(layers=256))
-    for layer in model[1:]:
-        layer.requires_grad_(False)
-    finding = ledger(look(model, tokens=16384))
-    assert finding.evidence["gradients_gib"] == pytest.approx(2 * 4096 * 4097 / 2**30)
-    assert finding.evidence["linear_inputs_gib"] == 0.125
 
 
 @pytest.mark.parametrize(

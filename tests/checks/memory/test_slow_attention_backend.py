@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-import transformers
-from packaging.version import Version
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,14 +23,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH, CONTIGUOUS_BIAS, slow_attention_backend
-from fp8doctor.diagnosis.savings import with_measured_savings
+from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH, slow_attention_backend
 from fp8doctor.examine.attention import BACKENDS, sdp_backends
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, Package, Software
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.profiling.kernel_families import classify
-from fp8doctor.registry import discover, run, select
 from fp8doctor.trial.planning import VariantPlanner
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant, VariantPlan
@@ -237,23 +232,6 @@ def test_torchs_attention_that_falls_back_beside_one_that_is_fused(
     assert slow_attention_backend(timed(facts, profiled(FUSED))) is None, "treated"
 
 
-def test_transformers_hands_a_position_bias_over_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the treatment promises, on the transformers that is installed."""
-    masks: list[torch.Tensor] = []
-    inner = functional.scaled_dot_product_attention
-
-    def watched(*arguments: Any, attn_mask: torch.Tensor, **settings: Any) -> torch.Tensor:
-        masks.append(attn_mask)
-        return inner(*arguments, attn_mask=attn_mask, **settings)
-
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched)
-    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_heads": 2, "num_layers": 1, "vocab_size": 64}
-    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0, use_cache=False))
-    model(input_ids=TOKENS, labels=TOKENS)
-    contiguous = Version(transformers.__version__) >= Version(CONTIGUOUS_BIAS)
-    assert {mask.stride(-1) for mask in masks} == ({1} if contiguous else {1, 2})
-
-
 def test_asking_torch_raises_where_it_would_fall_back() -> None:
     """A mask that no fused backend of a CPU takes: one that needs a gradient."""
 
@@ -278,20 +256,6 @@ def alone(name: str) -> Callable[[VariantPlanner, VariantPlan], list[VariantPlan
 
 
 TOKENS = torch.arange(64).reshape(1, 64)
-
-
-@pytest.mark.slow
-def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
-    model = llama(attn_implementation="eager").bfloat16()
-    facts = tried(model, {"input_ids": TOKENS, "labels": TOKENS}, "as_is", more=alone("attention-sdpa"))
-    assert {arm.name: arm.reason for arm in facts.trial.arms}["attention-sdpa"] is None
-    saved = {}
-    for device in ("cuda", "cpu"):
-        timed = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device=device))
-        (finding,), _ = with_measured_savings(TrialView(timed), *run(select(discover(), ["MEM004"]), timed))
-        saved[device] = finding.saving_ms and finding.saving_ms.basis
-    assert saved == {"cuda": "measured", "cpu": None}, "what a CPU saves says nothing about a GPU"
-    assert model.config._attn_implementation == "eager"
 
 
 @pytest.mark.slow

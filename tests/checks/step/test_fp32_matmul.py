@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +27,6 @@ from tests.checks.step.conftest import Block, families_of, relied_upon, with_arm
 from tests.checks.step.profiled import profiled, replaced, unprofiled
 from tests.checks.trials import tried
 from tests.examine.models import llama
-from tests.stand_ins import transformer_engine as stand_in
 
 Look = Callable[..., Facts]
 ADAPTERS, PARAMETERS = "fp32-adapters", "fp32-parameters"
@@ -186,60 +184,6 @@ def test_adapters_of_unsloth_and_on_the_meta_device(look: Look) -> None:
     assert "even if you pass `autocast_adapter_dtype=False`" in finding.explanation
 
 
-@pytest.mark.slow
-def test_adapters_that_accelerate_has_yet_to_prepare(forget_accelerate: None, look: Look) -> None:
-    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
-    assert finding_of(ADAPTERS, look(lora(float8_base()))).severity == "info"
-    accelerator.prepare(lora(float8_base()))
-    assert finding_of(ADAPTERS, look(lora(float8_base()))).severity == "warning", (
-        "it was for that other model"
-    )
-
-
-def test_adapters_over_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
-    """PEFT's own class for Transformer Engine's layers (0.21), over the stand-in of them."""
-    from peft.tuners.lora import te as of_peft
-
-    te: Any = stand_in.install(monkeypatch, "quantization")
-    sys.modules["transformer_engine"].pytorch = te  # type: ignore[attr-defined]
-    monkeypatch.setattr(of_peft, "te", sys.modules["transformer_engine"], raising=False)
-    monkeypatch.setattr(of_peft, "is_te_pytorch_available", lambda: True)
-    made = nn.Sequential(te.Linear(64, 128, bias=False), te.Linear(128, 64, bias=False)).bfloat16()
-    model = get_peft_model(made, LoraConfig(r=16, target_modules=["0", "1"]))
-    with te.autocast(enabled=True):
-        model(torch.zeros(8, 64, dtype=torch.bfloat16)).sum().backward()
-    facts = look(model)
-    assert [(each.adapter, each.stack, each.dtype) for each in facts.network.linears[:2]] == [
-        ("base", "transformer_engine", "bfloat16"),
-        ("adapter", "torch", "float32"),
-    ]
-    finding = finding_of(ADAPTERS, facts)
-    assert finding
-    assert finding.title == "4 of 4 LoRA matrices are fp32 on a BF16 base"
-    assert finding.severity == "warning"
-
-
-def test_fp32_matmuls_are_what_adapters_cost() -> None:
-    """What the page says: without autocast they are multiplied in fp32, with it they are not."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Matmuls(TorchDispatchMode):
-        fp32 = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func.__name__ in ("mm.default", "addmm.default"):
-                self.fp32 += args[-1].dtype is torch.float32
-            return func(*args, **(kwargs or {}))
-
-    ids, counted = torch.zeros(1, 16, dtype=torch.int64), []
-    for autocast in (False, True):
-        model = lora(base())
-        with Matmuls() as matmuls, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            model(input_ids=ids)
-        counted.append(matmuls.fp32)
-    assert counted[0] > counted[1] == 0
-
-
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)).to(dtype)
 
@@ -315,15 +259,6 @@ def test_fp32_weights_that_are_right_or_not_known(
     model: Callable[[], nn.Module], given: dict[str, Any], outcome: str, look: Look
 ) -> None:
     assert outcome_of(PARAMETERS, look(model(), **given)).outcome == outcome
-
-
-@pytest.mark.parametrize(("dtype", "outcome"), [(torch.bfloat16, "healthy"), (torch.float32, "unknown")])
-def test_an_autocast_that_nobody_saw_is_asked_about_where_it_matters(
-    dtype: torch.dtype, outcome: str, look: Look
-) -> None:
-    facts = look(in_fp8(dtype))
-    unseen = replace(facts, training=replace(facts.training, autocast=NOT_RECORDED))
-    assert outcome_of(PARAMETERS, unseen).outcome == outcome
 
 
 @pytest.mark.parametrize(("device", "outcome"), [("cuda", "sick"), ("cpu", "not_applicable")])
