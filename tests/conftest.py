@@ -26,6 +26,7 @@ os.environ.setdefault(
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and screens keep to it
 
 from fp8doctor.facts import Facts, Target, Workload
+from tests import assertions, processes
 from tests.logged import Records
 from tests.process_state import of_a_module, process_state, stand_ins_since
 
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "nightly: a further case, or a check of the tests' own kit; slow too")
     config.addinivalue_line("markers", "inductor: compiles with Inductor to its last kernel")
     config.option.loadscopereorder = False  # xdist would hand out files by their number of tests
+    config.pluginmanager.register(assertions)
+    config.pluginmanager.register(processes)
     gc.set_threshold(*COLLECT_AT)
     # In the place of pytest's own, which are hung at each of torch's 54 loggers six times a test: 2 ms.
     logging.getLogger().addHandler(logging.NullHandler())
