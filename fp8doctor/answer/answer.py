@@ -159,7 +159,9 @@ def answer(
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault, state))[: 1 if fault and fault.finding else MOST_CAUSES],
+        causes=tuple(_causes(view, findings, steps, fault, state))[
+            : 1 if fault and fault.finding else MOST_CAUSES
+        ],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,

@@ -230,7 +230,9 @@ class _Paper:
         if not part.rows:
             return
         every = zip(*part.rows, strict=True)
-        said = [at for at, cells in enumerate(every) if at in (0, len(part.heads)) or not {*cells} <= {"", "-"}]
+        said = [
+            at for at, cells in enumerate(every) if at in (0, len(part.heads)) or not {*cells} <= {"", "-"}
+        ]
         heads = tuple(head for at, head in enumerate(part.heads) if at in said)
         part = Table(heads, tuple(tuple(row[at] for at in said) for row in part.rows), part.text)
         count = len(part.heads)
