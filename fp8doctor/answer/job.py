@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
@@ -227,35 +227,18 @@ def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:
 
 def _checkpointing(facts: Facts) -> str:
     """Describe checkpointing by the facts, or by the trial's step if only it tells."""
-    ran = facts.get("trial.recomputed")
-    if ran or any(each.active is True for each in facts.training.checkpointing):
-        flagged = next((each for each in facts.training.checkpointing if recorded(each, "flag")), None)
+    found, ran = facts.training.checkpointing, facts.get("trial.recomputed")
+    if ran or any(each.active is True for each in found):
         lists = [each for each in facts.blocks() if each.get("checkpointed")]
-        where = (
-            f" in {sum(each.checkpointed for each in lists)} of "
-            f"{plural(sum(each.count for each in lists), 'block')}"
-            if lists
-            else f" ({flagged.flag} of {_owner(flagged.name, facts)})"
-            if flagged
-            else ""
-        )
-        return f"on{where}"
-    undecided = next((each for each in facts.training.checkpointing if each.active is not False), None)
-    if ran is not None and undecided and undecided.form == "called_in_forward":
+        if lists:
+            blocks = plural(sum(each.count for each in lists), "block")
+            return f"on in {sum(each.checkpointed for each in lists)} of {blocks}"
+        flags = (each.flag for each in found if recorded(each, "flag"))
+        return next((f"on ({flag})" for flag in flags), "on")
+    undecided = next((each for each in found if each.active is not False), None)
+    if undecided is None or (ran is not None and undecided.form == "called_in_forward"):
         return "off"
-    return f"possible ({_owner(undecided.name, facts)}.forward calls checkpoint)" if undecided else "off"
-
-
-def _owner(name: str, facts: Facts) -> str:
-    """Find the class of the named module if the facts tell it, else its name."""
-    if recorded(facts, "network.kind") and not name:
-        return facts.network.kind.rpartition(".")[2]
-    for blocks in facts.blocks():
-        if name == blocks.name or (
-            name.startswith(f"{blocks.name}.") and name.removeprefix(f"{blocks.name}.").isdigit()
-        ):
-            return blocks.kind.rpartition(".")[2]
-    return name or "the model"
+    return "possible (a forward calls checkpoint)"
 
 
 def _lora(facts: Facts) -> str:
@@ -280,45 +263,29 @@ def made_up(facts: Facts) -> str:
     """Name the step's synthetic parts, and what is missing; else empty."""
     if not recorded(facts, "workload"):
         return ""
-    parts = list(_of_the_step(facts.workload))
-    without = facts.workload.get("autocast_source") == "none" and lacks_autocast(facts)
-    told = [f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}."] if parts else []
-    return " ".join([*told, *_no_batch(facts), *_not_the_trainers_loss(facts), *_later(facts)])
-
-
-def _not_the_trainers_loss(facts: Facts) -> Iterator[str]:
-    """Tell whose loss a copy of the step has, if the Trainer has one of its own."""
     work, trainer = facts.workload, facts.trainer()
+    synthetic = {
+        "the batch": work.get("batch_source") == "made up",
+        "the loss (the mean of the output)": work.get("loss_source") == "mean",
+        "the optimizer (AdamW)": work.get("optimizer_source") == "made up",
+    }
+    told = []
+    if parts := [name for name, holds in synthetic.items() if holds]:
+        without = work.get("autocast_source") == "none" and lacks_autocast(facts)
+        told.append(f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}.")
+    if lacks_batch(work) and not steps_are_watched(facts):
+        why = (work.note or "").rstrip(".")
+        told.append(f"{why[:1].upper()}{why[1:]}.")
     used = LOSSES.get(work.get("loss_source"))
-    if not used or trainer is None or not trainer.get("own_loss"):
-        return
-    watched = bool(facts.get("observed.steps_ms"))
-    if not watched or recorded(facts, "trial.arms"):
-        yield (
-            f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: where it is another, "
+    copied = not facts.get("observed.steps_ms") or recorded(facts, "trial.arms")
+    if used and copied and trainer is not None and trainer.get("own_loss"):
+        told.append(
+            f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: if it is another, "
             "give it as loss(output, batch) or training_step(model, batch)."
         )
-
-
-def _later(facts: Facts) -> Iterator[str]:
-    """Name checkpointing that ``train()`` turns on and `inspect_model` misses."""
-    trainer, found = facts.trainer(), facts.get("training.checkpointing")
-    if trainer is None or found is None or facts.get("target.kind") == "script":
-        return
-    if trainer.get("checkpointing") is True and all(each.active is False for each in found):
-        yield "Without the checkpointing that train() turns on."
-
-
-def _no_batch(facts: Facts) -> Iterator[str]:
-    if lacks_batch(facts.workload) and not steps_are_watched(facts):
-        why = (facts.workload.note or "").rstrip(".")
-        yield f"{why[:1].upper()}{why[1:]}."
-
-
-def _of_the_step(workload: Workload) -> Iterator[str]:
-    if workload.get("batch_source") == "made up":
-        yield "the batch"
-    if workload.get("loss_source") == "mean":
-        yield "the loss (the mean of the output)"
-    if workload.get("optimizer_source") == "made up":
-        yield "the optimizer (AdamW)"
+    found = facts.get("training.checkpointing")
+    later = trainer is not None and trainer.get("checkpointing") is True
+    is_off = found is not None and all(each.active is False for each in found)
+    if later and is_off and facts.get("target.kind") != "script":
+        told.append("Without the checkpointing that train() turns on.")
+    return " ".join(told)

@@ -17,9 +17,6 @@ SCRIPT = "script"
 TIMES_NOTHING = ("--no-trial", "--trial", "--stop", "--stop-on-nan")
 """Flags to drop: ``--stop`` replaces the last three."""
 
-WRAPPERS = ("timeout", "nohup", "nice", "time")
-"""Programs that start a command and are no part of it: a limit would end the longer one."""
-
 ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
 """Options to drop with their values, unless the value names a GPU. A stopped script has no long run."""
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli import completion
 from fp8doctor.cli.console import columns, show_json, show_page
 from fp8doctor.cli.delivery import OK
 from fp8doctor.cli.options import list_options
@@ -57,12 +56,7 @@ ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It kn
 
 
 @click.command()
-@click.argument(
-    "asked",
-    nargs=-1,
-    metavar="CODE...|WORDS|ERROR|-",
-    shell_complete=completion.codes,
-)
+@click.argument("asked", nargs=-1, metavar="CODE...|WORDS|ERROR|-")
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
     """Explain checks (by code, prefix, name or a word in them: CMP001 SHP LoRA) or an error message.

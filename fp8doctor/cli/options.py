@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from fp8doctor.areas import SEVERITIES
-from fp8doctor.cli import completion
 from fp8doctor.cli.console import show_page
 from fp8doctor.cli.delivery import FORMATS
 from fp8doctor.gpus import GPUS, gpu_spec
@@ -90,7 +89,6 @@ SELECT = click.option(
     multiple=True,
     metavar="CODES",
     callback=codes,
-    shell_complete=completion.codes,
     help="Run only these checks: codes or prefixes (CMP001,SHP), comma-separated; repeatable.",
 )
 
@@ -99,7 +97,6 @@ IGNORE = click.option(
     multiple=True,
     metavar="CODES",
     callback=codes,
-    shell_complete=completion.codes,
     help="Skip these checks: codes or prefixes, comma-separated; repeatable.",
 )
 
@@ -137,7 +134,6 @@ def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
             "--assume-gpu",
             metavar="NAME",
             callback=gpu,
-            shell_complete=completion.gpus,
             help=f"Estimate for this GPU: {', '.join(spec.name for spec in GPUS)}, in any case.",
         ),
         CHECKS,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -29,7 +29,6 @@ from fp8doctor.files import write_text
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.comparison import Comparison
     from fp8doctor.diagnosis.document import Document
-    from fp8doctor.facts.traced import TracedStep
     from fp8doctor.render.page import Page
 
 PAGE_FORMATS = ("text", "json", "markdown", "html")
@@ -44,31 +43,27 @@ page_options = with_options(
 )
 
 
-class PageOptions(NamedTuple):
-    """The checked options of a page."""
-
-    format: str
-    output: Path | None
-
-    @classmethod
-    def checked(cls, format: str | None, output: Path | None, sources: Sequence[Path]) -> PageOptions:
-        """Check them. Raises `UserError` or a usage error for what cannot be done."""
-        if output is not None:
-            writable(output)
-            for source in sources:
-                keep_apart([("-o", output)], source)
-        found = format_of(format, output, PAGE_FORMATS)
-        return cls(found, output)
+Deliver = Callable[[Callable[[], str], Callable[[], "Page"]], None]
+"""Takes what writes the JSON and what makes the page, of which the format needs one."""
 
 
-def deliver_page(wanted: PageOptions, json: Callable[[], str], page: Callable[[], Page]) -> None:
-    """Write the page to where it was asked for."""
-    made = json() if wanted.format == "json" else page()
-    if wanted.output:
-        write_text(wanted.output, laid_out(made, wanted.format))
-        complain(f"wrote {wanted.output}")
-    else:
-        show_in(wanted.format, laid_out(made, wanted.format, **terminal()))
+def delivery_of(format: str | None, output: Path | None, *sources: Path) -> Deliver:
+    """Check the options, before any work. Raises `UserError` or a usage error."""
+    if output is not None:
+        writable(output)
+        for source in sources:
+            keep_apart([("-o", output)], source)
+    format = format_of(format, output, PAGE_FORMATS)
+
+    def deliver(json: Callable[[], str], page: Callable[[], Page]) -> None:
+        made = json() if format == "json" else page()
+        if output:
+            write_text(output, laid_out(made, format))
+            complain(f"wrote {output}")
+        else:
+            show_in(format, laid_out(made, format, **terminal()))
+
+    return deliver
 
 
 @click.command(cls=Ungated)
@@ -94,7 +89,7 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
 
     FIRST and SECOND are files from --save or --format json, for example of a BF16 and an FP8 run.
     """
-    wanted = PageOptions.checked(format, output, [first, second])
+    deliver = delivery_of(format, output, first, second)
 
     from fp8doctor.cli.gate import is_same_job
     from fp8doctor.diagnosis.comparison import compared
@@ -103,7 +98,7 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
 
     documents = replay(first), replay(second)
     found = compared(*documents, (first.name, second.name))
-    deliver_page(wanted, found.to_json, lambda: page(found, documents))
+    deliver(found.to_json, lambda: page(found, documents))
     asked = any(each not in (None, False, "never") for each in gates.values())
     if asked and not is_same_job(documents[0].facts, documents[1].facts, first.name):
         return FAILED
@@ -148,11 +143,11 @@ def missed(
             yield f"Only the second has {', '.join(codes)}. --fail-on {fail_on} fails on this."
 
 
-FILE = click.Path(path_type=Path)
+READ = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("file", type=FILE)
+@click.argument("file", type=READ)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every kernel.")
 def trace(file: Path, *, format: str | None, output: Path | None, verbose: bool) -> int:
@@ -161,32 +156,26 @@ def trace(file: Path, *, format: str | None, output: Path | None, verbose: bool)
     FILE is what export_chrome_trace or tensorboard_trace_handler wrote, .json or .json.gz. No GPU and no
     torch are needed.
     """
-    wanted = PageOptions.checked(format, output, [file])
+    deliver = delivery_of(format, output, file)
 
     from fp8doctor.diagnosis.traces import conclude
-    from fp8doctor.render.trace_page import page
-
-    document = conclude(read(file))
-    deliver_page(wanted, document.to_json, lambda: page(document, verbose=verbose))
-    return OK
-
-
-def read(file: Path) -> TracedStep:
-    """Read one trace. Raises `UserError` with what was and was not seen."""
     from fp8doctor.facts.record import UnreadableDocument
     from fp8doctor.profiling.users_trace import traced_step
+    from fp8doctor.render.trace_page import page
 
     try:
-        return traced_step(file)
+        document = conclude(traced_step(file))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror or error}") from None
     except UnreadableDocument as error:
         raise UserError(f"cannot read {file} as a trace of a GPU: {error}") from None
+    deliver(document.to_json, lambda: page(document, verbose=verbose))
+    return OK
 
 
 @click.command()
-@click.argument("first", type=FILE)
-@click.argument("second", type=FILE, required=False)
+@click.argument("first", type=READ)
+@click.argument("second", type=READ, required=False)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every layer.")
 def health(
@@ -198,20 +187,20 @@ def health(
     torch are needed.
     """
     files = [first] if second is None else [first, second]
-    wanted = PageOptions.checked(format, output, files)
+    deliver = delivery_of(format, output, *files)
 
     from fp8doctor.health.record import read_health
     from fp8doctor.health.verdict import conclude
     from fp8doctor.render import health_page
 
+    whole = verbose or format_of(format, output, PAGE_FORMATS) == "html"
     judged = [(found, conclude(found)) for found in map(read_health, files)]
-    deliver_page(
-        wanted,
+    deliver(
         lambda: health_page.as_json(judged),
         lambda: (
             health_page.comparison(judged[0], judged[1])
             if second is not None
-            else health_page.page(judged[0], verbose=verbose or wanted.format == "html")
+            else health_page.page(judged[0], verbose=whole)
         ),
     )
     return OK
@@ -227,7 +216,7 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
     LAYER is its name in the report, a part of it (mlp.down, 0.attn.q) or a pattern ("*.mlp.*"). Several
     layers give a table, or a list with --format json.
     """
-    wanted = PageOptions.checked(format, output, [saved])
+    deliver = delivery_of(format, output, saved)
 
     from fp8doctor.diagnosis.diagnose import replay
     from fp8doctor.diagnosis.layer import as_json, layer_reports, named
@@ -237,8 +226,7 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
         raise UserError("no layer was named")
     document = replay(saved)
     found = layer_reports(named(layer, document.facts), document)
-    deliver_page(
-        wanted,
+    deliver(
         lambda: as_json(found),
         lambda: page(found, layer, document.facts),
     )

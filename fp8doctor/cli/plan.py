@@ -10,7 +10,7 @@ import click
 from fp8doctor.cli.console import complain, complain_of_printed
 from fp8doctor.cli.delivery import FAILED, OK, examined
 from fp8doctor.cli.options import count, number, seconds, with_options
-from fp8doctor.cli.pages import PageOptions, deliver_page, page_options
+from fp8doctor.cli.pages import delivery_of, page_options
 from fp8doctor.cli.project import Ungated
 
 
@@ -109,7 +109,7 @@ def plan(
     model file, or a saved report, whose times are scaled. It needs no GPU and downloads nothing.
     """
     source = Path(config)
-    wanted = PageOptions.checked(format, output, [source] if source.exists() else [])
+    deliver = delivery_of(format, output, *([source] if source.exists() else []))
     from fp8doctor.gpus import gpu_specs
 
     gpu_specs(gpus)  # refuses unknown ones before a worker builds the model
@@ -132,5 +132,5 @@ def plan(
             return FAILED
         facts = found.facts
     document = plan_document(facts, gpus, options_for(facts, given))
-    deliver_page(wanted, document.to_json, lambda: page(document, framework=framework))
+    deliver(document.to_json, lambda: page(document, framework=framework))
     return OK

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from fp8doctor.facts import Target
 from fp8doctor.running import launch
 from fp8doctor.running.script_messages import ScriptState
 from tests.cli.command import Worker, fp8doctor
-from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).resolve().parents[2]
 WATCHED = load_report(ROOT / "tests" / "running" / "recorded" / "h200-fsdp2.json.gz").facts
@@ -133,25 +131,6 @@ def test_a_model_is_examined_again_with_its_options(
     commands = told(fp8doctor(*shlex.split(typed)).stdout)
     assert commands
     assert all(each.startswith(f"fp8doctor {again} ") for each in commands)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "started", [[sys.executable, "-m", "fp8doctor"], [str(SCRIPT)]], ids=["-m", "script"]
-)
-@pytest.mark.parametrize("words", ["'my model.py' --no-trial", "run --device cpu 'my model.py' --lr 1"])
-def test_no_command_holds_what_the_caller_put_in_front(
-    started: list[str], words: str, tmp_path: Path
-) -> None:
-    (tmp_path / "my model.py").write_text(MODEL)
-    wrapped = ["timeout", "400", "nice", *started, *shlex.split(words)]
-    done = subprocess.run(
-        wrapped, capture_output=True, text=True, timeout=LONGEST_S, cwd=tmp_path, check=False
-    )
-    printed = done.stdout + done.stderr
-    assert told(printed)
-    assert not {"timeout", "nice", "python", str(SCRIPT)}.intersection(printed.split())
-    assert "'my model.py'" in " ".join(line.strip("│ ") for line in printed.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -207,12 +207,6 @@ def test_a_report_of_another_script(script: Path) -> None:
     assert "the report is of lora.py, not of other.py" in refused.stderr
 
 
-def test_a_report_without_the_version_of_its_script(script: Path) -> None:
-    shown = fp8doctor("fix", script, "--report", EAGER)
-    assert "does not say which version" in shown.stderr
-    assert shown.exit_code == 0
-
-
 @pytest.mark.slow
 def test_a_script_that_runs_here(tmp_path: Path) -> None:
     """Without a GPU nothing is written unless asked; what is written then compiles the blocks."""

@@ -213,64 +213,33 @@ def test_variables_come_before_the_first_import_that_may_read_them() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("script", "name", "code", "why"),
-    [
-        (
-            OPTIMIZED + "other = torch.optim.SGD(head.parameters())",
-            "compile-blocks",
-            BLOCKS,
-            "several models",
-        ),
-        (
-            OPTIMIZED + "if flag:\n    torch.compile(model)",
-            "compile-blocks",
-            BLOCKS,
-            "line 5 compiles already",
-        ),
-        ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS, "no line trains a model"),
-        (OPTIMIZED + "model = my_own(model)\n", "compile-blocks", BLOCKS, "line 4 may wrap model"),
-        (
-            "import torch\nfor lr in rates:\n    torch.optim.SGD(net.parameters())\n",
-            "compile-blocks",
-            BLOCKS,
-            "loop",
-        ),
-        (
-            f"{MODEL}convert_to_float8_training(a)\nconvert_to_float8_training(b)",
-            "keep-in-bf16",
-            KEEP,
-            "several lines",
-        ),
-        (MODEL, "keep-in-bf16", KEEP, "no line calls"),
-        (
-            f"{MODEL}convert_to_float8_training(a, **options)",
-            "recipe-rowwise",
-            ROWWISE,
-            "may set config already",
-        ),
-        (
-            f"{MODEL}convert_to_float8_training(a, module_filter_fn=make())",
-            "keep-in-bf16",
-            KEEP,
-            "gives module_filter_fn already",
-        ),
-        (f"{MODEL}x = 1; convert_to_float8_training(a)", "keep-in-bf16", KEEP, "several statements"),
-        ("import torch\nprint('A')", "a", "export A=1", "line 2 uses this variable"),
-        ("import torch\n", "a", "export LD_PRELOAD=x.so", "before Python starts"),
-        ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch", "or, for FP8"),
-        ("import torch\n", "a", "pip install torch", "command"),
-        (
-            OPTIMIZED,
-            "stay-in-bf16",
-            "# leave out the conversion to FP8\n" + BLOCKS,
-            "leave out the conversion",
-        ),
-        (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)", "a fix of this kind"),
-    ],
-)
-def test_what_has_no_certain_place(script: str, name: str, code: str, why: str) -> None:
-    assert why in refused(script, name, code)
+CONVERT = f"{MODEL}convert_to_float8_training"
+LOOP = "import torch\nfor lr in rates:\n    torch.optim.SGD(net.parameters())\n"
+LEAVE = "# leave out the conversion to FP8\n" + BLOCKS
+REFUSED = {
+    "several models": (f"{OPTIMIZED}other = torch.optim.SGD(head.parameters())", "compile-blocks", BLOCKS),
+    "line 5 compiles already": (f"{OPTIMIZED}if flag:\n    torch.compile(model)", "compile-blocks", BLOCKS),
+    "no line trains a model": ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS),
+    "line 4 may wrap model": (f"{OPTIMIZED}model = my_own(model)\n", "compile-blocks", BLOCKS),
+    "loop": (LOOP, "compile-blocks", BLOCKS),
+    "several lines": (f"{CONVERT}(a)\nconvert_to_float8_training(b)", "keep-in-bf16", KEEP),
+    "no line calls": (MODEL, "keep-in-bf16", KEEP),
+    "may set config already": (f"{CONVERT}(a, **options)", "recipe-rowwise", ROWWISE),
+    "gives module_filter_fn already": (f"{CONVERT}(a, module_filter_fn=make())", "keep-in-bf16", KEEP),
+    "several statements": (f"{MODEL}x = 1; convert_to_float8_training(a)", "keep-in-bf16", KEEP),
+    "line 2 uses this variable": ("import torch\nprint('A')", "a", "export A=1"),
+    "before Python starts": ("import torch\n", "a", "export LD_PRELOAD=x.so"),
+    "or, for FP8": ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch"),
+    "command": ("import torch\n", "a", "pip install torch"),
+    "leave out the conversion": (OPTIMIZED, "stay-in-bf16", LEAVE),
+    "a fix of this kind": (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)"),
+}
+"""Part of the reason -> a script, and a fix that has no certain place in it."""
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_has_no_certain_place(why: str) -> None:
+    assert why in refused(*REFUSED[why])
 
 
 def test_a_second_fix_of_the_same_argument_is_refused() -> None:
