@@ -26,17 +26,7 @@ HEAD = re.compile(
 )
 """The registration of a rule."""
 
-FORMERLY = re.compile(r'was="(?P<code>\w+)"')
-
-SECTIONS = (
-    "What it finds.",
-    "Why it matters.",
-    "Fix.",
-    "When to ignore it.",
-    "How it is detected, and limits.",
-    "References.",
-)
-"""The sections of a check's page, in order. Each begins a paragraph; *Fix* holds the only code."""
+FORMERLY = re.compile(r'was=(?:"\w+"|\([^)]*\))')
 
 
 class Heading(NamedTuple):
@@ -78,7 +68,7 @@ def _heading(rules: Sequence[Check]) -> Heading:
     """Describe the rules of one code."""
     first = rules[0]
     severity = max((each.severity for each in rules), key=SEVERITIES.index)
-    also = (*(each.name for each in rules[1:]), *(each.was for each in rules if each.was))
+    also = (*(each.name for each in rules[1:]), *(code for each in rules for code in each.was))
     return Heading(first.code, first.name, first.area, severity, first.page, also)
 
 
@@ -109,7 +99,8 @@ def _of_files(files: Iterator[Path]) -> list[Heading] | None:
         page, end, _ = rest.partition('"""')
         if not heads or not end or "\\" in page or heads[0]["area"] not in AREAS:
             return None
-        also = (*(each["name"] for each in heads[1:]), *FORMERLY.findall(text))
+        former = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
+        also = (*(each["name"] for each in heads[1:]), *former)
         severity = max((each["severity"] for each in heads), key=SEVERITIES.index)
         found.append(Heading(**heads[0] | {"severity": severity}, page=inspect.cleandoc(page), also=also))
     return found or None

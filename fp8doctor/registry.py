@@ -42,8 +42,8 @@ class Check(msgspec.Struct, frozen=True):
     explained_by: tuple[str, ...]
     """Codes or names of checks that cause this issue; if found, they are treated instead."""
     function: CheckFunction
-    was: str = ""
-    """The code that it had as a check of its own, still valid in --select, --ignore and explain."""
+    was: tuple[str, ...] = ()
+    """Codes that it had as checks of their own, still valid in --select, --ignore and explain."""
     changes_fp8: bool = False
     """The fix changes how FP8 runs: before that, nothing shows whether to give FP8 up."""
     invalidates_model: bool = False
@@ -80,7 +80,7 @@ def check(
     area: str,
     severity: Severity,
     explained_by: Iterable[str] = (),
-    was: str = "",
+    was: str | tuple[str, ...] = (),
     **properties: bool,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a rule; rules of one file have one code. ``properties`` are those of `Check`.
@@ -89,7 +89,8 @@ def check(
     """
 
     def register(function: CheckFunction) -> CheckFunction:
-        new = Check(code, name, area, severity, tuple(explained_by), function, was, **properties)
+        former = (was,) if isinstance(was, str) else was
+        new = Check(code, name, area, severity, tuple(explained_by), function, former, **properties)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):
@@ -159,7 +160,7 @@ def select(
     An empty ``selected`` keeps all. Raises `UserError` for a prefix that no check has.
     """
     checks = tuple(checks)
-    codes = {code for each in checks for code in (each.code, each.was)}.union(RETIRED)
+    codes = {code for each in checks for code in (each.code, *each.was)}.union(RETIRED)
     for prefix in (*selected, *ignored):
         if not any(code.startswith(prefix) for code in codes):
             raise UserError(
@@ -167,7 +168,7 @@ def select(
             )
 
     def named(each: Check, prefixes: Sequence[str]) -> bool:
-        return each.code.startswith(tuple(prefixes)) or each.was.startswith(tuple(prefixes))
+        return any(code.startswith(tuple(prefixes)) for code in (each.code, *each.was))
 
     return tuple(
         each for each in checks if (not selected or named(each, selected)) and not named(each, ignored)

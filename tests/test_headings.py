@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import registry
-from fp8doctor.headings import Heading, headings
-from fp8doctor.registry import discover
+from fp8doctor.headings import Heading, _heading, headings
+from fp8doctor.registry import discover, rules_of
 
 UNREADABLE = """\"\"\"A disease of a computed name.\"\"\"
 from fp8doctor.registry import check
@@ -20,9 +20,8 @@ def computed(facts):
 
 
 def of_registry(*folders: Path) -> tuple[Heading, ...]:
-    return tuple(
-        Heading(each.code, each.name, each.area, each.severity, each.page) for each in discover(folders)
-    )
+    codes = dict.fromkeys(each.code for each in discover(folders))
+    return tuple(_heading(rules_of(code)) for code in codes)
 
 
 def test_what_is_read_from_files_is_what_is_registered() -> None:

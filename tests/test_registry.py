@@ -126,7 +126,7 @@ def test_rules_of_one_code_run_alone_and_have_one_outcome() -> None:
         return Finding(title="t", explanation="e")
 
     unknown = rule("unknown", lambda facts: facts.network and None)
-    silent, fires = rule("silent", lambda facts: None), rule("fires", sick, was="YYY001")
+    silent, fires = rule("silent", lambda facts: None), rule("fires", sick, was=("YYY001",))
     symptom = replace(rule("symptom", sick), explained_by=("fires",))
     for rules, outcome, names in (
         ((unknown, fires, silent), "sick", ["fires"]),
@@ -140,8 +140,9 @@ def test_rules_of_one_code_run_alone_and_have_one_outcome() -> None:
 
 
 def test_a_former_code_selects_and_ignores_its_rule() -> None:
-    now, former = rule("now", lambda facts: None), rule("former", lambda facts: None, was="YYY001")
-    assert select((now, former), ["YYY001"]) == (former,)
+    now = rule("now", lambda facts: None)
+    former = rule("former", lambda facts: None, was=("XXX001", "YYY001"))
+    assert select((now, former), ["YYY001"]) == select((now, former), ["XXX"]) == (former,)
     assert select((now, former), ["ZZZ"]) == (now, former)
     assert select((now, former), [], ["YYY001"]) == (now,)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,13 +44,12 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def grave_checks() -> Iterator[str]:
+def grave_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of checks with one that always finds something; it is forgotten afterwards."""
-    from tempfile import TemporaryDirectory
-
     from fp8doctor import registry
 
-    with TemporaryDirectory() as folder:
-        Path(folder, "grave.py").write_text(GRAVE_CHECK)
-        yield folder
-    registry._checks.pop("XYZ001", None)
+    monkeypatch.setattr(registry, "_checks", dict(registry._checks))
+    folder = tmp_path / "checks"
+    folder.mkdir()
+    (folder / "grave.py").write_text(GRAVE_CHECK)
+    return str(folder)
