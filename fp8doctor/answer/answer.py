@@ -35,7 +35,7 @@ from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Basis, Finding, Saving
+from fp8doctor.finding import Basis, Finding
 from fp8doctor.wording import percent
 
 MOST_CAUSES = 2
@@ -54,6 +54,8 @@ class Cause(Struct, frozen=True):
 
     title: str
     code: str = ""
+    name: str = ""
+    """Name of the finding; a code may have several."""
     ms: float | None = None
     """What its fix was timed to save."""
 
@@ -225,16 +227,16 @@ def _causes(
 ) -> Iterator[Cause]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes."""
     facts = view.facts
-    told = {each.code for each in findings if each.area == "engagement"} if state else set[str]()
+    told = {each.name for each in findings if each.area == "engagement"} if state else set[str]()
     if fault:
-        told |= {fault.finding.code} if fault.finding else set()
+        told |= {fault.finding.name} if fault.finding else set()
         if fault.reason:
-            yield Cause(fault.reason, fault.finding.code if fault.finding else "")
+            yield Cause(fault.reason, *((fault.finding.code, fault.finding.name) if fault.finding else ()))
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
             yield Cause(words.partition(":")[0].partition(". ")[0])
-    costs = [_cause(each.title, each.code, each.saving_ms) for each in _explaining(view, findings, steps)]
-    fresh = (each for each in costs if each.code not in told)
+    costs = map(_cause, _explaining(view, findings, steps))
+    fresh = (each for each in costs if each.name not in told)
     yield from sorted(fresh, key=lambda each: -(each.ms or 0.0))
 
 
@@ -258,10 +260,11 @@ def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:
     return not faster or any(each.severity == "error" for each in findings)
 
 
-def _cause(title: str, code: str, saving: Saving | None) -> Cause:
+def _cause(of: Finding | Step) -> Cause:
     """Name a cause with what its fix was timed to save."""
+    saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    return Cause(title, code, saving.middle if saving and timed and saving.low > 0 else None)
+    return Cause(of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else None)
 
 
 def _gained_nothing(finding: Finding) -> bool:

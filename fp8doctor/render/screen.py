@@ -209,9 +209,9 @@ def _in_short(reason: str) -> str:
 
 def _notices(report: Document, beside: Sequence[Finding], steps: Sequence[Step]) -> Iterator[NoticeLine]:
     """Write errors and warnings that head no fix, and checks that crashed."""
-    told = {each.code for each in report.answer.causes}
+    told = {each.name for each in report.answer.causes}
     for finding in beside:
-        if finding.severity in ("warning", "error") and finding.code not in told:
+        if finding.severity in ("warning", "error") and finding.name not in told:
             vain = gains_nothing(finding)
             fixed = fix_in_words(finding, steps, report.facts)
             text = f"{GAINS_NOTHING if vain and not fixed else ''}{finding.title}"
