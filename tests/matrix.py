@@ -56,12 +56,12 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     from torch import nn
 
     from tests.checks.checkpointing.test_recompute_not_fp8 import Inside
-    from tests.checks.engagement.test_bias_dropped import built, mxfp8
-    from tests.checks.engagement.test_experts_not_reached import wrapped
-    from tests.checks.numerics.test_trains_incorrectly import Operation, with_releases
+    from tests.checks.engagement.test_parameters_without_optimizer import built, mxfp8
+    from tests.checks.engagement.test_partial_conversion import with_wrapped_experts
+    from tests.checks.environment.test_incompatible_versions import Operation, with_releases
     from tests.checks.shapes.test_rows_unaligned import counted
 
-    yield "the experts of a Llama 4, wrapped by torchao", look(wrapped("Llama 4"))
+    yield "the experts of a Llama 4, wrapped by torchao", look(with_wrapped_experts("Llama 4"))
     yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))
     yield "one row a sample, counted on a CPU", counted(samples=4)
     with pytest.MonkeyPatch.context() as patch:

@@ -47,7 +47,7 @@ def test_every_line_of_code_is_fenced() -> None:
 
 def test_lines_for_a_shell_are_whole() -> None:
     words = [shlex.split(line, comments=True) for line in SHELL]
-    assert len(words) > 20
+    assert len(words) > 5
     for line in words:
         if line[:1] == ["fp8doctor"]:
             parse_command(shlex.join(line))

@@ -19,7 +19,7 @@ def test_a_thread_judges_what_fired_first() -> None:
 def test_every_table_is_read() -> None:
     threads, recordings = counts()["threads of users"], counts()["recordings on GPUs"]
     assert threads[0] > 45
-    assert threads[1]["NUM004"]["right"] >= 3
+    assert threads[1]["ENV005"]["right"] >= 3
     assert recordings[0] > 100
     assert recordings[1]["CMP001"]["right"] >= 5
     assert recordings[1]["CMP001"]["wrong"] == 0

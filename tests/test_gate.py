@@ -251,7 +251,7 @@ def test_fp8_that_is_required_is_missed_without_a_gpu(report: str, said: str) ->
 
 
 BROKEN = {
-    "emulated": "MOD005",
+    "emulated": "MOD002",
     "converted_by_hand": "MOD007",
     "setting_without_effect": "MOD007",
     "mxfp8_on_hopper": "GPU002",

@@ -344,7 +344,7 @@ def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None
     from torch import nn
 
     cure = Treatment(name="unset-variable", summary="unset the variable", code="unset X")
-    finding = Finding(title="t", explanation="e", code="ENV002", severity="warning", treatment=cure)
+    finding = Finding(title="t", explanation="e", code="ENV001", severity="warning", treatment=cure)
     plan = Prescription(prescribe([finding]), Facts())
     with pytest.warns(
         UserWarning, match=r"did not carry out unset-variable \(by hand: unset the variable\)"

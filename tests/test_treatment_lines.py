@@ -24,6 +24,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.recipes import RECIPES
 from fp8doctor.registry import discover, run
 from tests.examine.models import llama
+from tests.test_catalogue import cases
 
 CHECKS = [check for check in discover() if hasattr(check.module, "FIRES")]
 LATER = {"accelerator", "batch", "tokenizer"}
@@ -35,8 +36,8 @@ def treatment(code: str) -> Treatment:
 
 
 def prescribed(module: ModuleType) -> list[Treatment]:
-    (check,) = [each for each in CHECKS if each.module is module]
-    findings, _ = run([check], module.FIRES)
+    rules = tuple(each for each in CHECKS if each.module is module)
+    findings = [each for case in cases(rules, "FIRES") for each in run(rules, case)[0]]
     return [finding.treatment for finding in findings if finding.treatment]
 
 

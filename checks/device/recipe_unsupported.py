@@ -21,7 +21,7 @@ does.
     config = Float8LinearConfig.from_recipe_name("tensorwise")  # after
     convert_to_float8_training(model, config=config)
 
-When to ignore it. If the job will run on another GPU; name it with `--assume-gpu`. MOD005 covers recipes that
+When to ignore it. If the job will run on another GPU; name it with `--assume-gpu`. MOD002 covers recipes that
 are emulated on purpose.
 
 How it is detected, and limits. fp8doctor compares the recipe with the first visible GPU and torch's CUDA. If

@@ -1,69 +1,62 @@
-"""Weights stored in FP8 are not FP8 training
+"""Quantized weights are not FP8 training
 
-What it finds. Layers hold their weight in FP8 but are not made for FP8 training, or whose FP8 matmul has no
-backward.
-
-Why it matters. FP8 training speeds up three matmuls per layer: output, input gradient and weight gradient.
-Stored FP8 weights speed up the first one at best. In the backward they are converted back to BF16 every step,
-and they get no gradient; torchao's dynamic inference tensors raise there, except under Unsloth. A LoRA run on
-such a base saves memory but is no faster than on BF16. In transformers 4.57 to 5.21, FP8Linear has no
-backward: layers in front of it learn nothing, without an error. `torch._scaled_mm` has no derivative either.
-
-Fix. Keep the FP8 weights if BF16 does not fit, and expect no speedup. If BF16 weights fit, load them and
-convert them for training (torchao 0.18); these lines raise on weights that are stored in FP8.
+FP8 training starts from 16- or 32-bit weights and speeds up three matmuls per layer: output, input gradient
+and weight gradient. Stored FP8 weights speed up the first one at best. In the backward they are converted
+back to BF16 every step, and they get no gradient; torchao's dynamic inference tensors raise there, except
+under Unsloth. In transformers 4.57 to 5.21, FP8Linear has no backward: layers in front of it learn nothing,
+without an error. 4- or 8-bit weights (bitsandbytes, NF4, GPTQ, ...) must be dequantized in each use: a
+converter misreads them, raises, or skips them. Keep such weights if BF16 does not fit, and expect no speedup.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
 
     from torchao.float8 import convert_to_float8_training
-    convert_to_float8_training(model)                              # after: from BF16 weights
+    convert_to_float8_training(model)                              # after: from BF16 weights (torchao 0.18)
     for block in model.layers:
         block.compile()
 
-When to ignore it. If you do not train this model, or FP8 weights are there only to save memory.
-
-How it is detected, and limits. fp8doctor reads each layer's class and weight: FP8Linear, FbgemmFp8Linear,
-tensors from `quantize_` or Unsloth's `load_in_fp8`, plain float8 parameters, and your own layers' code.
-MOD009 covers bitsandbytes weights. A kernel of your own may compute in FP8 unseen.
-
-References. transformers 4.57.3, 5.21.1, 5.22.0, 5.23; torchao 0.18. https://github.com/pytorch/ao/issues/4376
-(derivative for aten::_scaled_mm is not implemented) https://github.com/huggingface/transformers/issues/46295
+Ignore it if you do not train this model, or quantized weights are there only to save memory. A kernel of your
+own may compute in FP8 unseen.
+https://github.com/pytorch/ao/issues/4376
+https://github.com/huggingface/transformers/issues/46295
 https://github.com/unslothai/unsloth/issues/3902
 """
 
 from __future__ import annotations
 
-from packaging.version import Version
-
-from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.fp8_request import under_unsloth
-from fp8doctor.analysis.layers import (
+from fp8doctor.kit import (
+    NOT_RECORDED,
+    NOT_THE_HEAD,
+    TAKES,
+    USABLE,
+    Facts,
+    Finding,
+    Linear,
+    NotApplicable,
+    Treatment,
+    Version,
+    check,
+    compile_all,
     computes_forward_in_fp8,
+    convert_all_but,
+    converted_nothing,
+    converting,
+    example,
+    fit,
     fits_fp8,
+    float8,
     flops_share_pct,
+    fp8_was_asked_for,
+    if_recorded,
+    installed,
     layer_label,
     named,
+    plural,
+    ran_on_a_gpu,
+    rows_seen,
     stores_fp8,
+    under_unsloth,
 )
-from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.memory_fit import fit
-from fp8doctor.analysis.recipe_support import installed
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.cost import rows_seen
-from fp8doctor.diagnosis.treatments import NOT_THE_HEAD, TAKES, convert_all_but, converting
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, if_recorded
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.registry import check
-from fp8doctor.wording import plural
-
-BACKWARD = {
-    "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
-    "FbgemmFp8Linear": "its kernel has no backward",
-}
-"""What the backward of a class does, by class name. Source: transformers 5.23,
-``integrations/finegrained_fp8.py`` and ``fbgemm_fp8.py``; Unsloth 2026.10 patches both with a backward that
-dequantizes."""
 
 BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
@@ -72,19 +65,21 @@ BACKWARD_SINCE = Version("5.22.0")
 ROWS = 16
 """Multiple of rows that the matmul of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
 
-LOADED = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
+NO_BACKWARD = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
 
-CAUSAL_LM = "ForCausalLM"
-"""How the classes of decoders end in Hugging Face's libraries."""
-
-NO_BACKWARD = "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing"
-
-DYNAMIC_TENSOR = 'its backward raises "derivative for aten::_scaled_mm is not implemented"'
-"""torchao weights with dynamically quantized activations, 0.13 to 0.18; ao#4376."""
-
-UNSLOTH_TENSOR = "under Unsloth its backward converts the weight back to BF16 and multiplies there"
-"""The same weights under Unsloth's layers: 28 FP8 matmuls in the forward of 28 layers on an H200, none in the
-backward (Unsloth 2026.10.9, torchao 0.18)."""
+BACKWARD = {
+    "cut": "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing",
+    "none": "torch converts such a parameter back before every use; fp8doctor cannot see whether your own "
+    "kernel multiplies it in FP8",
+    "weight only": "its forward and backward dequantize the weight and multiply in 16 bits",
+    "dynamic": NO_BACKWARD,
+    "unsloth": "under Unsloth its backward converts the weight back to BF16 and multiplies there",
+    "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
+    "FbgemmFp8Linear": "its kernel has no backward",
+    "": "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use",
+}
+"""What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
+H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
 
 OWN_BACKWARD = Treatment(
     name="own-backward",
@@ -97,16 +92,38 @@ OWN_BACKWARD = Treatment(
     kind="sketch",
 )
 
-WEIGHT_ONLY_TENSOR = "its forward and backward dequantize the weight and multiply in 16 bits"
-"""torchao weight-only tensors, 0.13 to 0.18: ``quantization/quantize_/workflows/float8/float8_tensor.py``."""
+QUANTIZED_WEIGHTS = (
+    *("NF4Tensor", "Int4", "Int8", "IntxUnpacked", "AffineQuantizedTensor"),
+    *("Params4bit", "Int8Params"),
+)
+"""Beginnings of the names of weight classes with 4 or 8 bits that are not FP8: torchao 0.10 to 0.18 and
+bitsandbytes 0.41 to 0.49."""
 
-PLAIN_PARAMETER = (
-    "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use"
+OWN_TRAINING = "Int8MixedPrecisionTrainingLinearWeight"
+"""A weight kept in 16 bits for INT8 training. Source: torchao 0.18 ``prototype/quantized_training``."""
+
+METHODS = (
+    "aqlm auto-round awq bitnet bitsandbytes eetq fouroversix fp_quant gguf gptq higgs hqq metal mxfp4 "
+    "nvfp4 sinq spqr vptq"
+).split()
+"""Methods of a configuration that mean 8 bits or fewer and never FP8. Source: ``QuantizationMethod`` and the
+configurations in transformers 5.23; quanto, quark and compressed-tensors know FP8 too."""
+
+CONVERTED = (
+    "{} of them were still converted: an FP8 layer around packed data dequantizes it in every step, "
+    "misreads it, or raises."
+)
+LEFT_OUT = (
+    "FP8 starts from 16- or 32-bit weights. These layers stay out of FP8, and each use of them dequantizes."
 )
 
-OF_NO_KNOWN_LAYER = (
-    "torch converts such a parameter back before every use; fp8doctor cannot see whether your own kernel "
-    "multiplies it in FP8"
+ONE_OF_THEM = Treatment(
+    name="one-precision",
+    summary="load the base in BF16, and convert that",
+    code="# for speed, with FP8\n"
+    "model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.bfloat16)\n"
+    "# for memory, with the quantized base\n"
+    'accelerator = Accelerator(mixed_precision="bf16")',
 )
 
 
@@ -120,36 +137,42 @@ OF_NO_KNOWN_LAYER = (
     stays_in_bf16=True,
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
-    forward_only = list(filter(lacks_backward, facts.network.linears))
+    network = facts.network
+    forward_only = [each for each in network.linears if each.get("features", {}).get("backward") is False]
     if forward_only and not ran_on_a_gpu(facts):
-        return without_backward(forward_only, facts)
-    stored = [linear for linear in facts.network.linears if stores_fp8(linear)]
-    if not stored and not facts.network.float8_parameters:
-        return (
-            None
-            if any(linear.use == "training" for linear in facts.network.linears)
-            else NotApplicable(reason="no FP8 in the model")
+        gemm = forward_only[0].features.get("gemm")
+        return Finding(
+            severity="error",
+            title=f"{plural(len(forward_only), 'FP8 layer')} without a backward: the forward calls {gemm} "
+            f"outside an autograd.Function{named(forward_only, len(forward_only))}",
+            explanation=f"By its code, {layer_label(forward_only[0])} calls torch's matmul in the forward "
+            f"itself: {NO_BACKWARD}.",
+            evidence={"layers": len(forward_only), "first": forward_only[0].name},
+            treatment=OWN_BACKWARD,
+            breaks="step_raises",
         )
-    trained = facts.network.trainable_parameters > 0
-    cut = cuts_gradient(stored, facts)
-    kinds = sorted({linear.weight_class or linear.kind for linear in stored})
+    stored = [linear for linear in network.linears if stores_fp8(linear)]
+    if not stored and not network.float8_parameters:
+        trains = any(linear.use == "training" for linear in network.linears)
+        return None if trains else NotApplicable(reason="no FP8 in the model")
+    trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
+    cut = trained and backward == "cut"
     return Finding(
-        severity="info" if not trained else "error" if cut else "warning",
+        severity="error" if cut else "warning" if trained else "info",
         title=what_is_in_fp8(stored, facts)
-        + (", and nothing is trainable" if not trained else ", and pass no gradient on" if cut else ""),
-        breaks="layers_do_not_learn" if trained and cut else NOT_RECORDED,
+        + (", and nothing is trainable" * (not trained) or ", and pass no gradient on" * cut),
+        breaks="layers_do_not_learn" if cut else NOT_RECORDED,
         explanation="This is FP8 for inference and for memory"
         + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
-        + "At best the forward matmul runs in FP8, and "
-        f"{NO_BACKWARD if cut else backward_of(stored, facts)}."
-        + (" It saves memory; do not expect it to be faster than BF16." if trained and stored else ""),
+        + f"At best the forward matmul runs in FP8, and {BACKWARD[backward]}."
+        + " It saves memory; do not expect it to be faster than BF16." * bool(trained and stored),
         evidence={
             "stored_linears": len(stored),
-            "linears": len(facts.network.linears),
+            "linears": len(network.linears),
             "flops_share_pct": round(flops_share_pct(stored, facts), 1),
-            "float8_parameters": facts.network.float8_parameters,
-            "trainable_parameters": facts.network.trainable_parameters,
-            "classes": tuple(kinds),
+            "float8_parameters": network.float8_parameters,
+            "trainable_parameters": network.trainable_parameters,
+            "classes": tuple(sorted({linear.weight_class or linear.kind for linear in stored})),
             "first": stored[0].name if stored else None,
         },
         treatment=from_bf16(facts) if trained else None,
@@ -158,39 +181,29 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
 
 def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
     """Say how far FP8 goes: only in memory, or in the forward too."""
-    if not stored:
-        count = plural(facts.network.float8_parameters, "parameter")
-        return f"{count} {'is' if facts.network.float8_parameters == 1 else 'are'} stored in FP8"
     linears, computing = len(facts.network.linears), sum(map(computes_forward_in_fp8, stored))
+    if not stored:
+        count = facts.network.float8_parameters
+        return f"{plural(count, 'parameter')} {'is' if count == 1 else 'are'} stored in FP8"
     if not computing:
         return f"{len(stored)} of {linears} Linears only store their weights in FP8{named(stored, linears)}"
-    others = f"; in {len(stored) - computing} more only the weights are in FP8"
-    return (
-        f"{computing} of {linears} Linears multiply in FP8 only in the "
-        f"forward{others if len(stored) > computing else ''}"
-    )
+    others = f"; in {len(stored) - computing} more only the weights are in FP8" * (len(stored) > computing)
+    return f"{computing} of {linears} Linears multiply in FP8 only in the forward{others}"
 
 
-def lacks_backward(linear: Linear) -> bool:
-    """Whether the forward calls torch's FP8 matmul where autograd needs its derivative."""
-    return linear.get("features", {}).get("backward") is False
-
-
-def without_backward(layers: list[Linear], facts: Facts) -> Finding:
-    """Report a user's layers over an FP8 matmul that autograd cannot differentiate."""
-    first = layers[0]
-    return Finding(
-        severity="error",
-        title=f"{plural(len(layers), 'FP8 layer')} {'has' if len(layers) == 1 else 'have'} no backward: the "
-        f"forward calls {first.features.get('gemm')} outside an autograd.Function"
-        f"{named(layers, len(layers))}",
-        explanation=f'The backward of {layer_label(first)} raises "derivative for aten::_scaled_mm is not '
-        'implemented": the forward itself calls the matmul, and torch has no derivative for it. fp8doctor '
-        "read this from the code.",
-        evidence={"layers": len(layers), "linears": len(facts.network.linears), "first": first.name},
-        treatment=OWN_BACKWARD,
-        breaks="step_raises",
-    )
+def backward_of(stored: list[Linear], facts: Facts) -> str:
+    """Find what the backward of these layers does, as a key of `BACKWARD`, by the class of the first."""
+    if not stored:
+        return "none"
+    first, version, unsloth = stored[0], installed(facts, "transformers"), under_unsloth(facts)
+    of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
+    if of_checkpoint and version is not None and version < BACKWARD_SINCE and not unsloth:
+        return "cut"
+    if first.stack == "torchao":
+        quantizes = first.features.get("activations_quantized")
+        return ("unsloth" if unsloth else "dynamic") if quantizes else "weight only"
+    kind = first.kind.rpartition(".")[2]
+    return kind if kind in BACKWARD else ""
 
 
 def from_bf16(facts: Facts) -> Treatment | None:
@@ -200,8 +213,9 @@ def from_bf16(facts: Facts) -> Treatment | None:
     if not takes or memory is None or memory.bf16.gib > USABLE * memory.gpu_gib:
         return None
     adapted = any(linear.get("adapter") for linear in network.linears)
-    whole = network.get("kind", "").endswith(CAUSAL_LM) and not adapted
-    rebuilt = LOADED if whole else "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
+    rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
+    if network.get("kind", "").endswith("ForCausalLM") and not adapted:
+        rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
     out = [linear.name for linear in network.linears if linear not in takes]
     converted = if_recorded(convert_all_but, out, facts) or f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}"
     return Treatment(
@@ -218,31 +232,70 @@ def would_convert(linear: Linear, facts: Facts) -> bool:
     return stores_fp8(linear) and linear.role not in ("head", "router") and fits_fp8(linear) and not ragged
 
 
-def cuts_gradient(stored: list[Linear], facts: Facts) -> bool:
-    """Whether these are FP8Linears of a transformers that gives them no backward, and Unsloth none either."""
-    version = installed(facts, "transformers")
-    of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
-    return of_checkpoint and version is not None and version < BACKWARD_SINCE and not under_unsloth(facts)
+@check(
+    "MOD003",
+    "quantized-base",
+    area="engagement",
+    severity="error",
+    was="MOD009",
+    changes_fp8=True,
+    invalidates_model=True,
+)
+def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    asked = fp8_was_asked_for(facts) or ("convert_to_float8_training" if converted_nothing(facts) else None)
+    fp8 = [linear for linear in linears if linear.use == "training"]
+    if not fp8 and asked is None:
+        return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
+    quantized = [linear for linear in linears if is_quantized(linear)]
+    method = facts.get("network.quantization")
+    if not quantized and method not in METHODS:
+        return None
+    swapped = sum(linear.use == "training" for linear in quantized)
+    what = f"{plural(len(quantized), 'Linear')} with quantized weights"
+    return Finding(
+        title=f"FP8 training is combined with {what if quantized else f'a base quantized with {method}'}",
+        explanation=CONVERTED.format(swapped) if swapped else LEFT_OUT,
+        evidence={
+            "quantized_linears": len(quantized),
+            "converted": swapped,
+            "fp8_layers": len(fp8),
+            "asked_by": asked,
+            "method": method,
+            "classes": tuple(sorted({linear.weight_class or layer_label(linear) for linear in quantized})),
+            "flops_share_pct": round(flops_share_pct(quantized, facts), 1),
+        },
+        treatment=ONE_OF_THEM,
+    )
 
 
-def backward_of(stored: list[Linear], facts: Facts) -> str:
-    """Say what the backward of these layers does, by the class of the first."""
-    if not stored:
-        return OF_NO_KNOWN_LAYER
-    first = stored[0]
-    if first.stack == "torchao":
-        if not first.features.get("activations_quantized"):
-            return WEIGHT_ONLY_TENSOR
-        return UNSLOTH_TENSOR if under_unsloth(facts) else DYNAMIC_TENSOR
-    return BACKWARD.get(first.kind.rpartition(".")[2], PLAIN_PARAMETER)
+def is_quantized(linear: Linear) -> bool:
+    """Whether the weight is kept in 4 or 8 bits that are not FP8, in an FP8 layer or not."""
+    if linear.stack == "bitsandbytes" or (
+        linear.use == "storage" and linear.dtype.startswith(("int", "uint"))
+    ):
+        return True
+    name = (linear.weight_class or "").rpartition(".")[2]
+    return name.startswith(QUANTIZED_WEIGHTS) and name != OWN_TRAINING
 
 
-def _model(layer: Linear) -> Facts:
-    stored = int(layer.dtype.startswith("float8"))
-    return example(linears=(layer,), float8_parameters=stored, trainable_parameters=4096)
+def _model(layer: Linear, **variables: str) -> Facts:
+    return example(
+        variables=variables,
+        linears=(layer,),
+        float8_parameters=int(layer.dtype.startswith("float8")),
+        trainable_parameters=4096,
+        quantization=None,
+        accelerate=None,
+        trainer=None,
+    )
 
 
-OF_A_CHECKPOINT = "transformers.integrations.finegrained_fp8.FP8Linear"
+FP8_LINEAR = "transformers.integrations.finegrained_fp8.FP8Linear"
+NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor"
 
-FIRES = _model(float8(kind=OF_A_CHECKPOINT, stack="huggingface", use="storage", dtype="float8_e4m3fn"))
+FIRES = (
+    _model(float8(kind=FP8_LINEAR, stack="huggingface", use="storage", dtype="float8_e4m3fn")),
+    _model(float8(use="storage", dtype="uint8", weight_class=NF4), ACCELERATE_MIXED_PRECISION="fp8"),
+)
 SILENT = _model(float8())

@@ -1,147 +1,324 @@
-"""Trainable parameters that no optimizer holds
+"""The conversion to FP8 broke the job
 
-What it finds. The model has trainable parameters that are in no group of the optimizer.
+A converter makes a new layer with the old weight and leaves the rest behind, without a warning. What can be
+lost: the optimizer (it holds the old Parameters, so layers do not learn), `requires_grad=False` of a LoRA
+base, a head that was tied to the embedding, hooks, `compile()` and a subclass's own forward, biases
+(torchao's MXFP8 wrapper, 0.17 and 0.18), and checkpoints (safetensors cannot write wrapped weights).
+Accelerate wraps torchao's weights for FSDP's float8 all-gather even on one GPU: one SGD step then changed no
+converted weight.
 
-Why it matters. PyTorch computes and keeps a gradient for them, but nothing ever updates them. FP8 conversions
-cause this in two ways. Accelerate's Transformer Engine path creates new layers without copying
-`requires_grad`, so a frozen LoRA base trains: two matmuls per layer become three. And a conversion may create
-new Parameters after the optimizer took the old ones. Accelerate's torchao path does this when it wraps
-weights for FSDP's float8 all-gather, even on one GPU. The optimizer then updates weights that the model no
-longer has, and the converted layers do not learn.
+    model, optimizer = accelerator.prepare(model, optimizer)  # before
 
-Fix. After `prepare`, freeze what the optimizer does not hold. For torchao under Accelerate without FSDP,
-`export ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false`. Otherwise create the optimizer last.
-
-    # before: the LoRA base is trainable again
+    from accelerate import Accelerator                        # after (accelerate 1.15)
+    from accelerate.utils import AORecipeKwargs
+    from torchao.float8 import Float8LinearConfig
+    recipe = AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))
+    accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])
     model, optimizer = accelerator.prepare(model, optimizer)
 
-    # after (accelerate 1.15)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    for p in model.parameters():
-        p.requires_grad_(id(p) in held)
-
-When to ignore it. If another optimizer, which fp8doctor does not see, updates these parameters.
-
-How it is detected, and limits. fp8doctor compares every trainable parameter with the groups of one optimizer.
-It names the cause from trainable LoRA bases, layers that a conversion unfroze, and wrapped weights.
-
-References. With TE 2.20 on an H200, a LoRA model went from 9 to 31 trainable tensors. With accelerate 1.15
-and torchao 0.18, one SGD step changed no converted weight; with the variable above it changed all.
+In your own code convert first; then tie weights, add hooks, compile, and create the optimizer last. Ignore it
+if another optimizer updates these parameters, if you want untied weights, or never save the model. Lost hooks
+and forwards are seen only if fp8doctor loads your model file.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.py
-https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/dataclasses.py
+https://github.com/pytorch/ao/issues/4846
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
-from fp8doctor.diagnosis.treatments import ORDINARY_WEIGHTS
-from fp8doctor.facts import NOT_RECORDED, Facts
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.registry import check
-from fp8doctor.wording import plural
+from typing import Any
+
+from fp8doctor.kit import (
+    NOT_RECORDED,
+    OPTIMIZER_LAST,
+    ORDINARY_WEIGHTS,
+    Conversion,
+    Facts,
+    Finding,
+    Linear,
+    NotApplicable,
+    SavedWeight,
+    Treatment,
+    Unrecorded,
+    Version,
+    check,
+    convert_again,
+    example,
+    float8,
+    fp8_was_asked_for,
+    in_python,
+    installed,
+    is_grouped,
+    is_mxfp8,
+    mxfp8_without_biases,
+    named,
+    plural,
+)
+
+BROKEN: dict[str, Any] = {"changes_fp8": True, "invalidates_model": True}
 
 FREEZE = (
     'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
     "for parameter in model.parameters():   # after accelerator.prepare\n"
     "    parameter.requires_grad_(id(parameter) in held)"
 )
-DDP_AGAIN = "model = accelerator.prepare_model(accelerator.unwrap_model(model))   # DDP waits for what it saw"
+
+DDP_AGAIN = (
+    "\nmodel = accelerator.prepare_model(accelerator.unwrap_model(model))   # DDP waits for what it saw"
+)
 """DistributedDataParallel expects a gradient of every parameter that was trainable when it was made."""
 
-DDP = "DistributedDataParallel"
+ALL_GATHER_WEIGHT = "WeightWithDynamicFloat8CastTensor"
+"""torchao's wrapper for FSDP's float8 all-gather. Source: ``torchao/float8/fsdp_utils.py``, 0.10 to 0.18."""
 
+DROPS_BIAS = Version("0.17"), Version("0.19.dev0")
+"""First torchao whose MXFP8 wrapper omits the bias, and the first that may not. Run in 0.18, read in 0.17;
+ao#4846."""
 
-def late_optimizer(name: str) -> Treatment:
-    return Treatment(
-        name=name,
-        summary="create the optimizer after every conversion, from the model that trains",
-        code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
-        "parameter.requires_grad)",
-    )
+CANNOT_TELL = "nothing shows whether torchao's MXFP8 wrapper or the layer's own forward adds the bias"
 
-
-LATE_OPTIMIZER = late_optimizer("optimizer-after-conversion")
-
-
-@check(
-    "MOD007",
-    "parameters-without-optimizer",
-    area="engagement",
-    severity="error",
-    changes_fp8=True,
-    invalidates_model=True,
+UNWRAP = Treatment(
+    name="save-unwrapped",
+    summary="save the tensors inside the wrappers",
+    code="# torchao 0.17 and 0.18\n"
+    'plain = {name: getattr(tensor, "_data", tensor) for name, tensor in model.state_dict().items()}\n'
+    "model.save_pretrained(folder, state_dict=plain)",
 )
+
+CONVERT_FIRST = Treatment(
+    name="convert-first",
+    summary="convert first, then add hooks and compile",
+    code="convert_to_float8_training(model)\nmodel.up.register_forward_hook(hook)\nmodel.up.compile()",
+)
+
+
+@check("MOD007", "parameters-without-optimizer", area="engagement", severity="error", **BROKEN)
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
-    training, linears = facts.training, facts.network.linears
+    training, linears, wrappers = facts.training, facts.network.linears, facts.get("network.wrappers", ())
     count = training.parameters_outside_optimizer
-    if count is None:
-        return NotApplicable(reason="no optimizer was given")
     if not count:
-        return None
+        return NotApplicable(reason="no optimizer was given") if count is None else None
     names = training.get("first_outside_optimizer", ())
-    bases = [linear for linear in linears if linear.adapter == "base" and linear.requires_grad]
-    bases = (
-        bases
-        if not names or any(name.startswith(f"{linear.name}.") for name in names for linear in bases)
-        else []
-    )
-    unfrozen = conversion.unfrozen if (conversion := training.get("conversion")) else ()
-    wrappers = facts.get("network.wrappers", ())
+    bases = [each for each in linears if each.adapter == "base" and each.requires_grad]
+    if names and not any(name.startswith(f"{each.name}.") for name in names for each in bases):
+        bases = []
+    seen = training.get("conversion")
+    unfrozen = seen.unfrozen if seen else ()
     sharded = any("FSDP" in each or "FullySharded" in each for each in wrappers)
     wrapped = [each for each in linears if not sharded and each.features.get("float8_all_gather_weight")]
-    cause, treatment = cause_of(len(bases), len(unfrozen), len(wrapped), DDP in wrappers)
-    converted = tuple(f"{each.name}." for each in linears if each.use == "training")
-    if treatment is LATE_OPTIMIZER and not all(name.startswith(converted) for name in names):
-        treatment = late_optimizer(OPTIMIZER_LAST)  # also without FP8
-    in_fp8 = any(linear.use == "training" for linear in linears) or fp8_was_asked_for(facts) is not None
+    fp8 = [f"{each.name}." for each in linears if each.use == "training"]
+    if bases or unfrozen:
+        base, frozen = plural(len(bases), "LoRA layer"), plural(len(unfrozen), "layer")
+        cause = (
+            f"{f'The base of {base}' if bases else f'What was frozen in {frozen}'} is trainable: the "
+            "conversion did not keep requires_grad=False, and each layer computes a third matmul."
+        )
+        fix = Treatment(
+            name="freeze-again",
+            summary="after prepare, freeze what the optimizer does not hold; or convert before you add LoRA",
+            code=FREEZE + DDP_AGAIN * ("DistributedDataParallel" in wrappers),
+        )
+    elif wrapped:
+        fix = ORDINARY_WEIGHTS
+        cause = (
+            f"{len(wrapped)} converted weights became new Parameters after the optimizer had taken the old "
+            "ones: these layers do not learn."
+        )
+    else:
+        converted = all(name.startswith(tuple(fp8)) for name in names)
+        cause = (
+            "They get gradients but are never updated: the optimizer was created before them, before they "
+            "became trainable, or for a part of the model."
+        )
+        fix = Treatment(
+            name="optimizer-after-conversion" if converted else OPTIMIZER_LAST,  # also without FP8
+            summary="create the optimizer after every conversion, from the model that trains",
+            code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
+            "parameter.requires_grad)",
+        )
+    in_fp8 = bool(fp8) or fp8_was_asked_for(facts) is not None
     return Finding(
         severity=None if in_fp8 else "info",
         title=f"{count} trainable parameter tensors are in no optimizer group, so no step updates them",
-        explanation=f"{cause} fp8doctor compared the model's parameters with the groups of "
-        f"{training.optimizer}.",
+        explanation=f"{cause} fp8doctor compared them with the groups of {training.optimizer}.",
         evidence={
             "outside_optimizer": count,
             "trainable_lora_bases": len(bases),
             "wrapped_weights": len(wrapped),
             "first": names,
         },
-        treatment=treatment,
+        treatment=fix,
         breaks="layers_do_not_learn" if in_fp8 and not (bases or unfrozen) else NOT_RECORDED,
     )
 
 
-def cause_of(bases: int, unfrozen: int, wrapped: int, by_ddp: bool) -> tuple[str, Treatment]:
-    """Name cause and fix, from LoRA's bases, layers frozen before, and wrapped weights."""
-    if bases or unfrozen:
-        base, frozen = plural(bases, "LoRA layer"), plural(unfrozen, "layer")
-        what = f"The base of {base}" if bases else f"What was frozen in {frozen}"
-        return (
-            f"{what} is trainable: the conversion did not keep requires_grad=False, and each layer computes "
-            "a third matmul."
-        ), Treatment(
-            name="freeze-again",
-            summary="after prepare, freeze what the optimizer does not hold; or convert before you add LoRA",
-            code=f"{FREEZE}\n{DDP_AGAIN}" if by_ddp else FREEZE,
-        )
-    if wrapped:
-        return (
-            f"{wrapped} converted weights became new Parameters after the optimizer had taken the old ones: "
-            "these layers do not learn."
-        ), ORDINARY_WEIGHTS
-    return (
-        "They get gradients but are never updated: the optimizer was created before them, before they became "
-        "trainable, or for a part of the model."
-    ), LATE_OPTIMIZER
+@check("MOD007", "tied-weights-untied", area="engagement", severity="error", was="MOD008", **BROKEN)
+def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
+    if not facts.network.fp8:
+        return NotApplicable(reason="no FP8 layer in the model")
+    declared, conversion = facts.network.broken_ties, facts.get("training.conversion")
+    seen = conversion.untied if conversion else ()
+    pairs = tuple({frozenset(pair): pair for pair in (*seen, *declared)}.values())
+    if not pairs:
+        return None
+    one, other = pairs[0]
+    here, there = (in_python(each, facts.network, unwrapped=True) for each in pairs[0])
+    return Finding(
+        title=f"{one} is no longer tied to {other}{f', nor {len(pairs) - 1} more' * (len(pairs) > 1)}",
+        explanation="The conversion made two parameters of one: they train independently, and a checkpoint "
+        "keeps only one.",
+        evidence={"untied": len(pairs), "first": one, "was": other, "seen_during_conversion": len(seen)},
+        treatment=Treatment(
+            name="tie-again",
+            summary="tie the weights again after the conversion",
+            code=("model.tie_weights()" if declared else f"{here} = {there}")
+            + "   # right after the conversion",
+        ),
+    )
 
 
-def _lora(outside: int) -> Facts:
-    base = float8("up.base_layer", adapter="base", requires_grad=outside > 0)
-    optimizer = {"optimizer": "torch.optim.adamw.AdamW", "parameters_outside_optimizer": outside}
-    return example(variables={}, linears=(base,), **optimizer, accelerate=None, trainer=None)
+@check("MOD007", "cannot-be-saved", area="engagement", severity="error", was="MOD010", **BROKEN)
+def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
+    trained = [each for each in facts.network.fp8 if each.adapter != "base"]
+    for saved in facts.network.saving if trained else ():
+        layers = [each for each in trained if each.weight_class == saved.weight_class]
+        writer = failing_writer(saved, facts)
+        if layers and writer:
+            kind = saved.weight_class.rpartition(".")[2]
+            fix = None if saved.pickle_error else UNWRAP
+            error = saved.pickle_error or saved.storage_error or ""
+            return Finding(
+                severity="warning" if writer.startswith("Accelerate") else None,
+                title=f"{plural(len(layers), 'FP8 layer')} cannot be saved: their weights are {kind}"
+                f"{named(layers, len(trained))}",
+                explanation=f"{writer} fails on them (tried on {saved.tried}): {error.rstrip('.')}.",
+                evidence={"layers": len(layers), "weight_class": saved.weight_class, "writer": writer},
+                treatment=ORDINARY_WEIGHTS if kind == ALL_GATHER_WEIGHT else fix,
+            )
+    return None if trained else NotApplicable(reason="no layer is set up for FP8 training")
 
 
-FIRES = _lora(outside=1)
-SILENT = _lora(outside=0)
+def failing_writer(saved: SavedWeight, facts: Facts) -> str | None:
+    """Name the writer of this job's checkpoints that fails; None if it works or nothing shows which it is."""
+    if saved.pickle_error or not saved.storage_error:
+        return "torch.save" if saved.pickle_error else None
+    if facts.training.trainer:
+        return "A Trainer's checkpoint, which uses safetensors,"
+    if facts.network.save_pretrained:
+        return "save_pretrained, which writes safetensors,"
+    prepared = facts.training.accelerate and facts.training.accelerate.prepared
+    return "Accelerate's save_state, which writes safetensors by default," if prepared else None
+
+
+@check("MOD007", "hooks-or-subclass-lost", area="engagement", severity="error", was="MOD011", **BROKEN)
+def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
+    seen = facts.training.conversion
+    if seen is None or not seen.linears:
+        return NotApplicable(reason="no Linear was replaced while fp8doctor loaded a model file")
+    kinds = ", ".join(kind.rpartition(".")[2] for kind in seen.lost_forwards)
+    lost = {
+        "the conversion dropped the hooks of {}": seen.without_hooks,
+        f"the conversion dropped the own forward of {{}} ({kinds})": seen.without_forward,
+        "the conversion dropped the compile of {}": seen.without_compile,
+        "a compiled wrapper keeps calling the old Linear of {}, in 16 bits": seen.bypassed,
+    }
+    names = [name for each in lost.values() for name in each]
+    if not names:
+        return None
+    keep = Treatment(
+        name="keep-subclasses",
+        summary="convert plain nn.Linear only, so a subclass keeps its forward",
+        code=convert_again(facts, only="type(layer) is nn.Linear"),
+    )
+    return Finding(
+        severity="error" if seen.bypassed else "warning",
+        title="; ".join(words.format(plural(len(each), "Linear")) for words, each in lost.items() if each),
+        explanation=f"{plural(seen.linears, 'Linear')} became FP8 layers while the model file was loaded. "
+        f"{len(set(names))} of them lost something that nobody put back.",
+        evidence={
+            "converted": seen.linears,
+            "without_hooks": len(seen.without_hooks),
+            "without_forward": len(seen.without_forward),
+            "without_compile": len(seen.without_compile),
+            "bypassed": len(seen.bypassed),
+            "first": names[0],
+        },
+        treatment=keep if seen.without_forward else CONVERT_FIRST,
+    )
+
+
+@check(
+    "MOD007",
+    "bias-dropped",
+    area="engagement",
+    severity="error",
+    was="MOD013",
+    explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
+    **BROKEN,
+)
+def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
+    wrapped = [
+        each
+        for each in facts.network.fp8
+        if not is_grouped(each) and (is_mxfp8(each) or "adds_bias" in each.features)
+    ]
+    if not wrapped:
+        return NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
+    adds = [(each, adds_bias(each, facts)) for each in wrapped if each.bias]
+    dropped = [each for each, added in adds if added is False]
+    if not dropped:
+        if any(added is None for _, added in adds):
+            raise Unrecorded(Linear, "features", CANNOT_TELL)
+        return None
+    return Finding(
+        title=f"{plural(len(dropped), 'MXFP8 layer')} {'loses its' if len(dropped) == 1 else 'lose their'} "
+        f"bias{named(dropped, len(wrapped))}",
+        explanation=f"torchao {installed(facts, 'torchao') or ''} multiplies input and weight and omits the "
+        "bias. The output is wrong, and the bias gets no gradient.",
+        evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
+        breaks="layers_do_not_learn",
+        treatment=mxfp8_without_biases("biases-in-float8", facts),
+    )
+
+
+def adds_bias(linear: Linear, facts: Facts) -> bool | None:
+    """Whether the wrapper adds the bias: as tried, else by torchao's version; None if neither shows it."""
+    if "adds_bias" in linear.features:
+        return linear.features["adds_bias"] is True
+    found, (first, end) = installed(facts, "torchao"), DROPS_BIAS
+    drops = found is not None and first <= found < end and not linear.features.get("own_forward")
+    return False if drops else None
+
+
+LOST = "without_hooks without_forward lost_forwards without_compile bypassed unfrozen untied"
+
+
+def _converted(layer: Linear, *, outside: int = 0, saved: str | None = None, **seen: Any) -> Facts:
+    wrapper: dict[str, Any] = {"weight_class": layer.weight_class or "", "tried": "up", "pickle_error": None}
+    return example(
+        packages={"torchao": "0.18.0"},
+        linears=(layer,),
+        broken_ties=(),
+        saving=(SavedWeight(**wrapper, storage_error=saved),),
+        save_pretrained=True,
+        conversion=Conversion(linears=8, **dict.fromkeys(LOST.split(), ()) | seen),
+        optimizer="torch.optim.adamw.AdamW",
+        parameters_outside_optimizer=outside,
+        trainer=None,
+    )
+
+
+MXFP8 = float8(
+    kind="torch.nn.modules.linear.Linear",
+    recipe="mxfp8",
+    weight_class="torchao.prototype.moe_training.tensor.MXFP8TrainingWeightWrapperTensor",
+    bias=True,
+)
+
+FIRES = (
+    _converted(float8("up.base_layer", adapter="base"), outside=1),
+    _converted(float8(), untied=(("lm_head.weight", "embed.weight"),)),
+    _converted(float8(weight_class=ALL_GATHER_WEIGHT), saved="RuntimeError: invalid python storage"),
+    _converted(float8(), without_hooks=("up",)),
+    _converted(MXFP8),
+)
+SILENT = _converted(float8())

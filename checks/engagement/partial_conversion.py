@@ -1,63 +1,73 @@
 """Only part of the model is in FP8
 
-What it finds. Layers that FP8 would make faster stayed in 16 or 32 bits, while others are in FP8.
+A layer that is not converted runs at BF16's speed and limits the whole: with half of the FLOPs in FP8 the
+matmuls get at most 1.3x as fast, before the casts are paid. The usual reasons are silent. Accelerate's
+Transformer Engine path stops at the first sibling whose sides are not divisible by 16; its torchao path skips
+the first and the last Linear. A filter with exact names matches nothing behind `_orig_mod.` of a compiled
+module. GPT-2's Conv1D, nn.MultiheadAttention's `in_proj` and 3-D expert weights are not nn.Linear. torchao's
+wrapper around experts takes over `torch._grouped_mm`: Llama 4's `torch.bmm` and transformers' "eager" and
+"batched_mm" pass it by.
 
-Why it matters. A layer that is not converted runs at BF16's speed and limits the whole. With half of the
-FLOPs in FP8, the matmuls get at most 1.3x as fast, before the casts are paid. The usual reasons are silent.
-Accelerate's Transformer Engine path stops at the first sibling whose sides are not divisible by 16. Its
-torchao path skips the first and the last Linear. A filter with exact names matches nothing behind
-`_orig_mod.` of a compiled module. GPT-2's Conv1D, torchtune's LoRALinear, nn.MultiheadAttention's `in_proj`
-and 3-D expert weights are not nn.Linear.
-
-Fix. It depends on the reason; the finding names yours. For `_orig_mod.` names (torchao 0.18):
-
-    blocks = torch.compile(blocks)  # before: the filter matches nothing
+    blocks = torch.compile(blocks)  # before: the filter matches nothing behind _orig_mod.
     convert_to_float8_training(blocks, module_filter_fn=wanted)
+    model.set_experts_implementation("eager")
 
-    import torch
-    from torchao.float8 import convert_to_float8_training
-    convert_to_float8_training(blocks, module_filter_fn=wanted)  # after
-    blocks = torch.compile(blocks)
+    convert_to_float8_training(blocks, module_filter_fn=wanted)
+    blocks = torch.compile(blocks)  # after
+    model.set_experts_implementation("grouped_mm")
 
-When to ignore it. If your own filter leaves these layers out on purpose. If it converts at least half of the
-FLOPs, this is only information.
-
-How it is detected, and limits. fp8doctor lists the layers that a conversion would take and their matmul
-FLOPs, by the rows each multiplies. It leaves out the head, routers, adapters, unaligned sides (SHP001), and
-layers that torchao's filter or the cost model finds too small. The speedup is Amdahl's law without casts.
-
-References. accelerate 1.15 (`convert_model`, `utils/ao.py`) and torchao 0.18 (`swap_linear_layers`,
-`_auto_filter_for_recipe`), run on a CPU.
-https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/transformer_engine.py
+The finding names your reason and its fix. fp8doctor leaves out heads, routers, adapters, unaligned sides
+(SHP001) and layers that are too small for FP8; bounds are Amdahl's law without casts. Ignore it if your own
+filter leaves these layers out on purpose, or the experts have a small share of the FLOPs.
 https://github.com/meta-pytorch/torchtune/issues/2833
+https://github.com/pytorch/torchtitan/issues/2086
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
-from fp8doctor.analysis.by_accelerate import exported
-from fp8doctor.analysis.compile_coverage import is_below
-from fp8doctor.analysis.fp8_request import may_have_converted
-from fp8doctor.analysis.layers import (
+from fp8doctor.kit import (
+    APART,
+    CONV1D,
     NO_LINEAR,
+    CompileMark,
+    Facts,
+    Finding,
+    Linear,
+    NotApplicable,
+    Treatment,
+    Unrecorded,
+    amdahl,
+    casts_ms,
+    check,
+    convert_all_but,
+    example,
+    exported,
     fits_fp8,
+    float8,
     flops_share_pct,
+    has_op_configs,
+    if_recorded,
+    in_python,
+    is_below,
+    is_given,
+    large_gemm_speedup,
+    linear_cost,
     may_be_taken,
+    may_have_converted,
+    modelled_gpu,
+    percent,
+    plural,
+    recipe_of,
+    rows_of,
     shares_are_known,
+    stay_in_bf16,
     too_small,
     would_be_converted,
+    would_lose,
 )
-from fp8doctor.analysis.losing_layers import is_given, would_lose
-from fp8doctor.analysis.recipe_support import has_op_configs
-from fp8doctor.cost import GpuSpec, amdahl, casts_ms, large_gemm_speedup, linear_cost, modelled_gpu, rows_of
-from fp8doctor.diagnosis.treatments import convert_all_but
-from fp8doctor.facts import CompileMark, Facts, Linear, Training, Unrecorded, if_recorded
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.recipes import recipe_of
-from fp8doctor.registry import check
-from fp8doctor.wording import percent, plural
 
 WORTH_MENTIONING_PCT = 5.0
 """Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
@@ -66,44 +76,79 @@ ERROR = 0.09
 """Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""
 
 MOST = 0.5
-"""Part of the convertible FLOPs that a user's own filter must convert. Below it FP8 makes the matmuls at most
-1.3x as fast (Amdahl, FP8 at 1.89x), and the casts use that up: 5 to 25% of a compiled step on one H200."""
+"""Part of the convertible FLOPs that a user's own filter must convert, and from which experts limit FP8.
+Below it FP8 makes the matmuls at most 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on
+one H200."""
 
-TE_AUTOCAST = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
+LITTLE = 1.10
+"""Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
+
+TE_WRAPPER = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
 """The wrapper that Accelerate puts around a forward after its Transformer Engine conversion (1.2 to 1.15)."""
 
-REASONS = {
-    "sibling": (
-        "come after a sibling with unaligned sides, at which Accelerate's conversion stops",
-        "convert-with-torchao",
-        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the layer "
-        "itself",
-        "",
-    ),
-    "wrapped": (
-        "are inside a compiled wrapper, so their names begin with _orig_mod. and an exact-name filter "
-        "misses them",
-        "convert-before-compile",
-        "convert before torch.compile, or remove _orig_mod. from the names in the filter",
-        "convert_to_float8_training(model, module_filter_fn=lambda module, name: "
-        'name.replace("_orig_mod.", "") in NAMES)',
-    ),
-    "conv1d": (
+
+class Reason(NamedTuple):
+    """Why a conversion left a layer out, the first that holds; and the fix."""
+
+    holds: Callable[[Linear, list[Linear], Facts], bool]
+    """Called with the layer and the FP8 layers."""
+    said: str
+    """Completes "14 layers ..."."""
+    name: str
+    summary: str
+    code: str
+
+
+def is_conv1d(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+    return linear.kind.endswith(".Conv1D")
+
+
+def is_stacked(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+    """Whether these are 3-D weights of experts."""
+    return linear.role == "experts" and linear.gemms > 1
+
+
+def is_behind_a_stop(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+    """Whether an unaligned sibling stopped Accelerate's conversion to Transformer Engine."""
+    if not any(link.startswith(TE_WRAPPER) for link in facts.training.forward_chain):
+        return False
+    linears = facts.network.linears
+    before = linears[: next(number for number, each in enumerate(linears) if each is linear)]
+    stops = [each for each in before if each.use == "none" and each.role != "experts" and not fits_fp8(each)]
+    return any(linear.name.startswith("".join(each.name.rpartition(".")[:2])) for each in stops)
+
+
+def is_wrapped(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+    """Whether a ``torch.compile`` wrapper stands in this layer's true name, and in that of no FP8 layer."""
+    marks = [mark.name for mark in facts.training.compile_marks if mark.form == "wrapped"]
+
+    def below(each: Linear) -> bool:
+        return any(is_below(each, name) for name in marks)
+
+    return below(linear) and not any(map(below, fp8))
+
+
+def is_an_end(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+    """Whether this is the first or the last Linear of a model that Accelerate converted with torchao."""
+    ends = [
+        each
+        for each in facts.network.linears
+        if not (each.features.get("functional") or each.role == "experts" or is_conv1d(each, fp8, facts))
+    ]
+    by_torchao = may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
+    return by_torchao and linear in (ends[0], ends[-1])
+
+
+REASONS = (
+    Reason(
+        is_conv1d,
         "are Conv1D, which no converter accepts as a Linear",
-        "conv1d-to-linear",
-        "replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
-        "linear = nn.Linear(*conv1d.weight.shape)\nlinear.weight.data, linear.bias.data = "
-        "conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+        CONV1D.name,
+        CONV1D.summary,
+        CONV1D.code,
     ),
-    "experts": (
-        "are 3-D expert weights, which a converter of nn.Linear does not see",
-        "convert-experts",
-        "convert the expert weights too, with torchao's grouped matmul (a prototype), before you create the "
-        "optimizer",
-        "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
-        'type(module).__name__ == "{kind}")',
-    ),
-    "experts_as_they_lie": (
+    Reason(
+        lambda linear, *_: is_stacked(linear, *_) and linear.features.get("grouped_gemm") is False,
         "are 3-D expert weights in a layout that torchao's grouped matmul does not accept",
         "experts-by-grouped-gemm",
         "store the experts as [experts, out, in] and use torch's grouped matmul: torchao converts such "
@@ -111,45 +156,78 @@ REASONS = {
         "self.weight = nn.Parameter(weight.transpose(-2, -1).contiguous())   # if it is [experts, in, out]\n"
         "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)   # not a loop, not bmm",
     ),
-    "attention": (
+    Reason(
+        is_stacked,
+        "are 3-D expert weights, which a converter of nn.Linear does not see",
+        "convert-experts",
+        "convert the expert weights too, with torchao's grouped matmul (a prototype), before you create the "
+        "optimizer",
+        "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
+        'type(module).__name__ == "{kind}")',
+    ),
+    Reason(
+        lambda linear, *_: bool(linear.features.get("functional")),
         "are projections that nn.MultiheadAttention keeps as parameters",
         "own-projections",
         "write the projections as nn.Linear and call scaled_dot_product_attention",
-        "q, k, v = self.in_proj(x).chunk(3, -1)   # in_proj = nn.Linear(width, 3 * width)\nx = "
-        "functional.scaled_dot_product_attention(q, k, v)",
+        "q, k, v = self.in_proj(x).chunk(3, -1)   # in_proj = nn.Linear(width, 3 * width)\n"
+        "x = functional.scaled_dot_product_attention(q, k, v)",
     ),
-    "class": (
+    Reason(
+        lambda linear, *_: linear.kind in NO_LINEAR,
         "are of a class that is not nn.Linear",
         "convert-before-lora",
         "convert the plain Linears first, then add LoRA around them",
         "# torchtune's LoRALinear is not nn.Linear: build the model without it, then\n"
         "convert_to_float8_training(model)\nmodel = get_peft_model(model, LoraConfig(...))   # peft",
     ),
-    "computed": (
+    Reason(
+        lambda linear, *_: bool(linear.features.get("computed_weight")),
         "compute their weight in each forward (weight_norm, spectral_norm), so torchao's conversion raises",
         "convert-before-parametrizing",
         "convert first, then parametrize the converted layer's weight",
         "# a sketch: the plain Linear, then its conversion, then its parametrization\n"
         "convert_to_float8_training(model)\nlayer = weight_norm(model.layer)",
     ),
-    "end": (
+    Reason(
+        is_behind_a_stop,
+        "come after a sibling with unaligned sides, at which Accelerate's conversion stops",
+        "convert-with-torchao",
+        "make the unaligned sides multiples of 16, or convert with torchao, which skips only the layer "
+        "itself",
+        "{exported}   # or choose widths divisible by 16 in the model's configuration",
+    ),
+    Reason(
+        is_wrapped,
+        "are inside a compiled wrapper, so their names begin with _orig_mod. and an exact-name filter "
+        "misses them",
+        "convert-before-compile",
+        "convert before torch.compile, or remove _orig_mod. from the names in the filter",
+        "convert_to_float8_training(model, module_filter_fn=lambda module, name: "
+        'name.replace("_orig_mod.", "") in NAMES)',
+    ),
+    Reason(
+        is_an_end,
         "are the first or the last Linear, which Accelerate's torchao path skips",
         "own-filter",
         "convert with your own filter that leaves out only the head",
         'Accelerator(mixed_precision="fp8", kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig('
         'pad_inner_dim=True), module_filter_func=lambda module, name: name != "lm_head")])',
     ),
-    "filter": (
+    Reason(
+        lambda *_: True,
         "were left out by the conversion's filter",
         "convert-the-rest",
         "widen the filter: every Linear with sides divisible by 16, except the head",
         "wanted = lambda module, name: not (module.in_features % 16 or module.out_features % 16 or "
-        "name.endswith('lm_head'))\n"
-        "convert_to_float8_training(model, module_filter_fn=wanted)",
+        "name.endswith('lm_head'))\nconvert_to_float8_training(model, module_filter_fn=wanted)",
     ),
-}
-"""Why a layer was not converted, completing "14 layers ..."; and the fix: name, summary and lines."""
+)
+BY_FILTER = REASONS[-1]
 
+TOO_SMALL = "the experts are too small for FP8, and the rest is little"
+
+WEIGHTS = "Linears' weights (nothing says how many experts a token visits)"
 
 OLD_EXPERTS = (
     "# MoETrainingConfig: torchao.prototype.moe_training.conversion_utils, torchao 0.12 to 0.16\n"
@@ -163,13 +241,12 @@ OLD_EXPERTS = (
     "partial-conversion",
     area="engagement",
     severity="warning",
+    explained_by=("no-fp8-tensor-cores", "quantized-base"),
     changes_fp8=True,
     invalidates_model=True,
-    explained_by=("GPU001", "MOD009"),
 )
 def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
-    linears = facts.network.linears
-    fp8 = [linear for linear in linears if linear.use == "training"]
+    linears, fp8 = facts.network.linears, facts.network.fp8
     if not fp8:
         return NotApplicable(reason="no FP8 layer in the model")
     left = [
@@ -177,76 +254,55 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
         for each in linears
         if would_be_converted(each, roles=("body", "experts"), rewritten=True) and pays(each, fp8, facts)
     ]
-    if left and not shares_are_known(facts):
-        return experts_left_out(left, fp8, facts)
-    done, missing = flops_share_pct(fp8, facts), flops_share_pct(left, facts)
+    known = shares_are_known(facts)
+    if left and not known and not (left := [each for each in left if each.role == "experts"]):
+        raise Unrecorded(Linear, "flops_share_pct")
+    share, unit = (flops_share_pct, "matmul FLOPs") if known else (weights_share_pct, WEIGHTS)
+    done, missing = share(fp8, facts), share(left, facts)
     if missing < WORTH_MENTIONING_PCT:
         return None
-    why: dict[str, list[Linear]] = {}
-    for linear in left:
-        why.setdefault(reason(linear, fp8, facts), []).append(linear)
-    shares = {each: flops_share_pct(members, facts) for each, members in why.items()}
-    chosen = missing - shares.get("filter", 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
+    why: dict[Reason, list[Linear]] = {}
+    for each in left:
+        why.setdefault(next(one for one in REASONS if one.holds(each, fp8, facts)), []).append(each)
+    shares = {one: share(members, facts) for one, members in why.items()}
     main = max(shares, key=lambda each: shares[each])
-    _, name, summary, code = REASONS[main]
-    ceilings = most_of_the_gemms(done, done + missing, facts)
-    said = "; ".join(
-        f"{plural(len(members), 'layer')} ({percent(shares[each])}) {REASONS[each][0]}"
-        for each, members in why.items()
-    )
+    chosen = missing - shares.get(BY_FILTER, 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
+    said = (f"{plural(len(why[one]), 'layer')} ({percent(shares[one])}) {one.said}" for one in why)
+    most = bound(done, facts), bound(done + missing, facts)
+    bounds = f" Upper bound for the matmuls: {most[0]:.2f}x now, {most[1]:.2f}x with these layers."
     return Finding(
         severity="info" if chosen else None,
-        title=f"Only {percent(done)} of the matmul FLOPs are in FP8; {percent(missing)} more could be",
-        explanation=f"{said}. {in_words(ceilings, facts)}",
+        title=f"Only {percent(done)} of the {unit} are in FP8; {percent(missing)} more could be",
+        explanation=f"{'; '.join(said)}.{bounds if known and most[0] else ''}",
         evidence={
             "fp8_share_pct": round(done, 1),
             "missing_share_pct": round(missing, 1),
             "missing_layers": len(left),
-            "reasons": tuple(why),
+            "reasons": tuple(each.name for each in why),
             "first": why[main][0].name,
-            "ceiling_now": ceilings and round(ceilings[0], 2),
-            "ceiling_with_all": ceilings and round(ceilings[1], 2),
         },
-        treatment=Treatment(name=name, summary=summary, code=lines(main, why[main], left, facts) or code),
+        treatment=Treatment(name=main.name, summary=main.summary, code=lines(main, why[main], left, facts)),
     )
 
 
-def experts_left_out(left: list[Linear], fp8: list[Linear], facts: Facts) -> Finding:
-    """Report experts in 16 bits by their weights. Raises `Unrecorded` for other layers without shares."""
-    experts = [each for each in left if each.role == "experts"]
-    if not experts:
-        raise Unrecorded(Linear, "flops_share_pct")
-    share = 100 * sum(map(weights, experts)) / sum(map(weights, facts.network.linears))
-    why = reason(experts[0], fp8, facts)
-    phrase, name, summary, code = REASONS[why]
-    return Finding(
-        title=f"{plural(len(experts), 'expert weight')} stayed in 16 bits next to FP8: {percent(share)} of "
-        "all Linears' weights",
-        explanation=f"They {phrase}. Neither their modules nor a configuration says how many experts a "
-        "token visits, so their share of the matmul FLOPs is unknown.",
-        evidence={"weights_share_pct": round(share, 1), "missing_layers": len(experts), "reasons": (why,)},
-        treatment=Treatment(name=name, summary=summary, code=lines(why, experts, left, facts) or code),
-    )
+def weights_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
+    """Sum up the share of these layers in the weights of all Linears."""
+    counts = {each.name: each.in_features * each.out_features * each.gemms for each in facts.network.linears}
+    return 100.0 * sum(counts[each.name] for each in linears) / sum(counts.values())
 
 
-def weights(linear: Linear) -> int:
-    return linear.in_features * linear.out_features * linear.gemms
-
-
-def lines(why: str, layers: list[Linear], left: list[Linear], facts: Facts) -> str | None:
-    """The lines with what only this model has: the class of its experts, the layers to leave out."""
-    if why == "experts":
-        code = REASONS[why][-1] if has_op_configs(facts) else OLD_EXPERTS
+def lines(reason: Reason, layers: list[Linear], left: list[Linear], facts: Facts) -> str:
+    """Return the lines with what only this model has: the class of its experts, the layers to leave out."""
+    if reason.name == "convert-experts":
+        code = reason.code if has_op_configs(facts) else OLD_EXPERTS
         return code.format(kind=layers[0].kind.rpartition(".")[2])
-    if why == "sibling":
-        switched = exported(facts, ACCELERATE_FP8_BACKEND="AO")
-        return f"{switched}   # or choose widths divisible by 16 in the model's configuration"
-    if why not in ("filter", "wrapped", "end") or any(
-        linear.stack == "transformer_engine" for linear in facts.network.linears
-    ):
-        return None
+    if reason.holds is is_behind_a_stop:
+        return reason.code.format(exported=exported(facts, ACCELERATE_FP8_BACKEND="AO"))
+    by_names = reason is BY_FILTER or reason.holds in (is_wrapped, is_an_end)
+    if not by_names or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
+        return reason.code
     out = [linear.name for linear in facts.network.linears if linear not in left and may_be_taken(linear)]
-    return if_recorded(convert_all_but, out, facts)
+    return if_recorded(convert_all_but, out, facts) or reason.code
 
 
 def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
@@ -255,105 +311,96 @@ def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
         return False
     if if_recorded(would_lose, linear, facts, fp8[0].recipe):
         return False
-    rows = rows_of(linear, facts) if is_given(facts) else None
-    if not rows or linear.role == "experts":
-        return True
-    gpu = gpu_with_fp8(facts)
-    if gpu is None:
+    rows, gpu = rows_of(linear, facts) if is_given(facts) else None, modelled_gpu(facts)
+    if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
     cost = linear_cost(linear, rows, gpu)
-    if cost is None:
-        return False
     casts = casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=True)
-    return cost.saved_ms - casts > ERROR * cost.bf16_ms
+    return cost is not None and cost.saved_ms - casts > ERROR * cost.bf16_ms
 
 
-def reason(linear: Linear, fp8: list[Linear], facts: Facts) -> str:
-    """Say why this layer was not converted, as a key of `REASONS`."""
-    if linear.kind.endswith(".Conv1D"):
-        return "conv1d"
-    if linear.role == "experts" and linear.gemms > 1:
-        return "experts_as_they_lie" if linear.features.get("grouped_gemm") is False else "experts"
-    if linear.features.get("functional"):
-        return "attention"
-    if linear.kind in NO_LINEAR:
-        return "class"
-    if linear.features.get("computed_weight"):
-        return "computed"
-    if is_behind_a_stop(linear, facts):
-        return "sibling"
-    if is_wrapped(linear, facts.training) and not any(is_wrapped(each, facts.training) for each in fp8):
-        return "wrapped"
-    ends = [
-        each
-        for each in facts.network.linears
-        if not each.features.get("functional")
-        and each.role != "experts"
-        and not each.kind.endswith(".Conv1D")
-    ]
-    accelerated = may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
-    return "end" if accelerated and linear in (ends[0], ends[-1]) else "filter"
-
-
-def is_behind_a_stop(linear: Linear, facts: Facts) -> bool:
-    """Whether an unaligned sibling stopped Accelerate's conversion to Transformer Engine."""
-    if not any(link.startswith(TE_AUTOCAST) for link in facts.training.forward_chain):
-        return False
-    for each in facts.network.linears:
-        if each is linear:
-            return False
-        unaligned = not fits_fp8(each)
-        parent, dot, _ = each.name.rpartition(".")
-        if (
-            each.use == "none"
-            and each.role != "experts"
-            and unaligned
-            and linear.name.startswith(parent + dot)
-        ):
-            return True
-    return False
-
-
-def is_wrapped(linear: Linear, training: Training) -> bool:
-    """Whether a ``torch.compile`` wrapper stands in this layer's true name."""
-    marks = [mark.name for mark in training.compile_marks if mark.form == "wrapped"]
-    return any(is_below(linear, name) for name in marks)
-
-
-def most_of_the_gemms(now: float, then: float, facts: Facts) -> tuple[float, float] | None:
+def bound(fp8_pct: float, facts: Facts) -> float | None:
     """Bound the matmuls' speedup by Amdahl's law, from percent in FP8; None without the GPU's peak."""
-    gpu = gpu_with_fp8(facts)
-    if gpu is None:
+    gpu = modelled_gpu(facts)
+    known = gpu is not None and gpu.fp8_tflops
+    return amdahl(min(fp8_pct, 100.0) / 100.0, large_gemm_speedup(gpu)) if gpu and known else None
+
+
+@check("MOD004", "experts-not-reached", area="engagement", severity="warning", was="MOD012", changes_fp8=True)
+def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
+    linears = facts.network.linears
+    experts = [linear for linear in linears if linear.role == "experts" and linear.gemms > 1]
+    if passed_over := [linear for linear in experts if linear.features.get("multiplied_by")]:
+        return not_overridden(passed_over, facts)
+    if not experts or not any(linear.use == "training" for linear in linears):
+        return NotApplicable(reason="no 3-D expert weights beside an FP8 layer")
+    left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
+    if left and not shares_are_known(facts):
+        raise Unrecorded(Linear, "flops_share_pct")
+    apart = flops_share_pct(
+        [each for each in linears if each.role in APART and (each.use == "none" or each.compiled is None)],
+        facts,
+    )
+    share = flops_share_pct(left, facts)
+    if not left or share < MOST * (100.0 - apart):
         return None
-    at_full = large_gemm_speedup(gpu)
-    return amdahl(min(now, 100.0) / 100.0, at_full), amdahl(min(then, 100.0) / 100.0, at_full)
-
-
-def in_words(ceilings: tuple[float, float] | None, facts: Facts) -> str:
-    """Write the bounds, or ask for a GPU that gives them."""
-    gpu = gpu_with_fp8(facts)
-    if gpu is None or ceilings is None:
-        return "fp8doctor has no estimate of the gain: it knows no FP8 datasheet for this GPU (--assume-gpu)."
-    return (
-        f"Upper bound for the matmuls by Amdahl's law: {ceilings[0]:.2f}x now, {ceilings[1]:.2f}x with these "
-        f"layers ({gpu.name}, without the casts)."
+    first, rest = left[0], max(0.0, 100.0 - share - apart)
+    most = bound(rest, facts)
+    little = most is not None and most < LITTLE
+    return Finding(
+        severity=None if little else "info",
+        title=f"Experts hold {percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 could "
+        "take, and stay in 16 bits",
+        explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
+        f"expects FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of "
+        "all matmul FLOPs are left for "
+        f"FP8{f': at most {most:.2f}x for the matmuls, without casts' if most else ''}.",
+        evidence={
+            "weights": len(left),
+            "share_pct": round(share, 1),
+            "left_for_fp8_pct": round(rest, 1),
+            "ceiling": most and round(most, 2),
+            "first": first.name,
+        },
+        treatment=stay_in_bf16(facts, TOO_SMALL) if little else None,
     )
 
 
-def gpu_with_fp8(facts: Facts) -> GpuSpec | None:
-    """The modelled GPU; None if it has no FP8 or no datasheet."""
-    gpu = modelled_gpu(facts)
-    return gpu if gpu is not None and gpu.fp8_tflops else None
+def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
+    """Report wrapped experts whose product the wrapper does not take over."""
+    first, share = layers[0], flops_share_pct(layers, facts)
+    operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
+    kind = first.kind.rpartition(".")[2]
+    of_share = f" ({percent(share)} of the matmul FLOPs)" if share else ""
+    setting = bool(first.features.get("grouped_gemm"))
+    call = in_python("set_experts_implementation", facts.network)
+    return Finding(
+        title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
+        explanation=f"{kind} multiplies with "
+        f"{' and '.join(operators)}{', one expert after the other' if operators == ['linear'] else ''}. "
+        "torchao's wrapper takes over the grouped matmul, not this.",
+        evidence={"weights": len(layers), "share_pct": round(share, 1), "operators": tuple(operators)},
+        treatment=Treatment(
+            name="experts-by-grouped-gemm",
+            summary="let the experts use torch's grouped matmul"
+            + ("" if setting else "; otherwise convert only the other layers"),
+            code=f'{call}("grouped_mm")'
+            if setting
+            else f"# in the forward of {kind}\n"
+            "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)",
+        ),
+    )
 
 
 def _blocks(**second: Any) -> Facts:
-    marks = (CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
     linears = (float8(flops_share_pct=50.0), float8("blocks.1.up", flops_share_pct=50.0, **second))
+    marks = (CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
     workload = {"batch_source": None, "tokens": None}
     return example(linears=linears, **workload, compile_marks=marks, forward_chain=(), accelerate=None)
 
 
-FIRES = _blocks(
-    kind="torch.nn.modules.linear.Linear", stack="torch", use="none", recipe=None, in_features=4096
+FIRES = (
+    _blocks(kind="torch.nn.modules.linear.Linear", stack="torch", use="none", recipe=None, in_features=4096),
+    _blocks(role="experts", gemms=16, features={"grouped_gemm": False, "multiplied_by": "bmm"}),
 )
 SILENT = _blocks()

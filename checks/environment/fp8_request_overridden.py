@@ -1,56 +1,120 @@
-"""Something turned your FP8 request back into BF16
+"""You asked for FP8, and something loses it
 
-What it finds. You asked for FP8, and an argument, a trainer or a late variable made the run BF16.
-
-Why it matters. Several settings decide the precision, and the last one wins without a warning.
-`TrainingArguments(bf16=True)` beats the environment: transformers up to 4.57 rewrites the variable; from 5.0
-on the variable stays fp8 and the run is BF16. TRL's configs set bf16=True by default. Unsloth's trainers
-overwrite the variable. From transformers 5.0 on, a variable set after TrainingArguments comes too late. Every
-matmul then runs in BF16 and the step gets no faster, while the launch command says fp8.
-
-Fix. Set the precision in one place, and leave all other flags off.
+Many settings decide about FP8, and each has one reader. The last one that decides the precision wins without
+a warning: `TrainingArguments(bf16=True)` beats the environment, TRL's configs set bf16=True by default,
+Unsloth's trainers overwrite the variable. Accelerate compares a backend's name exactly ("te" stops every
+`Accelerator()`), takes the first installed backend if none is named, and converts for any precision if TE is
+named. It checks only that a package's folder exists: a backend that cannot be imported fails in `prepare`. It
+reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer Engine dropped some of them.
 
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
 
     from trl import SFTConfig
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
 
-When to ignore it. If you want BF16 in this run. Then unset the FP8 variable, so nobody is misled.
-
-How it is detected, and limits. fp8doctor compares ACCELERATE_MIXED_PRECISION, and the variables that only
-`accelerate launch --mixed_precision fp8` sets, with the precision of Accelerate and of TrainingArguments. It
-is silent if the model holds FP8 layers anyway, and if neither an Accelerator nor TrainingArguments exist yet.
-
-References. transformers 4.57.3, 5.0.0, 5.23.0, trl 0.19.0, 1.16.0, unsloth 2026.10.9.
-https://github.com/huggingface/transformers/issues/25333 https://github.com/huggingface/trl/issues/3860
-https://github.com/hiyouga/LlamaFactory/issues/9500
+On an H200, torchao taken by its name and not compiled ran at 0.50x of compiled BF16
+(`h200-accelerate_torchao_eager`). Ignore it if you want BF16 in this run (then unset the variables), if you
+pass recipes in `kwargs_handlers`, or on a machine without a GPU: run `fp8doctor env` where the job trains.
+https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
+https://github.com/huggingface/transformers/issues/25333
+https://github.com/NVIDIA/TransformerEngine/issues/2504
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.by_accelerate import exported, settings
-from fp8doctor.analysis.fp8_request import asked_by_environment, precision_of
-from fp8doctor.analysis.recipe_support import capability
-from fp8doctor.diagnosis.treatments import switched_on
-from fp8doctor.facts import Accelerate, Facts, Gpu, Software, TrainerArguments, Value
-from fp8doctor.facts.examples import example
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.recipes import FIRST_WITH_FP8
-from fp8doctor.registry import check
+import re
 
-LATE_SINCE = 5
-"""Major version of transformers from which TrainingArguments reads the variable once, when it is made."""
+from fp8doctor.kit import (
+    CUTEDSL,
+    FIRST_WITH_FP8,
+    NOT_RECORDED,
+    READS_BACKEND_SINCE,
+    Accelerate,
+    Facts,
+    Finding,
+    Gpu,
+    NotApplicable,
+    TrainerArguments,
+    Treatment,
+    Version,
+    asked_by_environment,
+    at_least,
+    capability,
+    check,
+    example,
+    exported,
+    float8,
+    fp8_was_asked_for,
+    installed,
+    launched_with_fp8,
+    plural,
+    precision_of,
+    ran_on_a_gpu,
+    recognise,
+    settings,
+    switched_on,
+    transformer_engine_line,
+    was_prepared,
+)
 
-CONVERTED_ANYWAY = {
-    "TE": " Because ACCELERATE_FP8_BACKEND=TE is set too, prepare() still converts the model to Transformer "
-    "Engine; only the flags say otherwise.",
-    "AO": " Because ACCELERATE_FP8_BACKEND=AO is set too, prepare() will fail: 'NoneType' object has no "
-    "attribute 'config'.",
+PREFIX = "ACCELERATE_FP8_"
+BACKEND = PREFIX + "BACKEND"
+
+BACKENDS = {"TE": "transformer_engine", "AO": "torchao", "MSAMP": "msamp", "NO": ""}
+"""Accelerate's name of a backend -> its package. Source: ``FP8BackendType`` in accelerate 1.9 to 1.15."""
+
+MEANT = {
+    **dict.fromkeys(("TORCHAO", "FLOAT8"), "AO"),
+    **dict.fromkeys(("TRANSFORMER_ENGINE", "TRANSFORMER-ENGINE", "TRANSFORMERENGINE"), "TE"),
+    "MS-AMP": "MSAMP",
+    "NONE": "NO",
 }
-"""What ``Accelerator.prepare`` does with a backend but without fp8. Source: accelerate 1.9 to 1.15,
-``accelerator.py``."""
+"""Other names that people give the backends."""
 
-TREATMENT = "let-fp8-through"
+AO_SINCE = Version("1.4.0")
+"""First accelerate that knows torchao, and takes it before Transformer Engine."""
+
+PREPARES = {
+    "AO": "stops with \"'NoneType' object has no attribute 'config'\"",
+    "TE": "still converts the model to Transformer Engine and trains it in FP8; only the flags say otherwise",
+}
+"""What ``Accelerator.prepare`` does with a backend but without fp8. Source: accelerate 1.9 to 1.15."""
+
+LATE_SINCE = Version("5.dev0")
+"""First transformers whose TrainingArguments read the variable once, when they are made."""
+
+ALL_GATHER = "ENABLE_FSDP_FLOAT8_ALL_GATHER"
+
+DEFAULTS = {
+    "TE": {
+        **dict.fromkeys(("OVERRIDE_FPROP", "OVERRIDE_DGRAD", "OVERRIDE_WGRAD"), "false"),
+        **dict.fromkeys(("USE_AUTOCAST_DURING_EVAL", "USE_MXFP8_BLOCK_SCALING"), "false"),
+        "MARGIN": "0",
+        "INTERVAL": "1",
+        "FORMAT": "hybrid",
+        "AMAX_COMPUTE_ALGO": "most_recent",
+        "AMAX_HISTORY_LEN": "1024",
+    },
+    "AO": {"PAD_INNER_DIM": "true", ALL_GATHER: "true"},
+    "MSAMP": {"OPT_LEVEL": "o2"},
+}
+"""Backend -> what follows the prefix in its variables -> the value that changes nothing. Source: the recipe
+classes in accelerate 1.15 ``utils/dataclasses.py``; the launcher writes the same values."""
+
+DROPPED = {
+    **dict.fromkeys(
+        ("OVERRIDE_FPROP", "OVERRIDE_DGRAD", "OVERRIDE_WGRAD"), ("2.0", "override_linear_precision")
+    ),
+    "INTERVAL": ("2.2", "interval"),
+}
+"""What follows the prefix -> the first Transformer Engine whose recipe does not have it, and its name there.
+Source: ``common/recipe/__init__.py`` of 1.13, 2.0, 2.1 and 2.2."""
+
+E4M3_UNTIL = Version("1.8.0")
+"""First accelerate with FORMAT=HYBRID as default, not E4M3. Source: ``commands/launch.py``, 1.7.0, 1.8.1."""
+
+FIRST_IN_CUTEDSL = Version("0.17.0")
+"""torchao whose casts of MXFP8 experts are written in CuTe DSL alone, by the wheel; 0.16 was not read."""
 
 
 @check(
@@ -58,151 +122,457 @@ TREATMENT = "let-fp8-through"
     "fp8-request-overridden",
     area="environment",
     severity="error",
-    explained_by=("GPU001",),
+    explained_by=("no-fp8-tensor-cores",),
     changes_fp8=True,
 )
 def fp8_request_overridden(facts: Facts) -> Finding | NotApplicable | None:
-    variables = facts.environment.variables
+    variables, trainer = facts.environment.variables, facts.training.trainer
     asked = asked_by_environment(variables)
-    if asked is None:
-        return NotApplicable(reason="neither the environment nor the launcher asks for FP8")
-    precision = precision_of(facts.training.accelerate, facts.training.trainer)
-    if precision is None:
-        return NotApplicable(reason="no Accelerator or TrainingArguments has set the precision")
+    precision = precision_of(facts.training.accelerate, trainer)
+    if asked is None or precision is None:
+        return NotApplicable(
+            reason="no variable or launcher asks for FP8, or nothing has set the precision yet"
+        )
     if precision == "fp8":
         return None
-    trainer = facts.training.trainer
-    if precision == "fp16" and not (trainer and trainer.fp16) and falls_back(facts):
+    old = any(each.compute_capability and capability(each) < FIRST_WITH_FP8 for each in facts.get("gpus", ()))
+    if precision == "fp16" and old and not (trainer and trainer.fp16):
         return NotApplicable(reason="Accelerate fell back to fp16: this GPU has no FP8 tensor cores")
     if any(each.use == "training" for each in facts.linears()):
         return NotApplicable(reason=f"the model holds FP8 layers although the precision is {precision}")
-    who, why, treatment = culprit(facts, precision)
-    backend = variables.get("ACCELERATE_FP8_BACKEND", "")
+    who, why, summary, code = culprit(facts, precision, trainer)
+    named = variables.get(BACKEND, "")
+    deciders = ("accelerate", "transformers", "trl", "unsloth")
     return Finding(
-        severity="warning" if backend == "TE" else None,
+        severity="warning" if named == "TE" else None,
         title=f"FP8 was asked for ({asked}), but {who} made it {precision}",
-        explanation=why + CONVERTED_ANYWAY.get(backend, ""),
+        explanation=f"{why} Because {BACKEND}={named} is set too, prepare() {PREPARES[named]}."
+        if named in PREPARES
+        else why,
         evidence={
             "asked_by": asked,
             "precision": precision,
             "overridden_by": who,
-            **versions(facts.software),
+            **{each: facts.packages()[each].version for each in deciders if each in facts.packages()},
         },
-        treatment=treatment,
+        treatment=Treatment(name="let-fp8-through", summary=summary, code=code),
     )
 
 
-def falls_back(facts: Facts) -> bool:
-    """Whether a GPU is here for which Accelerate turns fp8 into fp16."""
-    gpus = facts.get("gpus", ())
-    return any(gpu.compute_capability and capability(gpu) < FIRST_WITH_FP8 for gpu in gpus)
-
-
-def culprit(facts: Facts, precision: str) -> tuple[str, str, Treatment]:
-    """Tell who overrode the request, how, and what to write instead."""
-    packages, trainer = facts.software.packages, facts.training.trainer
+def culprit(facts: Facts, precision: str, trainer: TrainerArguments | None) -> tuple[str, str, str, str]:
+    """Tell who overrode the request, how, and what to write instead, in words and code."""
+    variables, packages = facts.environment.variables, facts.software.packages
     transformers = packages["transformers"].version if "transformers" in packages else None
     if precision.lower() == "fp8":
-        return (
-            "the spelling",
-            "Accelerate accepts fp8 in lower case only. Accelerator trains without mixed precision; a "
-            "Trainer of transformers 5 fails.",
-            _treatment(
-                "spell the precision in lower case", exported(facts, ACCELERATE_MIXED_PRECISION="fp8")
-            ),
-        )
+        why = "Accelerate accepts fp8 in lower case only: Accelerator trains without mixed precision, and a "
+        why += "Trainer of transformers 5 fails."
+        right = exported(facts, ACCELERATE_MIXED_PRECISION="fp8")
+        return "the spelling", why, "spell the precision in lower case", right
     if "unsloth" in packages and packages["unsloth"].imported:
         return (
             f"Unsloth {packages['unsloth'].version}",
             "Its patched trainers set bf16 and ACCELERATE_MIXED_PRECISION themselves when you create them.",
-            _treatment(
-                "ask Unsloth for FP8 (full fine-tuning, 2026.10 or newer): its trainers accept no other way",
-                "FastLanguageModel.from_pretrained(name, full_finetuning=True, "
-                "float8_training=Float8LinearConfig())",
-            ),
+            "ask Unsloth for FP8 (full fine-tuning, 2026.10 or newer): its trainers accept no other way",
+            "FastLanguageModel.from_pretrained(name, full_finetuning=True, "
+            "float8_training=Float8LinearConfig())",
         )
-    if trainer and (by_trainer := culprit_of_trainer(facts, trainer, transformers)):
-        return by_trainer
+    kind = trainer.kind.rpartition(".")[2] if trainer else ""
+    if trainer and (trainer.bf16 or trainer.fp16):
+        trl = f" TRL's configs, such as {kind}, turn bf16 on unless you write bf16=False."
+        rewritten = " It also rewrote ACCELERATE_MIXED_PRECISION."
+        return (
+            f"{kind}({'fp16' if trainer.fp16 else 'bf16'}=True)",
+            f"In transformers {transformers} the flags beat the environment, without a warning."
+            + rewritten * (variables.get("ACCELERATE_MIXED_PRECISION") != "fp8")
+            + trl * trainer.kind.startswith("trl."),
+            "switch both flags off, so the launcher decides",
+            arguments(kind, facts),
+        )
+    if trainer and trainer.mixed_precision == "no" and since(facts, "transformers", LATE_SINCE):
+        return (
+            f"{kind}, created before the variable was set,",
+            f"transformers {transformers} reads ACCELERATE_MIXED_PRECISION once, when you create {kind}.",
+            "set the variable first",
+            arguments(kind, facts, ACCELERATE_MIXED_PRECISION="fp8"),
+        )
     return (
         "Accelerator()",
         f"Its argument mixed_precision={precision!r} beats the environment, or you created it before you "
         "set the variable.",
-        _treatment(
-            "let the Accelerator read the environment, or pass it fp8",
-            switched_on(facts),
+        "let the Accelerator read the environment, or pass it fp8",
+        switched_on(facts),
+    )
+
+
+def arguments(kind: str, facts: Facts, **variables: str) -> str:
+    """Write a Trainer's arguments that leave the precision to the variables, set before them."""
+    lines = [f'os.environ["{name}"] = "{value}"' for name, value in settings(facts, **variables).items()]
+    return "\n".join([*lines, f"args = {kind}(..., bf16=False, fp16=False)"])
+
+
+@check(
+    "ENV001",
+    "fp8-setting-without-effect",
+    area="environment",
+    severity="warning",
+    was="ENV002",
+    explained_by=("fp8-backend-misspelled",),
+    changes_fp8=True,
+)
+def fp8_setting_without_effect(facts: Facts) -> Finding | NotApplicable | None:
+    variables, section = facts.environment.variables, facts.get("environment.deepspeed_fp8_section")
+    unread = ("FP8_BACKEND", f"FP8_{ALL_GATHER}")
+    if not section and not any(name in unread or name.startswith(PREFIX) for name in variables):
+        return NotApplicable(reason="no FP8 setting in the environment or in a DeepSpeed configuration")
+    backend = backend_in_use(facts)
+    idle: dict[str, tuple[str, str]] = {}  # setting -> why, and the lines instead
+    for name in unread:
+        read, value = f"ACCELERATE_{name}", meant(variables.get(name, "")) or variables.get(name, "")
+        if name not in variables or variables.get(read, "").lower() == value.lower():
+            continue
+        why = f"Nothing reads {name}; Accelerate reads {read}."
+        lines = f"unset {name}"
+        if value == backend or (read != BACKEND and backend == "AO" and not changes_nothing(value, "true")):
+            lines += f"\nexport {read}={value}"
+        elif value in DEFAULTS:
+            lines += f"   # or, to train with {value}: export {read}={value}"
+        idle[f"{name}={variables[name]}"] = why, lines
+    if section:
+        idle['deepspeed "fp8" section'] = (
+            'DeepSpeed has no FP8 training and ignores an "fp8" section; Accelerate and the backend decide.',
+            '# and delete "fp8" from the DeepSpeed configuration\n'
+            "accelerate launch --use_deepspeed --mixed_precision fp8 train.py",
+        )
+    for owner, defaults in DEFAULTS.items() if backend else ():
+        for suffix in defaults:
+            name = PREFIX + suffix
+            if name in variables and (why := why_idle(facts, owner, suffix, backend)):
+                idle[f"{name}={variables[name]}"] = why, f"unset {name}"
+    if not idle:
+        return None
+    return Finding(
+        title=f"{len(idle)} FP8 {'setting has' if len(idle) == 1 else 'settings have'} no effect: "
+        f"{', '.join(idle)}",
+        explanation=" ".join(dict.fromkeys(why for why, _ in idle.values())),
+        evidence={"settings": tuple(idle), "backend": backend},
+        treatment=Treatment(
+            name="use-settings-that-are-read",
+            summary="use the name that Accelerate reads, or delete the setting",
+            code="\n".join(dict.fromkeys(lines for _, lines in idle.values())),
         ),
     )
 
 
-def culprit_of_trainer(
-    facts: Facts, trainer: TrainerArguments, transformers: str | None
-) -> tuple[str, str, Treatment] | None:
-    """Tell the same of a Trainer's arguments; None where they override nothing."""
-    if trainer.bf16 or trainer.fp16:
-        name, flag = trainer.kind.rpartition(".")[2], "fp16" if trainer.fp16 else "bf16"
-        default = (
-            f" TRL's configs, such as {name}, turn bf16 on unless you write bf16=False."
-            if trainer.kind.startswith("trl.")
-            else ""
-        )
-        rewritten = (
-            ""
-            if facts.environment.variables.get("ACCELERATE_MIXED_PRECISION") == "fp8"
-            else " It also rewrote ACCELERATE_MIXED_PRECISION."
-        )
+def backend_in_use(facts: Facts) -> str | None:
+    """Find the backend by the FP8 layers, its name, or as the only one installed; None if unsure."""
+    stacks = {linear.stack for linear in facts.linears() if linear.use == "training"}
+    named = facts.environment.variables.get(BACKEND)
+    seen = [name for name in ("TE", "AO") if BACKENDS[name] in stacks]
+    if not seen and named in DEFAULTS:
+        return named
+    seen = seen or [name for name in ("TE", "AO") if BACKENDS[name] in facts.software.packages]
+    return seen[0] if len(seen) == 1 else None
+
+
+def why_idle(facts: Facts, owner: str, suffix: str, backend: str | None) -> str:
+    """Tell why a variable of this backend does not reach the recipe; empty if it does, or changes nothing."""
+    variables, accelerate = facts.environment.variables, facts.accelerate()
+    name, value, launched = PREFIX + suffix, variables[PREFIX + suffix], launched_with_fp8(variables)
+    if changes_nothing(value, DEFAULTS[owner][suffix]):
+        dropped = suffix == "AMAX_COMPUTE_ALGO" and backend == "TE" and not launched
         return (
-            f"{name}({flag}=True)",
-            f"In transformers {transformers} the flags beat the environment, without a "
-            f"warning.{rewritten}{default}",
-            _treatment(
-                "switch both flags off, so the launcher decides",
-                arguments(name, facts),
-            ),
+            f"Accelerate does not pass on its own default, {value}: Transformer Engine computes max."
+            * dropped
         )
-    if trainer.mixed_precision == "no" and int((transformers or "0").partition(".")[0]) >= LATE_SINCE:
-        name = trainer.kind.rpartition(".")[2]
-        return (
-            f"{name}, created before the variable was set,",
-            f"transformers {transformers} reads ACCELERATE_MIXED_PRECISION once, when you create {name}.",
-            _treatment(
-                "set the variable first",
-                arguments(name, facts, ACCELERATE_MIXED_PRECISION="fp8"),
-            ),
+    old = installed(facts, "accelerate")
+    if launched and (suffix, value) == ("FORMAT", "E4M3") and old and old < E4M3_UNTIL:
+        return ""  # its launcher writes it
+    if owner != backend:
+        return f"{name} belongs to the backend {owner}, but {backend} is in use."
+    by_deepspeed = variables.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
+    if owner == "TE" and (by_deepspeed or (accelerate and accelerate.distributed == "DEEPSPEED")):
+        return "Under DeepSpeed, Accelerate drops these variables and passes DelayedScaling() with defaults."
+    first, setting = DROPPED.get(suffix, ("", "")) if owner == "TE" else ("", "")
+    gone = bool(first) and since(facts, "transformer_engine", Version(first))
+    return f"Transformer Engine dropped {setting} in {first}, and ignores it without a warning." * gone
+
+
+def since(facts: Facts, package: str, version: Version) -> bool:
+    """Whether this version or a newer one is installed; one that cannot be read is not."""
+    return (found := installed(facts, package)) is not None and found >= version
+
+
+def changes_nothing(value: str, default: str) -> bool:
+    """Whether the value is the default, in any spelling that Accelerate's ``str_to_bool`` knows."""
+    spellings = {"true": ("1", "true", "yes", "y", "t", "on"), "false": ("0", "false", "no", "n", "f", "off")}
+    return value.lower() in spellings.get(default, (default,))
+
+
+def meant(written: str) -> str | None:
+    """Find the backend that was meant; None if unclear."""
+    name = written.strip().upper()
+    return name if name in BACKENDS else MEANT.get(name)
+
+
+@check(
+    "ENV001", "fp8-backend-misspelled", area="environment", severity="error", was="ENV003", changes_fp8=True
+)
+def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
+    variables = facts.environment.variables
+    written = variables.get(BACKEND)
+    if written is None or not at_least(facts, "accelerate", READS_BACKEND_SINCE):
+        return NotApplicable(
+            reason=f"{BACKEND} is not set, or no Accelerate reads it ({READS_BACKEND_SINCE} does)"
         )
-    return None
-
-
-def arguments(name: str, facts: Facts, **variables: str) -> str:
-    """Write a Trainer's arguments that leave the precision to the variables, set before them."""
-    needed = settings(facts, **variables).items()
-    lines = [f'os.environ["{variable}"] = "{value}"' for variable, value in needed]
-    return "\n".join([*lines, f"args = {name}(..., bf16=False, fp16=False)"])
-
-
-def _treatment(summary: str, code: str) -> Treatment:
-    return Treatment(name=TREATMENT, summary=summary, code=code)
-
-
-def versions(software: Software) -> dict[str, Value | tuple[Value, ...]]:
-    """List versions of the packages that decide about precision."""
-    return {
-        name: software.packages[name].version
-        for name in ("accelerate", "transformers", "trl", "unsloth")
-        if name in software.packages
-    }
-
-
-def _launched(bf16: bool) -> Facts:
-    kind = "transformers.training_args.TrainingArguments"
-    precision = "bf16" if bf16 else "fp8"
-    return example(
-        packages={"transformers": "5.23.0", "accelerate": "1.15.0"},
-        variables={"ACCELERATE_MIXED_PRECISION": "fp8"},
-        gpus=(Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
-        accelerate=Accelerate(mixed_precision=None, distributed="NO"),
-        trainer=TrainerArguments(kind=kind, bf16=bf16, fp16=False, mixed_precision=precision),
+    if written in BACKENDS:
+        return None
+    if was_prepared(facts):
+        return NotApplicable(reason="a model was prepared: recipe arguments override the variable")
+    version, right = facts.software.packages["accelerate"].version, meant(written)
+    by_launcher = launched_with_fp8(variables) and written in ("te", "ao", "msamp")
+    known = ", ".join(BACKENDS)
+    return Finding(
+        title=f"{BACKEND}={written} is not one of {known}",
+        explanation=f"Accelerator() raises \"ValueError: '{written}' is not a valid FP8BackendType\" "
+        "(accelerate "
+        f"{version}).{f' accelerate launch --fp8_backend {written} sets this value.' * by_launcher}",
+        evidence={BACKEND: written, "known": tuple(BACKENDS), "accelerate": version},
+        treatment=Treatment(
+            name="spell-backend",
+            summary="write the backend in capitals" if right else f"name one of {known}",
+            code=exported(facts, **{BACKEND: right or "AO"})
+            + f"   # instead of --fp8_backend; or in YAML, fp8_config: {{backend: {right or 'AO'}}}",
+        ),
     )
 
 
-FIRES = _launched(bf16=True)
-SILENT = _launched(bf16=False)
+@check("ENV001", "fp8-backend-missing", area="environment", severity="error", was="ENV004", changes_fp8=True)
+def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
+    packages, imports = facts.software.packages, facts.environment.backend_imports
+    asked = asked_by_environment(facts.environment.variables)
+    for backend, error in imports.items():
+        if error is not None:
+            return cannot_be_imported(facts, backend, error)
+    if found := kernels_missing(facts):
+        return found
+    accelerate = facts.accelerate()
+    installed_one = any(package in packages for package in BACKENDS.values())
+    if imports or asked is None or "accelerate" not in packages or installed_one:
+        return None if imports else NotApplicable(reason="nothing asks Accelerate for an FP8 backend")
+    if accelerate and accelerate.mixed_precision:
+        return NotApplicable(reason="an Accelerator exists: it has found a backend")
+    return Finding(
+        title="FP8 was asked for, but no FP8 backend is installed",
+        explanation=f"{asked} asks for FP8. torchao, Transformer Engine and MS-AMP are all missing, so "
+        "Accelerator() raises.",
+        evidence={"asked_by": asked, "installed": ()},
+        treatment=Treatment(
+            name="install-fp8-backend",
+            summary="install torchao, which needs no build",
+            code="pip install torchao",
+        ),
+    )
+
+
+def cannot_be_imported(facts: Facts, backend: str, error: str) -> Finding:
+    """Report a backend whose import raised in a fresh process."""
+    package, known = BACKENDS[backend], next(iter(recognise(error)), None)
+    absent = re.fullmatch(rf"ModuleNotFoundError: No module named '?{package}'?", error) is not None
+    elsewhere = absent and backend != "AO" and facts.get("gpus") == ()
+    meaning = f" {known.cause}" if known else " It is not installed." * absent
+    meaning += (
+        " It needs a GPU, which this machine does not have: check again where the job trains." * elsewhere
+    )
+    version = facts.software.packages[package].version if package in facts.software.packages else None
+    by_name = facts.environment.variables.get(BACKEND) == backend
+    why = (
+        f"{BACKEND}={backend} names it" if by_name else "Accelerate takes the first backend that is installed"
+    )
+    code = {
+        "AO": "pip install --upgrade torchao",
+        "TE": transformer_engine_line(facts),
+        "MSAMP": f"{exported(facts, **{BACKEND: 'AO'})}   # MS-AMP is no longer maintained",
+    }
+    return Finding(
+        severity="warning" if elsewhere else None,
+        title=f"The FP8 backend {package}{f' {version}' if version else ''} cannot be imported",
+        explanation=f"{why}. In a fresh process, importing it raises {error.rstrip('.')}.{meaning}",
+        evidence={
+            "backend": backend,
+            "error": error,
+            "version": version,
+            "torch": facts.get("software.torch"),
+        },
+        treatment=Treatment(
+            name="install-fp8-backend",
+            summary=f"repair the import of {package}, which raises {error.partition(':')[0]}",
+            code=known.lines if known else code[backend],
+        ),
+    )
+
+
+def kernels_missing(facts: Facts) -> Finding | None:
+    """Report MX layers whose torchao lacks compiled kernels, or the packages of its casts in CuTe DSL."""
+    layers = [
+        each
+        for each in facts.linears()
+        if each.stack == "torchao"
+        and (each.recipe or "").startswith("mx")
+        and not each.features.get("emulate")
+    ]
+    experts = [each for each in layers if each.role == "experts" and each.use == "training"]
+    if not layers or not facts.software.cuda:
+        return None
+    blackwell = any(each.visible and (each.compute_capability or "").startswith("10.") for each in facts.gpus)
+    in_cutedsl = experts and blackwell and since(facts, "torchao", FIRST_IN_CUTEDSL)
+    missing = facts.software.cutedsl_missing if in_cutedsl else ()
+    if not missing and facts.software.torchao_libraries != 0:
+        return None
+    concerned, torch = experts if missing else layers, facts.software.torch
+    lacks = f"lacks {', '.join(missing)}" if missing else "loaded none of its compiled kernels"
+    return Finding(
+        severity=None if missing else "warning",
+        title=f"{plural(len(concerned), 'MX layer')} cannot run: torchao {installed(facts, 'torchao')} "
+        f"{lacks}",
+        explanation="It casts experts with CuTe DSL kernels, and does not install what these need. The first "
+        "call raises NotImplementedError."
+        if missing
+        else f"It skips libraries that were built for another torch than {torch}, and only logs a line.",
+        evidence={"layers": len(concerned), "first": concerned[0].name, "missing": missing},
+        treatment=Treatment(
+            name="install-cutedsl" if missing else "install-fp8-backend",
+            summary="install what torchao's kernels need",
+            code=f"pip install {' '.join(CUTEDSL.get(each, each) for each in missing)}"
+            if missing
+            else "# torchao 0.17 and newer: torch 2.11 or newer; no TORCHAO_FORCE_SKIP_LOADING_SO_FILES=1\n"
+            "pip install --upgrade torch torchao",
+        ),
+        breaks="step_raises" if missing and not ran_on_a_gpu(facts) else NOT_RECORDED,
+    )
+
+
+@check(
+    "ENV001",
+    "hidden-fp8",
+    area="environment",
+    severity="error",
+    was="MOD006",
+    changes_fp8=True,
+    invalidates_model=True,
+)
+def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
+    runs = any(each.use == "training" for each in facts.linears())
+    named = facts.environment.variables.get(BACKEND) == "TE"
+    if not (runs and named) or decided_precision(facts) in ("fp8", None):
+        return NotApplicable(reason=f"no layer is in FP8, no {BACKEND}=TE is set, or the precision is fp8")
+    return named_without_fp8(facts)
+
+
+def decided_precision(facts: Facts) -> str | None:
+    """Find the precision that Accelerate works with, or will read; None before anything has decided it."""
+    asked = facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+    return precision_of(facts.accelerate(), facts.trainer()) or asked
+
+
+def named_without_fp8(facts: Facts) -> Finding:
+    """Report a backend that is named in a job whose precision is not fp8."""
+    variables, linears, accelerate = facts.environment.variables, facts.linears(), facts.accelerate()
+    named, decided, asked = variables[BACKEND], decided_precision(facts), asked_by_environment(variables)
+    some = sum(each.use == "training" for each in linears)
+    unset, ask = f"unset {BACKEND}", "accelerate launch --mixed_precision fp8"
+    summary, code = (
+        "set the precision to fp8 too",
+        f"{BACKEND}={named} {ask} train.py\n# or, for {decided}: {unset}",
+    )
+    if asked:
+        summary = "leave the precision to the environment, which asks for FP8"
+        code = f"{unset} ACCELERATE_MIXED_PRECISION   # for {decided}; for FP8 no bf16=True in the script"
+    elif named == "TE":
+        summary = f"{unset}: the job then trains in {decided}, as its precision says"
+        code = f"{unset}   # or, for FP8: {ask} with {BACKEND}={named}"
+    prepares = facts.trainer() or (accelerate and accelerate.mixed_precision)
+    return Finding(
+        severity=None if prepares and not asked else "warning",
+        title=f"{BACKEND}={named} is set, but the precision is {decided}"
+        + (f": {some or 'none'} of {plural(len(linears), 'Linear')} in FP8" if linears else ""),
+        explanation=f"Accelerator.prepare() looks at the backend alone, and {PREPARES[named]}. Measured as a "
+        "baseline, such a run is mistaken for BF16.",
+        evidence={"backend": named, "precision": decided, "fp8_layers": some},
+        treatment=Treatment(name="name-backend-and-precision", summary=summary, code=code, kind="shell"),
+    )
+
+
+@check(
+    "ENV001",
+    "backend-by-accident",
+    area="environment",
+    severity="error",
+    was="ENV008",
+    explained_by=(
+        *("fp8-request-overridden", "fp8-backend-misspelled", "fp8-backend-missing", "hidden-fp8"),
+        *("incompatible-versions", "no-fp8-tensor-cores"),
+    ),
+    changes_fp8=True,
+)
+def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
+    variables, packages, linears = facts.environment.variables, facts.software.packages, facts.linears()
+    named, decided = variables.get(BACKEND, "NO"), decided_precision(facts)
+    if named in PREPARES and decided and at_least(facts, "accelerate", READS_BACKEND_SINCE):
+        return None if asked_by_environment(variables) or decided == "fp8" else named_without_fp8(facts)
+    asks = fp8_was_asked_for(facts) is not None and decided in ("fp8", None)
+    if named != "NO" or not asks or not at_least(facts, "accelerate", AO_SINCE):
+        return NotApplicable(reason="nothing asks Accelerate for FP8, or another backend is named")
+    fp8 = [each for each in linears if each.use == "training"]
+    eager = [
+        each for each in fp8 if (each.stack, each.compiled, each.recipe) == ("torchao", None, "tensorwise")
+    ]
+    if not {"torchao", "transformer_engine"} <= packages.keys() or (fp8 and not eager):
+        return None  # one backend, or a recipe or a compilation shows that somebody decided
+    became = f"{plural(len(eager), 'Linear')} became Float8Linear with torchao's defaults, not compiled. "
+    converted = bool(eager) and was_prepared(facts)
+    return Finding(
+        severity="info" if not converted else "error" if facts.trainer() else "warning",
+        title="Accelerate takes torchao by default: Transformer Engine is installed too, and no FP8 backend "
+        "is named",
+        explanation=became * converted
+        + "Only the order of names decides. torchao without compilation is slower than BF16.",
+        evidence={"installed": ("torchao", "transformer_engine"), "eager_float8_linears": len(eager)},
+        treatment=Treatment(
+            name="name-backend-and-precision",
+            summary="name the backend, and compile if it is torchao",
+            code=exported(facts, **{BACKEND: "AO"})
+            + "   # keeps torchao; or TE, which needs no compilation\n"
+            "accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation train.py",
+        ),
+    )
+
+
+def _job(
+    variables: dict[str, str], *, bf16: bool = False, fp8: bool = False, error: str | None = None
+) -> Facts:
+    kind = "transformers.training_args.TrainingArguments"
+    packages = ("transformers", "accelerate", "transformer_engine", "torchao")
+    return example(
+        torch="2.11.0+cu130",
+        packages=dict.fromkeys(packages, "1.9.0") | {"transformers": "5.23.0"},
+        variables=variables,
+        backend_imports={"TE": error},
+        deepspeed_fp8_section=None,
+        gpus=(Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
+        linears=(float8(stack="transformer_engine"),) * fp8,
+        accelerate=Accelerate(mixed_precision="bf16" if bf16 else None, distributed="NO", prepared=False),
+        trainer=TrainerArguments(kind=kind, bf16=bf16, fp16=False, mixed_precision="no" if bf16 else "fp8"),
+    )
+
+
+FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
+
+FIRES = (
+    _job(FP8, bf16=True),
+    _job(FP8 | {"FP8_BACKEND": "te"}),
+    _job(FP8 | {BACKEND: "te"}),
+    _job(FP8, error="OSError: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal"),
+    _job({BACKEND: "TE"}, bf16=True),
+    _job({BACKEND: "TE"}, bf16=True, fp8=True),
+)
+SILENT = _job(FP8 | {BACKEND: "TE"})

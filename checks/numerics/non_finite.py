@@ -63,7 +63,7 @@ NAMED = 3
     "non-finite",
     area="numerics",
     severity="error",
-    explained_by=("NUM003", "NUM004"),
+    explained_by=("NUM003", "trains-incorrectly"),
     changes_fp8=True,
 )
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:

@@ -62,6 +62,14 @@ ORDINARY_WEIGHTS = Treatment(
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
 
 
+CONV1D = Treatment(
+    name="conv1d-to-linear",
+    summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
+    code="linear = nn.Linear(*conv1d.weight.shape)\n"
+    "linear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
+)
+"""For GPT-2's layers, which no converter accepts as Linears."""
+
 ELSEWHERE = {each.__name__: each for each in (stay_in_bf16,)}
 """Treatments whose lines other modules write."""
 

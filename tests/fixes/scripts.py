@@ -43,7 +43,7 @@ class Script:
     """A training script, part by part; each part runs after the one before it."""
 
     codes: tuple[str, ...]
-    """The findings that it is about."""
+    """The findings that it is about, by code, or by name if a code has several."""
     accelerator: str = ""
     model: str = LLAMA
     convert: str = CONVERT
@@ -163,7 +163,7 @@ for module in model.modules():
 """,
     ),
     "emulated": Script(
-        ("MOD005",),
+        ("emulated-fp8",),
         convert=CONVERT.replace("(model, ", "(model, config=Float8LinearConfig(emulate=True), "),
         compile=COMPILE,
     ),
@@ -190,7 +190,7 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
 """,
     ),
     "accelerate": Script(
-        ("CMP001", "MOD007", "MOD010"),
+        ("CMP001", "parameters-without-optimizer", "cannot-be-saved"),
         convert="",
         accelerator=ACCELERATOR,
         prepare=PREPARE,
@@ -198,7 +198,7 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
         unlike=EVERY,
     ),
     "accelerate, lora": Script(
-        ("MOD007", "LORA003"),
+        ("parameters-without-optimizer", "LORA003"),
         convert="",
         wrap=PEFT,
         unlike=EVERY,
@@ -225,12 +225,12 @@ batch = {"input_ids": tokens, "labels": torch.arange(4)}
     ),
     "kv cache": Script(("CMP005",), model=LLAMA.replace("llama()", "llama(use_cache=True)"), compile=COMPILE),
     "mxfp8 with biases": Script(
-        ("MOD013",),
+        ("bias-dropped",),
         model=LLAMA.replace("llama()", "llama(attention_bias=True, mlp_bias=True)"),
         convert=MXFP8,
     ),
     "untied": Script(
-        ("MOD008",),
+        ("tied-weights-untied",),
         unlike=(
             "peft",
         ),  # a head that is made after PEFT froze the model trains, and does not once it is tied
@@ -261,7 +261,7 @@ batch = {"x": torch.randn(3, 32, 64, dtype=torch.bfloat16), "time": torch.randn(
 """,
     ),
     "accelerate in bf16, wrong backend": Script(
-        ("ENV002",),
+        ("fp8-setting-without-effect",),
         convert="",
         accelerator=ACCELERATOR,
         prepare=PREPARE,
@@ -269,7 +269,7 @@ batch = {"x": torch.randn(3, 32, 64, dtype=torch.bfloat16), "time": torch.randn(
         unlike=EVERY,
     ),
     "accelerate in bf16": Script(
-        ("ENV001",),
+        ("fp8-request-overridden",),
         convert="",
         accelerator=ACCELERATOR.replace("()", '(mixed_precision="bf16")'),
         prepare=PREPARE,
@@ -286,6 +286,14 @@ batch = {"x": torch.randn(3, 32, 64, dtype=torch.bfloat16), "time": torch.randn(
         variables=FP8_LAUNCH,
         unlike=EVERY,
     ),
+    "not prepared yet": Script(
+        ("MOD001",),
+        convert="",
+        accelerator=ACCELERATOR,
+        compile=COMPILE,
+        variables=FP8_LAUNCH,
+        unlike=EVERY,
+    ),
     "mxfp8 on an H100": Script(
         ("GPU002",),
         convert=MXFP8.replace("_EMULATED", ""),
@@ -293,7 +301,7 @@ batch = {"x": torch.randn(3, 32, 64, dtype=torch.bfloat16), "time": torch.randn(
         unlike=("accelerate",),
     ),
     "hooks kept by subclasses": Script(
-        ("MOD011",),
+        ("hooks-or-subclass-lost",),
         model=f"""{LLAMA}
 class Scaled(torch.nn.Linear):
     def forward(self, x):

@@ -16,7 +16,15 @@ from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("CMP001",)
-MUST_NOT = ("MOD001", "MOD003", "ENV001", "ENV002", "ENV003", "SHP001", "CMP002")
+MUST_NOT = (
+    "MOD001",
+    "MOD003",
+    "ENV001",
+    "fp8-setting-without-effect",
+    "fp8-backend-misspelled",
+    "SHP001",
+    "CMP002",
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -17,8 +17,18 @@ sys.path.insert(0, str(Path(__file__).with_name("broken_te")))
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("ENV004",)
-MUST_NOT = ("ENV001", "ENV002", "ENV003", "ENV005", "ENV006", "ENV008", "CMP001", "MOD003", "SHP001")
+MUST = ("fp8-backend-missing",)
+MUST_NOT = (
+    "fp8-request-overridden",
+    "fp8-setting-without-effect",
+    "fp8-backend-misspelled",
+    "incompatible-versions",
+    "ENV006",
+    "backend-by-accident",
+    "CMP001",
+    "fp8-storage-only",
+    "SHP001",
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -14,7 +14,7 @@ os.environ["ACCELERATE_FP8_BACKEND"] = "te"
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("ENV003",)
+MUST = ("fp8-backend-misspelled",)
 MUST_NOT = ("CMP001", "CMP002", "MOD003", "SHP001")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

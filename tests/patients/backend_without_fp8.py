@@ -14,8 +14,17 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("ENV008",)
-MUST_NOT = ("ENV001", "ENV002", "ENV003", "ENV004", "ENV005", "MOD001", "MOD006", "CMP001")
+MUST = ("backend-by-accident",)
+MUST_NOT = (
+    "fp8-request-overridden",
+    "fp8-setting-without-effect",
+    "fp8-backend-misspelled",
+    "fp8-backend-missing",
+    "incompatible-versions",
+    "MOD001",
+    "hidden-fp8",
+    "CMP001",
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -18,8 +18,16 @@ from accelerate_eager import example_batch
 
 __all__ = ["build_model", "example_batch"]
 
-MUST = ("MOD010",)
-MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "MOD007", "MEM004", "SHP001")
+MUST = ("cannot-be-saved",)
+MUST_NOT = (
+    "CMP001",
+    "CMP002",
+    "MOD001",
+    "fp8-storage-only",
+    "parameters-without-optimizer",
+    "MEM004",
+    "SHP001",
+)
 
 
 def build_model(layers: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

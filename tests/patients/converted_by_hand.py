@@ -9,8 +9,8 @@ from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("MOD007", "MOD008", "MOD011")
-MUST_NOT = ("MOD001", "MOD003", "MOD004", "MOD005", "CMP001", "SHP001")
+MUST = ("MOD007", "tied-weights-untied", "hooks-or-subclass-lost")
+MUST_NOT = ("MOD001", "MOD003", "MOD004", "emulated-fp8", "CMP001", "SHP001")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

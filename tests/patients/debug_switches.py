@@ -8,7 +8,7 @@ from torch import nn
 from transformers import enable_full_determinism
 
 MUST = ("ENV006",)
-MUST_NOT = ("ENV004", "ENV005", "MOD001", "CMP001", "MEM003", "SHP001")
+MUST_NOT = ("fp8-backend-missing", "ENV005", "MOD001", "CMP001", "MEM003", "SHP001")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

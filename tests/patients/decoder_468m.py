@@ -11,7 +11,7 @@ import torch.nn as nn
 from torchao.float8 import convert_to_float8_training
 
 MUST = ("CMP001",)
-MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP002", "ENV001", "ENV003")
+MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP002", "ENV001", "fp8-backend-misspelled")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 VOCABULARY = 32000

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-MUST = ("MOD005",)
-MUST_NOT = ("MOD001", "MOD003", "MOD004", "MOD011", "CMP001", "CMP002", "SHP001")
+MUST = ("emulated-fp8",)
+MUST_NOT = ("MOD001", "MOD003", "MOD004", "hooks-or-subclass-lost", "CMP001", "CMP002", "SHP001")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

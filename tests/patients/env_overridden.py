@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("ENV001",)
-MUST_NOT = ("CMP001", "CMP002", "MOD003", "ENV003")
+MUST_NOT = ("CMP001", "CMP002", "MOD003", "fp8-backend-misspelled")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

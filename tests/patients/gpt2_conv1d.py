@@ -16,7 +16,7 @@ from accelerate import Accelerator
 from transformers import GPT2Config, GPT2LMHeadModel
 
 MUST = ("MOD001",)
-MUST_NOT = ("CMP001", "SHP001", "MOD003", "ENV001", "ENV003")
+MUST_NOT = ("CMP001", "SHP001", "fp8-storage-only", "fp8-request-overridden", "fp8-backend-misspelled")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

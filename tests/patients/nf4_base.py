@@ -9,8 +9,16 @@ from torchao.float8 import convert_to_float8_training
 from torchao.quantization import to_nf4
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("MOD009",)
-MUST_NOT = ("MOD001", "MOD003", "MOD004", "MOD008", "MOD011", "CMP001", "SHP001")
+MUST = ("quantized-base",)
+MUST_NOT = (
+    "MOD001",
+    "fp8-storage-only",
+    "MOD004",
+    "tied-weights-untied",
+    "hooks-or-subclass-lost",
+    "CMP001",
+    "SHP001",
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -17,7 +17,16 @@ import transformer_engine as transformer_engine
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("ENV005",)
-MUST_NOT = ("ENV001", "ENV002", "ENV003", "ENV004", "ENV006", "CMP001", "MOD003", "SHP001")
+MUST_NOT = (
+    "fp8-request-overridden",
+    "fp8-setting-without-effect",
+    "fp8-backend-misspelled",
+    "fp8-backend-missing",
+    "ENV006",
+    "CMP001",
+    "fp8-storage-only",
+    "SHP001",
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -12,8 +12,15 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("ENV002", "CMP001")
-MUST_NOT = ("MOD001", "MOD003", "ENV001", "ENV003", "SHP001", "CMP002")
+MUST = ("fp8-setting-without-effect", "CMP001")
+MUST_NOT = (
+    "MOD001",
+    "fp8-storage-only",
+    "fp8-request-overridden",
+    "fp8-backend-misspelled",
+    "SHP001",
+    "CMP002",
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -22,7 +22,7 @@ JUDGED = {
         "the converter without names takes lm_head too, and only the blocks are compiled "
         "(distributed/compile.py, apply_compile)",
     ),
-    ("llama-factory-llama3-8b-fp8-fsdp", "ENV002"): (
+    ("llama-factory-llama3-8b-fp8-fsdp", "ENV001"): (
         "rightly",
         "Accelerate 1.15 reads ACCELERATE_FP8_BACKEND, and nothing reads FP8_BACKEND",
     ),

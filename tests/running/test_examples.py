@@ -184,7 +184,7 @@ def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
     assert err.count("RuntimeError: Expected trailing dimension") == 2  # Python's traceback, and the report
     assert "fp8doctor explain SHP001" in " ".join(err.replace("│", "").split())
     assert "No model was examined   " not in err
-    assert "ENV004" in err
+    assert "ENV001" in err
 
 
 TRAIN = """

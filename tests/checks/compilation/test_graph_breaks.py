@@ -20,7 +20,7 @@ from fp8doctor.checks.compilation.graph_breaks import graph_breaks
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import ran, timed
-from tests.checks.numerics.test_trains_incorrectly import with_releases
+from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.trials import tried
 from tests.examine.models import llama
 from tests.stand_ins import packages

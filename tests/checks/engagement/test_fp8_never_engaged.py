@@ -1,20 +1,23 @@
-"""MOD002 on layers that note what they did, and on a step that was profiled."""
+"""MOD002 on layers that note what they did, on a step that was profiled, and on layers that emulate FP8."""
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Callable
+
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.quantization import quantize_
 
 from fp8doctor import inspect_model
-from fp8doctor.checks.engagement.fp8_never_engaged import fp8_never_engaged
-from fp8doctor.facts import Arm, Trial
+from fp8doctor.facts import Arm, Facts, Package, Trial
 from fp8doctor.facts.arm_names import ArmName, Reason
-from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.report import Report
+from tests import prototypes
 from tests.checks.arms import ran, timed
+from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as te
 
 
@@ -105,10 +108,7 @@ def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
     )
 
 
-@pytest.mark.slow
-def test_without_a_trial_layers_that_note_nothing_are_not_judged() -> None:
-    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
-    assert outcome(inspect_model(model, torch.ones(16, 32), trial=False)) == "not_applicable"
+ENGAGED, EMULATED = "fp8-never-engaged", "emulated-fp8"
 
 
 @pytest.mark.slow
@@ -116,20 +116,62 @@ def test_without_a_trial_layers_that_note_nothing_are_not_judged() -> None:
 def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) -> None:
     model = convert_to_float8_training(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))))
     facts = inspect_model(model, torch.ones(16, 32, requires_grad=True), trial=False).facts
-    linears = tuple(msgspec.structs.replace(each, flops_per_token=6.0 * 32 * 32) for each in facts.linears())
-    facts = msgspec.structs.replace(facts, network=msgspec.structs.replace(facts.network, linears=linears))
-    finding = fp8_never_engaged(timed(facts, ran("as_is", fp8_gemms=counted, cuts=())))
-    assert isinstance(finding, Finding) is sick
-    if isinstance(finding, Finding):
+    assert outcome_of(ENGAGED, facts).outcome == "not_applicable", "without a trial nothing notes it"
+    linears = tuple(replace(each, flops_per_token=6.0 * 32 * 32) for each in facts.linears())
+    facts = replace(facts, network=replace(facts.network, linears=linears))
+    finding = finding_of(ENGAGED, timed(facts, ran("as_is", fp8_gemms=counted, cuts=())))
+    assert (finding is not None) is sick
+    if finding:
         assert finding.title == "Only 6 FP8 matmuls ran in a training step; 3 FP8 layers should run 9"
         assert finding.severity == "warning"
 
 
-@pytest.mark.parametrize("emulate", [True, False])
-def test_layers_that_emulate_fp8_are_no_layers_that_are_never_called(emulate: bool) -> None:
-    model = nn.Sequential(nn.Linear(32, 32))
-    convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulate))
-    facts = inspect_model(model, torch.ones(16, 32), trial=False).facts
-    none_ran = Arm(name=ArmName.AS_IS, tried=False, why=Reason.NO_FP8_GEMM)
-    found = fp8_never_engaged(msgspec.structs.replace(facts, trial=Trial(device="cuda", arms=(none_ran,))))
-    assert isinstance(found, NotApplicable if emulate else Finding)
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64, bias=False)).bfloat16()
+
+
+def float8(emulate: bool) -> nn.Module:
+    return convert_to_float8_training(mlp(), config=Float8LinearConfig(emulate=emulate))
+
+
+def mx(emulate: bool) -> nn.Module:
+    recipe = "MXFP8_EMULATED_RCEIL" if emulate else "MXFP8_RCEIL"
+    model = mlp()
+    quantize_(model, prototypes.mxfp8(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
+    return model
+
+
+@pytest.mark.parametrize(("build", "treatment"), [(float8, "real-fp8-kernel"), (mx, "real-mx-kernel")])
+def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
+    look: Callable[..., Facts], build: Callable[[bool], nn.Module], treatment: str
+) -> None:
+    facts = look(build(True))
+    finding = finding_of(EMULATED, facts)
+    assert finding is not None
+    assert finding.title == "2 of 2 FP8 layers emulate FP8: 0 (64 x 128) and 2 (128 x 64)"
+    assert finding.treatment is not None
+    assert finding.treatment.name == treatment
+    assert outcome_of(EMULATED, look(build(False))).outcome == "healthy"
+    assert outcome_of(EMULATED, look(mlp())).outcome == "not_applicable"
+    none_ran = Trial(device="cuda", arms=(Arm(name=ArmName.AS_IS, tried=False, why=Reason.NO_FP8_GEMM),))
+    assert finding_of(ENGAGED, replace(facts, trial=none_ran)) is None, "it uses no FP8 matmul"
+    assert finding_of(ENGAGED, replace(look(build(False)), trial=none_ran)) is not None
+    if build is mx:
+        packages = {"torchao": Package(version="0.16.0", imported=True)}
+        old = finding_of(EMULATED, replace(facts, software=replace(facts.software, packages=packages)))
+        assert old is not None
+        assert old.treatment is not None
+        assert "MXLinearConfig" in old.treatment.code
+
+
+@pytest.mark.parametrize(("precision", "converts"), [("bf16", False), ("fp8", True)])
+def test_the_line_is_of_who_converted(
+    look: Callable[..., Facts], forget_accelerate: None, precision: str, converts: bool
+) -> None:
+    from accelerate import Accelerator
+
+    facts = look(Accelerator(mixed_precision=precision, cpu=True).prepare(float8(True)))
+    finding = finding_of(EMULATED, facts)
+    assert finding is not None
+    assert finding.treatment is not None
+    assert ("AORecipeKwargs" in finding.treatment.code) is converts

@@ -1,22 +1,38 @@
-"""MOD003 on the real classes of transformers and torchao, on a plain float8 parameter, and on healthy
-relatives."""
+"""MOD003 on the real classes of transformers and torchao, a plain float8 parameter, and 4 and 8 bits."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import pytest
 import torch
+import torchao.dtypes
+import torchao.quantization
+from msgspec.structs import replace
 from torch import nn
+from torchao.float8 import convert_to_float8_training
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from fp8doctor import load_report
-from fp8doctor.checks.engagement.fp8_storage_only import FIRES, fp8_storage_only
-from fp8doctor.facts import Facts, Package
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.checks.engagement.fp8_storage_only import FIRES, METHODS
+from fp8doctor.facts import Converter, Facts, Package
+from fp8doctor.finding import Finding
+from tests.checks.environment.live import finding_of, outcome_of
+from tests.examine.models import llama
 from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
+
+
+STORED, QUANTIZED = "fp8-storage-only", "quantized-base"
+
+
+def fp8_storage_only(facts: Facts) -> Finding | None:
+    return finding_of(STORED, facts)
+
+
+def quantized_base(facts: Facts) -> Finding | None:
+    return finding_of(QUANTIZED, facts)
 
 
 def mlp() -> nn.Sequential:
@@ -43,7 +59,7 @@ def huggingface() -> nn.Module:
 
 
 def test_hugging_face_fp8_linear(look: Look) -> None:
-    finding = fp8_storage_only(msgspec.structs.replace(look(huggingface()), assumed_gpu="H100"))
+    finding = fp8_storage_only(replace(look(huggingface()), assumed_gpu="H100"))
     assert isinstance(finding, Finding)
     assert finding.title == "14 of 15 Linears multiply in FP8 only in the forward"
     assert finding.severity == "warning"
@@ -66,8 +82,8 @@ def test_an_fp8_linear_without_a_backward(look: Look, installed: str, unsloth: b
     facts = look(huggingface())
     packages = {"transformers": Package(version=installed, imported=True)}
     packages |= {"unsloth": Package(version="2026.10.9", imported=True)} if unsloth else {}
-    software = msgspec.structs.replace(facts.software, packages=packages)
-    finding = fp8_storage_only(msgspec.structs.replace(facts, software=software))
+    software = replace(facts.software, packages=packages)
+    finding = fp8_storage_only(replace(facts, software=software))
     assert isinstance(finding, Finding)
     assert finding.severity == severity
     assert ("its output carries no gradient" in finding.explanation) is (severity == "error")
@@ -84,17 +100,6 @@ def test_torchao_weight_only_tensor(look: Look, monkeypatch: pytest.MonkeyPatch)
     assert finding.evidence["stored_linears"] == 2
     assert finding.title == "2 of 2 Linears only store their weights in FP8: 0 (256 x 256) and 2 (256 x 256)"
     assert "dequantize the weight" in finding.explanation
-
-
-def test_torchao_dynamic_tensor_raises_in_its_backward() -> None:
-    layer = msgspec.structs.replace(
-        FIRES.network.linears[0], stack="torchao", features={"activations_quantized": True}
-    )
-    finding = fp8_storage_only(
-        msgspec.structs.replace(FIRES, network=msgspec.structs.replace(FIRES.network, linears=(layer,)))
-    )
-    assert isinstance(finding, Finding)
-    assert "derivative for aten::_scaled_mm is not implemented" in finding.explanation
 
 
 def test_plain_float8_parameter(look: Look) -> None:
@@ -127,12 +132,12 @@ def test_float8_parameter_outside_any_linear(look: Look) -> None:
 def test_bf16_weights_are_loaded_only_where_they_fit_and_convert(
     look: Look, gpu: str | None, rows: int, grown: int, fits: bool
 ) -> None:
-    facts = msgspec.structs.replace(look(huggingface()), assumed_gpu=gpu)
+    facts = replace(look(huggingface()), assumed_gpu=gpu)
     dtypes = {name: count * grown for name, count in facts.network.dtypes.items()}
-    network = msgspec.structs.replace(facts.network, dtypes=dtypes)
+    network = replace(facts.network, dtypes=dtypes)
     by_layer = {each.name: (rows,) for each in network.linears}
-    workload = msgspec.structs.replace(facts.workload, rows=by_layer)
-    finding = fp8_storage_only(msgspec.structs.replace(facts, network=network, workload=workload))
+    workload = replace(facts.workload, rows=by_layer)
+    finding = fp8_storage_only(replace(facts, network=network, workload=workload))
     assert isinstance(finding, Finding)
     assert (finding.treatment is not None) is fits
 
@@ -143,25 +148,6 @@ def test_a_model_that_is_not_trained_is_only_told(look: Look) -> None:
     assert isinstance(finding, Finding)
     assert finding.severity == "info"
     assert finding.treatment is None
-
-
-def test_treatment_makes_it_silent(look: Look) -> None:
-    from torchao.float8 import convert_to_float8_training
-
-    assert fp8_storage_only(look(convert_to_float8_training(mlp()))) is None
-
-
-def test_bf16_is_no_storage(look: Look) -> None:
-    assert isinstance(fp8_storage_only(look(mlp())), NotApplicable)
-
-
-@pytest.mark.parametrize(
-    ("stack", "dtype"), [("bitsandbytes", "uint8"), ("bitsandbytes", "int8"), ("torchao", "int8")]
-)
-def test_four_and_eight_bits_are_not_this_disease(stack: str, dtype: str) -> None:
-    layer = msgspec.structs.replace(FIRES.network.linears[0], stack=stack, dtype=dtype)
-    network = msgspec.structs.replace(FIRES.network, linears=(layer,), float8_parameters=0)
-    assert not isinstance(fp8_storage_only(msgspec.structs.replace(FIRES, network=network)), Finding)
 
 
 def test_under_unsloth_the_backward_does_not_raise() -> None:
@@ -178,10 +164,7 @@ def test_an_fp8_gemm_without_a_backward(look: Look) -> None:
     finding = fp8_storage_only(look(nn.Sequential(WithoutBackward(), WithoutBackward())))
     assert isinstance(finding, Finding)
     assert (finding.severity, finding.breaks) == ("error", "step_raises")
-    assert finding.title == (
-        "2 FP8 layers have no backward: the forward calls torch._scaled_mm outside an "
-        "autograd.Function: 0 (16 x 32) and 1 (16 x 32)"
-    )
+    assert finding.title.startswith("2 FP8 layers without a backward: the forward calls torch._scaled_mm")
 
 
 class Diffusion(nn.Module):
@@ -215,8 +198,8 @@ def test_a_lora_on_stored_weights_converts_the_base_alone(
     quantize_(stored, Float8WeightOnlyConfig())
     facts = look(adapted(stored), tokens=64)
     rows = {each.name: (4,) if "time_embed" in each.name else (64,) for each in facts.network.linears}
-    workload = msgspec.structs.replace(facts.workload, rows=rows)
-    facts = msgspec.structs.replace(facts, workload=workload, assumed_gpu="H100")
+    workload = replace(facts.workload, rows=rows)
+    facts = replace(facts, workload=workload, assumed_gpu="H100")
     finding = fp8_storage_only(facts)
     assert isinstance(finding, Finding)
     assert finding.treatment is not None
@@ -231,3 +214,131 @@ def test_a_lora_on_stored_weights_converts_the_base_alone(
         assert converted == {f"blocks.{i}.{j}" for i in range(2) for j in range(2)}
     assert fp8_storage_only(look(model, tokens=64)) is None
     exec(finding.treatment.code, {"model": adapted(Diffusion().bfloat16()), "torch": torch})
+
+
+def blocks(quantized: Callable[[nn.Linear], None] | None = None) -> nn.Sequential:
+    """Two Linears, the second converted, the first quantized if asked for."""
+    model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.Linear(256, 256, bias=False)).bfloat16()
+    model[1] = convert_to_float8_training(model[1])
+    if quantized:
+        quantized(model[0])
+    return model
+
+
+def nf4(linear: nn.Linear) -> None:
+    home = torchao.quantization if hasattr(torchao.quantization, "to_nf4") else torchao.dtypes
+    linear.weight = nn.Parameter(home.to_nf4(linear.weight.data), requires_grad=False)
+
+
+def int8(linear: nn.Linear) -> None:
+    quantize_(
+        linear,
+        Int8WeightOnlyConfig(
+            set_inductor_config=False,
+            **({"version": 2} if "version" in vars(Int8WeightOnlyConfig)["__dataclass_fields__"] else {}),
+        ),
+    )
+
+
+INT8 = "Int8Tensor" if hasattr(torchao.quantization, "Int8Tensor") else "AffineQuantizedTensor"
+"""The class of the weights, which newer releases have changed."""
+
+
+@pytest.mark.parametrize(("quantize", "kind"), [(nf4, "NF4Tensor"), (int8, INT8)])
+def test_torchao_weights_beside_fp8(look: Look, quantize: Callable[[nn.Linear], None], kind: str) -> None:
+    finding = quantized_base(look(blocks(quantize)))
+    assert isinstance(finding, Finding)
+    assert finding.title == "FP8 training is combined with 1 Linear with quantized weights"
+    assert [each.rpartition(".")[2] for each in finding.evidence["classes"]] == [kind]
+    assert "stay out of FP8" in finding.explanation
+
+
+def test_a_quantized_weight_that_was_converted_all_the_same(look: Look) -> None:
+    model = convert_to_float8_training(blocks(nf4))
+    finding = quantized_base(look(model))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["converted"] == 1
+    with pytest.raises(NotImplementedError, match="NF4Tensor dispatch"):
+        model(torch.ones(16, 256, dtype=torch.bfloat16))
+
+
+def test_treatment_a_bf16_base_makes_it_silent(look: Look) -> None:
+    assert quantized_base(look(blocks())) is None
+    assert quantized_base(look(convert_to_float8_training(blocks()))) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "sick"),
+    [
+        ("gptq", True),
+        ("bitsandbytes", True),
+        ("mxfp4", True),
+        ("fp8", False),
+        ("torchao", False),
+        ("quanto", False),
+        (None, False),
+    ],
+)
+def test_the_method_in_a_configuration_of_transformers(
+    look: Look, monkeypatch: pytest.MonkeyPatch, method: str | None, sick: bool
+) -> None:
+    """GPTQ's layers are no nn.Linear; its configuration still tells."""
+    from transformers import GPTQConfig
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    model = llama()
+    settings = GPTQConfig(bits=4) if method == "gptq" else {"quant_method": method}
+    if method:
+        model.config.quantization_config = settings
+    facts = look(model)
+    assert facts.network.quantization == method
+    assert isinstance(quantized_base(facts), Finding) is sick
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_base_that_was_dequantised_while_it_was_loaded_is_healthy(
+    look: Look, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """gpt-oss's MXFP4 as it has to be loaded to be trained."""
+    from transformers import Mxfp4Config
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    model = llama()
+    settings = Mxfp4Config(dequantize=True)
+    model.config.quantization_config = {"dequantize": True, "quant_method": "mxfp4"} if saved else settings
+    facts = look(model)
+    assert facts.network.quantization is None
+    assert not isinstance(quantized_base(facts), Finding)
+    settings.dequantize = False
+    model.config.quantization_config = settings
+    assert isinstance(quantized_base(look(model)), Finding)
+
+
+def test_methods_are_those_of_transformers() -> None:
+    from transformers.utils.quantization_config import QuantizationMethod
+
+    assert set(METHODS) <= {each.value for each in QuantizationMethod}
+
+
+def test_bitsandbytes_layers() -> None:
+    """From facts alone: the library needs a GPU."""
+    kind = "bitsandbytes.nn.modules.Linear4bit"
+    layer = replace(
+        FIRES[1].network.linears[0], kind=kind, stack="bitsandbytes", dtype="uint8", weight_class=None
+    )
+    finding = quantized_base(replace(FIRES[1], network=replace(FIRES[1].network, linears=(layer,))))
+    assert isinstance(finding, Finding)
+    assert finding.evidence["classes"] == ("Linear4bit",)
+
+
+def test_a_conversion_that_found_only_quantized_layers(look: Look) -> None:
+    """QLoRA whose filter took nothing: it was told to convert the base."""
+    model = nn.Sequential(nn.Linear(64, 64)).bfloat16()
+    int8(model[0])
+    facts = look(model)
+    asked = Converter(called=True, named=True, replaced=0)
+    called = replace(facts, training=replace(facts.training, converter=asked))
+    assert outcome_of(QUANTIZED, facts).outcome == "not_applicable"
+    finding = quantized_base(called)
+    assert isinstance(finding, Finding)
+    assert finding.evidence["asked_by"] == "convert_to_float8_training"

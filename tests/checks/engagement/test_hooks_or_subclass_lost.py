@@ -1,5 +1,4 @@
-"""MOD011 on model files whose own conversion runs while they are loaded, and the promise that watching
-changes nothing."""
+"""MOD007's lost hooks on model files that convert while they are loaded; watching changes nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +15,12 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.engagement.hooks_or_subclass_lost import hooks_or_subclass_lost
 from fp8doctor.errors import UserError
 from fp8doctor.examine import examine
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts
-from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.loading.model_file import load
+from tests.checks.environment.live import finding_of, outcome_of
 
 MODEL = """
     from torch import nn
@@ -67,72 +65,57 @@ def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return loaded
 
 
-FIRES = {
+LOST = "hooks-or-subclass-lost"
+PLAIN = "convert(model, module_filter_fn=plain)"
+
+ORDERS = {
     "hooks": (
-        "model[0].register_forward_hook(hook); return convert(model, module_filter_fn=plain)",
-        "the hooks of 1 Linear",
+        f"model[0].register_forward_hook(hook); return {PLAIN}",
+        f"{PLAIN}; model[0].register_forward_hook(hook); return model",
         "convert-first",
     ),
     "compile": (
-        "import torch; model[2].forward = torch.compile(model[2].forward); return convert(model, "
-        "module_filter_fn=plain)",
-        "the compile of 1 Linear",
+        f"import torch; model[2].forward = torch.compile(model[2].forward); return {PLAIN}",
+        f"{PLAIN}; model[2].compile(); return model",
         "convert-first",
     ),
-    "own forward": ("return convert(model)", "the own forward of 1 Linear", "keep-subclasses"),
+    "wrapper": (
+        f"import torch; model[0] = torch.compile(model[0]); return {PLAIN}",
+        f"import torch; {PLAIN}; model[0] = torch.compile(model[0]); return model",
+        "convert-first",
+    ),
+    "forward": ("return convert(model)", f"return {PLAIN}", "keep-subclasses"),
 }
-SILENT = {
-    "hooks": "convert(model, module_filter_fn=plain); model[0].register_forward_hook(hook); return model",
-    "compile": "convert(model, module_filter_fn=plain); model[2].compile(); return model",
-    "compile above": "model[2].compile(); convert(model, module_filter_fn=plain); model.compile(); "
-    "return model",
-    "own forward": "return convert(model, module_filter_fn=plain)",
-}
-IN_PLACE = "model[2].compile(); return convert(model, module_filter_fn=plain)"
-"""Compiles nothing before torch 2.15, which is when the method asked for here came."""
-if hasattr(torch._dynamo.eval_frame.OptimizedModule, "_should_wrap_module_call_impl"):
-    FIRES["compile in place"] = (IN_PLACE, "the compile of 1 Linear", "convert-first")
-else:
-    SILENT["compile of nothing"] = IN_PLACE
+"""What a conversion drops -> lines that lose it, lines in the right order, and the fix."""
 
 
-@pytest.mark.parametrize("lost", FIRES)
+@pytest.mark.parametrize("lost", ORDERS)
 def test_what_the_conversion_drops(facts_of: Callable[[str], Facts], lost: str) -> None:
-    lines, title, treatment = FIRES[lost]
-    finding = hooks_or_subclass_lost(facts_of(lines))
-    assert isinstance(finding, Finding)
-    assert finding.title == f"the conversion dropped {title}"
+    wrong, right, treatment = ORDERS[lost]
+    finding = finding_of(LOST, facts_of(wrong))
+    assert finding is not None
+    assert finding.severity == ("error" if lost == "wrapper" else "warning")
+    assert lost in finding.title
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
+    assert outcome_of(LOST, facts_of(right)).outcome == "healthy"
 
 
-@pytest.mark.parametrize("order", SILENT)
-def test_the_right_order_is_silent(facts_of: Callable[[str], Facts], order: str) -> None:
-    facts = facts_of(SILENT[order])
-    assert facts.training.conversion is not None
-    assert facts.training.conversion.linears == 2
-    assert hooks_or_subclass_lost(facts) is None
-
-
-def test_a_compiled_wrapper_goes_on_calling_the_old_linear(facts_of: Callable[[str], Facts]) -> None:
-    finding = hooks_or_subclass_lost(
-        facts_of(
-            "import torch; model[0] = torch.compile(model[0]); return convert(model, module_filter_fn=plain)"
-        )
-    )
-    assert isinstance(finding, Finding)
-    assert finding.severity == "error"
-    assert finding.title == "1 FP8 layer inside a compiled wrapper never called"
-    healthy = facts_of(
-        "import torch; convert(model, module_filter_fn=plain); model[0] = torch.compile(model[0]); "
-        "return model"
-    )
-    assert hooks_or_subclass_lost(healthy) is None
+def test_accelerate_is_watched_as_well(facts_of: Callable[[str], Facts], forget_accelerate: None) -> None:
+    facts = facts_of("""
+        from accelerate import Accelerator
+        model.append(nn.Linear(32, 32))
+        return Accelerator(mixed_precision="fp8", cpu=True).prepare(model)
+    """)
+    finding = finding_of(LOST, facts)
+    assert finding is not None
+    assert "Scaled" in finding.title
+    assert (finding.evidence["converted"], finding.evidence["first"]) == (2, "1")
 
 
 @pytest.mark.parametrize("convert_first", [False, True])
 def test_so_torch_does(convert_first: bool) -> None:
-    """The same, seen by running it."""
+    """A compiled wrapper goes on calling the old Linear, seen by running it."""
     model, called = nn.Sequential(nn.Linear(32, 32)), []
     if convert_first:
         convert_to_float8_training(model)
@@ -144,47 +127,15 @@ def test_so_torch_does(convert_first: bool) -> None:
     assert bool(called) is convert_first
 
 
-def test_accelerate_is_watched_as_well(facts_of: Callable[[str], Facts], forget_accelerate: None) -> None:
-    facts = facts_of("""
-        from accelerate import Accelerator
-        model.append(nn.Linear(32, 32))
-        return Accelerator(mixed_precision="fp8", cpu=True).prepare(model)
-    """)
-    finding = hooks_or_subclass_lost(facts)
-    assert isinstance(finding, Finding)
-    assert finding.evidence["classes"] == ("watched_model.Scaled",)
-    assert (finding.evidence["converted"], finding.evidence["first"]) == (2, "1")
-
-
-def test_no_conversion_and_no_watch(facts_of: Callable[[str], Facts], look: Callable[..., Facts]) -> None:
-    for facts, reason in (
-        (facts_of("return model"), "no Linear was replaced"),
-        (look(convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))), "only while it loads"),
-    ):
-        answer = hooks_or_subclass_lost(facts)
-        assert isinstance(answer, NotApplicable)
-        assert reason in answer.reason
-
-
-def test_a_layer_that_is_gone_again_counts_for_nothing(look: Callable[..., Facts]) -> None:
-    with ConversionWatch() as watch:
-        model = nn.Sequential(nn.Linear(32, 32))
-        model[0].register_forward_hook(lambda *arguments: None)
-        convert_to_float8_training(model)
-        model[0] = nn.Linear(32, 32)
-    facts = look(model, watched=watch)
-    assert facts.training.conversion is not None
-    assert facts.training.conversion.linears == 0
-
-
-def test_frozen_layers_that_became_trainable_are_noted(look: Callable[..., Facts]) -> None:
+def test_layers_that_are_gone_again_and_layers_that_became_trainable(look: Callable[..., Facts]) -> None:
     with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).requires_grad_(False)
         convert_to_float8_training(model)
         model[1].requires_grad_(True)
-    facts = look(model, watched=watch)
-    assert facts.training.conversion is not None
-    assert facts.training.conversion.unfrozen == ("1",)
+        model[0] = nn.Linear(32, 32)
+    seen = look(model, watched=watch).training.conversion
+    assert seen is not None
+    assert (seen.linears, seen.unfrozen) == (1, ("1",))
 
 
 def test_watching_leaves_no_trace(facts_of: Callable[[str], Facts]) -> None:

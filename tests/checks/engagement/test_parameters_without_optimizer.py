@@ -1,4 +1,4 @@
-"""MOD007 on models that Accelerate and PEFT made, and on optimizers that are right or cannot tell."""
+"""MOD007 on models that Accelerate, a Trainer, PEFT and torchao converted, and what the printed lines do."""
 
 from __future__ import annotations
 
@@ -9,49 +9,47 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import TorchDynamoPlugin
+from accelerate.utils import AORecipeKwargs, TorchDynamoPlugin
+from msgspec.structs import replace
 from torch import nn
+from torch.nn import functional
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.prototype.moe_training.config import Float8TrainingOpConfig
+from torchao.quantization import quantize_
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
-from fp8doctor.checks.engagement.parameters_without_optimizer import parameters_without_optimizer
 from fp8doctor.examine.fp8_conversion import ConversionWatch
-from fp8doctor.facts import Facts, recorded
-from fp8doctor.finding import Finding, NotApplicable
-from tests.checks.engagement.accelerated import prepare
-from tests.examine.models import llama, lora
+from fp8doctor.facts import Facts, Package, recorded
+from fp8doctor.finding import Finding
+from fp8doctor.stacks import torchao as stack
+from tests import prototypes
+from tests.checks.engagement.accelerated import Linear, prepare
+from tests.checks.environment.live import finding_of, outcome_of
+from tests.examine.models import gpt2, llama, lora, network
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
+from tests.test_untouched_models import MODELS
 
 Look = Callable[..., Facts]
+
+OUTSIDE, UNTIED, UNSAVED = "parameters-without-optimizer", "tied-weights-untied", "cannot-be-saved"
+BIAS = "bias-dropped"
 
 
 def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD([each for each in parameters if each.requires_grad], lr=0.1)
 
 
-def found(facts: Facts) -> Finding:
-    finding = parameters_without_optimizer(facts)
-    assert isinstance(finding, Finding)
+def found(rule: str, facts: Facts) -> Finding:
+    finding = finding_of(rule, facts)
+    assert finding is not None
     return finding
 
 
-@pytest.mark.slow
-def test_accelerate_unfreezes_a_lora_base(
-    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
-) -> None:
-    model = lora(llama())
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    assert frozen
-    model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
-    finding = found(look(model, optimizer=optimizer))
-    assert finding.severity is None, "the check's own, an error"
-    assert finding.evidence["trainable_lora_bases"] == 14
-    assert finding.treatment is not None
-    assert finding.treatment.name == "freeze-again"
-    exec(finding.treatment.code, {"model": model, "optimizer": optimizer})
-    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
-    assert not frozen.intersection(name for name, each in model.named_parameters() if each.requires_grad)
+def lines(rule: str, facts: Facts) -> str:
+    treatment = found(rule, facts).treatment
+    assert treatment is not None
+    return treatment.code
 
 
 @pytest.mark.gate("DDP")
@@ -59,14 +57,14 @@ def test_accelerate_unfreezes_a_lora_base(
 @pytest.mark.parametrize(
     ("around", "plugin"),
     [
+        (None, None),
         (None, {"backend": "eager"}),
-        (None, {"backend": "eager", "use_regional_compilation": True}),
         (nn.DataParallel, None),
         (torch.nn.parallel.DistributedDataParallel, None),
     ],
-    ids=["compiled", "compiled by block", "DataParallel", "DDP"],
+    ids=["plain", "compiled", "DataParallel", "DDP"],
 )
-def test_what_was_frozen_is_frozen_again_whatever_prepare_wraps(
+def test_a_lora_base_that_accelerate_unfroze_is_frozen_again(
     around: Any, plugin: Any, look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:
     settings = {"dynamo_plugin": TorchDynamoPlugin(**plugin)} if plugin else {}
@@ -78,47 +76,28 @@ def test_what_was_frozen_is_frozen_again_whatever_prepare_wraps(
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = around(model) if around else model
-        finding = found(look(model, optimizer=optimizer))
-        assert finding.treatment is not None
-        again = "prepare_model" in finding.treatment.code
-        assert again is (around is torch.nn.parallel.DistributedDataParallel)
+        finding = found(OUTSIDE, look(model, optimizer=optimizer))
+        assert finding.severity == "error"
+        assert finding.evidence["trainable_lora_bases"] == 14
         accelerator = SimpleNamespace(unwrap_model=lambda wrapped: wrapped.module, prepare_model=around)
         names = {"model": model, "optimizer": optimizer, "accelerator": accelerator}
-        exec(finding.treatment.code, names)
+        exec(lines(OUTSIDE, look(model, optimizer=optimizer)), names)
         model = names["model"]
-        assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+        assert outcome_of(OUTSIDE, look(model, optimizer=optimizer)).outcome == "healthy"
         now = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert {name.replace("_orig_mod.", "").removeprefix("module.") for name in now} == trained
-        batch = {"input_ids": torch.arange(16).reshape(1, 16), "labels": torch.arange(16).reshape(1, 16)}
-        before = {name: each.detach().clone() for name, each in model.named_parameters()}
+        tokens = torch.arange(16).reshape(1, 16)
         losses = []
         for _ in range(3):
-            loss = model(**batch).loss
+            loss = model(input_ids=tokens, labels=tokens).loss
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.item())
         assert losses[-1] < losses[0]
-        moved = {name for name, each in model.named_parameters() if not torch.equal(each, before[name])}
-        assert moved
-        assert moved <= now
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-
-
-def test_a_converted_base_that_was_unfrozen_later(look: Look) -> None:
-    base = llama().bfloat16()
-    convert_to_float8_training(base, module_filter_fn=lambda module, name: name != "lm_head")
-    model = lora(base)
-    optimizer = sgd(model.parameters())
-    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
-    model.base_model.model.model.layers[0].mlp.requires_grad_(True)
-    finding = found(look(model, optimizer=optimizer))
-    assert finding.title == (
-        "3 trainable parameter tensors are in no optimizer group, so no step updates them"
-    )
-    assert finding.evidence["first"][0] == "base_model.model.model.layers.0.mlp.gate_proj.base_layer.weight"
 
 
 def test_frozen_layers_that_a_watched_conversion_made_trainable(
@@ -128,123 +107,54 @@ def test_frozen_layers_that_a_watched_conversion_made_trainable(
     with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32))
         model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
-    finding = found(look(model, optimizer=optimizer, watched=watch))
+    finding = found(OUTSIDE, look(model, optimizer=optimizer, watched=watch))
     assert finding.explanation.startswith("What was frozen in 1 layer is trainable")
     assert finding.evidence["first"] == ("0.weight", "0.bias")
 
 
-def accelerated(**settings: Any) -> tuple[nn.Module, Any]:
-    """Accelerate's torchao path on one device, as the documentation shows it."""
+@pytest.mark.parametrize("ordinary", [False, True])
+def test_accelerate_wraps_the_weights_that_the_optimizer_holds(
+    ordinary: bool, look: Look, forget_accelerate: None
+) -> None:
     from accelerate import Accelerator
 
+    recipe = AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe] if ordinary else [])
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
-    model, optimizer = Accelerator(mixed_precision="fp8", cpu=True, **settings).prepare(
-        model, sgd(model.parameters())
-    )
-    return model, optimizer
-
-
-def learns(model: nn.Module, optimizer: Any) -> bool:
-    """Whether one step changes a converted weight."""
+    model, optimizer = accelerator.prepare(model, sgd(model.parameters()))
+    finding = finding_of(OUTSIDE, look(model, optimizer=optimizer))
+    assert (finding is None) == ordinary
+    if finding:
+        assert (finding.evidence["outside_optimizer"], finding.evidence["wrapped_weights"]) == (2, 2)
+        assert finding.treatment is not None
+        assert finding.treatment.name == "no-float8-all-gather"
     model(torch.ones(32, 32)).pow(2).mean().backward()
     weight = getattr(model[1].weight, "_tensor", model[1].weight)
     before = weight.detach().clone()
     optimizer.step()
-    return not torch.equal(weight, before)
+    assert torch.equal(weight, before) != ordinary, "the layer learns"
 
 
-def test_accelerate_wraps_the_weights_that_the_optimizer_holds(look: Look, forget_accelerate: None) -> None:
-    model, optimizer = accelerated()
-    finding = found(look(model, optimizer=optimizer))
-    assert (finding.evidence["outside_optimizer"], finding.evidence["wrapped_weights"]) == (2, 2)
-    assert finding.treatment is not None
-    assert finding.treatment.name == "no-float8-all-gather"
-    assert not learns(model, optimizer)
-
-
-@pytest.mark.slow
-def test_a_trainer_does_the_same(
-    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
-) -> None:
-    from transformers import Trainer, TrainingArguments
-
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    arguments = TrainingArguments(
-        str(tmp_path),
-        use_cpu=True,
-        max_steps=1,
-        bf16=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    trainer = Trainer(
-        llama(), arguments, train_dataset=[{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
-    )
-    trainer.train()
-    (finding,) = (each for each in inspect_model(trainer, trial=False).findings if each.code == "MOD007")
-    assert (finding.severity, finding.evidence["wrapped_weights"]) == ("error", 13)
-
-
-def test_treatment_without_the_wrapping_makes_it_silent(look: Look, forget_accelerate: None) -> None:
-    from accelerate.utils import AORecipeKwargs
-
-    model, optimizer = accelerated(
-        kwargs_handlers=[AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))]
-    )
-    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
-    assert learns(model, optimizer)
-
-
-def test_treatment_by_the_variable_makes_it_silent(
-    look: Look, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
-    model, optimizer = accelerated()
-    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
-
-
-def test_an_optimizer_that_was_built_before_the_layers_were_replaced(look: Look) -> None:
+def test_an_optimizer_that_was_created_too_early(look: Look) -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
-    optimizer = sgd(model.parameters())
-    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
+    early, zero = sgd(model.parameters()), ZeroOptimizer(sgd(model.parameters()))
+    assert outcome_of(OUTSIDE, look(model, optimizer=early)).outcome == "healthy"
+    assert outcome_of(OUTSIDE, look(model, optimizer=zero)).outcome == "healthy", "DeepSpeed writes it back"
     model[1] = convert_to_float8_training(nn.Linear(32, 32))
-    finding = found(look(model, optimizer=optimizer))
-    assert finding.evidence["first"] == ("1.weight", "1.bias")
+    for optimizer in (early, zero):
+        finding = found(OUTSIDE, look(model, optimizer=optimizer))
+        assert finding.evidence["first"] == ("1.weight", "1.bias")
+        assert finding.treatment is not None
+        assert finding.treatment.name == "optimizer-after-conversion"
+    assert outcome_of(OUTSIDE, look(model, optimizer=sgd(model.parameters()))).outcome == "healthy"
+    model[1] = nn.Linear(32, 32)
+    finding = found(OUTSIDE, look(model, optimizer=early))
     assert finding.treatment is not None
-    assert finding.treatment.name == "optimizer-after-conversion"
-    assert parameters_without_optimizer(look(model, optimizer=sgd(model.parameters()))) is None
-
-
-def test_what_fp8_did_not_cause_stays_in_bf16(look: Look) -> None:
-    model = nn.Sequential(convert_to_float8_training(nn.Sequential(nn.Linear(32, 32))), nn.Linear(32, 32))
-    finding = found(look(model, optimizer=sgd(model[0].parameters())))
-    assert finding.treatment is not None
-    assert finding.treatment.name == OPTIMIZER_LAST
-
-
-def test_without_fp8_it_is_information(look: Look) -> None:
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
-    assert found(look(model, optimizer=sgd(model[1].parameters()))).severity == "info"
-
-
-def test_no_optimizer_is_not_applicable(look: Look) -> None:
-    assert isinstance(parameters_without_optimizer(look(nn.Linear(32, 32))), NotApplicable)
-
-
-def test_an_optimizer_that_is_a_callable_is_unknown() -> None:
-    report = inspect_model(nn.Linear(32, 32), optimizer=lambda parameters: None, trial=False)
-    (outcome,) = (each for each in report.outcomes if each.code == "MOD007")
-    assert (outcome.outcome, "does not call it" in (outcome.reason or "")) == ("unknown", True)
-
-
-def test_deepspeed_trains_what_it_writes_back(look: Look) -> None:
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
-    optimizer = ZeroOptimizer(sgd(model.parameters()))
-    assert parameters_without_optimizer(look(model, optimizer=optimizer)) is None
-    model[1] = convert_to_float8_training(nn.Linear(32, 32))
-    assert found(look(model, optimizer=optimizer)).evidence["first"] == ("1.weight", "1.bias")
+    assert finding.treatment.name == OPTIMIZER_LAST, "BF16 needs it too"
+    model[0] = nn.Linear(32, 32)
+    assert found(OUTSIDE, look(model, optimizer=early)).severity == "info", "without FP8"
+    assert outcome_of(OUTSIDE, look(model)).outcome == "not_applicable", "without an optimizer"
 
 
 class Copies:
@@ -261,9 +171,7 @@ class Copies:
         pytest.param(
             lambda model: torch.optim.Muon([model[0].weight]),
             "Muon takes matrices only",
-            marks=pytest.mark.skipif(
-                not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no torch.optim.Muon"
-            ),
+            marks=pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9"),
         ),
     ],
     ids=["copies", "Muon"],
@@ -273,5 +181,252 @@ def test_optimizers_whose_groups_cannot_tell_are_unknown(
 ) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
     facts = look(model, optimizer=build(model))
-    assert not recorded(facts, "training.parameters_outside_optimizer")
+    assert outcome_of(OUTSIDE, facts).outcome == "unknown"
     assert reason in facts.gaps["training.parameters_outside_optimizer"]
+
+
+def test_accelerate_unties_the_head(
+    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+) -> None:
+    model = llama(tie_word_embeddings=True)
+    assert outcome_of(UNTIED, look(model)).outcome == "not_applicable"
+    assert (
+        outcome_of(UNTIED, look(convert_to_float8_training(llama(tie_word_embeddings=True)))).outcome
+        == "healthy"
+    )
+    model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
+    assert found(UNTIED, look(model)).title == "lm_head.weight is no longer tied to model.embed_tokens.weight"
+    model.tie_weights()
+    assert outcome_of(UNTIED, look(model)).outcome == "healthy"
+
+
+@pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}], ids=["all linears", "head"])
+def test_peft_leaves_ties_alone(look: Look, settings: dict[str, list[str]]) -> None:
+    base = convert_to_float8_training(llama(tie_word_embeddings=True))
+    assert outcome_of(UNTIED, look(lora(base, **settings))).outcome == "healthy"
+    broken = llama(tie_word_embeddings=True)
+    broken.lm_head.weight = nn.Parameter(broken.lm_head.weight.detach().clone())
+    assert len(network(torch.compile(lora(broken), backend="eager")).broken_ties) == 1
+
+
+@pytest.mark.parametrize("name", ["T5ForConditionalGeneration", "GPT2LMHeadModel", "BertForMaskedLM"])
+def test_a_head_with_a_copy_of_the_embedding_is_found_in_every_kind(name: str) -> None:
+    model = next(each for each in MODELS if each.model == name).build()
+    assert network(model).broken_ties == ()
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    ((first, _),) = network(model).broken_ties
+    assert model.get_parameter(first) is head.weight
+
+
+@pytest.mark.nightly
+def test_no_architecture_is_untied_by_being_built() -> None:
+    """Encoder-decoders, towers and heads without an embedding express ties in many ways."""
+    untied = (gpt2(), llama(tie_word_embeddings=False), nn.Linear(8, 8))
+    for model in (*(each.build() for each in MODELS), *untied):
+        gaps: dict[str, str] = {}
+        assert network(model, gaps).broken_ties == ()
+        assert gaps == {}
+
+
+def test_transformers_4_is_unknown() -> None:
+    """A stand-in for 4.x, whose models keep no list of what was tied."""
+    model, gaps = llama(), dict[str, str]()
+    del model.all_tied_weights_keys
+    assert not recorded(network(model, gaps), "broken_ties")
+    assert "keeps no list of its tied weights" in gaps["network.broken_ties"]
+
+
+@pytest.mark.parametrize("tied_again", [False, True])
+def test_a_tie_that_is_lost_under_watch(look: Look, tied_again: bool) -> None:
+    with ConversionWatch() as watch:
+        model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64, bias=False))
+        model[1].weight = model[0].weight
+        model[1] = Linear(32, 64, bias=False)  # a new layer, as Accelerate makes it
+    facts = look(model, watched=watch)
+    assert (lines(UNTIED, facts)).startswith("model[1].weight = model[0].weight ")
+    exec(lines(UNTIED, facts), {"model": model})
+    assert outcome_of(UNTIED, look(model, watched=watch)).outcome == "healthy"
+
+
+INVALID = "Attempted to access the data pointer on an invalid python storage."
+
+
+def wrapped(model: nn.Module, all_gather: bool = True) -> nn.Module:
+    """As Accelerate's torchao path converts on one device."""
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=all_gather, pad_inner_dim=True)
+    return convert_to_float8_training(
+        model, config=config, module_filter_fn=lambda module, name: "lora_" not in name and "head" not in name
+    )
+
+
+def trained(folder: Path, save: str) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    settings = {"max_steps": 1, "save_strategy": save, "save_steps": 1, "save_only_model": True}
+    arguments = TrainingArguments(
+        str(folder), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **settings
+    )
+    data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+    trainer = Trainer(llama(), arguments, train_dataset=data)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.slow
+def test_a_trainer_stops_at_its_first_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        trained(tmp_path, save="steps")
+    report = inspect_model(trained(tmp_path, save="no"), trial=False, ignore="SHP002")
+    finding = found(UNSAVED, report.facts)
+    assert finding.severity == "error"
+    assert finding.title.startswith("13 FP8 layers cannot be saved: their weights are WeightWithDynamic")
+    (step,) = (each for each in report.prescription if UNSAVED in each.names)
+    assert {*step.names} >= {OUTSIDE, UNSAVED}, "one change mends them all"
+    monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
+    report = inspect_model(trained(tmp_path, save="steps"), trial=False)
+    assert outcome_of(UNSAVED, report.facts).outcome == "healthy"
+    assert list(tmp_path.rglob("model.safetensors"))
+
+
+@pytest.mark.slow
+def test_what_saves_a_model_decides(look: Look, forget_accelerate: None, tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    assert found(UNSAVED, look(wrapped(llama()))).severity == "error", "it has save_pretrained"
+    assert finding_of(UNSAVED, look(wrapped(llama(), all_gather=False))) is None
+    plain = look(wrapped(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))))
+    assert finding_of(UNSAVED, plain) is None, "torch.save takes these weights"
+    adapted = wrapped(lora(llama()))
+    assert finding_of(UNSAVED, look(adapted)) is None, "the base is not saved with its adapters"
+    adapted.save_pretrained(tmp_path)
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True)
+    model = accelerator.prepare(nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))))
+    assert found(UNSAVED, look(model)).severity == "warning", "another format may be asked for"
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        accelerator.save_model(model, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_wrappers_of_torchaos_prototypes_are_saved_unwrapped(look: Look, tmp_path: Path) -> None:
+    model = llama().bfloat16()
+    body = lambda module, name: isinstance(module, nn.Linear) and "head" not in name  # noqa: E731
+    quantize_(model, Float8TrainingOpConfig(), filter_fn=body)
+    with pytest.raises(RuntimeError, match="invalid python storage"):
+        model.save_pretrained(tmp_path)
+    exec(lines(UNSAVED, look(model)), {"model": model, "folder": tmp_path})
+    weight = type(model).from_pretrained(tmp_path).model.layers[1].mlp.up_proj.weight
+    assert torch.equal(weight, model.model.layers[1].mlp.up_proj.weight._data)
+
+
+class Unpicklable(torch.Tensor):
+    """A weight of the user's own class that refuses to be saved."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("not this one")
+
+
+def test_a_weight_that_torch_cannot_save(look: Look) -> None:
+    model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
+    model[0].weight = nn.Parameter(torch.ones(32, 32).as_subclass(Unpicklable))
+    finding = found(UNSAVED, look(model))
+    assert finding.explanation == "torch.save fails on them (tried on 0.weight): TypeError: not this one."
+    assert finding.treatment is None
+
+
+class Net(nn.Module):
+    """As Qwen2: a bias in one projection, none in the other, and a head that stays in 16 bits."""
+
+    def __init__(self, biases: tuple[bool, bool]) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Linear(64, 64, bias=each) for each in biases)
+        self.head = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(torch.relu(self.down(torch.relu(self.up(x)))))
+
+
+EMULATED = "MXFP8_EMULATED_RCEIL"
+
+
+def built(*biases: bool) -> nn.Module:
+    torch.manual_seed(0)
+    return Net(biases or (True, False)).bfloat16()  # type: ignore[arg-type]
+
+
+def is_body(module: nn.Module, name: str) -> bool:
+    return isinstance(module, nn.Linear) and name != "head"
+
+
+def mxfp8(model: nn.Module, recipe: str = EMULATED) -> nn.Module:
+    quantize_(model, prototypes.mxfp8(recipe), filter_fn=is_body)
+    return model
+
+
+def test_mxfp8_layers_lose_their_bias(look: Look) -> None:
+    layer = nn.Linear(64, 64, dtype=torch.bfloat16)
+    nn.init.constant_(layer.bias, 100.0)
+    quantize_(layer, prototypes.mxfp8(EMULATED))
+    if layer(torch.zeros(32, 64, dtype=torch.bfloat16) + 1e-3).float().mean() > 50:
+        pytest.skip("this torchao adds the bias")
+    model = mxfp8(built())
+    stack.ADDS_BIAS.clear()
+    state = torch.random.get_rng_state()
+    report = inspect_model(model, trial=False)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert found(BIAS, report.facts).evidence["first"] == "up"
+    assert report.verdict.status == "layers_do_not_learn"
+    (step,) = (each for each in report.prescription if "quantize_" in each.treatment.code)
+    assert "layer.bias is None" in step.treatment.code, "the real kernel does not lose it either"
+    assert finding_of(BIAS, look(mxfp8(built(False, False)))) is None
+    float8 = built()
+    quantize_(float8, prototypes.float8(float8_linear_recipe="tensorwise"), filter_fn=is_body)
+    assert outcome_of(BIAS, look(float8)).outcome == "healthy"
+
+
+def test_what_cannot_be_tried_goes_by_the_version(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: Any, **settings: Any) -> Any:
+        raise RuntimeError("no kernel")
+
+    class Adds(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.linear(x, self.weight) + self.bias
+
+    own = built()
+    own.up = Adds(64, 64, dtype=torch.bfloat16)
+    assert outcome_of(BIAS, look(mxfp8(own))).outcome == "unknown"
+    model = mxfp8(built())
+    monkeypatch.setattr(stack, "ADDS_BIAS", {})
+    monkeypatch.setattr(functional, "linear", refuses)
+    facts = look(model)
+    for version, outcome in (("0.18.0", "sick"), ("0.19.0", "unknown")):
+        packages = {"torchao": Package(version=version, imported=True)}
+        there = replace(facts, software=replace(facts.software, packages=packages))
+        assert outcome_of(BIAS, there).outcome == outcome
+
+
+@pytest.mark.parametrize("biases", [(True, True), (True, False)])
+def test_the_printed_lines_keep_every_bias_and_it_learns(look: Look, biases: tuple[bool, bool]) -> None:
+    code = lines(BIAS, look(mxfp8(built(*biases), "MXFP8_RCEIL")))
+    model = built(*biases)
+    nn.init.constant_(model.up.bias, 100.0)
+    batch = torch.randn(32, 64, dtype=torch.bfloat16)
+    before = model.up(batch).float().mean()
+    # The real kernel needs a GPU; the lines are the same with the emulated one.
+    exec(code.replace("MXFP8_RCEIL", EMULATED), {"model": model, "torch": torch})
+    assert abs(model.up(batch).float().mean() - before) < 1
+    assert type(model.head) is nn.Linear
+    assert finding_of(BIAS, look(model)) is None
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-5)
+    losses = []
+    for _ in range(3):
+        loss = model(batch).float().pow(2).mean()
+        loss.backward()
+        assert model.up.bias.grad is not None
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.utils import parametrizations
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.prototype.moe_training.config import Float8TrainingOpConfig
-from torchao.prototype.moe_training.tensor import Float8TrainingWeightWrapperTensor
+from torchao.quantization import quantize_
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -25,16 +26,19 @@ from transformers import (
     Llama4TextConfig,
     MixtralConfig,
     MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.layers import may_be_taken
-from fp8doctor.checks.engagement.partial_conversion import SILENT, partial_conversion
-from fp8doctor.facts import Facts, Package, Unrecorded
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.checks.engagement.partial_conversion import SILENT
+from fp8doctor.facts import Facts, Package
+from fp8doctor.finding import Finding
 from tests.checks.engagement.accelerated import prepare
+from tests.checks.environment.live import finding_of, outcome_of
 from tests.complaints import torchtitan_3199
-from tests.examine.models import llama_8b, lora
+from tests.examine.models import llama_8b
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +62,15 @@ def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
         return build().bfloat16()
 
 
+def partial_conversion(facts: Facts) -> Finding | None:
+    return finding_of("partial-conversion", facts)
+
+
 def fired(facts: Facts, reason: str) -> Finding:
     finding = partial_conversion(facts)
-    assert isinstance(finding, Finding)
+    assert finding is not None
     assert finding.evidence["reasons"] == (reason,)
-    assert finding.severity is None, "the check's own, a warning"
+    assert finding.severity == "warning"
     return finding
 
 
@@ -71,28 +79,10 @@ def test_accelerate_stops_at_the_first_unaligned_sibling(
 ) -> None:
     model = Block()
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
-    finding = fired(look(model), "sibling")
+    finding = fired(look(model), "convert-with-torchao")
     assert finding.title == "Only 50% of the matmul FLOPs are in FP8; 50% more could be"
     assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("down", 1)
-    assert (finding.evidence["ceiling_now"], finding.evidence["ceiling_with_all"]) == (1.31, 1.91)
-
-
-def test_treatments_for_a_stop_make_it_silent(
-    look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
-) -> None:
-    aligned = Block(gate=16)
-    aligned, _ = prepare(monkeypatch, aligned, torch.optim.SGD(aligned.parameters()))
-    assert partial_conversion(look(aligned)) is None
-    assert (
-        partial_conversion(
-            look(
-                convert_to_float8_training(
-                    on_meta(Block), module_filter_fn=lambda module, name: name != "gate"
-                )
-            )
-        )
-        is None
-    )
+    assert "1.31x now, 1.91x with these layers" in finding.explanation
 
 
 def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_accelerate: None) -> None:
@@ -103,7 +93,7 @@ def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_acceler
     def mlp() -> nn.Module:
         return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
 
-    finding = fired(look(Accelerator(mixed_precision="fp8", cpu=True).prepare(mlp())), "end")
+    finding = fired(look(Accelerator(mixed_precision="fp8", cpu=True).prepare(mlp())), "own-filter")
     assert finding.evidence["missing_layers"] == 2
     AcceleratorState._reset_state()
     recipe = AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")
@@ -113,14 +103,6 @@ def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_acceler
         )
         is None
     )
-
-
-def test_accelerate_in_bf16_leaves_out_nothing(look: Look, forget_accelerate: None) -> None:
-    from accelerate import Accelerator
-
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(3)))
-    convert_to_float8_training(model, module_filter_fn=lambda module, name: name == "1")
-    fired(look(Accelerator(mixed_precision="bf16", cpu=True).prepare(model)), "filter")
 
 
 def test_conv1d_beside_a_converted_head(look: Look) -> None:
@@ -133,7 +115,7 @@ def test_conv1d_beside_a_converted_head(look: Look) -> None:
         "eos_token_id": 0,
     }
     model = on_meta(lambda: GPT2LMHeadModel(GPT2Config(**sizes)))
-    finding = fired(look(convert_to_float8_training(model)), "conv1d")
+    finding = fired(look(convert_to_float8_training(model)), "conv1d-to-linear")
     assert finding.treatment is not None
     assert finding.treatment.name == "conv1d-to-linear"
     for parent in list(model.modules()):
@@ -158,6 +140,9 @@ EXPERTS = {
     "Llama 4": lambda: Llama4ForCausalLM(
         Llama4TextConfig(num_hidden_layers=1, num_local_experts=4, vocab_size=1024)
     ),
+    "Qwen3": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(num_hidden_layers=1, num_experts=16, moe_intermediate_size=768, vocab_size=1024)
+    ),
 }
 
 
@@ -170,53 +155,34 @@ def with_experts(name: str) -> nn.Module:
 @pytest.mark.parametrize("name", ["JetMoe", "GPT-OSS", "Llama 4"])
 def test_experts_that_no_line_converts(name: str, look: Look) -> None:
     """JetMoe multiplies one expert after the other, Llama 4 by bmm; those of GPT-OSS lie as [in, out]."""
-    treatment = fired(look(with_experts(name)), "experts_as_they_lie").treatment
+    treatment = fired(look(with_experts(name)), "experts-by-grouped-gemm").treatment
     assert treatment is not None
     assert treatment.kind == "sketch"
 
 
-def test_torchao_passes_over_an_expert_that_is_taken_out_of_its_weight() -> None:
-    weight = Float8TrainingWeightWrapperTensor(torch.zeros(2, 16, 16), Float8TrainingOpConfig())
-    assert type(weight[0]) is torch.Tensor
-
-
-def test_torchao_refuses_experts_that_lie_transposed() -> None:
-    weight = Float8TrainingWeightWrapperTensor(torch.zeros(2, 16, 16).bfloat16(), Float8TrainingOpConfig())
-    x, offsets = torch.zeros(32, 16).bfloat16(), torch.tensor([16, 32], dtype=torch.int32)
-    with pytest.raises(AssertionError, match="B must be column-major"):
-        torch._grouped_mm(x, weight, offs=offsets)
-
-
 def test_experts_are_not_seen(look: Look) -> None:
     model = with_experts("Mixtral")
-    finding = fired(look(model), "experts")
+    finding = fired(look(model), "convert-experts")
     assert finding.treatment is not None
     assert finding.treatment.kind == "python"
+    packages = {"torchao": Package(version="0.16.0", imported=True)}
+    facts = look(model)
+    older = fired(replace(facts, software=replace(facts.software, packages=packages)), "convert-experts")
+    assert older.treatment is not None
+    assert "MoETrainingConfig()" in older.treatment.code
     exec(finding.treatment.code, {"model": model})
     assert partial_conversion(look(model)) is None
 
 
 def test_experts_are_told_by_their_weights_where_nobody_says_how_many_a_token_visits(look: Look) -> None:
     facts = look(torchtitan_3199.build_model())
-    finding = fired(facts, "experts")
-    assert finding.title == "6 expert weights stayed in 16 bits next to FP8: 98% of all Linears' weights"
+    finding = fired(facts, "convert-experts")
+    assert "98% more could be" in finding.title
+    assert "Linears' weights" in finding.title
     without = tuple(each for each in facts.network.linears if each.role != "experts")
-    left_out = tuple(msgspec.structs.replace(each, use="none", stack="torch") for each in without[:1])
-    network = msgspec.structs.replace(facts.network, linears=(*left_out, *without[1:]))
-    with pytest.raises(Unrecorded):
-        partial_conversion(msgspec.structs.replace(facts, network=network))
-
-
-def test_experts_in_the_words_of_an_older_torchao(look: Look) -> None:
-    facts = look(with_experts("Mixtral"))
-    packages = {**facts.software.packages, "torchao": Package(version="0.16.0", imported=True)}
-    older = msgspec.structs.replace(
-        facts, software=msgspec.structs.replace(facts.software, packages=packages)
-    )
-    finding = fired(older, "experts")
-    assert finding.treatment is not None
-    assert "MoETrainingConfig()" in finding.treatment.code
-    assert "Float8TrainingOpConfig" not in finding.treatment.code
+    left_out = tuple(replace(each, use="none", stack="torch") for each in without[:1])
+    network = replace(facts.network, linears=(*left_out, *without[1:]))
+    assert outcome_of("partial-conversion", replace(facts, network=network)).outcome == "unknown"
 
 
 def test_the_printed_filter_leaves_out_what_this_model_has_to_leave_out(look: Look) -> None:
@@ -226,7 +192,7 @@ def test_the_printed_filter_leaves_out_what_this_model_has_to_leave_out(look: Lo
         )
 
     model = convert_to_float8_training(build(), module_filter_fn=lambda module, name: name == "up_0")
-    finding = fired(look(model), "filter")
+    finding = fired(look(model), "convert-the-rest")
     assert finding.treatment is not None
     model = build()
     exec(finding.treatment.code, {"model": model})
@@ -246,7 +212,7 @@ def wrapped(model: nn.Module) -> nn.Module:
 def test_exact_names_behind_a_compiled_wrapper(look: Look) -> None:
     blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
     model = convert_to_float8_training(wrapped(blocks), module_filter_fn=lambda module, name: name in NAMES)
-    finding = fired(look(model), "wrapped")
+    finding = fired(look(model), "convert-before-compile")
     assert (finding.evidence["first"], finding.evidence["missing_layers"]) == ("1.up", 4)
     convert_to_float8_training(
         model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES
@@ -254,24 +220,11 @@ def test_exact_names_behind_a_compiled_wrapper(look: Look) -> None:
     assert partial_conversion(look(model)) is None
 
 
-def test_converting_before_compiling_is_silent(look: Look) -> None:
-    blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
-    assert (
-        partial_conversion(
-            look(
-                wrapped(
-                    convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name in NAMES)
-                )
-            )
-        )
-        is None
-    )
-
-
 def test_projections_inside_multi_head_attention(look: Look) -> None:
     layer = on_meta(lambda: nn.TransformerEncoderLayer(WIDTH, 16))
     assert (
-        fired(look(convert_to_float8_training(layer)), "attention").evidence["first"] == "self_attn.in_proj"
+        fired(look(convert_to_float8_training(layer)), "own-projections").evidence["first"]
+        == "self_attn.in_proj"
     )
 
 
@@ -289,23 +242,21 @@ def test_layers_that_gain_less_than_the_model_can_tell_are_not_missed(rows: int,
 def test_torchtunes_lora_is_no_linear() -> None:
     """From facts alone: torchtune is not a dependency."""
     converted, other = SILENT.network.linears
-    tuned = msgspec.structs.replace(
-        other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear"
-    )
-    network = msgspec.structs.replace(SILENT.network, linears=(converted, tuned))
-    finding = fired(msgspec.structs.replace(SILENT, network=network), "class")
+    tuned = replace(other, use="none", stack="torch", kind="torchtune.modules.peft.lora.LoRALinear")
+    network = replace(SILENT.network, linears=(converted, tuned))
+    finding = fired(replace(SILENT, network=network), "convert-before-lora")
     assert finding.evidence["missing_layers"] == 1
     assert finding.treatment is not None
     assert "# torchtune's LoRALinear is not nn.Linear: build the model without it" in finding.treatment.code
 
 
-@pytest.mark.parametrize(("part", "severity"), [("mlp", "info"), ("self_attn", None)])
-def test_a_filter_of_the_users_own(look: Look, part: str, severity: str | None) -> None:
+@pytest.mark.parametrize(("part", "severity"), [("mlp", "info"), ("self_attn", "warning")])
+def test_a_filter_of_the_users_own(look: Look, part: str, severity: str) -> None:
     """Leaving out a fifth is a choice and said; leaving out most is a warning."""
     model = convert_to_float8_training(llama_8b(), module_filter_fn=lambda module, name: part in name)
     finding = partial_conversion(look(model))
     assert isinstance(finding, Finding)
-    assert (finding.severity, finding.evidence["reasons"]) == (severity, ("filter",))
+    assert (finding.severity, finding.evidence["reasons"]) == (severity, ("convert-the-rest",))
     convert_to_float8_training(model, module_filter_fn=lambda module, name: not name.endswith("lm_head"))
     assert partial_conversion(look(model)) is None
 
@@ -332,22 +283,12 @@ def test_torchaos_own_filter_is_sensible(look: Look, recipe: str) -> None:
     assert partial_conversion(facts) is None
 
 
-@pytest.mark.nightly
-def test_adapters_are_not_missed(look: Look) -> None:
-    model = convert_to_float8_training(llama_8b(), module_filter_fn=lambda module, name: name != "lm_head")
-    assert partial_conversion(look(lora(model, rank=128))) is None
-
-
 def test_with_few_tokens_no_layer_is_missed(look: Look) -> None:
     blocks = on_meta(lambda: nn.Sequential(*(Block() for _ in range(3))))
     facts = look(
         convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name == "0.up"), tokens=64
     )
     assert partial_conversion(facts) is None
-
-
-def test_without_fp8_nothing_is_partial(look: Look) -> None:
-    assert isinstance(partial_conversion(look(on_meta(Block))), NotApplicable)
 
 
 @pytest.mark.parametrize(
@@ -370,10 +311,79 @@ def test_a_computed_weight_is_no_choice_of_a_filter(norm: Callable[..., nn.Modul
         model, module_filter_fn=lambda layer, name: name in ("up_2", "up_3")
     )
     facts = look(filtered)
-    finding = fired(facts, "computed")
+    finding = fired(facts, "convert-before-parametrizing")
     assert finding.treatment is not None
     assert finding.treatment.name == "convert-before-parametrizing"
     assert [each.name for each in facts.linears() if may_be_taken(each)] == ["up_0", "up_1"]
     later = convert_to_float8_training(build())
     norm(later["up_0"])
     assert {each.use for each in look(later).linears()} == {"training"}
+
+
+def with_wrapped_experts(name: str) -> Any:
+    model = on_meta(EXPERTS[name])
+    experts = {"JetMoe": "ParallelExperts"}.get(name, "Experts")
+    quantize_(
+        model,
+        Float8TrainingOpConfig(),
+        filter_fn=lambda module, _: type(module).__name__.endswith(experts),
+    )
+    return model
+
+
+@pytest.mark.parametrize(("name", "operator"), [("Llama 4", "bmm"), ("JetMoe", "linear")])
+def test_experts_whose_class_has_no_grouped_gemm(name: str, operator: str, look: Look) -> None:
+    facts = look(with_wrapped_experts(name))
+    finding = finding_of("experts-not-reached", facts)
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.evidence["operators"] == (operator,)
+    assert finding.treatment is not None
+    assert finding.treatment.kind == "sketch"
+    assert not [linear for linear in facts.network.linears if linear.use == "training"]
+
+
+@pytest.mark.parametrize("implementation", ["eager", "batched_mm"])
+def test_the_line_lets_the_wrapper_see_the_product(implementation: str, look: Look) -> None:
+    model = with_wrapped_experts("Mixtral")
+    model.set_experts_implementation(implementation)
+    finding = finding_of("experts-not-reached", look(model))
+    assert finding is not None
+    assert finding.treatment is not None
+    assert finding.treatment.kind == "python"
+    exec(finding.treatment.code, {"model": model})
+    facts = look(model)
+    assert outcome_of("experts-not-reached", facts).outcome == "healthy"
+    assert sum(linear.use == "training" for linear in facts.network.linears) == 2
+
+
+def test_small_experts_beside_attention_in_fp8_are_told(look: Look) -> None:
+    model = convert_to_float8_training(
+        on_meta(EXPERTS["Qwen3"]), module_filter_fn=lambda module, name: "attn" in name
+    )
+    facts = look(model)
+    finding = finding_of("experts-not-reached", facts)
+    assert finding is not None
+    assert (finding.severity, finding.evidence["ceiling"]) == ("info", 1.1)
+    assert finding.treatment is None
+    assert outcome_of("partial-conversion", facts).outcome == "healthy"
+
+
+@pytest.mark.parametrize("vocabulary", [1024, 151936])
+def test_where_little_is_left_beside_small_experts_fp8_is_to_be_left_off(vocabulary: int, look: Look) -> None:
+    """Whatever the head is: by good custom it is left out."""
+    config = Qwen3MoeConfig(num_hidden_layers=1, vocab_size=vocabulary)
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(config).bfloat16()
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: "attn" in name)
+    finding = finding_of("experts-not-reached", look(model, tokens=4096))
+    assert finding is not None
+    assert finding.severity == "warning"
+    assert finding.title.startswith("Experts hold 80% of the matmul FLOPs that FP8 could take")
+    assert finding.treatment is not None
+    assert finding.treatment.name == "stay-in-bf16"
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_untouched_experts_are_not_told(name: str, look: Look) -> None:
+    assert outcome_of("experts-not-reached", look(on_meta(EXPERTS[name]))).outcome == "not_applicable"

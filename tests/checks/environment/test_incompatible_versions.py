@@ -1,230 +1,373 @@
-"""ENV005 where the metadata of a package says another version; what those versions do is in
-tests/versions/known_versions.md."""
+"""ENV005 on real layers and on a stand-in for Transformer Engine, with releases put into the facts.
+
+One process has one of each. What those releases do is in tests/versions."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import msgspec
 import pytest
+import torch
+from msgspec.structs import replace
+from packaging.specifiers import SpecifierSet
 from torch import nn
+from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT, met
-from fp8doctor.facts import Accelerate, Environment, Facts, Linear, Network, Package, Software, Training
+from fp8doctor import load_report
+from fp8doctor.analysis.training_bugs import STRUCTURES, TrainingBug, bugs_of, training_bugs
+from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT
+from fp8doctor.facts import Accelerate, Facts, Package
+from tests.checks.checkpointing.test_recompute_not_fp8 import with_te_checkpoint
 from tests.checks.environment.live import finding_of, outcome_of
+from tests.stand_ins import transformer_engine as stand_in
 
-FP8 = {"ACCELERATE_MIXED_PRECISION": "fp8"}
-
-
-Says = Callable[[str, str], None]
 Look = Callable[..., Facts]
 
+VERSIONS, INCORRECT, SPLITS = "incompatible-versions", "trains-incorrectly", "ddp-splits-float8"
+RECORDED = Path(__file__).parents[2] / "versions" / "recorded"
+
+
+def with_releases(facts: Facts, torch_release: str = "2.13.0", **packages: str) -> Facts:
+    found = {name: Package(version=release, imported=True) for name, release in packages.items()}
+    return replace(facts, software=replace(facts.software, torch=torch_release, packages=found))
+
+
+def bugs(facts: Facts, *kinds: str) -> tuple[str, ...]:
+    return tuple(bug.name for bug, _ in bugs_of(facts, kinds or ("incorrect",)))
+
+
+@pytest.mark.parametrize("bug", training_bugs(), ids=lambda bug: bug.name)
+def test_each_row_has_a_source_and_a_release_that_is_not_affected(bug: TrainingBug) -> None:
+    assert bool(bug.when) != (bug.structure in STRUCTURES)
+    assert bug.sources
+    assert all(each.startswith("https://") for each in bug.sources)
+    assert bug.effect.endswith(".")
+    for fixed in re.findall(rf"{bug.library}>=([\d.]+)\"", bug.lines):
+        assert fixed not in SpecifierSet(bug.versions)
+
 
 @pytest.fixture
-def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Says:
-    """Makes this process find the version of another release: a stand-in for its metadata."""
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def version(name: str, version: str) -> None:
-        info = tmp_path / f"{name}-{version}.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-
-    return version
+def te(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return stand_in.install(monkeypatch, "fp8")
 
 
-@pytest.fixture
-def fp8(monkeypatch: pytest.MonkeyPatch, forget_accelerate: None) -> None:
-    """FP8 is asked for by the environment, and torchao, which is loaded, is the backend."""
-    import torchao.float8
+def engine() -> Any:
+    return sys.modules["transformer_engine.pytorch"]
 
-    assert torchao.float8
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
+
+def ran(*layers: nn.Module, recipe: Any = None, **attributes: Any) -> nn.Module:
+    """A model of these layers after a forward in FP8; the first has these attributes."""
+    model = nn.Sequential(*layers)
+    with engine().fp8_autocast(fp8_recipe=recipe or stand_in.DelayedScaling()):
+        model(torch.zeros(16, 64))
+    vars(model[0]).update(attributes)
+    return model
+
+
+def linear() -> nn.Module:
+    layer: nn.Module = engine().Linear(64, 64)
+    return layer
+
+
+def hybrid(format: str = "HYBRID") -> Any:
+    recipe = stand_in.MXFP8BlockScaling()
+    vars(recipe).update(fp8_format=SimpleNamespace(name=format))
+    return recipe
+
+
+class Operation(stand_in.OperationGroupedLinear):
+    """After a forward, as ``BasicOperation`` keeps it (1.9 to 2.20)."""
+
+    def __init__(self, recipe: Any = None, trains: bool = True) -> None:
+        super().__init__(1, 64, 64)
+        kept = {"recipe": recipe or stand_in.DelayedScaling()}
+        self._fp8_metas: dict[str, Any] = {"forward": kept, "backward": None}
+        self.requires_grad_(trains)
+
+
+Operation.__name__ = Operation.__qualname__ = "GroupedLinear"
+Operation.__module__ = stand_in.OperationGroupedLinear.__module__
+
+
+def grouped() -> nn.Module:
+    experts = engine().GroupedLinear(2, 64, 64)
+    with engine().fp8_autocast(fp8_recipe=stand_in.DelayedScaling()):
+        experts(torch.zeros(32, 64), [16, 16])
+    return nn.Sequential(experts)
+
+
+def megatron(**settings: Any) -> nn.Module:
+    """Megatron's layers, with these settings of its configuration."""
+    return ran(linear(), recipe=stand_in.Float8CurrentScaling(), config=SimpleNamespace(**settings))
+
+
+class LayerWiseDistributedOptimizer(torch.optim.SGD):
+    """Megatron's class of this name."""
+
+
+LayerWiseDistributedOptimizer.__module__ = "megatron.core.optimizer.layer_wise_optimizer"
+SELECTIVE = {"fp8": "hybrid", "recompute_granularity": "selective", "fp8_dot_product_attention": True}
+QUANTIZED = {"quant_recipe": object(), "fp8": None}
+IN_FP8 = {"primary_weights_in_fp8": True}
+
+JOBS: dict[str, tuple[Callable[[], Any], dict[str, str], dict[str, str]]] = {
+    "checkpointing stops the update of gradient scales": (
+        lambda: ran(with_te_checkpoint(linear()), linear()),
+        {"transformer_engine": "1.11.0+4df8488"},
+        {"transformer_engine": "1.12.0"},
+    ),
+    "checkpointing undoes the update of forward scales": (
+        lambda: ran(with_te_checkpoint(linear())),
+        {"transformer_engine": "2.3.0"},
+        {"transformer_engine": "2.4.0"},
+    ),
+    "the recompute runs in BF16": (
+        lambda: ran(with_te_checkpoint(linear())),
+        {"transformer_engine": "0.2.0"},
+        {"transformer_engine": "0.3.0"},
+    ),
+    "a frozen first layer stops the update of gradient scales": (
+        lambda: nn.Sequential(Operation(trains=False), Operation()),
+        {"transformer_engine": "2.6.0"},
+        {"transformer_engine": "2.7.0"},
+    ),
+    "sequence parallelism changes weight gradients": (
+        lambda: ran(linear(), tp_size=2, sequence_parallel=True),
+        {"transformer_engine": "1.1"},
+        {"transformer_engine": "1.2"},
+    ),
+    "grouped FP8 matmuls read other scales": (
+        grouped,
+        {"transformer_engine": "1.10.0"},
+        {"transformer_engine": "1.11.0"},
+    ),
+    "FP8 weights are cached and never refreshed": (
+        lambda: megatron(**QUANTIZED),
+        {"transformer_engine": "2.8", "megatron": "0.18.0"},
+        {"transformer_engine": "2.8", "megatron": "0.19.0"},
+    ),
+    "gathered MXFP8 parameters become NaN": (
+        lambda: ran(linear(), recipe=stand_in.MXFP8BlockScaling(), **IN_FP8),
+        {"transformer_engine": "2.9", "megatron": "0.15.3"},
+        {"transformer_engine": "2.9", "megatron": "0.16.0"},
+    ),
+    "a forced sync overwrites MXFP8 parameters": (
+        lambda: ran(linear(), recipe=stand_in.MXFP8BlockScaling(), **IN_FP8),
+        {"transformer_engine": "2.9", "megatron": "0.18.2"},
+        {"transformer_engine": "2.9", "megatron": "0.19.0"},
+    ),
+    "weights kept in FP4 miss their updates": (
+        lambda: ran(linear(), recipe=stand_in.NVFP4BlockScaling(), **IN_FP8),
+        {"transformer_engine": "2.8", "megatron": "0.17.1"},
+        {"transformer_engine": "2.8", "megatron": "0.18.0"},
+    ),
+    "updates of the layer-wise optimizer do not reach FP8 weights": (
+        lambda: ran(linear(), recipe=stand_in.Float8BlockScaling(), **IN_FP8),
+        {"transformer_engine": "2.8", "megatron": "0.17.0"},
+        {"transformer_engine": "2.8", "megatron": "0.18.0"},
+    ),
+    "compiled FP8 casts may write NaN": (
+        lambda: convert_to_float8_training(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))),
+        {"torchao": "0.17.0", "torch_release": "2.14.0+cu130"},
+        {"torchao": "0.17.0", "torch_release": "2.13.0"},
+    ),
+}
+"""Bug -> a real job of it, releases that have it, and releases that have not."""
+
+
+@pytest.mark.parametrize("bug", JOBS)
+def test_a_release_that_trains_incorrectly(bug: str, te: Any, look: Look) -> None:
+    build, affected, sound = JOBS[bug]
+    model = build()
+    if "compiled" in bug:
+        model.compile()
+    optimizer = LayerWiseDistributedOptimizer(model.parameters()) if "layer-wise" in bug else None
+    facts = look(model, optimizer=optimizer)
+    sick = with_releases(facts, **affected)
+    assert bug in bugs(sick)
+    assert bug not in bugs(with_releases(facts, **sound))
+    finding, row = finding_of(INCORRECT, sick), next(each for each in training_bugs() if each.name == bug)
+    assert finding is not None
+    assert finding.severity == ("error" if row.certain else "warning")
 
 
 @pytest.mark.parametrize(
-    ("version", "outcome"), [("1.3.0", "healthy"), ("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")]
-)
-def test_accelerate_that_does_not_read_the_environment(
-    fp8: None, says: Says, look: Look, version: str, outcome: str
-) -> None:
-    says("accelerate", version)
-    facts = look(nn.Linear(16, 16))
-    assert outcome_of("ENV005", facts).outcome == outcome
-    finding = finding_of("ENV005", facts)
-    if finding:
-        assert finding.severity == "warning"
-        assert finding.title == f"accelerate {version} does not work with FP8 here"
-        assert finding.treatment is not None
-        assert finding.treatment.code == 'pip install "accelerate>=1.9.0"'
-
-
-@pytest.mark.parametrize("version", ["1.4.0", "1.7.0"])
-def test_accelerate_that_converts_nothing(fp8: None, says: Says, look: Look, version: str) -> None:
-    says("accelerate", version)
-    before = look(nn.Linear(16, 16))
-    finding = finding_of("ENV005", before)
-    assert finding is not None
-    assert finding.severity == "info", "an Accelerator may be told fp8 by its argument"
-    in_vain = msgspec.structs.replace(
-        before, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
-    )
-    finding = finding_of("ENV005", in_vain)
-    assert finding is not None
-    assert finding.severity == "warning"
-    assert "converts nothing" in finding.explanation
-    layer = Linear(name="up", stack="torchao", use="training")
-    assert (
-        outcome_of(
-            "ENV005",
-            msgspec.structs.replace(in_vain, network=Network(linears=(layer,), adapter_parameters=0)),
-        ).outcome
-        == "healthy"
-    )
-
-
-def test_the_installed_versions_work_together(fp8: None, look: Look) -> None:
-    assert outcome_of("ENV005", look(nn.Linear(16, 16))).outcome == "healthy"
-
-
-def test_nobody_asks_for_fp8(says: Says, look: Look, forget_accelerate: None) -> None:
-    says("accelerate", "1.8.1")
-    assert outcome_of("ENV005", look(nn.Linear(16, 16))).outcome == "healthy"
-
-
-def test_a_model_that_was_prepared_shows_that_it_works() -> None:
-    prepared = msgspec.structs.replace(
-        FIRES, training=Training(accelerate=Accelerate(mixed_precision="fp8", prepared=True))
-    )
-    assert outcome_of("ENV005", prepared).outcome == "healthy"
-
-
-def job(
-    packages: dict[str, str], backend: str = "TE", network: Network = SILENT.network, **variables: str
-) -> Facts:
-    return msgspec.structs.replace(
-        SILENT,
-        software=Software(
-            packages={name: Package(version=version, imported=True) for name, version in packages.items()}
+    ("bug", "build", "release"),
+    [
+        (
+            "recomputing several micro-batches reads empty FP8 weights",
+            lambda: ran(with_te_checkpoint(linear())),
+            "1.3",
         ),
-        environment=Environment(variables=variables, backend_imports={backend: None}),
-        network=network,
-    )
-
-
-@pytest.mark.parametrize(
-    ("accelerate", "te", "outcome"),
-    [
-        ("1.10.1", "2.20.2", "healthy"),
-        ("1.11.0", "2.8.0", "healthy"),
-        ("1.11.0", "2.9.0", "sick"),
-        ("1.12.0", "2.20.2", "sick"),
-        ("1.13.0", "2.20.2", "healthy"),
+        ("later micro-batches read the first one's weights with a new scale", lambda: ran(linear()), "1.7"),
     ],
 )
-def test_accelerate_with_the_renamed_module_of_transformer_engine(
-    accelerate: str, te: str, outcome: str
+def test_gradient_accumulation(
+    bug: str, build: Callable[[], nn.Module], release: str, te: Any, look: Look
 ) -> None:
-    assert (
-        outcome_of("ENV005", job({"accelerate": accelerate, "transformer_engine": te}, **FP8)).outcome
-        == outcome
-    )
-    assert (
-        outcome_of(
-            "ENV005", job({"accelerate": accelerate, "transformer_engine": te}, backend="AO", **FP8)
-        ).outcome
-        == "healthy"
-    )
+    once = with_releases(look(build()), transformer_engine=release)
+    assert bugs(once) == ()
+    assert bugs(replace(once, workload=replace(once.workload, accumulate=4))) == (bug,)
 
 
 @pytest.mark.parametrize(
-    ("accelerate", "outcome"), [("1.8.0", "sick"), ("1.8.1", "sick"), ("1.9.0", "healthy")]
+    ("format", "fused", "found"),
+    [("HYBRID", "1", 2), ("HYBRID", "0", 1), ("E4M3", "1", 0)],
 )
-def test_torchao_by_argument_without_fsdp(accelerate: str, outcome: str) -> None:
-    by_argument = Training(accelerate=Accelerate(mixed_precision="fp8", prepared=False))
-    facts = msgspec.structs.replace(
-        job({"accelerate": accelerate, "torchao": "0.17.0"}, backend="AO"), training=by_argument
+def test_the_format_of_mxfp8(
+    format: str, fused: str, found: int, te: Any, look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients in E5M2, and what the fused grouped MLP makes of them."""
+    monkeypatch.setenv("NVTE_CUTEDSL_FUSED_GROUPED_MLP", fused)
+    facts = look(nn.Sequential(Operation(hybrid(format))))
+    assert len(bugs(with_releases(facts, transformer_engine="2.18"))) == found
+
+
+@pytest.mark.parametrize(
+    ("modules", "attention", "sick"),
+    [("core_attn", True, True), ("core_attn", False, False), ("gdn", False, True), ("moe_act", True, False)],
+)
+def test_what_megatron_recomputes_outside_of_fp8(
+    modules: str, attention: bool, sick: bool, te: Any, look: Look
+) -> None:
+    settings = SELECTIVE | {"recompute_modules": [modules], "fp8_dot_product_attention": attention}
+    facts = with_releases(look(megatron(**settings)), transformer_engine="2.8", megatron="0.19.0")
+    assert bugs(facts) == (("Megatron recomputes modules outside of FP8",) if sick else ())
+
+
+def test_weights_in_fp8_alone_and_torchs_optimizer(te: Any, look: Look) -> None:
+    model = ran(linear(), **IN_FP8)
+
+    def found(optimizer: Any) -> tuple[str, ...]:
+        return bugs(with_releases(look(model, optimizer=optimizer), transformer_engine="2.20.2"))
+
+    fused = type("FusedAdam", (torch.optim.AdamW,), {"__module__": "transformer_engine.pytorch.optimizers"})
+    masters = [nn.Parameter(each.detach().float().clone()) for each in model.parameters()]
+    assert found(torch.optim.AdamW(model.parameters())) == (
+        "the optimizer rounds weights to FP8 in each step",
     )
-    assert outcome_of("ENV005", facts).outcome == outcome
-    sharded = msgspec.structs.replace(
+    assert found(fused(model.parameters())) == found(None) == found(torch.optim.AdamW(masters)) == ()
+
+
+def test_another_recipe_or_none_yet(te: Any, look: Look) -> None:
+    layer = linear()
+    model = nn.Sequential(with_te_checkpoint(layer))
+    unknown = outcome_of(INCORRECT, with_releases(look(model), transformer_engine="2.3"))
+    assert (unknown.outcome, unknown.reason) == ("unknown", "only a forward in FP8 shows the recipe")
+    ran(layer, recipe=stand_in.Float8CurrentScaling())
+    assert outcome_of(INCORRECT, with_releases(look(model), transformer_engine="2.3")).outcome == "healthy"
+
+
+def asked(*, prepared: bool = False, by: str = "variable", backend: str = "AO", **packages: str) -> Facts:
+    """A job that asks for FP8 by a variable or by an argument, before ``prepare`` or after it."""
+    variables = {"ACCELERATE_MIXED_PRECISION": "fp8"} if by == "variable" else {}
+    facts = with_releases(SILENT, **packages)
+    accelerate = (
+        Accelerate(mixed_precision="fp8", prepared=prepared) if prepared or by == "argument" else None
+    )
+    return replace(
         facts,
-        environment=Environment(variables={"ACCELERATE_USE_FSDP": "true"}, backend_imports={"AO": None}),
+        environment=replace(facts.environment, variables=variables, backend_imports={backend: None}),
+        network=replace(facts.network, linears=()),
+        training=replace(facts.training, accelerate=accelerate),
     )
-    assert outcome_of("ENV005", sharded).outcome == "healthy"
 
 
 @pytest.mark.parametrize(
-    ("peft", "later"), [("0.18.1", {"transformer_engine", "torchao"}), ("0.19.0", set())]
-)
-def test_adapters_that_may_come(peft: str, later: set[str]) -> None:
-    packages = {"accelerate": "1.15.0", "peft": peft, "transformer_engine": "2.20.2", "torchao": "0.18.0"}
-    found = {pair.other.package for pair in met(job(packages, **FP8)) if pair.other}
-    assert found == later
-    finding = finding_of("ENV005", job(packages, **FP8))
-    assert (finding is not None) == bool(later)
-    if finding:
-        assert finding.severity == "info", "nothing shows that adapters will come"
-    with_adapters = Network(linears=(), adapter_parameters=1024)
-    assert outcome_of("ENV005", job(packages, network=with_adapters, **FP8)).outcome == "healthy"
-
-
-def test_a_real_float8_model_with_an_old_peft(says: Says, look: Look, forget_accelerate: None) -> None:
-    import peft
-    from torchao.float8 import convert_to_float8_training
-
-    model = convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)))
-    assert outcome_of("ENV005", look(model)).outcome == "healthy", f"with the installed {peft.__version__}"
-    says("peft", "0.18.1")
-    says("torchao", "0.18.0")
-    finding = finding_of("ENV005", look(model))
-    assert finding is not None
-    assert finding.severity == "info"
-    assert "LinearActivationQuantizedTensor" in finding.explanation
-
-
-@pytest.mark.parametrize("version", [None, "", "not a version"])
-def test_a_version_that_cannot_be_read_is_no_bad_one(version: str | None) -> None:
-    packages = {"accelerate": Package(version=version, imported=True)}
-    assert (
-        outcome_of("ENV005", msgspec.structs.replace(FIRES, software=Software(packages=packages))).outcome
-        == "healthy"
-    )
-
-
-def test_release_candidates_count_as_what_they_precede() -> None:
-    facts = msgspec.structs.replace(
-        FIRES, software=Software(packages={"accelerate": Package(version="1.9.0.dev0", imported=True)})
-    )
-    assert outcome_of("ENV005", facts).outcome == "sick"
-
-
-@pytest.mark.parametrize(
-    ("te", "cudnn", "cuda", "outcome"),
+    ("facts", "severity"),
     [
-        ("2.20.2", "9.10.2.21", "12.8", "sick"),
-        ("2.20.2", "9.10.2.21", "13.0", "sick"),
-        ("2.19.0", "9.10.2.21", "12.8", "healthy"),
-        ("2.20.2", "9.19.0.56", "13.0", "healthy"),
-        ("2.20.2", None, "13.0", "healthy"),
+        (asked(accelerate="1.3.0"), None),
+        (asked(accelerate="1.7.0"), "info"),
+        (asked(accelerate="1.7.0", prepared=True), "warning"),
+        (asked(accelerate="1.8.1"), "warning"),
+        (asked(accelerate="1.8.1", by="argument", torchao="0.17.0"), "warning"),
+        (asked(accelerate="1.9.0"), None),
+        (asked(accelerate="1.8.1", prepared=True), None),
+        (asked(accelerate="1.12.0", transformer_engine="2.9.0", backend="TE"), "warning"),
+        (asked(accelerate="1.12.0", transformer_engine="2.8.0", backend="TE"), None),
+        (asked(accelerate="1.12.0", transformer_engine="2.9.0"), None),
+        (asked(accelerate="1.13.0", transformer_engine="2.9.0", backend="TE"), None),
+        (asked(accelerate="1.15.0", peft="0.18.1", torchao="0.18.0"), "info"),
+        (asked(accelerate="1.15.0", peft="0.18.1", transformer_engine="2.20.2", backend="TE"), "info"),
+        (asked(accelerate="1.15.0", peft="0.19.0", torchao="0.18.0"), None),
+        (asked(accelerate="not a version"), None),
     ],
 )
-def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, cuda: str, outcome: str) -> None:
+def test_versions_that_fail_together(facts: Facts, severity: str | None) -> None:
+    finding = finding_of(VERSIONS, facts)
+    assert (finding and finding.severity) == severity
+
+
+def test_a_real_float8_model_with_an_old_peft(look: Look, forget_accelerate: None) -> None:
+    import peft
+
+    assert peft
+    facts = look(convert_to_float8_training(nn.Sequential(nn.Linear(64, 64))))
+    assert outcome_of(VERSIONS, facts).outcome == "healthy"
+    assert finding_of(VERSIONS, with_releases(facts, peft="0.18.1", torchao="0.18.0")) is not None
+
+
+@pytest.mark.parametrize(
+    ("te", "cudnn", "cuda", "found"),
+    [
+        ("2.20.2", "9.10.2.21", "12.8", True),
+        ("2.20.2", "9.10.2.21", "13.0", True),
+        ("2.19.0", "9.10.2.21", "12.8", False),
+        ("2.20.2", "9.19.0.56", "13.0", False),
+        ("2.20.2", None, "13.0", False),
+    ],
+)
+def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, cuda: str, found: bool) -> None:
     """Versions as pip gives them: torch 2.8 to 2.10 pin the first cuDNN, torch 2.11 the other."""
     packages = {"transformer_engine": Package(version=te, imported=False)}
-    software = Software(cudnn=cudnn, cuda=cuda, packages=packages)
-    facts = Facts(
-        software=software,
-        environment=Environment(variables={}, backend_imports={}),
-        network=Network(linears=(), adapter_parameters=0),
-        training=Training(accelerate=None),
-    )
-    assert outcome_of("ENV005", facts).outcome == outcome
-    finding = finding_of("ENV005", facts)
+    facts = replace(asked(), software=replace(SILENT.software, packages=packages, cudnn=cudnn, cuda=cuda))
+    finding = finding_of(VERSIONS, facts)
+    assert (finding is not None) == found
     if finding:
         assert finding.severity == "info", "a cuDNN of the system is taken before pip's"
         assert finding.treatment is not None
         assert finding.treatment.code == f'pip install "nvidia-cudnn-cu{cuda[:2]}>=9.12"'
-    imported = {"transformer_engine": Package(version=te, imported=True)}
-    here = msgspec.structs.replace(facts, software=msgspec.structs.replace(software, packages=imported))
-    assert outcome_of("ENV005", here).outcome == "healthy"
+
+
+def test_torchao_that_raises_under_ddp() -> None:
+    report = load_report(RECORDED / "cpu-ddp-torchao-0.12.0.json.gz")
+    (finding,) = (each for each in report.findings if each.name == SPLITS)
+    assert (finding.severity, report.verdict.status) == ("error", "step_raises")
+    fixed = load_report(RECORDED / "cpu-ddp-torchao-0.13.0.json.gz")
+    assert SPLITS not in {each.name for each in fixed.findings}
+
+
+def split(facts: Facts = FIRES, **of_layers: Any) -> bool:
+    layers = tuple(replace(each, **of_layers) for each in facts.network.linears if each.stack == "torchao")
+    return finding_of(SPLITS, replace(facts, network=replace(facts.network, linears=layers))) is not None
+
+
+def changed(part: str, **changes: Any) -> Facts:
+    return replace(
+        FIRES, training=replace(FIRES.training, **{part: replace(getattr(FIRES.training, part), **changes)})
+    )
+
+
+def test_when_ddp_splits_no_graph_of_fp8_layers() -> None:
+    assert split()
+    assert split(changed("dynamo", suppress_errors=True)), "the first step then ends in the backward"
+    assert not split(changed("dynamo", disabled=True))
+    assert not split(changed("dynamo", stance="force_eager"))
+    assert not split(changed("distributed", wrapper="FSDP2"))
+    assert not split(changed("distributed", optimize_ddp=False))
+    assert not split(changed("distributed", wrapper_at="generator"))
+    (mark,) = FIRES.training.compile_marks
+    eager = replace(FIRES.training, compile_marks=(replace(mark, backend="eager"),))
+    assert not split(replace(FIRES, training=eager))
+    assert not split(compiled=None)
+    assert not split(requires_grad=False)
+    assert not split(kind="torchao.prototype.mx_formats.mx_linear.MXLinear")
+    assert not split(parameters=400_000), "less than the first bucket of 1 MiB"
+    assert split(parameters=400_000, dtype="float32")
+    assert split(with_releases(FIRES, torchao="0.12.0+git1234"))
+    assert not split(with_releases(FIRES, torchao="0.13.0+cu128"))

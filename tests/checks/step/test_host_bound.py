@@ -14,7 +14,7 @@ from fp8doctor.checks.step.host_bound import host_bound
 from fp8doctor.facts import Arm, Facts, TrainerArguments
 from fp8doctor.finding import Finding, NotApplicable
 from tests.checks.arms import timed
-from tests.checks.numerics.test_trains_incorrectly import with_releases
+from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.step.conftest import with_arms
 from tests.checks.step.profiled import BF16, FP8_EAGER, profiled, replaced, unprofiled
 from tests.stand_ins import transformer_engine

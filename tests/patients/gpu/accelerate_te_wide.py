@@ -9,7 +9,7 @@ from accelerate.utils import TERecipeKwargs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("MEM001",)
-MUST_NOT = ("MOD001", "MOD002", "MOD007", "CMP001", "SHP001", "ENV001", "ENV003")
+MUST_NOT = ("MOD001", "MOD002", "MOD007", "CMP001", "SHP001", "ENV001", "fp8-backend-misspelled")
 
 
 def build_model(layers: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -8,7 +8,15 @@ from accelerate_torchao import accelerated, example_batch
 __all__ = ["build_model", "example_batch"]
 
 MUST = ("CMP001",)
-MUST_NOT = ("CMP002", "MOD001", "MOD007", "ENV001", "ENV002", "ENV003", "SHP001")
+MUST_NOT = (
+    "CMP002",
+    "MOD001",
+    "MOD007",
+    "ENV001",
+    "fp8-setting-without-effect",
+    "fp8-backend-misspelled",
+    "SHP001",
+)
 
 
 def build_model(layers: int = 4) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

@@ -11,8 +11,15 @@ import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("MOD006", "ENV008")
-MUST_NOT = ("MOD001", "CMP001", "ENV001", "ENV002", "ENV003", "ENV004")
+MUST = ("hidden-fp8",)
+MUST_NOT = (
+    "MOD001",
+    "CMP001",
+    "fp8-request-overridden",
+    "fp8-setting-without-effect",
+    "fp8-backend-misspelled",
+    "fp8-backend-missing",
+)
 
 
 def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:

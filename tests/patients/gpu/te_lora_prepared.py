@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("LORA003", "MOD007")
-MUST_NOT = ("MOD001", "MOD002", "CMP001", "SHP001", "ENV001", "ENV003")
+MUST_NOT = ("MOD001", "MOD002", "CMP001", "SHP001", "ENV001", "fp8-backend-misspelled")
 
 
 def build_model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
