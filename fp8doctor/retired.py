@@ -5,11 +5,14 @@ from __future__ import annotations
 RETIRED = {
     "CKP003": "what recomputation costs FP8 more than BF16 is in the line Why and in the table of variants",
     "CMP007": "every speedup is over the best BF16, compiled or not; the table of variants has all of them",
+    "CMP006": "whether compiling block by block is faster is a row of the table of variants; how long a start "
+    "takes is no part of a step",
     "GPU004": "a slowed or shared GPU is named in the line Sure",
     "GPU005": "without a GPU every number is called estimated; 'fp8doctor env' says why torch sees none",
     "LORA001": "the row LoRA has the adapters' share; the table of variants has the step without them",
     "LORA004": "the cost model counts no weight gradient of a frozen layer, so the estimate holds it",
     "NUM002": "'fp8doctor health' has the error of every layer's casts over a run",
+    "SHP006": "the first line of the report has the number of parameters",
     "STP002": "the line Why has the casts' cost and what the matmuls save",
     "STP003": "the bound of the speedup is in the details (-v)",
     "STP005": "the first line says by how much FP8 is faster",

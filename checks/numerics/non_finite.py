@@ -1,15 +1,9 @@
 """NaN or infinity in loss or gradients
 
-What it finds. Loss or gradients of your own step are not finite, or FP8 is not while BF16 is with the same
-weights and batch.
-
-Why it matters. One NaN in a gradient is in every weight after the next update, and no later step removes it.
-FP8 has less range than BF16. A value beyond 448 in E4M3 becomes NaN if the cast does not saturate; beyond
-57344 in E5M2 it becomes infinity. Delayed scaling meets such values whenever a tensor grows faster than its
-history. A miscompiled cast writes them by itself.
-
-Fix. Leave the layers that overflow in BF16, or use a recipe that scales by this step's values, or
-`DelayedScaling(margin=1)`. A lower learning rate and clipping help if gradients grow, in BF16 too.
+One NaN in a gradient is in every weight after the next update, and no later step removes it. FP8 has less
+range than BF16: a value beyond 448 in E4M3 becomes NaN if the cast does not saturate, and beyond 57344 in
+E5M2 infinity. Delayed scaling meets such values whenever a tensor grows faster than its history. A
+miscompiled cast writes them by itself.
 
     from transformer_engine.common.recipe import DelayedScaling
     recipe = DelayedScaling(amax_history_len=16)  # before: the last steps' scale
@@ -17,31 +11,36 @@ Fix. Leave the layers that overflow in BF16, or use a recipe that scales by this
     from transformer_engine.common.recipe import Float8CurrentScaling
     recipe = Float8CurrentScaling()               # after
 
-When to ignore it. If the batch is random and BF16 is not finite either.
-
-How it is detected, and limits. `fp8doctor run` watches the loss of every step. The trial looks at loss and
-gradients in the first steps of your job, of the fixed step and of BF16. If BF16 is not finite either, FP8 is
-not the cause; with a random batch that is a warning. `fp8doctor health` names the layers.
-
-References. torch 2.11 and older cast 1000 to NaN in E4M3 (2.12 and newer to 448), so torchao clamps first
-(`to_fp8_saturated`); torch 2.13 casts 1e9 to infinity in E5M2.
-https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_utils.py
+`DelayedScaling(margin=1)` leaves room too; `fp8doctor health` names the layers that overflow, to leave in
+BF16. A lower learning rate and clipping help if gradients grow, in BF16 too. `fp8doctor run` watches the loss
+of every step; the trial looks at loss and gradients in the first steps of your job, of the fixed step and of
+BF16, with the same weights and batch. If BF16 is not finite either, FP8 is not the cause; with a random batch
+that is a warning, to ignore.
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
-https://github.com/triton-lang/triton/issues/11111 https://github.com/pytorch/pytorch/issues/150859
+https://github.com/pytorch/pytorch/issues/150859
 """
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import arm, uses_fp8
-from fp8doctor.analysis.finite_steps import FiniteSteps, finite_steps
-from fp8doctor.analysis.losing_layers import is_given
-from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import NOT_RECORDED, Arm, ArmName, Facts, recorded
-from fp8doctor.facts.arm_names import BF16_BASELINES
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.recipes import stack_of
-from fp8doctor.registry import check
+from fp8doctor.kit import (
+    BF16_BASELINES,
+    NOT_RECORDED,
+    Arm,
+    ArmName,
+    Facts,
+    Finding,
+    NotApplicable,
+    Treatment,
+    check,
+    describe,
+    example,
+    finite_steps,
+    float8,
+    losing_layers,
+    recorded,
+    stack_of,
+    uses_fp8,
+)
 
 ROUND_AS_EAGER = Treatment(
     name="round-as-eager",
@@ -64,10 +63,12 @@ NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/floa
 def non_finite(facts: Facts) -> Finding | NotApplicable | None:
     finite = finite_steps(facts)
     if finite.now and not finite.bf16:
-        return not_of_fp8_alone(finite, facts)
+        return _not_of_fp8_alone(finite.bf16, finite.now, facts)
     if not uses_fp8(facts):
         return NotApplicable(reason="no layer is set up for FP8 training")
-    seen, bf16 = checked(facts, ArmName.AS_IS, ArmName.PRESCRIBED), checked(facts, *BF16_BASELINES)
+    checked = [each for each in facts.trial.arms if each.tried and each.non_finite is not None]
+    seen = [each for each in checked if each.name in (ArmName.AS_IS, ArmName.PRESCRIBED)]
+    bf16 = [each for each in checked if each.name in BF16_BASELINES]
     if not seen or not bf16:
         return NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
     if finite.bf16 is False:
@@ -77,62 +78,43 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
         return None
     names = tuple(dict.fromkeys(name for each in bad for name in each.non_finite or ()))
     now = any(each.name == ArmName.AS_IS for each in bad)
+    mended = " With all fixes the step was finite." if now and len(bad) < len(seen) else ""
+    fp8, fix = [each for each in facts.network.linears if each.use == "training"], None
+    if any((each.recipe or "").startswith("rowwise") and each.compiled is not None for each in fp8):
+        fix = ROUND_AS_EAGER
+    elif any(stack_of(each).under_autocast for each in fp8):
+        fix = describe("te-current", facts)
     return Finding(
         title=f"NaN or infinity in {' and '.join(names)} in "
         f"{'FP8' if now else 'the fixed FP8 step, not in the step as it is'}",
-        explanation=f"With the same weights and batch, BF16 is finite.{fixed(bad, seen)}",
+        explanation=f"With the same weights and batch, BF16 is finite.{mended}",
         evidence={
             "non_finite": names,
             "arms": tuple(each.name for each in bad),
             "finite_arms": tuple(each.name for each in (*seen, *bf16) if not each.non_finite),
         },
         breaks="not_finite" if now else NOT_RECORDED,
-        treatment=treatment(facts, now),
+        treatment=fix if now else None,
     )
 
 
-def not_of_fp8_alone(finite: FiniteSteps, facts: Facts) -> Finding:
+def _not_of_fp8_alone(bf16: bool | None, names: tuple[str, ...], facts: Facts) -> Finding:
     """Report NaN that BF16 gives too, or that was not compared with BF16."""
-    names = finite.now or ()
     watched = facts.get("not_finite")
-    certain = bool(watched) or is_given(facts) or recorded(facts, "observed")
-    said = [watched.where] if watched and watched.where else []
+    certain = bool(watched) or losing_layers.is_given(facts) or recorded(facts, "observed")
+    said = "FP8 is not the cause."
     if not certain:
-        said.append("The batch is random: pass a real one with example_batch().")
-    elif finite.bf16 is None:
-        said.append("fp8doctor did not see this step in BF16: train without FP8 to know if FP8 is the cause.")
-    else:
-        said.append("FP8 is not the cause.")
+        said = "The batch is random: pass a real one with example_batch()."
+    elif bf16 is None:
+        said = "fp8doctor did not see this step in BF16: train without FP8 to know if FP8 is the cause."
     return Finding(
         severity=None if certain else "warning",
         title=f"NaN or infinity in {' and '.join(names)}"
         + (f", first in step {watched.step:,}" if watched else "")
-        + (", in BF16 too" if finite.bf16 is False and uses_fp8(facts) else ""),
-        explanation=" ".join(said),
+        + (", in BF16 too" if bf16 is False and uses_fp8(facts) else ""),
+        explanation=f"{watched.where} {said}" if watched and watched.where else said,
         evidence={"non_finite": names, "step": watched.step if watched else None},
         breaks="not_finite" if certain else NOT_RECORDED,
-    )
-
-
-def checked(facts: Facts, *names: str) -> list[Arm]:
-    """List the variants of these names whose loss and gradients were checked."""
-    found = (arm(facts.trial, name) for name in names)
-    return [each for each in found if each and each.non_finite is not None]
-
-
-def fixed(bad: list[Arm], seen: list[Arm]) -> str:
-    """Say if the fixed step was finite: compiled code may saturate where other code does not."""
-    only_as_is = [each.name for each in bad] == [ArmName.AS_IS] and len(seen) > 1
-    return " With all fixes the step was finite." if only_as_is else ""
-
-
-def treatment(facts: Facts, now: bool) -> Treatment | None:
-    """Propose what is known of rowwise or delayed scaling; None if nothing is."""
-    fp8 = [each for each in facts.network.linears if each.use == "training"]
-    if now and any((each.recipe or "").startswith("rowwise") and each.compiled is not None for each in fp8):
-        return ROUND_AS_EAGER
-    return (
-        describe("te-current", facts) if now and any(stack_of(each).under_autocast for each in fp8) else None
     )
 
 

@@ -1,13 +1,9 @@
 """Layers too small to pay for their casts
 
-What it finds. Some FP8 layers cost more time in casts than their FP8 matmuls save, even compiled.
-
-Why it matters. FP8 halves the time of a large matmul, but adds casts. Input, weight and gradient are read
-once for their largest value, and once more to be written in FP8, in two layouts. A matmul grows with M x K x
-N; its casts grow only with M x K, K x N and M x N. If K or N is small, as in grouped-query attention's key
-and value projections, the casts cost more than the matmul saves.
-
-Fix. Leave these layers out of the conversion; the others keep their gain (torchao 0.18).
+FP8 halves the time of a large matmul, which grows with M x K x N, and adds casts, which grow only with M x K,
+K x N and M x N. If K or N is small, the casts cost more than the matmul saves, compiled too: key and value
+projections of grouped-query attention, a head with few classes, a router, LoRA's A and B. In a router or a
+head, rounding also goes straight into the choice of experts or into the loss.
 
     convert_to_float8_training(model)  # before: all of them
 
@@ -15,48 +11,51 @@ Fix. Leave these layers out of the conversion; the others keep their gain (torch
     small = {f"model.layers.{i}.self_attn.k_proj" for i in range(32)}
     convert_to_float8_training(model, module_filter_fn=lambda _, name: name not in small)  # after
 
-When to ignore it. If you convert everything to study numerics.
-
-How it is detected, and limits. On a GPU the trial times each layer's matmuls in BF16 and FP8, and its
-compiled casts; otherwise all of it is estimated. A layer must be 3% slower when timed, counting only 45% of
-its casts (the least a step pays), or 25% when estimated. Together they must cost 2% of the matmul time. If
-rowwise scaling is the reason, see SHP005; if more tokens help, SHP003. If the trial timed the whole step
-without these layers in FP8 and gained less, nothing is reported.
-
-References. torchao's own filter skips K <= 4096 with N <= 1024 (`_auto_filter_for_recipe`, 0.12 to 0.18,
-tuned on H100). https://github.com/pytorch/ao/tree/v0.10.0/torchao/float8
-https://github.com/pytorch/torchtitan/issues/1207 (key and value projections 40% slower in FP8)
+Convert the base before `get_peft_model`, or keep "lora_" out of the conversion. On a GPU the trial times each
+layer's matmuls and casts, and the whole step without these layers in FP8; otherwise both are estimated. A
+layer must be 3% slower when timed, counting 45% of its casts, or 25% when estimated, and all together must
+cost 2% of the matmul time. Ignore it if you convert everything to study numerics. A head as wide as a
+vocabulary can gain speed and is only information. If rowwise scaling is the reason, see SHP005; if more
+tokens help, SHP003.
+https://github.com/pytorch/torchtitan/issues/1207
+https://github.com/meta-pytorch/torchtune/issues/2833
+https://arxiv.org/abs/2412.19437
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from fp8doctor.analysis.arms import savings
-from fp8doctor.analysis.layer_gain import gains
-from fp8doctor.analysis.layers import would_be_converted
-from fp8doctor.analysis.losing_layers import (
-    acquitted,
-    at_least,
-    basis,
-    crossing,
-    in_step,
-    is_given,
-    losing_body,
-    saving,
-    to_keep,
-    would_lose,
+from fp8doctor.kit import (
+    Facts,
+    Finding,
+    Linear,
+    NotApplicable,
+    Treatment,
+    check,
+    convert_again,
+    example,
+    float8,
+    gains,
+    if_recorded,
+    keep_in_bf16,
+    kept_in_bf16,
+    losing_layers,
+    makes_logits,
+    micro_batches,
+    modelled_gpu,
+    mxfp8_experts,
+    named,
+    plural,
+    routed_rows,
+    savings,
+    stay_in_bf16,
+    unaligned,
+    would_be_converted,
 )
-from fp8doctor.analysis.recipe_support import unaligned
-from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
-from fp8doctor.cost import micro_batches, modelled_gpu, mxfp8_experts, routed_rows
-from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, Linear, if_recorded
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.registry import check
-from fp8doctor.wording import plural
+
+GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}
+"""Role -> what its rounding goes straight into."""
 
 SHAPES_SHOWN = 3
 """Shapes that the title names. A choice of length."""
@@ -65,60 +64,81 @@ PAYS = 1.10
 """Speedup of experts below which their casts are reported. A choice."""
 
 
-@check("SHP002", "gemms-too-small", area="shapes", severity="warning", changes_fp8=True, about_shapes=True)
+@check(
+    "SHP002",
+    "gemms-too-small",
+    area="shapes",
+    severity="warning",
+    was="SHP004",
+    changes_fp8=True,
+    about_shapes=True,
+)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
-        if experts := if_recorded(of_experts, facts):
-            return experts
-        return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
-    if crossing(facts):
-        return NotApplicable(reason="with so few tokens, FP8 pays off for no shape (SHP003)")
-    found, saved = losing_body(facts), savings(facts).get(KEEP_IN_BF16)
-    if not found or acquitted(found.values(), saved):
-        return None
-    fp8 = facts.network.fp8
-    shapes = Counter(f"{each.in_features} x {each.out_features}" for each in fp8 if each.name in found)
-    shown = ", ".join(shape for shape, _ in shapes.most_common(SHAPES_SHOWN)) + (
-        ", ..." if len(shapes) > SHAPES_SHOWN else ""
+        none = NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
+        return if_recorded(_experts, facts) or none
+    found = losing_layers.losing_apart(facts) | losing_layers.losing_body(facts)
+    fp8, saved, kept = (
+        facts.network.fp8,
+        savings(facts).get("keep-in-bf16"),
+        kept_in_bf16(facts.network.linears),
     )
+    layers = [each for each in fp8 if each.name in found and each.name not in kept]
+    lost = [found[each.name] for each in layers]
+    if not layers or losing_layers.acquitted(lost, saved):
+        return None
+    shapes = Counter(f"{each.in_features} x {each.out_features}" for each in layers).most_common()
+    shown = ", ".join([shape for shape, _ in shapes[:SHAPES_SHOWN]] + ["..."] * (len(shapes) > SHAPES_SHOWN))
+    apart = next((each for each in layers if each.role in GOES_INTO), None)
     bf16, in_fp8, casts = (
-        sum(gain.times * getattr(gain, part) for gain in found.values())
+        sum(gain.times * getattr(gain, part) for gain in lost)
         for part in ("bf16_ms", "fp8_ms", "least_casts_ms")
     )
-    treatment = keep_in_bf16(tuple(found), facts)
-    if pays_for_none(fp8, facts):
-        treatment = stay_in_bf16(facts, "FP8 pays off for none of these shapes")
+    timed = all(gain.measured for gain in lost)
     return Finding(
-        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} (in x out {shown}) "
-        f"{'is' if len(found) == 1 else 'are'} slower than BF16, compiled "
-        f"too{'' if all(gain.measured for gain in found.values()) else ' (estimated)'}",
-        explanation=f"{basis(found.values())}: their matmuls take {bf16:.2f} ms/step in BF16 and "
-        f"{in_fp8:.2f} ms in FP8, their casts {at_least(found.values())}{casts:.2f} ms.{in_step(saved)}",
+        title=f"{plural(len(layers), 'FP8 layer')} of {len(fp8)} (in x out {shown}) "
+        f"{'is' if len(layers) == 1 else 'are'} slower than BF16, compiled too"
+        f"{'' if timed else ' (estimated)'}"
+        f"{f', with the {apart.role} {apart.name}' if apart else ''}",
+        explanation=f"{'Timed alone on' if timed else 'Estimated for'} {lost[0].gpu}: their matmuls take "
+        f"{bf16:.2f} ms/step in BF16 and {in_fp8:.2f} ms in FP8, their casts "
+        f"{'at least ' * timed}{casts:.2f} ms."
+        + (f" FP8 rounding in a {apart.role} goes straight into {GOES_INTO[apart.role]}." if apart else "")
+        + losing_layers.in_step(saved),
         evidence={
-            "losing_layers": len(found),
+            "losing_layers": len(layers),
             "fp8_layers": len(fp8),
-            "in_x_out": tuple(f"{shape}: {count}" for shape, count in shapes.most_common()),
+            "in_x_out": tuple(f"{shape}: {count}" for shape, count in shapes),
             "tokens": facts.workload.tokens,
-            "first": next(iter(found)),
+            "first": layers[0].name,
             "bf16_gemms_ms": bf16,
             "fp8_gemms_ms": in_fp8,
             "casts_ms": casts,
-            "timed_alone": all(gain.measured for gain in found.values()),
+            "timed_alone": timed,
         },
-        saving_ms=saving(found.values()),
-        treatment=treatment,
+        saving_ms=losing_layers.saving(lost),
+        treatment=stay_in_bf16(facts, "FP8 pays off for none of these shapes")
+        if _pays_for_none(facts)
+        else keep_in_bf16([each.name for each in layers], facts),
     )
 
 
-def of_experts(facts: Facts) -> Finding | None:
+def _pays_for_none(facts: Facts) -> bool:
+    """Whether BF16 is better for every FP8 layer, and for every layer that could still be converted."""
+    fp8, lose = facts.network.fp8, losing_layers.to_keep(facts)
+    others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
+    return all(each.name in lose or if_recorded(unaligned, each) for each in fp8) and all(
+        losing_layers.would_lose(linear, facts, fp8[0].recipe) for linear in others
+    )
+
+
+def _experts(facts: Facts) -> Finding | None:
     """Report MXFP8 experts whose casts take what their matmuls save, modelled for a user's batch."""
-    gpu = modelled_gpu(facts)
-    if gpu is None or not is_given(facts):
+    gpu, layers = modelled_gpu(facts), facts.network.fp8
+    if gpu is None or not losing_layers.is_given(facts):
         return None
-    layers = facts.network.fp8
     costs = [(each, cost) for each in layers if (cost := mxfp8_experts(each, facts, gpu))]
-    times = micro_batches(facts)
-    bf16, in_fp8, casts = (times * sum(cost[part] for _, cost in costs) for part in range(3))
+    bf16, in_fp8, casts = (micro_batches(facts) * sum(cost[part] for _, cost in costs) for part in range(3))
     if not costs or bf16 >= PAYS * (in_fp8 + casts):
         return None
     first = costs[0][0]
@@ -127,37 +147,71 @@ def of_experts(facts: Facts) -> Finding | None:
         severity="info",
         title=f"MXFP8 casts of {plural(len(costs), 'expert weight')} cost {casts:,.1f} ms per step; the "
         f"matmuls save {bf16 - in_fp8:,.1f} ms (estimated)",
-        explanation=f"Estimated for {gpu.name} from published kernel times: the experts' matmuls and casts "
-        f"are {bf16 / (in_fp8 + casts):.2f}x as fast as in BF16. {first.name} has {first.gemms} experts of "
-        f"{first.in_features} x {first.out_features}, with {rows:,} rows each. The fewer rows, the larger "
-        "the weights' share of the casts.",
+        explanation=f"Estimated for {gpu.name} from published kernel times. {first.name} has {first.gemms} "
+        f"experts of {first.in_features} x {first.out_features}, with {rows:,} rows each. The fewer rows, "
+        "the larger the weights' share of the casts.",
+        evidence={"bf16_gemms_ms": bf16, "fp8_gemms_ms": in_fp8, "casts_ms": casts, "rows_of_each": rows},
+    )
+
+
+@check("SHP002", "vocabulary-in-fp8", area="shapes", severity="info", changes_fp8=True, about_shapes=True)
+def vocabulary_in_fp8(facts: Facts) -> Finding | None:
+    wide = [each for each in facts.network.fp8 if makes_logits(each, facts.network)]
+    kept = {*kept_in_bf16(facts.network.linears), *(if_recorded(losing_layers.to_keep, facts) or ())}
+    if not wide or wide[0].name in kept:
+        return None
+    head = wide[0]
+    return Finding(
+        title=f"The output head over {head.out_features:,} tokens is in FP8: {head.name}",
+        explanation="It need not be slower, but its rounding goes straight into the loss. Recipes that are "
+        "known to train well keep the head in BF16.",
+        evidence={"first": head.name, "out_features": head.out_features},
+        treatment=keep_in_bf16([head.name], facts),
+    )
+
+
+@check("SHP002", "adapters-converted", area="shapes", severity="warning", was="LORA003", changes_fp8=True)
+def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
+    adapters = [linear for linear in facts.network.linears if linear.adapter == "adapter"]
+    if not adapters:
+        return NotApplicable(reason="no LoRA in the model")
+    converted = [linear for linear in adapters if linear.use == "training"]
+    if not converted:
+        return None
+    where, code = (
+        "",
+        "base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
+    )
+    if converted[0].stack == "torchao":
+        where, code = ", or keep the adapters out of it", convert_again(facts, only='"lora_" not in name')
+    return Finding(
+        title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"
+        f"{named(converted, len(adapters))}",
+        explanation="Casting their inputs and gradients costs more than FP8 can save on such thin matrices. "
+        "The conversion ran after the adapters were added.",
         evidence={
-            "expert_weights": len(costs),
-            "experts": first.gemms,
-            "rows_of_each": rows,
-            "bf16_gemms_ms": bf16,
-            "fp8_gemms_ms": in_fp8,
-            "casts_ms": casts,
-            "gpu": gpu.name,
+            "converted_adapters": len(converted),
+            "adapters": len(adapters),
+            "rank": min(min(linear.in_features, linear.out_features) for linear in converted),
+            "first": converted[0].name,
         },
+        treatment=Treatment(
+            name="convert-base-first", summary=f"convert the base before get_peft_model{where}", code=code
+        )
+        if converted[0].stack in ("torchao", "transformer_engine")
+        else None,
     )
 
 
-def pays_for_none(fp8: list[Linear], facts: Facts) -> bool:
-    """Whether BF16 is better for every FP8 layer, and for every layer that could still be converted."""
-    others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
-    run = {linear.name for linear in fp8 if not if_recorded(unaligned, linear)}
-    return run <= set(to_keep(facts)) and all(would_lose(linear, facts, fp8[0].recipe) for linear in others)
+def _model(*layers: Linear) -> Facts:
+    return example(linears=layers, batch_source="given", tokens=8192, vocabulary=32000)
 
 
-def _decoder(kv_features: int) -> Facts:
-    sides = {"layers.0.k_proj": kv_features, "layers.0.up_proj": 2048}
-    linears = (
-        float8(name, in_features=2048, out_features=width, flops_share_pct=50.0)
-        for name, width in sides.items()
-    )
-    return example(linears=tuple(linears), batch_source="given", tokens=8192)
-
-
-FIRES = _decoder(kv_features=64)
-SILENT = _decoder(kv_features=2048)
+_UP = float8("up", in_features=2048, out_features=2048, flops_share_pct=50.0)
+_HEAD = float8("head", in_features=2048, out_features=32000, role="head", flops_share_pct=50.0)
+_ADAPTER = float8("up.lora_A", in_features=2048, out_features=16, adapter="adapter", flops_share_pct=1.0)
+FIRES = (
+    _model(_UP, float8("k", in_features=2048, out_features=64, flops_share_pct=50.0)),
+    _model(_HEAD, _ADAPTER),
+)
+SILENT = _model(_UP)

@@ -1,284 +1,194 @@
-"""Sides that FP8 matmuls cannot take
+"""Sides or rows that a matmul kernel cannot take
 
-What it finds. A layer's in or out features, or the batch's tokens, are not a multiple of 16. The step raises,
-or the layer cannot be converted.
-
-Why it matters. FP8 kernels need every side to be a multiple of 16 (MX formats 32; torchao's blockwise scaling
-and NVFP4 128). The weight gradient's matmul has the tokens as its inner side, so in, out and tokens all
-count. Other layers raise on a GPU ("divisible by 16"), or a converter skips them.
-
-Fix. Pad to the next multiple: widths in the configuration, tokens in the collator. Leave a head's classes,
-and layers across patches or tokens, out of the conversion. `pad_inner_dim=True` (Accelerate's default for
-torchao) pads the tokens at the price of a copy, but not in and out. With sequence parallelism over TP ranks,
-pad the packed batch to 16 x TP tokens (MXFP8 32 x TP), and mask what you add.
+An FP8 matmul needs multiples of 16 for in, out and rows: the rows are the inner side of the weight gradient's
+matmul. MX formats need 32, torchao's blockwise scaling and NVFP4 128. Otherwise the layer raises on a GPU
+("divisible by 16"), or a converter skips it. A CPU computes any size. Rows are the batch's tokens, but a
+diffusion model's conditioning and a pooled head see one row per sample, and a router decides each expert's.
+In BF16, rows that do not begin at 16 bytes (multiples of 8) cost speed. In a 454M decoder on an H200, padding
+the vocabulary from 50257 to 50304 took the compiled FP8 step from 129.8 ms to 95.1 ms
+(`tests/benchmarks/measured/h200_padded_vocabulary.json.gz`).
 
     collator = DataCollatorWithPadding(tokenizer)                         # before: 1003 tokens
 
     from transformers import DataCollatorWithPadding
     collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)  # after: 1008 tokens
 
-When to ignore it. If only the output head is unaligned and stays in 16 bits: it is not reported.
-
-How it is detected, and limits. fp8doctor checks every FP8 layer's sides, the tokens if the batch is yours,
-and Linears that a converter must skip. A layer across patches or tokens has sides that no norm, embedding,
-convolution or head has. If it is as wide as the channels (gMixer), fp8doctor advises padding.
-
-References. torch (`_check_scaled_mm_sizes`), torchao 0.18 (`float8_ops.py`), Transformer Engine 2.20
-(`assert_dim_for_fp8_exec`). https://github.com/pytorch/ao/issues/571
-https://github.com/pytorch/ao/issues/3111 https://github.com/NVIDIA/TransformerEngine/issues/1422
-https://github.com/modelscope/ms-swift/issues/9723 https://github.com/NVIDIA/TransformerEngine/issues/2892
+Pad widths in the configuration and tokens in the collator. Leave a head's classes, layers across patches and
+layers with few rows out of the conversion. `pad_inner_dim=True` pads rows at the price of a copy, but not in
+and out. With sequence parallelism over TP ranks, pad the packed batch to 16 x TP tokens. Ignore the BF16 head
+if the checkpoint's shape must stay. `Float8LinearConfig` pads Linears of experts, `MXFP8TrainingOpConfig(
+pad_token_groups_for_grouped_mm=True)` (torchao 0.17) grouped ones.
+https://github.com/pytorch/ao/issues/571
+https://github.com/NVIDIA/TransformerEngine/issues/1422
+https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html
 """
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable
-
-from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.layers import FP8_MULTIPLE, counted_work, flops_share_pct, would_be_converted
-from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unaligned
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.cost import rows_seen
-from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import NOT_RECORDED, Facts, Linear, Network, Workload, recorded
-from fp8doctor.facts.examples import example, float8
-from fp8doctor.finding import Finding, NotApplicable, Treatment
-from fp8doctor.registry import check
-from fp8doctor.wording import plural
-
-WORTH_MENTIONING_PCT = 1.0
-"""Percent of the matmul FLOPs below which skipped layers do not matter: half the noise of a step (2%)."""
-
-OF_AN_MLP = re.compile(r"\bmlp\.(gate|up|down)_proj\b")
-"""Layers of transformers between ``hidden_size`` and ``intermediate_size``."""
-
-LEAST_WIDTH = 2 * FP8_MULTIPLE
-"""Features from which a side may be padded: below, padding costs as much (17 to 32) as FP8 can save."""
-
-
-@check(
-    "SHP001",
-    "unaligned-dimensions",
-    area="shapes",
-    severity="error",
-    changes_fp8=True,
-    invalidates_model=True,
-    may_raise=True,
+from fp8doctor.kit import (
+    NOT_RECORDED,
+    Facts,
+    Finding,
+    NotApplicable,
+    Saving,
+    Treatment,
+    Trial,
+    check,
+    convert_again,
+    example,
+    float8,
+    flops_share_pct,
+    fp8_was_asked_for,
+    keep_in_bf16,
+    multiple_of,
+    multiplied_in_fp8,
+    named,
+    padding,
+    plural,
+    ran_on_a_gpu,
+    recipe_of,
+    unaligned,
+    would_be_converted,
 )
+
+RAISES = {"changes_fp8": True, "invalidates_model": True, "may_raise": True}
+
+WORTH_PCT = 5.0
+"""Percent of the step from which padding in 16 bits is worth it: twice the noise of a step, and a margin."""
+
+UNCERTAINTY = 0.25
+"""Half-width of the interval around the modelled saving (`fp8doctor.cost.eager`)."""
+
+
+@check("SHP001", "unaligned-dimensions", area="shapes", severity="error", **RAISES)
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
-    fp8 = multiplied_in_fp8(facts.network.linears)
+    fp8, linears = multiplied_in_fp8(facts.network.linears), facts.network.linears
     if not fp8 and fp8_was_asked_for(facts) is None:
         return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
-    raising = [linear for linear in fp8 if unaligned(linear)]
-    skipped, channels = skipped_by_converters(facts), on_channels(facts.network)
-    hardly_counts = little_work(facts)
-    tokens = facts.workload.tokens if facts.workload.batch_source == "given" else None
-    ranks = max((int(each.features.get("sequence_ranks") or 1) for each in fp8), default=1)
-    of_tokens = (each for each in fp8 if ranks > 1 or tokens in (rows_seen(each, facts) or (tokens,)))
-    tokens_multiple = max(map(tokens_divisor, of_tokens), default=1)
-    tokens_multiple *= ranks if tokens_multiple > 1 else 1
-    ragged = tokens is not None and tokens % tokens_multiple != 0
-    if not (raising or skipped or ragged):
+    why_kept, refused = padding.why_not_pad(facts), [each for each in linears if unaligned(each)]
+    raising = [each for each in fp8 if each in refused]
+    skipped = [
+        each
+        for each in refused
+        if would_be_converted(each, rewritten=True, padded=True) and not why_kept(each)
+    ]
+    share = flops_share_pct(skipped, facts)
+    found = raising or (skipped if share >= padding.LITTLE_WORK_PCT else [])
+    if not found:
         return None
-    offenders = raising + skipped
-    classifiers = [linear for linear in raising if counts_classes(linear, facts.network)]
-    across = [linear for linear in raising if not channels(linear)]
-    kept = {each.name for each in (*classifiers, *across)}
-    small = [each for each in raising if hardly_counts(each) and each.name not in kept]
-    kept |= {each.name for each in small}
-    padded = [linear for linear in offenders if linear.name not in kept]
-    causes, changes = [], [*widened(padded, facts.network), *left_as_they_are(classifiers, across, small)]
-    if raising:
-        first = raising[0]
-        more = f" (and {len(raising) - 1} more of {len(fp8)} FP8 layers)" if len(raising) > 1 else ""
-        causes.append(
-            f"{first.name} is {first.in_features} x {first.out_features}{more}: FP8 matmuls need multiples "
-            f"of {multiple_of(first)}, and torch raises on a GPU"
-        )
-    if skipped:
-        first = skipped[0]
-        causes.append(
-            f"{plural(len(skipped), 'Linear')} ({flops_share_pct(skipped, facts):.0f}% of the matmul FLOPs) "
-            f"cannot be converted, as {first.name} with {first.in_features} x {first.out_features}"
-        )
-    if ragged:
-        causes.append(f"{tokens} {of_a_batch(facts.workload)}/step are not a multiple of {tokens_multiple}")
-        if ranks > 1:
-            causes[-1] += f", {tokens_multiple // ranks} for each of {ranks} ranks of sequence parallelism"
-            changes.append("# pad the packed batch as a whole, and mask the added tokens")
-        enters = padded and padded[0] is facts.network.linears[0]  # whose columns are those of the batch
-        changes.append(
-            pad_the_batch(facts.workload, tokens_multiple, multiple_of(padded[0]) if enters else 1)
-        )
-    raises = bool(raising or ragged) and not ran_on_a_gpu(facts)
+    what = (
+        f"{len(found)} of {len(fp8)} FP8 layers need sides that are multiples of {multiple_of(found[0])}, or "
+        "torch raises on a GPU"
+        if raising
+        else f"{plural(len(found), 'Linear')} ({share:.0f}% of the matmul FLOPs) cannot be converted to FP8"
+    )
+    kept = {each.name: why for each in raising if (why := why_kept(each))}
+    padded = [each for each in found if each.name not in kept]
+    raises = bool(raising) and not ran_on_a_gpu(facts)
     return Finding(
         severity="error" if raises else "warning",
         breaks="step_raises" if raises else NOT_RECORDED,
-        title="; ".join(causes),
-        explanation=what_it_means(raising, offenders),
-        evidence={
-            "raising_layers": len(raising),
-            "skipped_layers": len(skipped),
-            "fp8_layers": len(fp8),
-            "tokens": tokens,
-            "first": offenders[0].name if offenders else None,
-            "in_features": offenders[0].in_features if offenders else None,
-            "out_features": offenders[0].out_features if offenders else None,
-        },
-        treatment=keep_in_bf16([each.name for each in (*classifiers, *across, *small)], facts)
-        if (classifiers or across or small) and not (padded or ragged)
-        else Treatment(
-            name="pad-dimensions" if offenders else "pad-tokens",
-            summary="pad to the next multiple: "
-            + ", ".join(
-                [
-                    *(["widths in the configuration"] if padded else []),
-                    *([f"{of_a_batch(facts.workload)} in the collator"] if ragged else []),
-                ]
-            ),
-            code="\n".join(changes),
-            kind="sketch",
-        ),
+        title=what + named(found),
+        explanation="Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and "
+        "NVFP4 128). Otherwise a converted layer raises in the step, and a converter leaves it in 16 bits.",
+        evidence={"raising_layers": len(raising), "skipped_layers": len(skipped), "first": found[0].name},
+        treatment=padding.pad_sides(padded, kept, facts) if padded else keep_in_bf16(list(kept), facts),
     )
 
 
-def of_a_batch(workload: Workload) -> str:
-    """Name what a batch consists of: tokens if it holds sequences."""
-    return "tokens" if workload.sequence_length else "rows"
-
-
-def pad_the_batch(workload: Workload, multiple: int, columns: int) -> str:
-    """Write the line that pads the batch: a collator's for sequences, of a matrix its first dimension."""
-    padded = f"{workload.tokens} to {padded_tokens(workload, multiple)} {of_a_batch(workload)}"
-    if workload.sequence_length:
-        return f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={multiple})   # {padded}"
-    to = f"(0, {f'-x.shape[-1] % {columns}' if columns > 1 else 0}, 0, -len(x) % {multiple})"
-    return f"x = torch.nn.functional.pad(x, {to})   # {padded}"
-
-
-def skipped_by_converters(facts: Facts) -> list[Linear]:
-    """List the Linears that only their sides keep in 16 bits; none if they hardly count."""
-    channels, hardly_counts = on_channels(facts.network), little_work(facts)
-    skipped = [
-        each
-        for each in facts.network.linears
-        if would_be_converted(each, rewritten=True, padded=True) and unaligned(each) and channels(each)
-        if not hardly_counts(each)
-    ]
-    return skipped if flops_share_pct(skipped, facts) >= WORTH_MENTIONING_PCT else []
-
-
-def little_work(facts: Facts) -> Callable[[Linear], bool]:
-    """Return whether a layer is too narrow, or has too little work in the step, to be worth padding."""
-    alike: dict[tuple[int, int], list[Linear]] = {}
-    for each in facts.network.linears:
-        alike.setdefault((each.in_features, each.out_features), []).append(each)
-
-    @functools.cache
-    def hardly_counts(sides: tuple[int, int]) -> bool:
-        known = all(recorded(each, "flops_share_pct") for each in alike[sides])
-        counted = known or bool(counted_work(facts))
-        return min(sides) < LEAST_WIDTH or (
-            counted and flops_share_pct(alike[sides], facts) < WORTH_MENTIONING_PCT
-        )
-
-    return lambda linear: hardly_counts((linear.in_features, linear.out_features))
-
-
-def what_it_means(raising: list[Linear], offenders: list[Linear]) -> str:
-    """Explain the rule, and what does not get around it here."""
-    pads = raising and all(linear.features.get("pad_inner_dim") for linear in raising)
-    return (
-        "Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and NVFP4 128). "
-        "Otherwise a converted layer raises in the step, and a converter's filter leaves it in 16 bits."
-        + (" Do not pad a side that counts classes or patches." if offenders else "")
-        + (" pad_inner_dim is on: it pads the tokens, not in and out." if pads else "")
-    )
-
-
-def widened(linears: list[Linear], network: Network) -> list[str]:
-    """Write each width at the next multiple: as a setting of transformers, else by distinct layers."""
-    lines: dict[str, None] = {}
-    for linear in sorted(linears, key=lambda each: (each.in_features, each.out_features)):
-        k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
-        settings = {side: setting(side, linear, network) for side in (k, n) if side % multiple}
-        new = {f"config.{name} = {round_up(side, multiple)}": f"{side}" for side, name in settings.items()}
-        if not all(settings.values()):
-            wide = f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})"
-            new = {wide: f"nn.Linear({k}, {n})"}
-        lines |= {f"{line}   # was {old}: multiples of {multiple}": None for line, old in new.items()}
-    return list(lines)
-
-
-def setting(side: int, linear: Linear, network: Network) -> str | None:
-    """Name the setting that makes a side this wide; None outside transformers, or if unclear."""
-    if not network.get("save_pretrained"):
+@check("SHP001", "rows-unaligned", area="shapes", severity="error", was="SHP007", **RAISES)
+def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
+    fp8, workload = multiplied_in_fp8(facts.network.linears), facts.workload
+    if not fp8:
+        return NotApplicable(reason="no FP8 layer in the model")
+    if ran_on_a_gpu(facts):
         return None
-    if side == network.get("vocabulary"):
-        return "vocab_size"
-    between = OF_AN_MLP.search(linear.name) and side != network.get("hidden_size")
-    return "intermediate_size" if between else None
-
-
-def counts_classes(linear: Linear, network: Network) -> bool:
-    """Whether the width of this layer's output is a number of classes; a vocabulary can be padded."""
-    return linear.role == "head" and linear.out_features != network.get("vocabulary")
-
-
-def on_channels(network: Network) -> Callable[[Linear], bool]:
-    """Find the Linears between channels: as wide as a norm, or leading to a Linear that is.
-
-    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. If few are connected like
-    this, the widths seen are not the model's channels, and every Linear may lie between channels.
-    """
-    widths: set[int] = set(network.get("channel_widths", ()))
-    widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
-    sides = [frozenset((linear.in_features, linear.out_features)) for linear in network.linears]
-    while new := [each for each in sides if each & widths and not each <= widths]:
-        widths.update(*new)
-    few = sum(each <= widths for each in sides) < len(sides) / 2
-    return lambda linear: few or linear.in_features in widths
-
-
-def left_as_they_are(classifiers: list[Linear], across: list[Linear], small: list[Linear]) -> list[str]:
-    """Write a line for each layer not to pad: heads, shapes across the channels, and little work."""
-    shapes = {(each.in_features, each.out_features): each.name for each in reversed(across)}
-    return (
-        [
-            f"# {each.name}: do not pad its {each.out_features} classes; leave it out of the conversion"
-            for each in classifiers
-        ]
-        + [
-            f"# {name}: no norm, embedding or convolution is {k} or {n} wide; if that counts patches or "
-            "tokens, do not pad it: leave it out of the conversion"
-            for (k, n), name in sorted(shapes.items())
-        ]
-        + [
-            f"# {name}: {k} x {n} is too little work to pad for; leave it out of the conversion"
-            for (k, n), name in {(each.in_features, each.out_features): each.name for each in small}.items()
-        ]
+    if experts := padding.unpadded_experts(fp8, facts):
+        first, multiple, setting = experts[0], max(map(multiple_of, experts)), padding.of_experts(experts[0])
+        config = "MXFP8TrainingOpConfig" if "mx" in (first.recipe or "") else "Float8TrainingOpConfig"
+        code = (
+            f"from torchao.prototype.moe_training.config import {config}   # torchao 0.17 or newer\n"
+            f"config = {config}({setting}=True)\n"
+            "quantize_(model, config, filter_fn=filter_fn)   # with your filter, instead of the old config"
+        )
+        if setting == "pad_inner_dim":
+            code = (
+                f"import dataclasses\nconfig = dataclasses.replace({recipe_of(first).config}, {setting}=True)"
+            )
+            code += f"\n{convert_again(facts, config='config')}"
+        return Finding(
+            title=f"Nothing pads each expert's rows to a multiple of {multiple} in "
+            f"{plural(len(experts), 'expert weight')} of {plural(len(fp8), 'FP8 layer')}",
+            explanation=f"A router decides how many rows each expert of {first.name or 'the model'} "
+            f"multiplies, and {setting} is False: on a GPU the step raises, or stops with a "
+            "device-side assert.",
+            evidence={"layers": len(experts), "first": first.name, "multiple": multiple},
+            treatment=Treatment(
+                name="pad-token-groups", summary="let torchao pad the rows of each expert", code=code
+            ),
+            breaks="step_raises",
+        )
+    refused = padding.refused_rows(fp8, facts)
+    if not refused:
+        given = workload.batch_source == "given"
+        return None if given else NotApplicable(reason="the batch is not the user's")
+    of_batch = {name: need for name, (rows, need) in refused.items() if rows == workload.tokens}
+    found = of_batch or refused
+    first, (rows, multiple) = next((each, refused[each.name]) for each in fp8 if each.name in found)
+    multiple = max(of_batch.values(), default=multiple)
+    return Finding(
+        title=f"{plural(len(found), 'FP8 layer')} of {len(fp8)} cannot multiply {plural(rows, 'row')}, which "
+        f"{'is' if rows == 1 else 'are'} no multiple of {multiple}: the step raises on a GPU",
+        explanation=f"In one forward, {first.name} multiplies {plural(rows, 'row')} of the batch's "
+        f"{workload.tokens} {'tokens' if workload.sequence_length else 'rows'}. Its weight gradient's matmul "
+        "raises.",
+        evidence={"layers": len(found), "first": first.name, "rows": rows, "multiple": multiple},
+        treatment=padding.pad_batch(workload, multiple, first)
+        if of_batch
+        else keep_in_bf16(list(found), facts),
+        breaks="step_raises",
     )
 
 
-def round_up(size: int, multiple: int) -> int:
-    """Return the next multiple that is not smaller."""
-    return -(-size // multiple) * multiple
+@check("SHP001", "slow-16-bit-gemm", area="shapes", severity="warning", was="SHP008", about_shapes=True)
+def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
+    if not any(linear.use == "training" for linear in facts.network.linears):
+        return NotApplicable(reason="no FP8 layer in the model")
+    found = padding.slow_in_16_bits(facts)
+    if found is None:
+        return NotApplicable(reason="the step was neither timed nor estimated")
+    if not found.layers or found.saved_ms < WORTH_PCT / 100 * found.step_ms:
+        return None
+    first = max(found.layers, key=lambda linear: linear.in_features * linear.out_features)
+    profiled = f" All 16-bit matmuls of the profiled step take {found.profiled_ms or 0:,.1f} ms."
+    low, high = found.saved_ms * (1 - UNCERTAINTY), found.saved_ms * (1 + UNCERTAINTY)
+    return Finding(
+        title=f"{first.name} ({first.in_features} x {first.out_features}, 16 bits) runs at a sixth of the "
+        "speed, because a side is not a multiple of 8"
+        f"{f'; {len(found.layers) - 1} more layers do' if len(found.layers) > 1 else ''}",
+        explanation=f"Matmuls of {first.name} take {found.now_ms:,.1f} ms/step now, and "
+        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {padding.PADDED} (estimated for {found.gpu})."
+        f"{profiled if found.profiled_ms is not None else ''}",
+        evidence={
+            "layers": len(found.layers),
+            "first": first.name,
+            "now_ms": found.now_ms,
+            "padded_ms": found.padded_ms,
+            "step_ms": found.step_ms,
+            "profiled_16bit_gemms_ms": found.profiled_ms,
+        },
+        saving_ms=Saving(low=low, high=high, basis="modelled", gpu=found.gpu),
+        treatment=padding.pad_in_16_bits(first, facts.network),
+    )
 
 
-def padded_tokens(workload: Workload, multiple: int) -> int:
-    """Count the step's tokens after its sequence, or its batch if it has no sequence, is padded."""
-    if workload.sequence_length and workload.batch_size:
-        return workload.batch_size * round_up(workload.sequence_length, multiple)
-    return round_up(workload.tokens or 0, multiple)
-
-
-def _mlp(in_features: int, tokens: int) -> Facts:
-    layer = float8("up", in_features=in_features, features={"pad_inner_dim": False})
+def _mlp(k: int, tokens: int) -> Facts:
+    head = float8("head", out_features=50257 if k % 16 else 50304, use="none", role="head", recipe=None)
+    layers = (float8("up", in_features=k, features={}, compiled=""), head)
     batch = {"batch_source": "given", "batch_size": 1, "sequence_length": tokens, "tokens": tokens}
-    return example(variables={}, linears=(layer,), **batch)
+    model = {"linears": layers, "vocabulary": head.out_features, "blocks": (), "trainable_parameters": 10**8}
+    return example(variables={}, accumulate=1, trial=Trial(device="cpu", arms=()), **model, **batch)
 
 
-FIRES = _mlp(in_features=1000, tokens=1003)
-SILENT = _mlp(in_features=1024, tokens=1024)
+FIRES = _mlp(1000, 16380)
+SILENT = _mlp(1024, 16384)
