@@ -28,16 +28,6 @@ HEAD = re.compile(
 
 FORMERLY = re.compile(r'was=(?:"\w+"|\([^)]*\))')
 
-SECTIONS = (
-    "What it finds.",
-    "Why it matters.",
-    "Fix.",
-    "When to ignore it.",
-    "How it is detected, and limits.",
-    "References.",
-)
-"""The sections of a check's page, in order. Each begins a paragraph; *Fix* holds the only code."""
-
 
 class Heading(NamedTuple):
     """A check, as listed and explained."""

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fp8doctor import registry
-from fp8doctor.headings import SECTIONS
-from fp8doctor.registry import Check
+from fp8doctor.headings import Heading, headings
 from tests.check_rates import rates
 from tests.markdown import table
 
@@ -28,8 +27,10 @@ INDEX = """# The checks
 
 """
 
-SECTION = re.compile(rf"({'|'.join(map(re.escape, SECTIONS))})(?=\s)")
-"""How a section of a docstring begins."""
+SECTION = re.compile(
+    r"(What it finds|Why it matters|Fix|When to ignore it|How it is detected, and limits|References)\.(?=\s)"
+)
+"""How a section begins on a page that still has six of them."""
 
 SHELL = re.compile(
     r"(#|(accelerate|export|fp8doctor|nvidia-smi|pip|python|sudo|top|torchrun|unset|[A-Z0-9_]+=\S+)\s)"
@@ -45,12 +46,12 @@ SPECIAL = re.compile(r"[*<\[\]~]|(?<![^\W_])_|_(?![^\W_])")
 
 def pages() -> dict[str, str]:
     """Every file of the folder, by its name."""
-    catalogue = registry.discover()
+    catalogue = headings()
     codes = {check.code for check in catalogue}
     return {"README.md": index(catalogue)} | {f"{check.code}.md": page(check, codes) for check in catalogue}
 
 
-def index(catalogue: Sequence[Check]) -> str:
+def index(catalogue: Sequence[Heading]) -> str:
     rows = (
         (f"[{check.code}]({check.code}.md)", f"`{check.name}`", check.area, check.severity, check.title)
         for check in catalogue
@@ -59,23 +60,27 @@ def index(catalogue: Sequence[Check]) -> str:
     return INDEX.format(count=len(catalogue)) + table(head, rows)
 
 
-def page(check: Check, codes: Iterable[str]) -> str:
+def page(check: Heading, codes: Iterable[str]) -> str:
     """Write the manual page of one check."""
     title, _, text = check.page.partition("\n\n")
-    facts = f"`{check.name}` · {check.area} · {check.severity} · `fp8doctor explain {check.code}`"
-    *others, last = check.explained_by or ("",)
+    names = " · ".join(f"`{each}`" for each in (check.name, *check.also))
+    facts = f"{names} · {check.area} · {check.severity} · `fp8doctor explain {check.code}`"
+    named = {rule.name: rule.code for rule in registry.discover()}
+    causes_of = (cause for rule in registry.rules_of(check.code) for cause in rule.explained_by)
+    causes = sorted({named.get(cause, cause) for cause in causes_of} - {check.code})
+    *others, last = causes or ("",)
     either = f"{', '.join(others)} or {last}" if others else last
-    first = f"If a report also shows {either}, fix that first."
-    causes = (linked(first, codes, check.code),) if check.explained_by else ()
+    first = [linked(f"If a report also shows {either}, fix that first.", codes, check.code)] if causes else []
     sections = (section(paragraph, codes, check.code) for paragraph in text.split("\n\n"))
     rate = ("**How often it was right.**", rates(check.code))
-    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *causes, *rate)) + "\n"
+    return "\n\n".join((f"# {check.code}: {title}", facts, *sections, *first, *rate)) + "\n"
 
 
 def section(paragraph: str, codes: Iterable[str], own: str) -> str:
     """Write a paragraph of a docstring: what begins a section is bold, code is fenced."""
     if paragraph.startswith("    "):
         return fenced(textwrap.dedent(paragraph))
+    paragraph = re.sub(r"\n(?=https://)", "\n\n", paragraph)
     begins = SECTION.match(paragraph)
     if begins is None:
         return linked(prose(paragraph), codes, own)

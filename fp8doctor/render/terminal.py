@@ -98,8 +98,8 @@ def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
 COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
 """A line of code with a comment behind it."""
 
-ITEM = re.compile(r"(?:[-*]|\d+\.) ")
-"""Start of a list's item."""
+ITEM = re.compile(r"(?:[-*]|\d+\.) |(?=https://)")
+"""Start of a list's item, or of an address on a line of its own."""
 
 
 def reflow(page: str, width: int) -> Iterator[str]:
