@@ -1,7 +1,7 @@
 """LoRA by PEFT on a Llama whose frozen Linears are in torchao's Float8, every block compiled.
 
 fp8doctor run lora.py
-fp8doctor run lora.py --adapters-too    # converted after PEFT, without a filter: LORA003
+fp8doctor run lora.py --adapters-too    # converted after PEFT, without a filter: SHP002
 fp8doctor run lora.py --no-compile      # FP8 Linears that are not compiled: CMP001
 """
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 RETIRED = {
     "CKP003": "what recomputation costs FP8 more than BF16 is in the line Why and in the table of variants",
     "CMP007": "every speedup is over the best BF16, compiled or not; the table of variants has all of them",
-    "CMP006": "whether compiling block by block is faster is a row of the table of variants; how long a start "
-    "takes is no part of a step",
+    "CMP006": "the table of variants has the step compiled block by block, without its seconds to compile",
     "GPU004": "a slowed or shared GPU is named in the line Sure",
     "GPU005": "without a GPU every number is called estimated; 'fp8doctor env' says why torch sees none",
     "LORA001": "the row LoRA has the adapters' share; the table of variants has the step without them",

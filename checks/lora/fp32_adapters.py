@@ -20,7 +20,7 @@ autocast. On an fp16 base you need them: PyTorch's GradScaler refuses fp16 gradi
 
 How it is detected, and limits. fp8doctor compares the dtypes and looks for an autocast. It warns only if the
 step is known: FP8 layers, a gradient or a measured step. It is information under autocast, before a Trainer's
-autocast, for adapters in FP8 (LORA003), and on the meta device, where PEFT does not convert adapters.
+autocast, for adapters in FP8 (SHP002), and on the meta device, where PEFT does not convert adapters.
 Unsloth's kernels cast the matrices themselves: there it does not apply.
 
 References. `tests/benchmarks/measured/h200_steps.json.gz`; PEFT 0.21.2 (`cast_adapter_dtype`); Unsloth

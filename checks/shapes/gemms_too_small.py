@@ -94,15 +94,16 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         sum(gain.times * getattr(gain, part) for gain in lost)
         for part in ("bf16_ms", "fp8_ms", "least_casts_ms")
     )
-    timed = all(gain.measured for gain in lost)
+    timed, digits = all(gain.measured for gain in lost), 2 if bf16 >= 1 else 3
+    joint = ":" if len(layers) == 1 else ", with"
     return Finding(
         title=f"{plural(len(layers), 'FP8 layer')} of {len(fp8)} (in x out {shown}) "
         f"{'is' if len(layers) == 1 else 'are'} slower than BF16, compiled too"
         f"{'' if timed else ' (estimated)'}"
-        f"{f', with the {apart.role} {apart.name}' if apart else ''}",
+        f"{f'{joint} the {apart.role} {apart.name}' if apart else ''}",
         explanation=f"{'Timed alone on' if timed else 'Estimated for'} {lost[0].gpu}: their matmuls take "
-        f"{bf16:.2f} ms/step in BF16 and {in_fp8:.2f} ms in FP8, their casts "
-        f"{'at least ' * timed}{casts:.2f} ms."
+        f"{bf16:.{digits}f} ms/step in BF16 and {in_fp8:.{digits}f} ms in FP8, their casts "
+        f"{'at least ' * timed}{casts:.{digits}f} ms."
         + (f" FP8 rounding in a {apart.role} goes straight into {GOES_INTO[apart.role]}." if apart else "")
         + losing_layers.in_step(saved),
         evidence={
@@ -178,12 +179,11 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
     converted = [linear for linear in adapters if linear.use == "training"]
     if not converted:
         return None
-    where, code = (
-        "",
-        "base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)",
-    )
+    summary = "convert the base to Transformer Engine before get_peft_model (peft >= 0.19)"
+    code = "base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)"
     if converted[0].stack == "torchao":
-        where, code = ", or keep the adapters out of it", convert_again(facts, only='"lora_" not in name')
+        summary = "convert the base before get_peft_model, or keep the adapters out of the conversion"
+        code = convert_again(facts, only='"lora_" not in name')
     return Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"
         f"{named(converted, len(adapters))}",
@@ -195,9 +195,7 @@ def adapters_converted(facts: Facts) -> Finding | NotApplicable | None:
             "rank": min(min(linear.in_features, linear.out_features) for linear in converted),
             "first": converted[0].name,
         },
-        treatment=Treatment(
-            name="convert-base-first", summary=f"convert the base before get_peft_model{where}", code=code
-        )
+        treatment=Treatment(name="convert-base-first", summary=summary, code=code)
         if converted[0].stack in ("torchao", "transformer_engine")
         else None,
     )

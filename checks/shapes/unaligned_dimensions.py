@@ -167,7 +167,8 @@ def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
         "speed, because a side is not a multiple of 8"
         f"{f'; {len(found.layers) - 1} more layers do' if len(found.layers) > 1 else ''}",
         explanation=f"Matmuls of {first.name} take {found.now_ms:,.1f} ms/step now, and "
-        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {padding.PADDED} (estimated for {found.gpu})."
+        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {padding.PADDED} (estimated for "
+        f"{found.gpu})."
         f"{profiled if found.profiled_ms is not None else ''}",
         evidence={
             "layers": len(found.layers),

@@ -145,8 +145,8 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
             Workload,
             "rows",
             f"the rows of each expert in {plural(len(grouped), 'te.GroupedLinear')} (first: "
-            f"{grouped[0].name}); a router decides them, they must be multiples of {max(map(multiple_of, grouped))}, and "
-            "te.Fp8Padding must pad them",
+            f"{grouped[0].name}); a router decides them, they must be multiples of "
+            f"{max(map(multiple_of, grouped))}, and te.Fp8Padding must pad them",
         )
     return found
 
@@ -203,7 +203,10 @@ def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:
             f"\n# {multiple // ranks} for each of {ranks} ranks: pad the packed batch, and mask what you add"
         )
     return Treatment(
-        name="pad-tokens", summary=f"pad to a multiple of {multiple} {what}", code=line, kind="sketch"
+        name="pad-tokens",
+        summary=f"pad the batch to a multiple of {multiple} {what}",
+        code=line,
+        kind="sketch",
     )
 
 

@@ -80,7 +80,7 @@ JOBS = (
     Job("te_overridden", "accelerate_te.py --precision bf16", LLAMA, ("ENV001",), FP8, "transformer_engine"),
     Job("te_checkpointed", "accelerate_te.py --checkpointing", LLAMA, ("CKP002",), {}, "transformer_engine"),
     Job("lora", "lora.py", LLAMA),
-    Job("lora_adapters_too", "lora.py --adapters-too", LLAMA, ("LORA003",)),
+    Job("lora_adapters_too", "lora.py --adapters-too", LLAMA, ("SHP002",)),
     Job("lora_eager", "lora.py --no-compile", LLAMA, ("CMP001",)),
     Job("fsdp2", "fsdp2.py", SHARDED),
     Job("fsdp2_bf16_all_gather", "fsdp2.py --bf16-all-gather", SHARDED, ("DST001",)),

@@ -12,7 +12,7 @@ GPU = "H100"
 STAND_IN = "torchao's layers for ColossalAI's own"
 CAUSE = "a side that 16 does not divide"
 QUOTE = "Expected both dimensions of mat2 to be divisible by 16 but got torch.Size([768, 2])"
-EXPECTED = ("SHP001", "SHP004")
+EXPECTED = ("SHP001", "SHP002")
 
 
 def build_model() -> nn.Module:

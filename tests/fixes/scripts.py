@@ -154,7 +154,7 @@ SCRIPTS = {
         ("CMP002",), unlike=("blocks",), compile=COMPILE.replace("compile()", 'compile(backend="aot_eager")')
     ),
     "linears compiled": Script(
-        ("CMP004",),
+        ("only-linears-compiled",),
         unlike=EAGER_ONLY,
         compile="""
 for module in model.modules():
@@ -181,7 +181,7 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: name == 
     ),
     "fp32 adapters": Script(("LORA002",), wrap="\nmodel = lora(model)\n", compile=COMPILE, unlike=EVERY),
     "adapters converted": Script(
-        ("LORA003",),
+        ("adapters-converted",),
         unlike=("peft",),
         model=f"{LLAMA}{PEFT}",
         convert="""
@@ -198,7 +198,7 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
         unlike=EVERY,
     ),
     "accelerate, lora": Script(
-        ("MOD007", "LORA003"),
+        ("MOD007", "adapters-converted"),
         convert="",
         wrap=PEFT,
         unlike=EVERY,
@@ -207,7 +207,7 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
         variables=FP8_LAUNCH,
     ),
     "narrow head": Script(
-        ("SHP004",),
+        ("gemms-too-small",),
         model="""
 from transformers import LlamaConfig, LlamaForSequenceClassification
 from tests.examine.models import SIZES, lora
@@ -246,7 +246,7 @@ decoder.lm_head = Float8Linear.from_float(new, config=Float8LinearConfig())
         compile=COMPILE,
     ),
     "one row a sample": Script(
-        ("SHP007",),
+        ("rows-unaligned",),
         model="""
 from tests.fixes.models import Conditioned
 from tests.examine.models import lora

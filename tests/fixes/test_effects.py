@@ -96,7 +96,7 @@ PLANTED = {
     "brings a new warning": (
         "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)\n"
         "for layer in model.model.layers:\n    layer.compile()",
-        "SHP004 is new",
+        "SHP002 is new",
     ),
     "leaves weights as they are": (
         "for layer in model.base_model.model.model.layers:\n    layer.compile()\n"

@@ -7,5 +7,5 @@ from decoder_454m_compiled import build_model, example_batch, loss
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("SHP008",)
-MUST_NOT = ("CMP001", "CMP002", "CMP004", "MOD001", "MOD003", "SHP001")
+MUST = ("slow-16-bit-gemm",)
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "unaligned-dimensions")

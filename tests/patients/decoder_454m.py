@@ -10,8 +10,8 @@ import torch
 import torch.nn as nn
 from torchao.float8 import convert_to_float8_training
 
-MUST = ("CMP001", "SHP008")
-MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP002", "ENV001", "ENV003")
+MUST = ("CMP001", "slow-16-bit-gemm")
+MUST_NOT = ("MOD001", "MOD003", "unaligned-dimensions", "CMP002", "ENV001", "ENV003")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 VOCABULARY = 50257

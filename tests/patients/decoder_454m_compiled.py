@@ -8,8 +8,8 @@ from decoder_454m import example_batch, loss
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("SHP008",)
-MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
+MUST = ("slow-16-bit-gemm",)
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "unaligned-dimensions")
 
 
 def build_model(layers: int = 24) -> nn.Module:

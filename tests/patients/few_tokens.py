@@ -6,7 +6,7 @@ import llama_gqa
 import torch
 
 MUST = ("SHP003",)
-MUST_NOT = ("MOD001", "MOD003", "MOD004", "SHP001", "SHP002", "SHP004", "CMP001", "CMP002")
+MUST_NOT = ("MOD001", "MOD003", "MOD004", "SHP001", "SHP002", "CMP001", "CMP002")
 
 accumulate = 32
 

@@ -11,7 +11,7 @@ from decoder_454m import example_batch, loss
 __all__ = ["build_model", "example_batch", "loss"]
 
 MUST = ("MEM003",)
-MUST_NOT = ("CMP001", "CMP002", "CMP004", "MOD001", "MOD003", "SHP001")
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
 
 
 def build_model(layers: int = 24) -> nn.Module:

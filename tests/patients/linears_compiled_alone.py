@@ -10,8 +10,8 @@ from torchao.float8.float8_linear import Float8Linear
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("CMP004",)
-MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003")
+MUST = ("only-linears-compiled",)
+MUST_NOT = ("eager-float8", "CMP002", "MOD001", "MOD003", "SHP001", "MEM003")
 
 
 def build_model(layers: int = 24) -> nn.Module:

@@ -7,8 +7,8 @@ from peft import LoraConfig, get_peft_model
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("LORA003",)
-MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "CMP004", "MEM003")
+MUST = ("adapters-converted",)
+MUST_NOT = ("MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "MEM003")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

@@ -12,7 +12,7 @@ from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("LORA002",)
-MUST_NOT = ("LORA003", "MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "CMP004", "MEM003")
+MUST_NOT = ("adapters-converted", "MOD001", "MOD003", "SHP001", "CMP001", "CMP002", "MEM003")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

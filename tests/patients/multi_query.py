@@ -8,7 +8,7 @@ from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST = ("SHP002",)
-MUST_NOT = ("MOD001", "MOD003", "MOD004", "SHP001", "SHP003", "SHP004", "CMP001", "CMP002")
+MUST_NOT = ("MOD001", "MOD003", "MOD004", "SHP001", "SHP003", "CMP001", "CMP002")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

@@ -7,8 +7,8 @@ import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
-MUST = ("SHP004",)
-MUST_NOT = ("MOD001", "MOD003", "MOD004", "SHP001", "SHP002", "SHP003", "CMP001", "CMP002")
+MUST = ("SHP002",)
+MUST_NOT = ("MOD001", "MOD003", "MOD004", "SHP001", "SHP003", "CMP001", "CMP002")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 

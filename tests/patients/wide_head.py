@@ -8,7 +8,7 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 MUST: tuple[str, ...] = ()
-MUST_NOT = ("SHP002", "SHP003", "SHP004", "CMP001", "CMP002", "MOD001", "MOD004")
+MUST_NOT = ("SHP002", "SHP003", "CMP001", "CMP002", "MOD001", "MOD004")
 SILENT = True
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"

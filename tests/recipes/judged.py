@@ -63,9 +63,9 @@ MENDED = [
     ),
     (
         "the same three",
-        "SHP004",
+        "SHP002",
         "an info that the head is in FP8, which it is not",
-        "SHP001, SHP004 and SHP007 leave out layers that are kept out of the autocast",
+        "SHP001 and SHP002 leave out layers that are kept out of the autocast",
     ),
     (
         "lightning-fabric-transformer",

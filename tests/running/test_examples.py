@@ -105,7 +105,7 @@ def test_a_healthy_job_is_left_alone(command: str, tmp_path: Path) -> None:
     [
         ("plain_loop.py --no-compile", {}, ["CMP001"]),
         ("trainer.py", FP8, ["ENV001", "MOD001"]),
-        ("lora.py --adapters-too --no-compile --layers 1", {}, ["CMP001", "LORA003"]),
+        ("lora.py --adapters-too --no-compile --layers 1", {}, ["CMP001", "SHP002"]),
         ("fsdp2.py --bf16-all-gather --no-compile", {}, ["CMP001", "DST001"]),
         ("fsdp2.py --no-precompute --no-compile", {}, ["CMP001", "DST002"]),
         pytest.param("sft.py", FP8, ["ENV001", "MOD001"], marks=needs_trl),

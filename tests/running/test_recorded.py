@@ -24,7 +24,7 @@ TOLD: dict[str, tuple[str, ...]] = {
     "h200-te": (),
     "h200-te_checkpointed": ("CKP002",),
     "h200-lora": (),
-    "h200-lora_adapters_too": ("LORA003",),
+    "h200-lora_adapters_too": ("SHP002",),
     "h200-lora_eager": ("CMP001",),
     "h200-fsdp2": (),
     "h200-trainer": (),

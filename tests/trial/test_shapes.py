@@ -561,7 +561,7 @@ def test_a_proposal_by_the_model_is_held_to_what_was_timed() -> None:
     assert kept.layers == ("1.k",)
     none_loses = msgspec.structs.replace(facts, trial=planted(decoder())[1].trial)
     assert with_timed_shapes([step("0.k")], none_loses) == []
-    other = step("0.q", code="NUM002")
+    other = step("0.q", code="NUM001")
     assert with_timed_shapes([other], facts) == [other.treatment]
 
 

@@ -10,7 +10,7 @@ from torchao.float8 import Float8LinearConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 MUST: tuple[str, ...] = ()
-MUST_NOT = ("CMP001", "CMP002", "CMP004", "MOD001", "MOD007", "ENV001", "ENV002", "ENV003", "SHP001")
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD007", "ENV001", "ENV002", "ENV003", "SHP001")
 SILENT = True
 
 

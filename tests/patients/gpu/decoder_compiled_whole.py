@@ -14,8 +14,8 @@ from torch import nn
 
 __all__ = ["build_model", "example_batch", "loss"]
 
-MUST = ("CMP006",)
-MUST_NOT = ("CMP001", "CMP002", "CMP003", "CMP004", "CMP005", "MOD001", "SHP001")
+MUST = ()
+MUST_NOT = ("CMP001", "CMP002", "CMP003", "CMP005", "MOD001", "SHP001")
 
 
 def build_model(layers: int = 24) -> nn.Module:

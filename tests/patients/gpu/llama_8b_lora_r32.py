@@ -8,7 +8,7 @@ from llama_8b_lora_r8 import adapted, example_batch
 __all__ = ["build_model", "example_batch"]
 
 MUST = ()
-MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "LORA003")
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "adapters-converted")
 
 
 def build_model(layers: int = 32) -> torch.nn.Module:

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 __all__ = ["adapted", "build_model", "example_batch"]
 
 MUST = ()
-MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "LORA003")
+MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001", "adapters-converted")
 
 
 def adapted(rank: int, layers: int) -> torch.nn.Module:

@@ -10,7 +10,7 @@ from te_autocast import Model, example_batch, loss, trained_once
 __all__ = ["build_model", "example_batch", "loss"]
 
 MUST = ("LORA002",)
-MUST_NOT = ("LORA003", "MOD001", "MOD002", "MOD007", "CMP001", "SHP001")
+MUST_NOT = ("adapters-converted", "MOD001", "MOD002", "MOD007", "CMP001", "SHP001")
 
 
 def build_model() -> torch.nn.Module:

@@ -9,7 +9,7 @@ from accelerate.utils import TERecipeKwargs
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-MUST = ("LORA003", "MOD007")
+MUST = ("adapters-converted", "MOD007")
 MUST_NOT = ("MOD001", "MOD002", "CMP001", "SHP001", "ENV001", "ENV003")
 
 

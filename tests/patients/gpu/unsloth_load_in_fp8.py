@@ -9,7 +9,7 @@ from unsloth_lora import adapted, example_batch, loaded, train
 __all__ = ["build_model", "example_batch"]
 
 MUST = ("MOD003",)
-MUST_NOT = ("MOD001", "LORA003", "CMP001", "CMP002", "SHP001")
+MUST_NOT = ("MOD001", "adapters-converted", "CMP001", "CMP002", "SHP001")
 
 
 def build_model() -> torch.nn.Module:

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 MUST: tuple[str, ...] = ()
-MUST_NOT = ("MOD001", "MOD003", "LORA003", "CMP001", "CMP002", "SHP001")
+MUST_NOT = ("MOD001", "MOD003", "adapters-converted", "CMP001", "CMP002", "SHP001")
 SILENT = True
 
 WIDTH, HIDDEN, LAYERS, VOCABULARY, ROWS = 2048, 8192, 4, 32000, 2048
