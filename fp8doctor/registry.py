@@ -52,27 +52,8 @@ class Check(msgspec.Struct, frozen=True):
     Examples: compiled in name only, layers that stay out of FP8 or cannot run in it, several GPUs. An
     uncompiled FP8 layer is the model's best known case.
     """
-    keeps_layers: bool = False
-    """Its fix keeps the layers that are in FP8, and their shapes, or puts FP8 where only weights are."""
     stays_in_bf16: bool = False
     """Turning FP8 off does not fix it."""
-    costs_of_fp8: bool = False
-    """It is about what FP8 costs more than BF16, in time or in memory."""
-    makes_another_job: bool = False
-    """Its fix gives FP8 more work: another job, whose FP8 may win."""
-    stops_before_a_step: bool = False
-    """Its error stops a job without FP8 layers before its first step: its FP8 backend is not usable."""
-    about_shapes: bool = False
-    """It proposes BF16 for layers because of their shapes alone; timing may refute it."""
-    may_raise: bool = False
-    """It can predict that the step raises. If it is unknown, so is that prediction.
-
-    Not for a check of the GPU, which is unknown on any machine without one.
-    """
-    may_stop_learning: bool = False
-    """It can predict that layers do not learn. If it is unknown, so is that prediction."""
-    background: bool = False
-    """It also describes healthy jobs, so its finding comes after the others."""
 
     @property
     def module(self) -> ModuleType:
@@ -199,7 +180,7 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
     A rule that reads a fact that was not recorded is ``unknown``. A rule that raises anything else is
     ``crashed``; the others still run. A finding whose cause was found by another rule of its own file is
-    dropped: that one says it.
+    dropped: that one says it. Information comes last: it describes healthy jobs too.
     """
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
@@ -209,18 +190,17 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
         if isinstance(answer, Finding)
         for key in (each.code, each.name)
     }
-    findings: list[tuple[bool, Finding]] = []
+    findings: list[Finding] = []
     outcomes: dict[str, Outcome] = {}
     for each, answer in answers:
         if isinstance(answer, Finding):
             causes = tuple(dict.fromkeys(found[cause] for cause in each.explained_by if cause in found))
             if each.code not in causes:
-                findings.append((each.background, msgspec.structs.replace(answer, caused_by=causes)))
+                findings.append(msgspec.structs.replace(answer, caused_by=causes))
             answer = Outcome(code=each.code, outcome="sick", area=each.area)
         outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)
-    return tuple(finding for _, finding in sorted(findings, key=lambda each: each[0])), tuple(
-        outcomes.values()
-    )
+    in_order = sorted(findings, key=lambda each: each.severity == "info")
+    return tuple(in_order), tuple(outcomes.values())
 
 
 def _gravity(outcome: Outcome) -> int:

@@ -30,7 +30,8 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.giving_up import COMPILATION, changes_fp8_alone
+from fp8doctor.diagnosis.estimate import changes_fp8_alone
+from fp8doctor.diagnosis.plan import COMPILATION
 from fp8doctor.facts import Arm, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,7 +200,6 @@ def test_a_finding_names_those_of_its_causes_that_were_found() -> None:
 
 def test_what_holds_of_healthy_jobs_too_is_told_last() -> None:
     checks = discover()
-    assert [each.code for each in checks if each.background] == ["MEM005"]
     sick = tuple(
         replace(each, function=lambda _: Finding(title="", explanation="", evidence={}))
         for each in checks
@@ -250,21 +248,3 @@ def test_a_folder_that_is_missing_or_broken_is_the_users_mistake(tmp_path: Path)
     (tmp_path / "bad.py").write_text("def f(:")
     with pytest.raises(UserError, match=r"bad\.py: SyntaxError"):
         discover([tmp_path])
-
-
-def test_a_check_of_the_job_that_predicts_an_exception_is_marked() -> None:
-    """While such a check is unknown the first screen says that the step may raise."""
-    raising = {
-        check.code
-        for check in discover()
-        if check.area not in ("device", "environment") and "step_raises" in inspect.getsource(check.module)
-    }
-    assert raising == {check.code for check in discover() if check.may_raise}
-
-
-def test_a_check_that_predicts_layers_that_do_not_learn_is_marked() -> None:
-    """While such a check is unknown the first screen says so."""
-    stopping = {
-        check.code for check in discover() if "layers_do_not_learn" in inspect.getsource(check.module)
-    }
-    assert stopping == {check.code for check in discover() if check.may_stop_learning}

@@ -20,7 +20,7 @@ from fp8doctor import load_report
 from fp8doctor.cli.commands import DEMO
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT
-from fp8doctor.diagnosis.prescription import prescribe
+from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.facts.observation import Observation

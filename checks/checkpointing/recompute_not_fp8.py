@@ -65,7 +65,6 @@ NOT_KNOWN_WHERE = (
     area="checkpointing",
     severity="error",
     invalidates_model=True,
-    keeps_layers=True,
 )
 def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     te = [each for each in facts.network.fp8 if stack_of(each).under_autocast]

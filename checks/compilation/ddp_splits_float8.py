@@ -59,7 +59,7 @@ EAGER = "eager"
 """The backend that runs the graph as it is. It did not raise."""
 
 
-@check("CMP008", "ddp-splits-float8", area="compilation", severity="error", changes_fp8=True, may_raise=True)
+@check("CMP008", "ddp-splits-float8", area="compilation", severity="error", changes_fp8=True)
 def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
     graphs = list(filter(None, (in_graph(mark, facts.network) for mark in facts.training.compile_marks)))
     if not graphs:

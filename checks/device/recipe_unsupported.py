@@ -98,7 +98,6 @@ TREATMENTS = {
     severity="error",
     invalidates_model=True,
     explained_by=("GPU001",),
-    keeps_layers=True,
 )
 def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     visible = [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)

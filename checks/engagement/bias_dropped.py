@@ -56,9 +56,7 @@ OWN_FORWARD = "the layer's own forward may add the bias"
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    may_stop_learning=True,
     explained_by=("GPU001", "GPU002"),
-    keeps_layers=True,
 )
 def bias_dropped(facts: Facts) -> Finding | NotApplicable | None:
     wrapped = [each for each in facts.network.fp8 if not is_grouped(each) and (is_mxfp8(each) or tried(each))]

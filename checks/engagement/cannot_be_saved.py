@@ -63,7 +63,6 @@ UNWRAP = Treatment(
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    keeps_layers=True,
 )
 def cannot_be_saved(facts: Facts) -> Finding | NotApplicable | None:
     trained = facts.network.fp8

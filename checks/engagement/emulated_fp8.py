@@ -53,7 +53,6 @@ OLD_MX = Treatment(
     changes_fp8=True,
     invalidates_model=True,
     explained_by=("GPU001",),
-    keeps_layers=True,
 )
 def emulated_fp8(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = facts.network.fp8

@@ -61,7 +61,6 @@ CALL_LAYERS = Treatment(
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    keeps_layers=True,
 )
 def fp8_never_engaged(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = facts.network.fp8

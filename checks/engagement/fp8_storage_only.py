@@ -118,9 +118,6 @@ OF_NO_KNOWN_LAYER = (
     changes_fp8=True,
     invalidates_model=True,
     stays_in_bf16=True,
-    may_raise=True,
-    may_stop_learning=True,
-    keeps_layers=True,
 )
 def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     forward_only = list(filter(lacks_backward, facts.network.linears))

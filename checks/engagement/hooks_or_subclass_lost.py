@@ -50,7 +50,6 @@ CONVERT_FIRST = Treatment(
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    keeps_layers=True,
 )
 def hooks_or_subclass_lost(facts: Facts) -> Finding | NotApplicable | None:
     seen = facts.training.conversion

@@ -74,7 +74,6 @@ LOOK_LATER = Treatment(
     changes_fp8=True,
     invalidates_model=True,
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "ENV008", "GPU001", "MOD009"),
-    keeps_layers=True,
 )
 def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears

@@ -73,8 +73,6 @@ LATE_OPTIMIZER = late_optimizer("optimizer-after-conversion")
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    may_stop_learning=True,
-    keeps_layers=True,
 )
 def parameters_without_optimizer(facts: Facts) -> Finding | NotApplicable | None:
     training, linears = facts.training, facts.network.linears

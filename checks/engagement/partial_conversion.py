@@ -166,7 +166,6 @@ OLD_EXPERTS = (
     changes_fp8=True,
     invalidates_model=True,
     explained_by=("GPU001", "MOD009"),
-    makes_another_job=True,
 )
 def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
     linears = facts.network.linears

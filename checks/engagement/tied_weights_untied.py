@@ -44,7 +44,6 @@ from fp8doctor.registry import check
     severity="error",
     changes_fp8=True,
     invalidates_model=True,
-    keeps_layers=True,
 )
 def tied_weights_untied(facts: Facts) -> Finding | NotApplicable | None:
     if not facts.network.fp8:

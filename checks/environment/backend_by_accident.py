@@ -51,7 +51,6 @@ AO_SINCE = Version("1.4.0")
     severity="error",
     explained_by=("ENV001", "ENV003", "ENV004", "ENV005", "GPU001"),
     changes_fp8=True,
-    stops_before_a_step=True,
 )
 def backend_by_accident(facts: Facts) -> Finding | NotApplicable | None:
     if not at_least(facts, "accelerate", AO_SINCE):

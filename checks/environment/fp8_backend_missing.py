@@ -78,7 +78,6 @@ FIRST_IN_CUTEDSL = Version("0.17.0")
     area="environment",
     severity="error",
     changes_fp8=True,
-    stops_before_a_step=True,
 )
 def fp8_backend_missing(facts: Facts) -> Finding | NotApplicable | None:
     packages, imports = facts.software.packages, facts.environment.backend_imports

@@ -58,7 +58,6 @@ MEANT = {
     area="environment",
     severity="error",
     changes_fp8=True,
-    stops_before_a_step=True,
 )
 def fp8_backend_misspelled(facts: Facts) -> Finding | NotApplicable | None:
     variables, packages = facts.environment.variables, facts.software.packages

@@ -43,7 +43,7 @@ REPORTED_FROM_GIB = 4.0
 """Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""
 
 
-@check("MEM005", "memory-ledger", area="memory", severity="info", background=True)
+@check("MEM005", "memory-ledger", area="memory", severity="info")
 def memory_ledger(facts: Facts) -> Finding | NotApplicable | None:
     fp8 = facts.network.fp8
     if not fp8:

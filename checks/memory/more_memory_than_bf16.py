@@ -80,7 +80,7 @@ IN_WORDS = {
     area="memory",
     severity="warning",
     explained_by=("CMP001", "CMP002"),
-    costs_of_fp8=True,
+    changes_fp8=True,
 )
 def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     if not uses_fp8(facts):

@@ -43,7 +43,6 @@ from fp8doctor.wording import plural
     area="numerics",
     severity="error",
     changes_fp8=True,
-    may_stop_learning=True,
     explained_by=("GPU001", "GPU002"),
 )
 def trains_incorrectly(facts: Facts) -> Finding | NotApplicable | None:

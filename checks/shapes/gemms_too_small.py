@@ -71,7 +71,6 @@ PAYS = 1.10
     severity="warning",
     was="SHP004",
     changes_fp8=True,
-    about_shapes=True,
 )
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
@@ -155,7 +154,7 @@ def _experts(facts: Facts) -> Finding | None:
     )
 
 
-@check("SHP002", "vocabulary-in-fp8", area="shapes", severity="info", changes_fp8=True, about_shapes=True)
+@check("SHP002", "vocabulary-in-fp8", area="shapes", severity="info", changes_fp8=True)
 def vocabulary_in_fp8(facts: Facts) -> Finding | None:
     wide = [each for each in facts.network.fp8 if makes_logits(each, facts.network)]
     kept = {*kept_in_bf16(facts.network.linears), *(if_recorded(losing_layers.to_keep, facts) or ())}

@@ -35,9 +35,7 @@ from fp8doctor.kit import (
 )
 
 
-@check(
-    "SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True, makes_another_job=True
-)
+@check("SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True)
 def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
     workload = facts.workload
     if workload.batch_source != "given":

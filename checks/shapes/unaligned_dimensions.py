@@ -51,7 +51,7 @@ from fp8doctor.kit import (
     would_be_converted,
 )
 
-RAISES = {"changes_fp8": True, "invalidates_model": True, "may_raise": True}
+RAISES = {"changes_fp8": True, "invalidates_model": True}
 
 WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice the noise of a step, and a margin."""
@@ -150,7 +150,7 @@ def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-@check("SHP001", "slow-16-bit-gemm", area="shapes", severity="warning", was="SHP008", about_shapes=True)
+@check("SHP001", "slow-16-bit-gemm", area="shapes", severity="warning", was="SHP008")
 def slow_16_bit_gemm(facts: Facts) -> Finding | NotApplicable | None:
     if not any(linear.use == "training" for linear in facts.network.linears):
         return NotApplicable(reason="no FP8 layer in the model")

@@ -1,7 +1,4 @@
-"""The variant that a plan ends in, and the timed variants on the way to it.
-
-It is the simplest of the fastest that a GPU timed.
-"""
+"""The variant that a plan ends in: the simplest of the fastest that a GPU timed."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from fp8doctor.analysis.arms import (
     is_finite,
     is_total,
     ratio_on_screen,
-    saved_ms,
     timed_a_model,
     timed_on_cpu,
     timed_on_gpu,
@@ -26,10 +22,9 @@ from fp8doctor.analysis.arms import (
 )
 from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
+from fp8doctor.analysis.treatment_table import traits
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion, is_in_bf16
-from fp8doctor.wording import minus
+from fp8doctor.facts.arm_names import BASELINES, ArmName, is_conversion
 
 
 class PlanEnd(Struct, frozen=True):
@@ -97,13 +92,13 @@ def _others(facts: Facts) -> Iterator[PlanEnd]:
     totals = [each for each in timed if is_total(each)]
     whole = [each for each in totals if each.name == ArmName.PRESCRIBED]
     found = [
-        PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(_changes(facts, each)))
+        PlanEnd(each, not (in_fp8 or is_conversion(each.name)), tuple(changes_of(facts, each)))
         for each in (*whole, *_by_time([each for each in totals if each not in whole]))
     ]
     yield from sorted(found, key=lambda each: len(each.changes))
 
 
-def _changes(facts: Facts, of: Arm) -> list[str]:
+def changes_of(facts: Facts, of: Arm) -> list[str]:
     """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
     compiled = is_conversion(of.name) and compiles_each_block(facts)
     return [name for name in all_changes(facts.trial, of) if not (compiled and traits(name).compiles)]
@@ -111,80 +106,6 @@ def _changes(facts: Facts, of: Arm) -> list[str]:
 
 def _by_time(arms: list[Arm]) -> list[Arm]:
     return sorted(arms, key=lambda each: each.step_ms or 0.0)
-
-
-class Link(Struct, frozen=True):
-    """A part of the way from the step as it is to the plan's end."""
-
-    before: Arm
-    after: Arm
-    names: frozenset[str]
-    """Treatments that make ``after`` of ``before``, together if there are several."""
-
-
-def way(facts: Facts, end: PlanEnd) -> tuple[Link, ...]:
-    """Lead from the step as it is to the plan's end over timed variants, each faster than the last.
-
-    The largest gain comes first, but leaving FP8 off before all that BF16 gains from. A change that does not
-    gain by itself for sure shares a link with the next.
-    """
-    now, done = arm(facts.trial, ArmName.AS_IS), frozenset[str]()
-    timed = (each for each in facts.trial.arms if each.tried and each.step_ms)
-    stops = [(made, each) for each in timed if (made := _made(facts, each))]
-    whole = next((made for made, each in stops if each.name == end.arm.name), done)
-    first = whole & {STAY_IN_BF16}
-    links: list[Link] = []
-    while now is not None and done < whole:
-        nearer = [
-            (made, each)
-            for made, each in stops
-            if done < made < whole
-            and first <= made
-            and saved_ms(now, each).low > 0
-            and minus(each.step_ms, end.arm.step_ms) > 0
-            and (is_finite(each) or not is_finite(end.arm))
-        ]
-        made, after = min(nearer, key=lambda stop: (len(stop[0]), stop[1].step_ms), default=(whole, end.arm))
-        links.append(Link(now, after, made - done))
-        now, done = after, made
-    return tuple(links)
-
-
-def pair_in_use(facts: Facts, end: PlanEnd, name: str) -> tuple[Arm, Arm] | None:
-    """Find the step without and with a change, in BF16 if the plan ends there; None if not timed.
-
-    It is the pair with the most of the plan's other changes.
-    """
-    timed = [each for each in facts.trial.arms if each.tried and each.step_ms]
-    stops = [(_made(facts, each), each) for each in timed]
-    whole = next((made for made, each in stops if each.name == end.arm.name), frozenset())
-    pairs = [
-        (made, before, after)
-        for made, before in stops
-        for more, after in stops
-        if name not in made and more == made | {name} and whole & {STAY_IN_BF16} <= made <= whole
-    ]
-    _, *found = max(pairs, key=lambda pair: len(pair[0]), default=(None,))
-    return (found[0], found[1]) if found else None
-
-
-def kind(name: str, facts: Facts) -> str:
-    """Name a treatment as `Link` does: without FP8, a baseline is the job compiled, in any way."""
-    compiles = traits(name).compiles or name == STAY_IN_BF16
-    return family(COMPILE_BLOCKS) if compiles and not uses_fp8(facts) else name
-
-
-def _made(facts: Facts, of: Arm) -> frozenset[str]:
-    """Name what makes a variant of the step as it is; empty if no plan leads through it."""
-    if of.name == ArmName.WITHOUT_ADAPTERS:
-        return frozenset()
-    if not is_in_bf16(of.name):
-        return frozenset(kind(name, facts) for name in _changes(facts, of))
-    bf16 = bf16_of_the_plan(facts)
-    changes = changes_in_bf16(of.name, of.get("treatments", ()))
-    if bf16 is None or (of.name != bf16.name and not (changes and _form_of(facts, of) == bf16)):
-        return frozenset()
-    return changes | {kind(STAY_IN_BF16, facts)}
 
 
 def bf16_of_the_plan(facts: Facts) -> Arm | None:
@@ -195,10 +116,10 @@ def bf16_of_the_plan(facts: Facts) -> Arm | None:
     end = if_recorded(plan_end, facts)
     if end is None or not end.in_bf16:
         return if_recorded(best_bf16, facts) if timed_on_gpu(facts) else None
-    return _form_of(facts, end.arm) or end.arm
+    return form_of(facts, end.arm) or end.arm
 
 
-def _form_of(facts: Facts, of: Arm) -> Arm | None:
+def form_of(facts: Facts, of: Arm) -> Arm | None:
     """Find the baseline that a BF16 variant changes, or changes a change of."""
     below: Arm | None = of
     while below is not None and below.name not in BASELINES:

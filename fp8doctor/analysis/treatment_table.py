@@ -33,6 +33,36 @@ LARGER_BATCH = "larger-batch"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
 
+OTHER_LAYERS = frozenset(
+    {
+        *ON_THIS_GPU.values(),
+        KEEP_IN_BF16,
+        "convert-before-compile",
+        "convert-before-lora",
+        "convert-before-parametrizing",
+        "convert-experts",
+        "convert-the-rest",
+        "convert-with-torchao",
+        "experts-by-grouped-gemm",
+        "name-backend-and-precision",
+        "one-precision",
+        "own-filter",
+        "own-projections",
+        "pad-dimensions",
+        "pad-token-groups",
+        "pad-tokens",
+    }
+)
+"""Treatments that change which layers run in FP8, or their shapes."""
+
+TO_START = frozenset(
+    {"install-cutedsl", "install-fp8-backend", "name-backend-and-precision", "spell-backend"}
+)
+"""Treatments without which a job of FP8 ends before its first step: its backend is not usable."""
+
+FOR_FP8 = frozenset({MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"})
+"""Treatments that make FP8 pay, or find out why it does not: without a time no part of a plan in BF16."""
+
 _RECIPE = "recipe-"
 
 

@@ -25,16 +25,17 @@ from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
-from fp8doctor.answer.commands import failed_to_time, may_break, run_again, timed, with_more_time
+from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of, is_unclear, without_fp8
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup, invalidates, why_not_modelled
+from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Basis, Finding, Outcome, Saving
+from fp8doctor.finding import Basis, Finding, Saving
 from fp8doctor.wording import percent
 
 MOST_CAUSES = 2
@@ -132,9 +133,7 @@ class Answer(Struct, frozen=True):
         return next((each.command for each in self.open if each.command), "")
 
 
-def answer(
-    view: TrialView, findings: Sequence[Finding], outcomes: Sequence[Outcome], steps: Sequence[Step]
-) -> Answer:
+def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Answer:
     """Answer for a job whose checks found ``findings`` and whose plan is ``steps``."""
     facts = view.facts
     known = recorded(facts, "network")
@@ -165,7 +164,7 @@ def answer(
         takes_no_fp8=bool(known and not has_fp8 and _takes_none(facts)),
         errors=sum(each.severity == "error" for each in findings),
     )
-    return replace(said, open=tuple(_open(view, said, outcomes, findings))) if known else said
+    return replace(said, open=tuple(_open(view, said))) if known else said
 
 
 def _takes_none(facts: Facts) -> bool:
@@ -209,7 +208,7 @@ def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
         and not any(each.get("tried") for each in facts.arms())
     ):
         return f"the trial timed nothing: {(facts.trial.reason or '').rstrip('.')}"
-    return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings).reason
+    return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings)
 
 
 def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, float] | None:
@@ -288,9 +287,7 @@ def _doubts(view: TrialView) -> Iterator[str]:
         yield f"LayerDrop skips {percent(100 * skipped)} of the layers at random"
 
 
-def _open(
-    view: TrialView, said: Answer, outcomes: Sequence[Outcome], findings: Sequence[Finding]
-) -> Iterator[Open]:
+def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     """List what could change the verdict or the plan, the gravest first, each with its command."""
     facts, speedup, whole = view.facts, said.speedup, said.whole
     again, longer = run_again(facts) or "", with_more_time(facts)
@@ -311,8 +308,6 @@ def _open(
         yield Open(what=f"the step with fix {late} was not timed, so change it and time it", command=time_it)
     elif not measured and not said.is_settled:
         yield Open(what=_untimed(said), command=time_it)
-    for question in may_break(outcomes, facts, said.status):
-        yield Open(what=question, command=again)
 
 
 def _late(fixes: Sequence[Step]) -> str:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
 
-from fp8doctor import registry
 from fp8doctor.analysis.arms import left_out_bf16
 from fp8doctor.analysis.outcome import waits_for_time
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
-from fp8doctor.answer.verdict import Status
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
-from fp8doctor.finding import Outcome
 
 
 def timed(facts: Facts, *, longer: bool = False) -> str | None:
@@ -93,22 +88,3 @@ def _enough_s(trial: Trial, budget_s: float) -> float:
         return max(float(enough_s), budget_s)
     took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
     return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
-
-
-def may_break(outcomes: Iterable[Outcome], facts: Facts, status: Status) -> Iterator[str]:
-    """Name what checks that could predict a broken job do not know: nothing of an exception once it ran."""
-    ran = status == "step_raises" or if_recorded(ran_on_a_gpu, facts)
-    may_raise = {check.code for check in registry.discover() if check.may_raise}
-    may_stop_learning = {check.code for check in registry.discover() if check.may_stop_learning}
-    open_codes = [
-        each
-        for each in outcomes
-        if each.outcome == "unknown"
-        and each.get("missing", "").partition(".")[0] not in ("trial", "observed")
-        and registry.reason_of(each, facts)
-    ]
-    if not ran and any(each.code in may_raise for each in open_codes):
-        yield "whether the step raises on a GPU"
-    learns = status not in ("layers_do_not_learn", "not_finite")
-    if learns and any(each.code in may_stop_learning for each in open_codes):
-        yield "whether all layers learn"

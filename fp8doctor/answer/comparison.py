@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
-from fp8doctor.analysis.estimated_gain import EstimatedGain, estimated_gain
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, bf16_for_timed_step
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import interval
@@ -22,9 +21,9 @@ from fp8doctor.analysis.variant_names import labels
 from fp8doctor.analysis.watched_speedup import watched_ms
 from fp8doctor.answer.number import Number
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
-from fp8doctor.diagnosis.giving_up import (
+from fp8doctor.diagnosis.estimate import (
     begins_fp8,
+    expected_speedup,
     is_modelled,
     planned_speedup,
     stays_in_bf16,
@@ -225,10 +224,9 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     )
 
 
-def _of(name: str, words: str, in_fp8: bool, ms: float, found: EstimatedGain | None = None) -> Variant:
-    """Make an estimated variant, with the interval of its gain if that is known."""
-    low, high = (found.low_ms, found.high_ms) if found else (ms, ms)
-    return Variant(name, words, in_fp8, Number(ms, min(low, ms), max(high, ms), "modelled"))
+def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
+    """Make an estimated variant."""
+    return Variant(name, words, in_fp8, Number(ms, ms, ms, "modelled"))
 
 
 def _holding(value: float, bounds: tuple[float, float]) -> tuple[float, float]:
@@ -249,28 +247,51 @@ def _planned(
     if stops_first(facts, findings):
         return None, None, None
     if stays_in_bf16(steps):
-        found = estimated_gain(expects, None)
-        return _of(bf16.name, bf16.words, False, bf16.ms.value, found), _gain(found), None
+        ms, gain = _with_plan(expects, None) or (bf16.ms, None)
+        return replace(bf16, ms=ms), gain, None
     planned = planned_speedup(facts, findings, steps)
     if planned is None or planned.parts is None or (planned.recipes and not begins_fp8(steps, planned)):
         return None, None, None
     more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
-    found = None if more_tokens else estimated_gain(expects, planned)
+    found = None if more_tokens else _with_plan(expects, planned)
     if found is None and expects.as_is is not None and not more_tokens and not planned.recipes:
         return None, None, None  # the plan changes nothing that the cost model knows
     if more_tokens and now is not None and now.ms.basis == "measured":
         return None, None, None  # the watched step waits as long with more tokens: the estimate does not
-    gain = _gain(found)
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
-    end_ms = planned.parts.bf16_ms / planned.best
-    return _of("planned", "with the plan", True, end_ms, found), gain, end_speedup
+    end = _of("planned", "with the plan", True, planned.parts.bf16_ms / planned.best)
+    ms, gain = found or (end.ms, None)
+    return replace(end, ms=ms), gain, end_speedup
 
 
-def _gain(found: EstimatedGain | None) -> Number | None:
-    if found is None:
+GAIN = 0.01
+"""Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
+
+
+def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[Number, Number] | None:
+    """Estimate the step with the plan, or in the best BF16 if ``planned`` is None, and its gain over now.
+
+    None if the step now is unknown, or if the plan gains nothing that the model knows. A plan stays in BF16
+    only if FP8 is not faster, so BF16 takes at most as long as now.
+    """
+    if not now.now or now.now_bounds is None or now.parts is None:
         return None
-    value = found.now_ms / found.after_ms
-    return Number(value, *_holding(value, found.faster), "modelled")
+    bf16_ms = now.parts.bf16_ms
+    now_ms = now.ran_ms or bf16_ms / now.now
+    if planned is None:
+        low, high = now.now_bounds
+        ms, least, most = bf16_ms, now_ms * low, now_ms * min(high, 1.0)
+        left_ms = now.left_out_ms
+    elif planned.best / now.now - 1 < GAIN:
+        return None
+    else:
+        low, high = planned.best_bounds
+        left_ms = planned.left_out_ms
+        ms, least, most = bf16_ms / planned.best, bf16_ms / high, (bf16_ms + left_ms) / low
+    after = Number(ms, min(least, ms), max(most, ms), "modelled")
+    gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
+    bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)
+    return after, Number(gain, *_holding(gain, bounds), "modelled")
 
 
 def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:

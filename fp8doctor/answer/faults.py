@@ -54,10 +54,10 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
         yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True)
     elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
         yield Fault("open", FAILED_EARLY, "The exception is in the script's output", was_seen=True)
+    yield from _ended_rank(facts)
     if not recorded(facts, "network"):
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return
-    yield from _ended_rank(facts)
     if own_step_failed(facts):
         yield Fault(
             "step_raises",

@@ -116,7 +116,7 @@ class Gate(Struct, frozen=True):
         if estimate is not None:
             how = f"estimated for {report.modelled_gpu}, not measured"
             return _below(estimate, wanted, how, option)
-        from fp8doctor.diagnosis.expected_verdict import why_no_estimate
+        from fp8doctor.diagnosis.estimate import why_no_estimate
 
         why = why_no_estimate(report.facts, report.findings)
         return f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."

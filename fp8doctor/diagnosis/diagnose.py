@@ -13,14 +13,12 @@ from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.answer.answer import Answer, answer, verdict
 from fp8doctor.answer.commands import run_again
 from fp8doctor.answer.sentences import box
-from fp8doctor.diagnosis import conversion
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
 from fp8doctor.diagnosis.engagement import without_its_symptoms
-from fp8doctor.diagnosis.giving_up import as_estimated, unless_undecided
-from fp8doctor.diagnosis.measured_savings import with_measured_savings
-from fp8doctor.diagnosis.prescription import as_timed, in_agreement, prescribe
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.diagnosis.plan import make_plan, prescribe
+from fp8doctor.diagnosis.savings import with_measured_savings
+from fp8doctor.facts import Facts
 from fp8doctor.gpus import gpu_spec, modelled_gpu_name
 
 
@@ -43,16 +41,10 @@ def diagnose(
     view = trial_view(facts)
     findings, outcomes = with_measured_savings(view, findings, outcomes)
     findings, outcomes = without_its_symptoms(findings, outcomes)
-    proposed = prescribe(findings, facts)
-    proposed = if_recorded(unless_undecided, proposed, view, findings) or proposed
-    broken = frozenset(each.name for each in findings if recorded(each, "breaks"))
-    timed = if_recorded(as_timed, proposed, view, broken)
-    held = proposed if timed is None else timed
-    held = if_recorded(as_estimated, held, view, findings, broken) or held
-    prescription = in_agreement(if_recorded(conversion.of_bf16, held, view, findings) or held)
+    prescription = make_plan(view, findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
-    said = answer(view, findings, outcomes, prescription)
+    said = answer(view, findings, prescription)
     told = verdict(said, facts, findings, box(said).summary)
     return Document(
         tool=written_by or tool(),

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.diagnosis.engagement import why_not_engaged
-from fp8doctor.diagnosis.expected_verdict import failed_early, invalidates, rank_failed
+from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, recorded
 from fp8doctor.facts.record import (
@@ -142,7 +141,8 @@ class Document(Record, frozen=True, kw_only=True):
         """Return the verdict's own severity; None if it is no problem."""
         measured = self.verdict.basis == "measured" and not self.on_cpu
         slower = self.verdict.status == "fp8_slower" and measured
-        failed = failed_early(self.facts) or rank_failed(self.facts)
+        fault = self.answer.fault if self.answer else None
+        failed = fault is not None and fault.was_seen
         return "error" if slower or failed or self.verdict.status in GRAVE else None
 
     def why_not_in_fp8(self) -> str:

@@ -109,3 +109,15 @@ def without_its_symptoms(
             for each in outcomes
         ),
     )
+
+
+def invalidates(finding: Finding) -> bool:
+    """Return whether a finding says that the modelled step is not the one that runs.
+
+    Compile marks without effect do not count if the facts call no layer compiled.
+    """
+    if finding.get("breaks") == "step_raises":
+        return True
+    check = registry.check_of(finding)
+    seems = finding.severity == "info" or finding.evidence.get("examined_as_uncompiled") is True
+    return check is not None and check.invalidates_model and not seems

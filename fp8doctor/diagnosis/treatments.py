@@ -6,10 +6,15 @@ carries them out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from fp8doctor.analysis.by_accelerate import ALL_GATHER, in_script
-from fp8doctor.analysis.compile_coverage import cache_off, compile_treatment, covered_by_blocks
+from fp8doctor.analysis.compile_coverage import (
+    cache_off,
+    compile_treatment,
+    compiles_each_block,
+    covered_by_blocks,
+)
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.layers import (
@@ -32,6 +37,8 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.facts.arm_names import keeps_users_compilation
+from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
 from fp8doctor.wording import plural
@@ -348,3 +355,42 @@ def keep_losing_in_bf16(facts: Facts) -> Treatment | None:
     """Keep the layers in BF16 that lose by FP8."""
     layers = to_keep(facts)
     return keep_in_bf16(layers, facts) if layers else None
+
+
+def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
+    """Describe the steps of the variant ``fp8``, the conversion first."""
+    for name in sorted(names, key=lambda each: traits(each).family != "convert"):
+        if traits(name).family == "convert":
+            layers = {each.name for each in facts.network.linears if would_be_converted(each)}
+            own = keeps_users_compilation(fp8) or compiles_each_block(facts)
+            yield convert(facts, converted_to(fp8), layers, before_own=own)
+        elif traits(name).compiles:
+            yield _compiled(facts)
+        elif described := describe(name, facts):
+            yield described
+
+
+def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: bool) -> Treatment:
+    """Convert these layers with a recipe of torchao, before the job wraps them and compiles them itself."""
+    left = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
+    sets = names_in_python(before_wrapping(left, facts.linears()))
+    made = RECIPES[("torchao", recipe)]
+    config = "" if made is default_of("torchao") else made.config
+    distributed = facts.get("training.distributed")
+    wrapper = distributed.get("wrapper") if distributed else None
+    later = [f"{wrapper} and the optimizer"] if wrapper else []
+    later += ["your own torch.compile, which stays as it is"] if before_own else []
+    own = [f"# before {', and before '.join(later)}"] if later else []
+    return Treatment(
+        name=f"convert-{recipe}",
+        summary=f"convert to FP8 ({recipe})",
+        code="\n".join([*own, converting(facts, sets, config=config)]),
+    )
+
+
+def _compiled(facts: Facts) -> Treatment:
+    """Compile what was converted, in place of what the user compiles himself."""
+    found = compile_treatment(facts, [each for each in facts.network.linears if would_be_converted(each)])
+    otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
+    note = "# leave out your own torch.compile\n" if otherwise else ""
+    return Treatment(name=found.name, summary=found.summary, code=note + found.code)

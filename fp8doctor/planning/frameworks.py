@@ -16,7 +16,7 @@ from fp8doctor.analysis.fp8_weights import is_grouped, quantize_mxfp8
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis import torchtitan
-from fp8doctor.diagnosis.conversion import convert
+from fp8doctor.diagnosis.treatments import convert
 from fp8doctor.facts import Facts
 from fp8doctor.planning.converted import gathers_fp8
 from fp8doctor.planning.estimates import Row, recipe_of

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from fp8doctor import registry
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
-from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import FOR_FP8, OPTIMIZER_LAST, STAY_IN_BF16
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.answer.verdict import GRAVE
@@ -177,8 +177,7 @@ def fix_in_words(finding: Finding, steps: Sequence[Step], facts: Facts) -> str:
     if fix is None:
         return ""
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
-    check = registry.check_of(finding)
-    if gone and check and check.makes_another_job:
+    if gone and finding.treatment and finding.treatment.name in FOR_FP8:
         return " (its fix makes another job, not timed)"
     if finding.code == IDLE and if_recorded(_still_idle, facts):
         return f" (less with fix {fix})"
@@ -207,7 +206,7 @@ def _is_of_fp8_alone(finding: Finding) -> bool:
     if finding.treatment and finding.treatment.name == OPTIMIZER_LAST:
         return False
     check = registry.check_of(finding)
-    return bool(check and (check.costs_of_fp8 or (check.changes_fp8 and not check.stays_in_bf16)))
+    return bool(check and check.changes_fp8 and not check.stays_in_bf16)
 
 
 def mark_of(finding: Finding, report: Document) -> Mark:

@@ -12,7 +12,7 @@ from fp8doctor.analysis.memory_fit import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.outcome import own_words, watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words
-from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS
@@ -239,7 +239,7 @@ def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:
             done, count, noun = whole, sum(each.count for each in blocks), "block"
     if not count or (not done and may_be_compiled_by_unsloth(facts)):
         return UNKNOWN
-    doubts = (each for each in findings if each.area == "compilation" and not is_what_it_seems([each]))
+    doubts = (each for each in findings if each.area == "compilation" and invalidates(each))
     doubt = next(doubts, None) if done else None
     told = f"{done} of {plural(count, noun)}"
     return f"asked for in {told}, but see {doubt.code}" if doubt else told

@@ -25,7 +25,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import with_timed_shapes
+from fp8doctor.diagnosis.plan import with_timed_shapes
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to

@@ -19,7 +19,7 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document, read_saved
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import NOT_RECORDED, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from tests.benchmarks.recorded_steps import JOBS, PATIENTS, use, without_trial

@@ -11,7 +11,7 @@ from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run

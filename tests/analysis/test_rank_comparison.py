@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, exposed_of_ranks, late_ms, timed_ranks
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import if_recorded
 from tests.replays import ALL, replayed
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.answer.answer import Answer
 from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.expected_verdict import expected_speedup
+from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import NOT_RECORDED, Facts
 from tests import replays
 from tests.analysis.test_noise import rounds

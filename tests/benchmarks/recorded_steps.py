@@ -15,7 +15,7 @@ from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
-from fp8doctor.diagnosis.expected_verdict import is_what_it_seems
+from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from tests.recordings import files, name_of, text_of
@@ -159,7 +159,7 @@ def told(folders: Sequence[Path] = (PATIENTS, JOBS)) -> Iterator[Told]:
         ):
             continue
         untimed = without_trial(facts)
-        says = modelled_speedup(untimed) if is_what_it_seems(diagnose(untimed).findings) else None
+        says = modelled_speedup(untimed) if not any(map(invalidates, diagnose(untimed).findings)) else None
         yield Told(
             patient,
             best / (arms["as_is"].step_ms or 0.0),

@@ -11,7 +11,7 @@ from torch import nn
 
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import as_timed
+from fp8doctor.diagnosis.plan import make_plan
 from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Distributed, Facts, Target, Workload
 from fp8doctor.loading.job import Job
@@ -31,7 +31,7 @@ def of(model: nn.Module, *arms: Arm, device: str = "cuda") -> Facts:
 
 
 def conversion_of(facts: Facts) -> list[Step]:
-    return [*as_timed((), trial_view(facts))]
+    return [*make_plan(trial_view(facts), ())]
 
 
 def recipes(model: nn.Module) -> dict[str, str | None]:

@@ -7,7 +7,7 @@ import pytest
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.measured_savings import on_the_way
+from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.finding import Treatment
 from tests.diagnosis.trials import SLOW, Of, around
 

@@ -23,7 +23,7 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.prescription import with_timed_shapes
+from fp8doctor.diagnosis.plan import with_timed_shapes
 from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Network, Target, Trial, Workload, recorded

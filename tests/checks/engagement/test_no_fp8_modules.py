@@ -18,7 +18,7 @@ from fp8doctor import registry
 from fp8doctor.checks.engagement import no_fp8_modules
 from fp8doctor.checks.engagement.no_fp8_modules import FIRES
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.prescription import prescribe
+from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Environment, Facts
 from fp8doctor.finding import Finding, NotApplicable

@@ -25,7 +25,7 @@ from transformers import (
 
 from fp8doctor.analysis.trial_view import trial_view
 from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH, CONTIGUOUS_BIAS, slow_attention_backend
-from fp8doctor.diagnosis.measured_savings import with_measured_savings
+from fp8doctor.diagnosis.savings import with_measured_savings
 from fp8doctor.examine.attention import BACKENDS, sdp_backends
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, Package, Software
 from fp8doctor.finding import Finding, NotApplicable

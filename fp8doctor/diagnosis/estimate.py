@@ -1,0 +1,195 @@
+"""The estimate of a job, as far as its findings let the cost model speak of it: as it is, and with a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import uses_fp8
+from fp8doctor.analysis.fp8_request import trains_in_16_bits
+from fp8doctor.analysis.layers import nothing_to_convert
+from fp8doctor.analysis.losing_layers import crossing
+from fp8doctor.analysis.modelled_host import modelled_host_bound
+from fp8doctor.analysis.modelled_speedup import (
+    ModelledSpeedup,
+    may_be_compiled_by_unsloth,
+    modelled_bf16,
+    modelled_conversion,
+    modelled_speedup,
+    to_convert,
+    waits_for_te,
+)
+from fp8doctor.analysis.treatment_table import (
+    KEEP_IN_BF16,
+    MORE_TOKENS,
+    OPTIMIZER_LAST,
+    OTHER_LAYERS,
+    STAY_IN_BF16,
+    TO_START,
+    traits,
+)
+from fp8doctor.analysis.watched_speedup import beside_its_run
+from fp8doctor.cost import routed_rows, rows_of
+from fp8doctor.cost.cast_cost import casts_too_many_rows, is_known
+from fp8doctor.cost.step_cost import (
+    OWN_FORWARD,
+    consists_of_linears,
+    in_bf16,
+    modelled_step,
+    with_tokens,
+)
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
+from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
+from fp8doctor.facts.paths import path_of
+from fp8doctor.finding import Finding
+from fp8doctor.gpus import has_datasheet, modelled_gpu
+
+COMPILE = ".compile("
+"""In the code of a fix that compiles."""
+
+
+def expected_speedup(
+    facts: Facts, findings: Iterable[Finding], *, as_it_ran: bool = True
+) -> ModelledSpeedup | None:
+    """Model the speedup of a job's FP8, or of its conversion; None if that is unknown.
+
+    If a finding says that the step is not what it seems, the step with its fix is modelled.
+    """
+    doubts = list(filter(invalidates, findings))
+    if (facts.get("network.fp8_calls") and not uses_fp8(facts)) or not all(map(_keeps_layers, doubts)):
+        return None
+    found = if_recorded(_modelled, facts, fixed=bool(doubts))
+    return beside_its_run(found, facts) if found and as_it_ran else found
+
+
+def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
+    return modelled_speedup(facts, fixed=fixed) if uses_fp8(facts) else modelled_conversion(facts)
+
+
+def _keeps_layers(finding: Finding) -> bool:
+    """Return whether a finding has a fix after which the same layers run as they seem to."""
+    return finding.treatment is not None and finding.treatment.name not in OTHER_LAYERS
+
+
+def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
+    """Say why the cost model has no speedup for a job, nor for its conversion."""
+    others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
+    if others and if_recorded(_modelled, facts, fixed=True) is not None:
+        return "a fix changes which layers run in FP8, or their shapes"
+    try:
+        return _unknown_part(facts)
+    except Unrecorded as missing:
+        return f"{path_of(missing)} was not recorded"
+
+
+def _unknown_part(facts: Facts) -> str:
+    """Say which part of a step, or of its conversion, the cost model has no numbers for."""
+    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
+    fp8, linears = facts.network.fp8, facts.network.linears
+    if gpu is None:
+        return "fp8doctor has no datasheet of this GPU"
+    if gpu.fp8_tflops is None:
+        return f"{gpu.name} has no FP8 tensor cores"
+    if nothing_to_convert(facts.network):
+        return "a conversion to FP8 takes none of its layers"
+    if not consists_of_linears(facts.network):
+        return "most parameters are outside of Linears, and the cost model has only those"
+    if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
+        return "FP8 layers have a forward of their own that does other work"
+    if trains_in_16_bits(facts) and not fp8:
+        return "Unsloth has no FP8 training for LoRA"
+    rows = [(each, rows_of(each, facts)) for each in linears]
+    if not all(seen for _, seen in rows):
+        return "the batch is unknown"
+    if facts.get("training.use_cache") and any(each.compiled is not None for each in fp8):
+        return "with a KV cache, the compiled blocks may not be what runs"
+    if many := [seen for each, seen in rows if seen and casts_too_many_rows(each, seen)]:
+        return f"casts of {max(many):,} rows that are not compiled are far from any that were measured"
+    if any(linear.role == "experts" and not routed_rows(linear, facts) for linear in linears):
+        return "nothing says how many experts a token visits"
+    if not fp8 and not to_convert(facts):
+        return "no Linear of this model can be converted"
+    if may_be_compiled_by_unsloth(facts) and modelled_step(facts) and modelled_bf16(facts):
+        return "Unsloth compiles blocks itself, and fp8doctor did not see if it did"
+    if waits_for_te(facts):
+        return "the host time for recomputing Transformer Engine's layers is not known"
+    recipes = {
+        each.recipe or "unknown" for each in fp8 if recorded(each, "recipe") and not is_known(each, gpu)
+    }
+    if recipes:
+        return f"nobody measured the casts of the recipe {', '.join(sorted(recipes))} on {gpu.name}"
+    return "the cost model does not know this form of the step"
+
+
+def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Say why there is no estimate of a job's FP8, or why it has none."""
+    return why_not_engaged(facts) or f"No estimate: {why_not_modelled(facts, findings)}."
+
+
+def planned_speedup(
+    facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]
+) -> ModelledSpeedup | None:
+    """Model the step with the tokens and the layers in BF16 that the plan asks for; None if it is unknown.
+
+    Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
+    """
+    more = if_recorded(_with_more_tokens, facts, steps)
+    facts = more or facts
+    kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
+    fewer = in_bf16(facts, kept) if kept else facts
+    of = fewer if fewer.network.fp8 else facts
+    found = expected_speedup(of, findings, as_it_ran=not (more or kept))
+    if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
+        return found
+    compiles = any(traits(step.treatment.name).compiles or COMPILE in step.treatment.code for step in steps)
+    return found if compiles or all(each.compiled is not None for each in to_convert(facts)) else None
+
+
+def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
+    """Give the job the tokens that the plan asks for; None if it asks for no number."""
+    if not any(step.treatment.name == MORE_TOKENS for step in steps):
+        return None
+    found, bound = crossing(facts), if_recorded(modelled_host_bound, facts)
+    tokens = max(found.tokens if found else 0, (bound.pays_from or 0) if bound else 0)
+    return with_tokens(facts, tokens) if tokens else None
+
+
+def stops_first(facts: Facts, findings: Iterable[Finding]) -> bool:
+    """Return whether the job ends before a step, so that nothing is faster than it is now."""
+    errors = (each.treatment for each in findings if each.severity == "error")
+    return any(each and each.name in TO_START for each in errors) and not uses_fp8(facts)
+
+
+def stays_in_bf16(steps: Iterable[Step]) -> bool:
+    """Return whether the plan leaves FP8 off."""
+    return any(step.treatment.name == STAY_IN_BF16 for step in steps)
+
+
+def begins_fp8(steps: Sequence[Step], planned: ModelledSpeedup) -> bool:
+    """Return whether a model without FP8 trains in it with the plan."""
+    return any(map(converts, steps)) or (not planned.loses and any(map(changes_fp8, steps)))
+
+
+def converts(step: Step) -> bool:
+    return traits(step.treatment.name).family == "convert"
+
+
+def is_modelled(step: Step) -> bool:
+    """Return whether the model of a fixed FP8 step holds what this step changes."""
+    return traits(step.treatment.name).compiles or changes_fp8(step) or converts(step)
+
+
+def changes_fp8(step: Step) -> bool:
+    """Return whether it changes how FP8 runs: before that, no time decides about FP8."""
+    return any(check.changes_fp8 for check in fixed_checks(step))
+
+
+def changes_fp8_alone(step: Step) -> bool:
+    """Return whether nothing is left for it to fix once FP8 is off."""
+    stays = step.treatment.name == OPTIMIZER_LAST or any(each.stays_in_bf16 for each in fixed_checks(step))
+    return changes_fp8(step) and not stays
+
+
+def fixed_checks(step: Step) -> list[registry.Check]:
+    return [check for check in registry.discover() if check.name in step.names]

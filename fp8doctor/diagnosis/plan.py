@@ -1,0 +1,404 @@
+"""The plan: which changes, in which order, and what each saves.
+
+The times of a trial decide it: it leads to the simplest of the fastest variants. Without them the fixes of
+the findings stay, unless the cost model is sure that FP8 loses with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from fp8doctor import registry
+from fp8doctor.analysis.arms import base_of, uses_fp8
+from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for
+from fp8doctor.analysis.known_form import runs_in_fp32
+from fp8doctor.analysis.layer_gain import timed_shapes
+from fp8doctor.analysis.memory_fit import step_now
+from fp8doctor.analysis.modelled_speedup import (
+    OFF,
+    OFF_IN_BALANCE,
+    is_in_balance,
+    modelled_conversion,
+    to_convert,
+)
+from fp8doctor.analysis.module_names import has_lora
+from fp8doctor.analysis.plan_end import PlanEnd
+from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    COMPILE_LAYERS,
+    CONVERT_BASE_FIRST,
+    FOR_FP8,
+    KEEP_IN_BF16,
+    ON_THIS_GPU,
+    STAY_IN_BF16,
+    traits,
+)
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.answer.faults import fault_of, is_unclear
+from fp8doctor.areas import SEVERITIES
+from fp8doctor.code_snippets import settings
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.estimate import (
+    changes_fp8,
+    changes_fp8_alone,
+    fixed_checks,
+    planned_speedup,
+)
+from fp8doctor.diagnosis.leaving_fp8 import compiled_as, replaces_own_compile, stay_in_bf16
+from fp8doctor.diagnosis.savings import on_the_way
+from fp8doctor.diagnosis.treatments import (
+    autocast_bf16,
+    compile_blocks,
+    convert,
+    describe,
+    keep_in_bf16,
+    treatments_of,
+)
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
+from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.wording import in_times
+
+COMPILATION = "compilation"
+"""A family of treatments, and the area of the checks of torch.compile."""
+
+IN_FP32 = "Its matmuls are in fp32: its weights are, and no autocast is on"
+
+
+def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
+    """Choose the changes of a job, and put them in order."""
+    proposed = prescribe(findings, view.facts)
+    broken = frozenset(each.name for each in findings if recorded(each, "breaks"))
+    if view.end is not None:
+        chosen = if_recorded(_to_the_end, view.end, proposed, view, broken)
+    else:
+        chosen = if_recorded(_untimed, proposed, view, findings, broken)
+    steps = proposed if chosen is None else chosen
+    return _in_agreement(if_recorded(_with_a_start, steps, view, findings) or steps)
+
+
+def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
+    """Rank the treatments of ``findings``; those with the same treatment become one step.
+
+    Breakage comes first, then obstacles to FP8, then what makes the step another than it seems, then ms
+    saved, then severity. To give FP8 up comes last: it is measured against FP8 with all other steps. A
+    symptom whose cause was found as more than information is dropped, and information that saves nothing.
+    """
+    findings = tuple(findings)
+    found = {finding.code for finding in findings if finding.severity != "info"}
+    steps: dict[str, list[Finding]] = {}
+    for finding in findings:
+        saving = finding.saving_ms
+        may_save = saving is not None and (saving.low if saving.basis == "measured" else saving.high) > 0
+        if (
+            finding.treatment is not None
+            and not found.intersection(finding.caused_by)
+            and (may_save or finding.severity != "info")
+        ):
+            steps.setdefault(finding.treatment.name, []).append(finding)
+    return tuple(_step_of(sorted(group, key=_rank), facts) for group in sorted(steps.values(), key=_place))
+
+
+def _place(group: list[Finding]) -> tuple[object, ...]:
+    first = min(map(_rank, group))
+    return *first[:3], not any(map(invalidates, group)), *first[3:]
+
+
+def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:
+    gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16
+    blocks_fp8 = finding.severity == "error"
+    saved = finding.saving_ms.middle if finding.saving_ms else 0.0
+    severity = SEVERITIES.index(finding.severity or "info")
+    return gives_up, not recorded(finding, "breaks"), not blocks_fp8, -saved, -severity, finding.code
+
+
+def _step_of(group: list[Finding], facts: Facts | None) -> Step:
+    """Make the step of findings with one treatment, for the layers of all of them."""
+    worst = group[0]
+    treatment = worst.treatment
+    assert treatment is not None
+    every = (layer for each in group if each.treatment for layer in each.treatment.layers)
+    layers = tuple(dict.fromkeys(every))
+    if set(layers) != set(treatment.layers):
+        in_bf16 = treatment.name == KEEP_IN_BF16
+        treatment = keep_in_bf16(layers, facts) if in_bf16 else replace(treatment, layers=layers)
+    return Step(
+        code=worst.code,
+        mends=tuple(dict.fromkeys(each.code for each in group)),
+        names=tuple(each.name for each in group),
+        title=worst.title,
+        treatment=treatment,
+        saving_ms=worst.saving_ms,
+    )
+
+
+def _fixing_too(step: Step, others: Iterable[Step]) -> Step:
+    """Let a step fix what others were for."""
+    every = (step, *others)
+    mends = dict.fromkeys(code for each in every for code in each.mends)
+    names = dict.fromkeys(name for each in every for name in each.names)
+    return replace(step, mends=tuple(mends), names=tuple(names))
+
+
+def _untimed(
+    proposed: Sequence[Step], view: TrialView, findings: Sequence[Finding], broken: frozenset[str]
+) -> tuple[Step, ...]:
+    """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
+    facts, on_this_gpu = view.facts, set(ON_THIS_GPU.values())
+    if any(step.treatment.name in on_this_gpu and broken.intersection(step.names) for step in proposed):
+        return tuple(step for step in proposed if step.treatment.name in on_this_gpu or not changes_fp8(step))
+    steps = _by_the_filter({step.treatment.name: step for step in proposed}, facts)
+    gives_up = next((step for step in steps if step.treatment.name == STAY_IN_BF16), None)
+    others = [step for step in steps if step is not gives_up]
+    expects = if_recorded(planned_speedup, facts, findings, others)
+    if gives_up and expects and not expects.loses and uses_fp8(facts):
+        gives_up = None
+    elif expects and expects.loses and not gives_up:
+        wanted = uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))
+        treatment = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
+        title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"
+        gives_up = _step(title, treatment) if wanted else None
+    mends = [step for step in others if broken.intersection(step.names)]
+    if gives_up is None:
+        return (*mends, *(step for step in others if step not in mends))
+    kept, gives_up = _without_fp8(others, gives_up, broken)
+    mends = [step for step in kept if step in mends]
+    return (*mends, gives_up, *(step for step in kept if step not in mends))
+
+
+def _without_fp8(
+    others: Sequence[Step], gives_up: Step, broken: frozenset[str], *, recompiles: bool = False
+) -> tuple[list[Step], Step]:
+    """Drop the steps that leaving FP8 off undoes: changes of FP8, and other ways to compile.
+
+    It fixes all their findings. Breakage that is not of FP8 alone stays. If FP8's own breakage ends, that
+    heads it, or else, if no finding proposed it, the first step that it makes pointless.
+    """
+
+    def is_undone(step: Step) -> bool:
+        compiles = traits(step.treatment.name).family == COMPILATION
+        compiles |= recompiles and any(check.area == COMPILATION for check in fixed_checks(step))
+        fp8 = changes_fp8(step) and not traits(step.treatment.name).helps_bf16_too
+        return changes_fp8_alone(step) or (not broken.intersection(step.names) and (compiles or fp8))
+
+    undone = [step for step in others if is_undone(step)]
+    worst = [step for step in undone if broken.intersection(step.names)]
+    for head in (worst or (undone if not gives_up.code else []))[:1]:
+        gives_up = replace(gives_up, code=head.code, title=head.title)
+    return [step for step in others if step not in undone], _fixing_too(gives_up, [*worst, *undone])
+
+
+def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
+    """Drop the steps that another step's filter carries out.
+
+    Those compile FP8 layers that it leaves out, or leave LoRA's matrices out. It fixes their findings too,
+    and saves what the largest of them does.
+    """
+    filters = planned.get(KEEP_IN_BF16)
+    if filters is None:
+        return list(planned.values())
+    compiles, converts = planned.get(COMPILE_LAYERS), planned.get(CONVERT_BASE_FIRST)
+    held = [converts] if converts and has_lora(facts.linears()) else []
+    if compiles and compiles.treatment.layers and {*compiles.treatment.layers} <= {*filters.treatment.layers}:
+        held.append(compiles)
+    savings = [each.saving_ms for each in (filters, *held) if each.saving_ms]
+    most = max(savings, key=lambda saving: saving.middle, default=None)
+    planned[KEEP_IN_BF16] = replace(_fixing_too(filters, held), saving_ms=most)
+    return [each for each in planned.values() if each not in held]
+
+
+def _to_the_end(
+    end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]
+) -> tuple[Step, ...]:
+    """List breakage first, then the changes that make the plan's end, then what no variant tried.
+
+    What was timed and is no part of it is dropped, unless it is about more than speed.
+    """
+
+    def begins_fp8(step: Step) -> bool:
+        """Return whether FP8 was asked for, did not begin, and would by this step."""
+        return not view.uses_fp8 and changes_fp8(step)
+
+    dropped = _settled(view) | (FOR_FP8 if view.gives_up_fp8 else set[str]()) | {STAY_IN_BF16}
+    kept = [
+        step
+        for step in proposed
+        if step.treatment.name not in dropped - {*end.changes}
+        or (step.treatment.name != STAY_IN_BF16 and broken.intersection(step.names))
+        or any(check.area == "numerics" for check in fixed_checks(step))
+    ]
+    first: list[Step] = []
+    little = view.most is not None and view.most.speedup < 1 + EVEN and end.in_bf16
+    if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
+        recompiles = replaces_own_compile(end.arm, view.facts)
+        kept, gives_up = _without_fp8(kept, _giving_up(proposed, view), broken, recompiles=recompiles)
+        first = [gives_up]
+    elif not view.uses_fp8 and not end.is_as_is:
+        first = [*_starting(end, view)]
+    mends = [step for step in kept if broken.intersection(step.names) or begins_fp8(step)]
+    named = {step.treatment.name for step in (*kept, *first)}
+    found = [_found_by_trial(name, view) for name in end.changes if name not in named]
+    parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
+    rest = [step for step in kept if step not in mends and step not in parts]
+    return on_the_way(view, [*mends, *first, *parts, *filter(None, found), *rest], broken)
+
+
+def _settled(view: TrialView) -> set[str]:
+    """Name the treatments that were timed, or need too much memory together.
+
+    If the plan leaves FP8 off, those that help BF16 too count only if they were timed in BF16.
+    """
+    trial = view.facts.trial
+    timed = {
+        name
+        for each in trial.arms
+        if each.tried and recorded(each, "treatments") and base_of(trial, each)
+        for name in each.treatments
+    }
+    every = (each.get("treatments", ()) for each in trial.arms if each.name == ArmName.PRESCRIBED)
+    return (timed - view.open_in_bf16).union(*(each for each in every if each in view.too_large))
+
+
+def _giving_up(proposed: Sequence[Step], view: TrialView) -> Step:
+    """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
+    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
+    treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
+    if asked:
+        return replace(asked, treatment=treatment, saving_ms=None)
+    slower = "FP8 stays slower than BF16 with everything that was tried"
+    return _step(
+        slower if view.all_fp8_loses else "No FP8 that was timed is faster than BF16 for sure", treatment
+    )
+
+
+def _found_by_trial(name: str, view: TrialView) -> Step | None:
+    """Find a treatment of the total that no finding names."""
+    treatment, saved = describe(name, view.facts), view.savings.get(name)
+    alone = "is faster, timed with all else equal"
+    how = alone if saved and saved.low > 0 else "is a part of the fastest step that was timed"
+    return _step(f"{name} {how}", treatment) if treatment else None
+
+
+def _starting(end: PlanEnd, view: TrialView) -> Iterator[Step]:
+    """Write the steps that compile a model without FP8, or convert and compile it."""
+    facts, now, bf16 = view.facts, view.as_is, view.bf16
+    assert now is not None
+    assert bf16 is not None
+    if not end.in_bf16:
+        title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
+        for each in treatments_of(facts, end.arm.name, end.changes):
+            yield _step(title, each)
+            title = f"Timed with {each.name}" if traits(each.name).family == "convert" else title
+    elif end.arm.name in BF16_BASELINES:
+        title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
+        treatment = compile_treatment(facts, list(facts.network.linears))
+        code = "\n".join(compiled_as(end.arm, facts))
+        yield _step(title, replace(treatment, summary=_compile_what(facts), code=code))
+
+
+def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
+    """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
+    facts, fault = view.facts, fault_of(view.facts, findings)
+    stops = fault is not None and fault.status != "does_not_fit"
+    if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or is_unclear(facts):
+        return tuple(steps)
+    asked, added = fp8_was_asked_for(facts), [*_converting(facts)]
+    leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
+    in_fp32 = [] if asked or leaves or not if_recorded(runs_in_fp32, facts) else [_leaving_fp32(facts)]
+    compiles = [] if asked or added else filter(None, [if_recorded(_compiling, facts)])
+    return (*in_fp32, *added, *steps, *compiles)
+
+
+def _leaving_fp32(facts: Facts) -> Step:
+    """Bring a model without FP8 to BF16, which every estimate is of; the optimizer keeps fp32 weights."""
+    treatment = autocast_bf16(facts)
+    if facts.get("target.kind") == "file":
+        code = f"{treatment.code}\n# if your script does that: autocast = torch.bfloat16 in the model file"
+        treatment = replace(treatment, code=code)
+    return _step(IN_FP32, treatment)
+
+
+def _converting(facts: Facts) -> Iterator[Step]:
+    """Convert a model that surely gains from FP8 by its estimate, then compile it."""
+    expects = if_recorded(modelled_conversion, facts)
+    if expects is None or not expects.wins:
+        return
+    layers = to_convert(facts)
+    eager = [linear for linear in layers if linear.compiled is None]
+    title, names = expects.sentence.rstrip("."), {each.name for each in layers}
+    yield _step(title, convert(facts, next(iter(expects.recipes)), names, before_own=not eager))
+    if eager:
+        yield _step(title, compile_treatment(facts, eager))
+
+
+def _compiling(facts: Facts) -> Step | None:
+    """Compile a BF16 model that is not, if its estimate has no gain from FP8 but one from that.
+
+    Beyond the model's error, and not if the host sets the pace: its work at graph breaks is not modelled.
+    """
+    linears, plain = facts.network.linears, in_bf16(facts)
+    now, later = modelled_step(plain), modelled_step(with_linears_compiled(plain, yes=True))
+    if modelled_conversion(facts) is None or now is None or later is None:
+        return None
+    off = OFF_IN_BALANCE if is_in_balance(now) else OFF
+    faster = now.step_ms / later.step_ms
+    compiled = any(each.compiled is not None for each in linears)
+    if compiled or now.host_ms > now.busy_ms or faster - 1 < off:
+        return None
+    than = f"{in_times(faster)} faster than {step_now(facts)}"
+    title = f"Compiled, BF16 would be about {than} (estimated for {now.gpu})"
+    saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
+    saving = Saving(low=saves[0], high=saves[1], basis="modelled", gpu=now.gpu)
+    treatment = replace(compile_blocks(facts), summary=_compile_what(facts))
+    return replace(_step(title, treatment), saving_ms=saving)
+
+
+def _compile_what(facts: Facts) -> str:
+    return f"compile {'block by block' if facts.network.blocks else 'the model'}"
+
+
+def _step(title: str, treatment: Treatment) -> Step:
+    """Make a step that no finding proposed."""
+    return Step(code="", mends=(), title=title, treatment=treatment)
+
+
+def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Drop lines that set a variable differently from an earlier step."""
+    said: dict[str, str | None] = {}
+    kept = []
+    for step in steps:
+        lines = step.treatment.code.splitlines()
+        agree = [line for line in lines if _agrees(line, said)]
+        if len(agree) < len(lines):
+            if all(line.lstrip().startswith("#") for line in agree):
+                continue
+            step = replace(step, treatment=replace(step.treatment, code="\n".join(agree)))
+        for line in agree:
+            said |= settings(line)
+        kept.append(step)
+    return tuple(kept)
+
+
+def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
+    return all(name not in said or said[name] == value for name, value in settings(line).items())
+
+
+def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
+    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
+    about_shapes = {
+        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
+    }
+    treatments = []
+    for step in prescription:
+        treatment: Treatment | None = step.treatment
+        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
+        if by_shape and timed_shapes(facts):
+            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
+        treatments += [treatment] if treatment else []
+    return treatments

@@ -1,0 +1,198 @@
+"""Savings that the trial measured: of a change alone, and of each fix on the way to the plan's end.
+
+A finding whose change saves nothing is refuted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fp8doctor.analysis.arms import arm, changes_in_bf16, is_finite, measured_saving, saved_ms, uses_fp8
+from fp8doctor.analysis.plan_end import PlanEnd, bf16_of_the_plan, changes_of, form_of
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.facts import Arm, Facts, if_recorded
+from fp8doctor.facts.arm_names import ArmName, is_in_bf16
+from fp8doctor.finding import Finding, Outcome, Saving
+from fp8doctor.wording import minus
+
+
+def with_measured_savings(
+    view: TrialView, findings: Sequence[Finding], outcomes: Sequence[Outcome]
+) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
+    """Return the findings with savings that a GPU measured, refuted ones marked.
+
+    A variant must have carried out the treatment alone. A refuted finding keeps its saving, zero or negative,
+    and becomes information. If the treatment needs too much memory, its finding stays and says so.
+    """
+    if not view.on_gpu:
+        return tuple(findings), tuple(outcomes)
+    weighed, refuted = [], {}
+    for finding in (_without_too_large(view, each) for each in findings):
+        saved, treatment = if_recorded(_saved_alone, view, finding), finding.treatment
+        if saved is not None and treatment:
+            finding = replace(finding, saving_ms=saved)
+            if saved.high <= 0:
+                finding = replace(finding, severity="info")
+                costs = f"costs {-saved.middle:,.1f} ms/step instead of saving"
+                refuted[finding.code] = f"measured: {treatment.name} {costs}"
+        weighed.append(finding)
+    judged = (
+        replace(each, outcome="refuted", reason=refuted[each.code]) if each.code in refuted else each
+        for each in outcomes
+    )
+    return tuple(weighed), tuple(judged)
+
+
+def _without_too_large(view: TrialView, finding: Finding) -> Finding:
+    treatment = finding.treatment
+    found = view.too_large.get((treatment.name,)) if treatment else None
+    if treatment is None or found is None:
+        return finding
+    why = f"A fix for it, {treatment.summary}, is not in the plan: {found.reason}."
+    return replace(finding, explanation=f"{finding.explanation} {why}", treatment=None, saving_ms=None)
+
+
+def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
+    """Return a finding's saving as timed with only its treatment; else None.
+
+    A finding of a measured check brings its own. BF16 is compared with the best FP8: the rest of its saving
+    is the other treatments' gain. If the plan leaves FP8 off, a treatment that helps BF16 too is judged in
+    BF16, and one that gains nothing alone is judged with the plan's other changes.
+    """
+    if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
+        return None
+    if finding.treatment.name == STAY_IN_BF16:
+        fp8 = view.fp8 if view.uses_fp8 else None
+        return measured_saving(view.facts.trial, fp8, view.bf16) if fp8 and view.bf16 else None
+    name, end = finding.treatment.name, view.end
+    alone, in_bf16 = view.savings.get(name), view.gives_up_fp8 and traits(name).helps_bf16_too
+    if end is None or not (in_bf16 or (alone and alone.high <= 0)):
+        return alone
+    pair = _pair_in_use(view.facts, end, name)
+    saved = measured_saving(view.facts.trial, *pair) if pair else None if in_bf16 else alone
+    return None if saved and saved.high <= 0 and name in end.changes else saved
+
+
+class Link(Struct, frozen=True):
+    """A part of the way from the step as it is to the plan's end."""
+
+    before: Arm
+    after: Arm
+    names: frozenset[str]
+    """Treatments that make ``after`` of ``before``, together if there are several."""
+
+
+def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) -> tuple[Step, ...]:
+    """Give each fix its saving on the way to the plan's end, in the order of that way after ``broken``.
+
+    These savings add up to the plan's. Fixes that save together have one, the first of them. A fix that is no
+    part of the way, or shares it with a change that no fix makes, keeps no saving but an estimate.
+    """
+    links = way(view.facts, view.end) if view.end else ()
+    if not links:
+        return tuple(plan)
+    part = {name: number for number, link in enumerate(links) for name in link.names}
+    steps = [(part.get(_kind(step.treatment.name, view.facts), NO_PART), step) for step in plan]
+    free = [
+        place
+        for place, (number, step) in enumerate(steps)
+        if number != NO_PART and view.uses_fp8 and not broken.intersection(step.names)
+    ]
+    in_order = sorted((steps[place] for place in free), key=lambda each: each[0])
+    for place, each in zip(free, in_order, strict=True):
+        steps[place] = each
+    return tuple(_with_its_part(step, number, steps, links, view) for number, step in steps)
+
+
+NO_PART = -1
+"""Stands for the link of a fix that is no part of the way."""
+
+
+def _with_its_part(
+    step: Step, number: int, steps: Sequence[tuple[int, Step]], links: Sequence[Link], view: TrialView
+) -> Step:
+    names = [each.treatment.name for of, each in steps if of == number]
+    if number == NO_PART or len(names) < len(links[number].names):
+        elsewhere = step.treatment.name in view.savings
+        return replace(step, saving_ms=None) if elsewhere else step
+    link = links[number]
+    untimed = STAY_IN_BF16 in link.names and view.own_bf16_left_out is not None
+    leads = step.treatment.name == names[0] and not untimed
+    return replace(
+        step,
+        saving_ms=measured_saving(view.facts.trial, link.before, link.after) if leads else None,
+        together=tuple(name for name in names if name != step.treatment.name),
+    )
+
+
+def way(facts: Facts, end: PlanEnd) -> tuple[Link, ...]:
+    """Lead from the step as it is to the plan's end over timed variants, each faster than the last.
+
+    The largest gain comes first, but leaving FP8 off before all that BF16 gains from. A change that does not
+    gain by itself for sure shares a link with the next.
+    """
+    now, done = arm(facts.trial, ArmName.AS_IS), frozenset[str]()
+    stops = [(made, each) for made, each in _stops(facts) if made]
+    whole = next((made for made, each in stops if each.name == end.arm.name), done)
+    first = whole & {STAY_IN_BF16}
+    links: list[Link] = []
+    while now is not None and done < whole:
+        nearer = [
+            (made, each)
+            for made, each in stops
+            if done < made < whole
+            and first <= made
+            and saved_ms(now, each).low > 0
+            and minus(each.step_ms, end.arm.step_ms) > 0
+            and (is_finite(each) or not is_finite(end.arm))
+        ]
+        made, after = min(nearer, key=lambda stop: (len(stop[0]), stop[1].step_ms), default=(whole, end.arm))
+        links.append(Link(now, after, made - done))
+        now, done = after, made
+    return tuple(links)
+
+
+def _pair_in_use(facts: Facts, end: PlanEnd, name: str) -> tuple[Arm, Arm] | None:
+    """Find the step without and with a change, in BF16 if the plan ends there; None if not timed.
+
+    It is the pair with the most of the plan's other changes.
+    """
+    stops = _stops(facts)
+    whole = next((made for made, each in stops if each.name == end.arm.name), frozenset())
+    pairs = [
+        (made, before, after)
+        for made, before in stops
+        for more, after in stops
+        if name not in made and more == made | {name} and whole & {STAY_IN_BF16} <= made <= whole
+    ]
+    _, *found = max(pairs, key=lambda pair: len(pair[0]), default=(None,))
+    return (found[0], found[1]) if found else None
+
+
+def _stops(facts: Facts) -> list[tuple[frozenset[str], Arm]]:
+    """List the timed variants, each with what makes it of the step as it is."""
+    return [(_made(facts, each), each) for each in facts.trial.arms if each.tried and each.step_ms]
+
+
+def _kind(name: str, facts: Facts) -> str:
+    """Name a treatment as `Link` does: without FP8, a baseline is the job compiled, in any way."""
+    compiles = traits(name).compiles or name == STAY_IN_BF16
+    return family(COMPILE_BLOCKS) if compiles and not uses_fp8(facts) else name
+
+
+def _made(facts: Facts, of: Arm) -> frozenset[str]:
+    """Name what makes a variant of the step as it is; empty if no plan leads through it."""
+    if of.name == ArmName.WITHOUT_ADAPTERS:
+        return frozenset()
+    if not is_in_bf16(of.name):
+        return frozenset(_kind(name, facts) for name in changes_of(facts, of))
+    bf16 = bf16_of_the_plan(facts)
+    changes = changes_in_bf16(of.name, of.get("treatments", ()))
+    if bf16 is None or (of.name != bf16.name and not (changes and form_of(facts, of) == bf16)):
+        return frozenset()
+    return changes | {_kind(STAY_IN_BF16, facts)}
