@@ -59,7 +59,7 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     from tests.checks.engagement.test_bias_dropped import built, mxfp8
     from tests.checks.engagement.test_experts_not_reached import wrapped
     from tests.checks.numerics.test_trains_incorrectly import Operation, with_releases
-    from tests.checks.shapes.test_rows_unaligned import counted
+    from tests.checks.shapes.test_unaligned_dimensions import counted
 
     yield "the experts of a Llama 4, wrapped by torchao", look(wrapped("Llama 4"))
     yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))

@@ -64,14 +64,7 @@ PAYS = 1.10
 """Speedup of experts below which their casts are reported. A choice."""
 
 
-@check(
-    "SHP002",
-    "gemms-too-small",
-    area="shapes",
-    severity="warning",
-    was="SHP004",
-    changes_fp8=True,
-)
+@check("SHP002", "gemms-too-small", area="shapes", severity="warning", was="SHP004", changes_fp8=True)
 def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
         none = NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")

@@ -1,5 +1,4 @@
-"""SHP002 on real converted models: which layers are named, that the printed filter leaves them out, and when
-nothing is said."""
+"""SHP002 on real converted models: which layers are named, and that the printed filter leaves them out."""
 
 from __future__ import annotations
 
@@ -12,18 +11,26 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
+from fp8doctor.cost import gpu_spec, mxfp8_experts, routed_rows
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.treatments import keep_in_bf16
-from fp8doctor.facts import Facts, LayerShape, Trial
+from fp8doctor.facts import NOT_RECORDED, Facts, LayerShape, Linear, Network, Trial, Workload
 from fp8doctor.finding import Finding
 from tests.checks.arms import ran
-from tests.checks.environment.live import finding_of, outcome_of
+from tests.checks.rules import finding_of, found_by, outcome_of
+from tests.stand_ins import transformer_engine as stand_in
 
 Look = Callable[..., Facts]
+SMALL, HEAD, ADAPTERS = "gemms-too-small", "vocabulary-in-fp8", "adapters-converted"
 TOKENS = 16384
-KV = ("k_proj", "v_proj")
 
 
 def llama(kv_heads: int = 1, width: int = 2048, hidden: int = 2048, layers: int = 3) -> nn.Module:
@@ -47,61 +54,36 @@ def float8(model: nn.Module, recipe: str = "tensorwise") -> nn.Module:
     )
 
 
-def found(facts: Facts) -> Finding:
-    finding = finding_of("SHP002", facts)
-    assert finding is not None
+def kept(finding: Finding) -> set[str]:
+    """The layers that its fix leaves in BF16."""
     assert finding.treatment is not None
-    assert finding.saving_ms is not None
-    return finding
-
-
-def test_narrow_keys_and_values_are_named(look: Look) -> None:
-    finding = found(look(float8(llama()), tokens=TOKENS))
-    assert finding.severity == "warning"
-    assert (
-        finding.title
-        == "6 FP8 layers of 21 (in x out 2048 x 64) are slower than BF16, compiled too (estimated)"
-    )
-    assert finding.explanation.startswith("Modelled on H100: ")
-    assert finding.treatment is not None
-    assert set(finding.treatment.layers) == {
-        f"model.layers.{i}.self_attn.{name}" for i in range(3) for name in KV
-    }
-    assert (finding.evidence["losing_layers"], finding.evidence["timed_alone"]) == (6, False)
-    assert finding.saving_ms is not None
-    assert finding.saving_ms.basis == "modelled"
-    assert finding.saving_ms.low > 0
+    return set(finding.treatment.layers)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_the_printed_filter_makes_it_silent_and_leaves_what_was_left(recipe: str, look: Look) -> None:
-    finding = found(look(float8(llama(), recipe), tokens=TOKENS))
+def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, look: Look) -> None:
+    finding = found_by(SMALL, look(float8(llama(), recipe), tokens=TOKENS))
+    assert (finding.severity, finding.evidence["losing_layers"]) == ("warning", 6)
+    assert finding.saving_ms is not None
+    assert (finding.saving_ms.basis, finding.saving_ms.low > 0) == ("modelled", True)
+    assert kept(finding) == {f"model.layers.{i}.self_attn.{kv}_proj" for i in range(3) for kv in "kv"}
+    scope: dict[str, Any] = {"model": llama()}
     assert finding.treatment is not None
-    scope: dict[str, Any] = {
-        "model": llama(),
-        "convert_to_float8_training": convert_to_float8_training,
-        "Float8LinearConfig": Float8LinearConfig,
-    }
     exec(finding.treatment.code, scope)
     facts = look(scope["model"], tokens=TOKENS)
-    assert outcome_of("SHP002", facts).outcome == "healthy"
-    converted = {linear.name: linear.recipe for linear in facts.network.linears if linear.use == "training"}
-    assert len(converted) == 15
-    assert set(converted.values()) == {recipe}
-    assert "lm_head" not in converted
+    assert outcome_of(SMALL, facts) == "healthy"
+    converted = {linear.name: linear.recipe for linear in facts.network.fp8}
+    assert (len(converted), {*converted.values()}, "lm_head" in converted) == (15, {recipe}, False)
 
 
 def test_layers_of_transformer_engine_are_built_anew(look: Look) -> None:
     network = look(float8(llama()), tokens=TOKENS).network
-    te = tuple(
-        msgspec.structs.replace(each, stack="transformer_engine", recipe="delayed")
-        for each in network.linears
-    )
-    treatment = keep_in_bf16((te[1].name,), Facts(network=msgspec.structs.replace(network, linears=te)))
-    assert (
-        treatment.code
-        == 'keep = {"model.layers.0.self_attn.k_proj"}\n# build these as torch.nn.Linear, not as te.Linear'
-    )
+    te = {"stack": "transformer_engine", "recipe": "delayed"}
+    linears = tuple(msgspec.structs.replace(each, **te) for each in network.linears)
+    facts = Facts(network=msgspec.structs.replace(network, linears=linears))
+    lines = keep_in_bf16((linears[1].name,), facts).code.splitlines()
+    assert lines[0] == 'keep = {"model.layers.0.self_attn.k_proj"}'
+    assert "te.Linear" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -110,52 +92,38 @@ def test_layers_of_transformer_engine_are_built_anew(look: Look) -> None:
     ids=["the widths of a 1B", "of a 468M", "of an 8B"],
 )
 def test_ordinary_decoders_are_healthy(kv_heads: int, width: int, hidden: int, look: Look) -> None:
-    assert (
-        outcome_of("SHP002", look(float8(llama(kv_heads, width, hidden)), tokens=TOKENS)).outcome == "healthy"
-    )
+    assert outcome_of(SMALL, look(float8(llama(kv_heads, width, hidden)), tokens=TOKENS)) == "healthy"
 
 
-def test_the_frozen_layers_of_a_lora_have_too_few_tokens_and_not_too_small_a_shape(look: Look) -> None:
+def test_frozen_layers_of_a_lora_have_too_few_tokens_and_not_too_small_a_shape(look: Look) -> None:
     model = get_peft_model(llama(8, 4096, 14336), LoraConfig(r=16, target_modules="all-linear"))
     convert_to_float8_training(
         model, module_filter_fn=lambda layer, name: "lora" not in name and "head" not in name
     )
-    facts = look(model, tokens=2048)
-    assert {linear.requires_grad for linear in facts.network.linears if linear.use == "training"} == {False}
-    assert outcome_of("SHP002", facts).outcome == "healthy"
-
-
-def test_where_every_layer_loses_bf16_is_the_treatment(look: Look) -> None:
-    finding = found(look(float8(llama(4, 256, 1024)), tokens=TOKENS))
-    assert finding.treatment is not None
-    assert finding.treatment.name == "stay-in-bf16"
-    assert finding.evidence["losing_layers"] == finding.evidence["fp8_layers"] == 21
+    assert outcome_of(SMALL, look(model, tokens=2048)) == "healthy"
 
 
 @pytest.mark.parametrize(
-    ("make", "tokens", "reason"),
+    "build",
     [
-        (lambda: llama(), TOKENS, "no FP8 layer"),
-        (lambda: float8(llama()), None, "no FP8 layer with known"),
-        (lambda: float8(llama(8)), 256, "SHP003"),
+        lambda: float8(llama(4, 256, 1024)),
+        lambda: convert_to_float8_training(  # a reward model's score of one number, which no GPU runs
+            nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
+        ),
     ],
-    ids=["BF16", "no batch", "few tokens"],
+    ids=["all", "all that runs"],
 )
-def test_when_the_question_does_not_arise(
-    make: Callable[[], nn.Module], tokens: int | None, reason: str, look: Look
-) -> None:
-    outcome = outcome_of("SHP002", look(make(), tokens=tokens))
-    assert outcome.outcome == "not_applicable"
-    assert reason in (outcome.reason or "")
+def test_if_every_layer_loses_bf16_is_the_fix(build: Callable[[], nn.Module], look: Look) -> None:
+    treatment = found_by(SMALL, look(build(), tokens=TOKENS)).treatment
+    assert treatment is not None
+    assert treatment.name == "stay-in-bf16"
 
 
-def test_the_matrices_of_lora_are_left_to_its_own_check(look: Look) -> None:
-    model = get_peft_model(llama(32), LoraConfig(r=16, target_modules="all-linear"))
-    facts = look(
-        convert_to_float8_training(model, module_filter_fn=lambda layer, name: "lora" in name), tokens=TOKENS
-    )
-    assert outcome_of("LORA003", facts).outcome == "sick"
-    assert outcome_of("SHP002", facts).outcome == "healthy"
+def test_when_the_question_does_not_arise(look: Look) -> None:
+    assert outcome_of(SMALL, look(llama(), tokens=TOKENS)) == "not_applicable"
+    assert outcome_of(SMALL, look(float8(llama()), tokens=None)) == "not_applicable"
+    few = look(float8(llama(8)), tokens=256)
+    assert (outcome_of(SMALL, few), outcome_of("too-few-tokens", few)) == ("healthy", "sick")
 
 
 def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
@@ -174,26 +142,22 @@ def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
             casts_ms=0.06,
             reason=None,
         )
-        for each in facts.network.linears
-        if each.use == "training"
+        for each in facts.network.fp8
     )
     arms = (ran("as_is", 100.0), ran("keep-in-bf16", kept_ms, base="as_is", treatments=("keep-in-bf16",)))
-    return msgspec.structs.replace(
-        facts,
-        trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=arms, reliable=True, reason=None),
-    )
+    trial = Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=arms, reliable=True, reason=None)
+    return msgspec.structs.replace(facts, trial=trial)
 
 
-def test_what_was_timed_alone_has_the_word(look: Look) -> None:
-    finding = found(timed(look(float8(llama(8, 1024)), tokens=TOKENS), "q_proj", "o_proj"))
-    assert finding.explanation.startswith(
-        "Timed alone on NVIDIA H200: their matmuls take 0.78 ms/step in BF16 and 0.72 ms in FP8"
-    )
+def test_what_was_timed_alone_decides(look: Look) -> None:
+    finding = found_by(SMALL, timed(look(float8(llama(8, 1024)), tokens=TOKENS), "q_proj", "o_proj"))
     assert finding.evidence["timed_alone"] is True
-    assert finding.treatment is not None
-    assert set(finding.treatment.layers) == {
-        f"model.layers.{i}.self_attn.{name}" for i in range(3) for name in ("q_proj", "o_proj")
-    }
+    assert (finding.evidence["bf16_gemms_ms"], finding.evidence["fp8_gemms_ms"]) == pytest.approx(
+        (0.78, 0.72)
+    )
+    assert kept(finding) == {f"model.layers.{i}.self_attn.{qo}_proj" for i in range(3) for qo in "qo"}
+    modelled = look(float8(llama()), tokens=TOKENS)
+    assert (outcome_of(SMALL, modelled), outcome_of(SMALL, timed(modelled, "none"))) == ("sick", "healthy")
 
 
 @pytest.mark.parametrize(
@@ -201,30 +165,198 @@ def test_what_was_timed_alone_has_the_word(look: Look) -> None:
     [(99.8, "sick"), (99.95, "healthy"), (100.5, "refuted")],
     ids=["gains", "too little", "costs"],
 )
-def test_what_the_whole_step_gained_without_them_has_the_last_word(
-    kept_ms: float, outcome: str, look: Look
-) -> None:
+def test_the_whole_step_without_them_decides_last(kept_ms: float, outcome: str, look: Look) -> None:
     """Six layers that lose 0.017 ms each at the least."""
     facts = timed(look(float8(llama(8, 1024)), tokens=TOKENS), "q_proj", "o_proj", kept_ms=kept_ms)
-    found = diagnose(facts)
-    assert {each.code: each.outcome for each in found.outcomes}["SHP002"] == outcome
-    told = [each.explanation for each in found.findings if each.code == "SHP002"]
-    saved = f"{100 - kept_ms:.2f}".replace("-", "−")
-    assert [
-        each.endswith(f" The whole step was timed without them in FP8: that saves {saved} to {saved} ms.")
-        for each in told
-    ] == ([] if outcome == "healthy" else [True])
+    assert {each.code: each.outcome for each in diagnose(facts).outcomes}["SHP002"] == outcome
 
 
-def test_timed_layers_that_gain_acquit_what_the_model_accused(look: Look) -> None:
-    facts = look(float8(llama()), tokens=TOKENS)
-    assert outcome_of("SHP002", facts).outcome == "sick"
-    assert outcome_of("SHP002", timed(facts, "nothing")).outcome == "healthy"
+SIZES: dict[str, Any] = {
+    "hidden_size": 2048,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+}
 
 
-def test_beside_a_layer_that_no_gpu_runs_bf16_is_the_treatment_too(look: Look) -> None:
-    """A reward model's score of one number: all layers were to be left out, and what was left compiled."""
-    model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
-    finding = found(look(convert_to_float8_training(model), tokens=TOKENS))
+class Routed(nn.Module):
+    """Two layers of experts, each with a router that is a Linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"router": nn.Linear(2048, 64, bias=False), "experts": nn.ModuleList()})
+            for _ in range(2)
+        )
+        self.up = nn.Linear(2048, 8192)
+
+
+def text(classes: int = 16) -> nn.Module:
+    return LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=classes, use_cache=False))
+
+
+def causal() -> nn.Module:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, vocab_size=32000, use_cache=False))
+
+
+def on_meta(make: Callable[[], nn.Module], *keep: str) -> nn.Module:
+    """The model with all aligned layers in FP8 but these."""
+    with torch.device("meta"):
+        model = make().bfloat16()
+    return convert_to_float8_training(
+        model, module_filter_fn=lambda layer, name: layer.out_features % 16 == 0 and name not in keep
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (text, {"score"}),
+        (lambda: ViTForImageClassification(ViTConfig(**SIZES, num_labels=16)), {"classifier"}),
+        (Routed, {"layers.0.router", "layers.1.router"}),
+    ],
+    ids=["text", "images", "router"],
+)
+def test_narrow_heads_and_routers_are_left_out(
+    make: Callable[[], nn.Module], layers: set[str], look: Look
+) -> None:
+    finding = found_by(SMALL, look(on_meta(make), tokens=8192))
+    assert (finding.severity, kept(finding)) == ("warning", layers)
+    assert finding.evidence["first"] in finding.title
+    assert outcome_of(SMALL, look(on_meta(make, *layers), tokens=8192)) == "healthy"
+
+
+@pytest.mark.parametrize("tokens", [8192, 512])
+def test_a_head_as_wide_as_a_vocabulary_is_information(tokens: int, look: Look) -> None:
+    facts = look(on_meta(causal), tokens=tokens)
+    finding = found_by(HEAD, facts)
+    assert (finding.severity, finding.saving_ms, kept(finding)) == ("info", None, {"lm_head"})
+    assert finding_of(SMALL, facts) is None
+    assert finding_of(HEAD, look(on_meta(causal, "lm_head"), tokens=tokens)) is None
+    assert finding_of(HEAD, look(on_meta(text), tokens=tokens)) is None
+
+
+def lora(model: Any, rank: int = 16) -> Any:
+    return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def base() -> Any:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2)).bfloat16()
+
+
+def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) -> None:
+    facts = look(convert_to_float8_training(lora(base())), tokens=TOKENS)
+    finding = found_by(ADAPTERS, facts)
+    assert (finding.severity, finding.evidence["converted_adapters"], finding.evidence["rank"]) == (
+        "warning",
+        28,
+        16,
+    )
     assert finding.treatment is not None
-    assert finding.treatment.name == "stay-in-bf16"
+    model = lora(base())
+    exec(finding.treatment.code, {"model": model})
+    mended = look(model)
+    assert (len(mended.network.fp8), outcome_of(ADAPTERS, mended)) == (15, "healthy")
+    assert not any("lora" in name for name in kept(found_by(SMALL, facts)))
+
+
+def test_accelerate_converts_what_is_aligned(forget_accelerate: None, look: Look) -> None:
+    from accelerate.utils.ao import convert_model_to_fp8_ao
+
+    model = lora(base())
+    convert_model_to_fp8_ao(model)
+    assert outcome_of(ADAPTERS, look(model)) == "sick"
+
+
+@pytest.mark.parametrize(
+    ("build", "outcome"),
+    [
+        (lambda: lora(convert_to_float8_training(base())), "healthy"),
+        (lambda: lora(base(), rank=8), "healthy"),
+        (lambda: convert_to_float8_training(base()), "not_applicable"),
+    ],
+    ids=["base first", "no FP8", "no LoRA"],
+)
+def test_adapters_that_stay_as_they_are(build: Callable[[], nn.Module], outcome: str, look: Look) -> None:
+    assert outcome_of(ADAPTERS, look(build())) == outcome
+
+
+def test_adapters_in_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+    te: Any = stand_in.install(monkeypatch, "quantization")
+    model = lora(base())
+    model.base_model.model.model.layers[0].self_attn.q_proj.lora_A["default"] = te.Linear(64, 16, bias=False)
+    finding = found_by(ADAPTERS, look(model))
+    assert finding.evidence["converted_adapters"] == 1
+    assert finding.treatment is not None
+    assert "get_peft_model" in finding.treatment.code
+
+
+def experts(rows: int, k: int, n: int, count: int, gpu: str = "B200", **changes: Any) -> Facts:
+    layer = Linear(
+        name="experts.w1",
+        use="training",
+        recipe="mxfp8",
+        features={},
+        in_features=k,
+        out_features=n,
+        gemms=count,
+        requires_grad=True,
+        role="experts",
+        **{"stack": "transformer_engine"} | changes,
+    )
+    workload = Workload(batch_source="given", tokens=rows, rows={"experts.w1": (rows,)}, accumulate=1)
+    return Facts(assumed_gpu=gpu, network=Network(linears=(layer,)), workload=workload)
+
+
+@pytest.mark.parametrize(
+    ("shape", "published_ms"),
+    [
+        ((128_000, 5120, 8192, 2), 39.4876),
+        ((128_000, 5120, 8192, 8), 37.7007),
+        ((128_000, 7168, 2048, 2), 14.9002),
+        ((128_000, 7168, 2048, 8), 14.9668),
+        ((128_000, 5120, 1536, 4), 6.4552),
+    ],
+)
+def test_grouped_gemms_in_bf16_take_about_what_was_published(
+    shape: tuple[int, int, int, int], published_ms: float
+) -> None:
+    facts = experts(*shape)
+    cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
+    assert cost is not None
+    assert cost.bf16_ms == pytest.approx(published_ms, rel=0.17)
+
+
+def test_gemms_and_casts_of_mxfp8_take_what_torchao_published() -> None:
+    facts = experts(131_072, 7168, 2048, 8, stack="torchao")
+    cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
+    assert cost is not None
+    assert cost.fp8_ms == pytest.approx(6.089, rel=0.01)
+    assert cost.casts_ms == pytest.approx(2.226, rel=0.03)
+
+
+def test_experts_with_few_rows_are_information() -> None:
+    """Qwen3 30B-A3B, slower in MXFP8 (NVIDIA-NeMo/Megatron-Bridge#2842); torchao publishes 1.7x for Llama 4 and
+    1.4x for DeepSeek-V3."""
+    qwen = experts(32_768, 2048, 1536, 128)
+    finding = found_by(SMALL, qwen)
+    assert (finding.severity, finding.evidence["rows_of_each"]) == ("info", 256)
+    synthetic = msgspec.structs.replace(qwen.workload, batch_source="made up")
+    for silent in (
+        experts(131_072, 5120, 8192, 8, stack="torchao"),
+        experts(131_072, 7168, 2048, 8, stack="torchao"),
+        experts(32_768, 2048, 1536, 128, gpu="H100"),
+        msgspec.structs.replace(qwen, workload=synthetic),
+    ):
+        assert outcome_of(SMALL, silent) == "not_applicable"
+
+
+def test_rows_that_nobody_counted_are_those_that_the_tokens_visit() -> None:
+    facts = experts(4096, 2048, 1536, 128)
+    visiting = msgspec.structs.replace(facts.network.linears[0], flops_per_token=8 * 6.0 * 2048 * 1536)
+    workload = msgspec.structs.replace(facts.workload, rows=NOT_RECORDED)
+    uncounted = msgspec.structs.replace(facts, workload=workload)
+    assert routed_rows(visiting, facts) == 4096
+    assert routed_rows(visiting, uncounted) == 8 * 4096
+    assert routed_rows(facts.network.linears[0], uncounted) is None

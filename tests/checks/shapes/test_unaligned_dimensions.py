@@ -1,36 +1,41 @@
-"""SHP001 on real converted models: what raises on a GPU, what a converter leaves out, and what is none of its
-business."""
+"""SHP001 on real converted models: sides, rows, and 16-bit matmuls; the printed lines are carried out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.prototype.moe_training import config as moe
+from transformers import LlamaConfig, LlamaForCausalLM
 
-import fp8doctor.checks.shapes.unaligned_dimensions as unaligned_dimensions_file
+from fp8doctor.analysis import padding
 from fp8doctor.analysis.recipe_support import tokens_divisor
-from fp8doctor.checks.shapes.unaligned_dimensions import (
-    FIRES,
-    SILENT,
-    padded_tokens,
-    unaligned_dimensions,
-)
+from fp8doctor.checks.shapes.unaligned_dimensions import SILENT
 from fp8doctor.code_snippets import with_imports
-from fp8doctor.facts import Facts, Linear, Workload
-from fp8doctor.finding import Finding, NotApplicable
-from tests.checks.environment.live import finding_of
+from fp8doctor.diagnosis.document import read_saved
+from fp8doctor.examine import examine
+from fp8doctor.facts import Arm, Facts, Linear, Target, Trial, Workload
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.loading.job import Job
+from fp8doctor.trial.layers.rows import count_rows
+from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine
 
 Look = Callable[..., Facts]
+SIDES, ROWS, SLOW = "unaligned-dimensions", "rows-unaligned", "slow-16-bit-gemm"
+RECORDED = Path(__file__).parents[2] / "patients" / "recorded"
 
 
-RULE = "FP8 matmuls need multiples of 16, and torch raises on a GPU"
+def replaced(facts: Facts, part: str, **changes: Any) -> Facts:
+    """The facts with other fields in one of their records."""
+    return msgspec.structs.replace(facts, **{part: msgspec.structs.replace(getattr(facts, part), **changes)})
 
 
 def mlp(width: int = 256, hidden: int = 512) -> nn.Sequential:
@@ -42,204 +47,17 @@ def converted(model: nn.Module, recipe: str = "tensorwise", **settings: Any) -> 
     return convert_to_float8_training(model, config=Float8LinearConfig(**settings) if settings else config)
 
 
-def test_widths_that_raise(look: Look) -> None:
-    finding = unaligned_dimensions(look(converted(mlp(1000)), tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.title == f"0 is 1000 x 512 (and 1 more of 2 FP8 layers): {RULE}"
-    assert finding.treatment is not None
-    assert "nn.Linear(1008, 512)   # was nn.Linear(1000, 512): multiples of 16" in finding.treatment.code
-    assert "collator" not in finding.treatment.code
+def aligned(module: nn.Linear, name: str) -> bool:
+    return module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
-@pytest.mark.parametrize("outputs", [1, 2, 4, 10])
-def test_a_few_outputs_in_the_middle_are_left_out_and_not_padded(outputs: int, look: Look) -> None:
-    """SAM scores its masks by four numbers, in a Linear that ends no model."""
+class Classifier(nn.Module):
+    """A head of classes, which ends the model."""
 
-    class Scored(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.score, self.tail = mlp(), nn.Linear(256, outputs).bfloat16(), mlp()
-
-    finding = unaligned_dimensions(look(converted(Scored()), tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert finding.treatment.layers == ("score",)
-    skipped = convert_to_float8_training(Scored(), module_filter_fn=lambda layer, name: name != "score")
-    assert unaligned_dimensions(look(skipped, tokens=1024)) is None
-
-
-def test_actions_are_not_padded_to_twice_the_work(look: Look) -> None:
-    """17 joints of a robot are 3% of its policy's work."""
-    policy = nn.ModuleDict({"torso": nn.Linear(512, 512), "actions": nn.Linear(512, 17)}).bfloat16()
-    finding = unaligned_dimensions(look(converted(policy), tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert finding.treatment.layers == ("actions",)
-
-
-@pytest.mark.parametrize(
-    ("length", "what", "lines"),
-    [
-        (
-            None,
-            "rows",
-            "x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 16))   # 1003 to 1008 rows",
-        ),
-        (
-            1003,
-            "tokens",
-            "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)   # 1003 to 1008 tokens",
-        ),
-    ],
-)
-def test_rows_that_raise(look: Look, length: int | None, what: str, lines: str) -> None:
-    facts = look(converted(mlp()), tokens=1003)
-    workload = msgspec.structs.replace(facts.workload, batch_size=1, sequence_length=length)
-    finding = unaligned_dimensions(msgspec.structs.replace(facts, workload=workload))
-    assert isinstance(finding, Finding)
-    assert finding.title == f"1003 {what}/step are not a multiple of 16"
-    assert finding.treatment is not None
-    assert finding.treatment.name == "pad-tokens"
-    assert finding.treatment.summary == f"pad to the next multiple: {what} in the collator"
-    assert lines in finding.treatment.code
-
-
-@pytest.mark.parametrize(("width", "shape"), [(1008, (1008, 1008)), (1000, (1008, 1008))])
-def test_a_matrix_is_padded_by_the_line_that_is_printed(
-    look: Look, width: int, shape: tuple[int, int]
-) -> None:
-    """Its columns only if they enter an FP8 layer that has to be widened."""
-    facts = look(converted(mlp(width)), tokens=1003)
-    finding = unaligned_dimensions(
-        msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, sequence_length=None))
-    )
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    (line,) = (each for each in finding.treatment.code.splitlines() if each.startswith("x = "))
-    names = {"torch": torch, "x": torch.ones(1003, width)}
-    exec(line, names)
-    assert names["x"].shape == shape
-    assert ("x.shape[-1]" in line) == (width % 16 != 0)
-
-
-def test_treatment_makes_it_silent(look: Look) -> None:
-    assert unaligned_dimensions(look(converted(mlp(1008)), tokens=1008)) is None
-
-
-def test_tokens_of_a_made_up_batch_are_nobodys_fault(look: Look) -> None:
-    facts = look(converted(mlp()), tokens=1003)
-    assert (
-        unaligned_dimensions(
-            msgspec.structs.replace(
-                facts, workload=msgspec.structs.replace(facts.workload, batch_source="made up")
-            )
-        )
-        is None
-    )
-
-
-def test_pad_inner_dim_mends_tokens_and_not_widths(look: Look) -> None:
-    assert unaligned_dimensions(look(converted(mlp(), pad_inner_dim=True), tokens=1003)) is None
-    finding = unaligned_dimensions(look(converted(mlp(1000), pad_inner_dim=True), tokens=1003))
-    assert isinstance(finding, Finding)
-    assert "it pads the tokens, not in and out" in finding.explanation
-    assert "tokens/step" not in finding.title
-
-
-def test_the_weight_gradient_in_bf16_takes_any_tokens(look: Look) -> None:
-    assert unaligned_dimensions(look(converted(mlp(), "rowwise_with_gw_hp"), tokens=1003)) is None
-    assert unaligned_dimensions(look(converted(mlp(), "rowwise"), tokens=1003)) is not None
-
-
-def test_emulation_takes_any_side(look: Look) -> None:
-    facts = look(converted(mlp(1000), emulate=True), tokens=1003)
-    assert not isinstance(unaligned_dimensions(facts), Finding)
-
-
-def test_layers_that_a_filter_skipped(look: Look) -> None:
-    model = nn.Sequential(
-        *(mlp() for _ in range(3)), nn.Linear(256, 1000).bfloat16(), nn.Linear(1000, 256).bfloat16(), mlp()
-    )
-    convert_to_float8_training(
-        model,
-        module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0,
-    )
-    finding = unaligned_dimensions(look(model, tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.evidence["skipped_layers"] == 2
-    assert "cannot be converted" in finding.title
-
-
-def test_a_skipped_layer_without_weight_in_the_step_is_not_worth_it(look: Look) -> None:
-    model = nn.Sequential(mlp(), nn.Linear(256, 2).bfloat16(), nn.Linear(2, 256).bfloat16(), mlp(), mlp())
-    convert_to_float8_training(
-        model,
-        module_filter_fn=lambda module, name: module.in_features % 16 == 0 and module.out_features % 16 == 0,
-    )
-    assert unaligned_dimensions(look(model, tokens=1024)) is None
-
-
-class TiedDecoder(nn.Module):
-    def __init__(self, vocabulary: int) -> None:
+    def __init__(self, classes: int, width: int = 512) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocabulary, 256)
-        self.blocks = nn.ModuleList(mlp() for _ in range(2))
-        self.head = nn.Linear(256, vocabulary, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-@pytest.mark.slow
-def test_the_head_of_gpt2s_vocabulary_in_bf16_is_healthy(look: Look) -> None:
-    model = convert_to_float8_training(
-        TiedDecoder(50257), module_filter_fn=lambda module, name: name != "head"
-    )
-    assert unaligned_dimensions(look(model, tokens=1024)) is None
-
-
-@pytest.mark.slow
-def test_the_head_of_gpt2s_vocabulary_in_fp8_raises(look: Look) -> None:
-    finding = unaligned_dimensions(look(convert_to_float8_training(TiedDecoder(50257)), tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.evidence["first"] == "head"
-    assert finding.treatment is not None
-    assert "nn.Linear(256, 50272)" in finding.treatment.code
-
-
-class Classifier(TiedDecoder):
-    def __init__(self, classes: int, width: int = 256) -> None:
-        nn.Module.__init__(self)
-        self.embedding = nn.Embedding(64, 256)
-        self.blocks = nn.ModuleList(mlp(256, width) for _ in range(2))
+        self.embedding, self.blocks = nn.Embedding(64, 256), nn.ModuleList(mlp(256, width) for _ in range(2))
         self.head = nn.Linear(256, classes)
-
-
-def test_classes_are_not_padded(look: Look) -> None:
-    """8 more of them would be another task: the layer is left in BF16, in a line that runs."""
-    model = Classifier(1000).bfloat16()
-    finding = unaligned_dimensions(look(convert_to_float8_training(model), tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.title == f"head is 256 x 1000: {RULE}"
-    assert finding.treatment is not None
-    assert (finding.treatment.name, finding.treatment.layers) == ("keep-in-bf16", ("head",))
-    assert "1008" not in finding.treatment.code
-    again = Classifier(1000).bfloat16()
-    exec(with_imports(finding.treatment.code), {"model": again})
-    assert unaligned_dimensions(look(again, tokens=1024)) is None
-
-
-def test_widths_beside_classes_are_padded(look: Look) -> None:
-    model = Classifier(1000, width=1000).bfloat16()
-    finding = unaligned_dimensions(look(convert_to_float8_training(model), tokens=1024))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert "nn.Linear(256, 1008)   # was nn.Linear(256, 1000)" in finding.treatment.code
-    assert "# head: do not pad its 1000 classes" in finding.treatment.code
 
 
 class Mixer(nn.Module):
@@ -247,120 +65,148 @@ class Mixer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 64, 16, 16)
+        self.stem, self.head = nn.Conv2d(3, 64, 16, 16), nn.Linear(64, 16)
         self.blocks = nn.ModuleList(
             nn.ModuleDict({"tokens": mlp(196, 96), "norm": nn.LayerNorm(64), "channels": mlp(64, 128)})
             for _ in range(2)
         )
-        self.head = nn.Linear(64, 16)
+
+
+def scored(outputs: int) -> nn.Module:
+    """SAM scores its masks by four numbers, in a Linear that ends no model."""
+    return nn.ModuleDict({"body": mlp(), "score": nn.Linear(256, outputs), "tail": mlp()}).bfloat16()
+
+
+def test_widths_that_raise_are_padded(look: Look) -> None:
+    finding = found_by(SIDES, look(converted(mlp(1000)), tokens=1024))
+    assert (finding.severity, finding.breaks, finding.evidence["raising_layers"]) == (
+        "error",
+        "step_raises",
+        2,
+    )
+    assert finding.treatment is not None
+    assert "nn.Linear(1008, 512)" in finding.treatment.code
+    assert outcome_of(SIDES, look(converted(mlp(1008)), tokens=1008)) == "healthy"
+    assert outcome_of(SIDES, look(mlp(1000), tokens=1003)) == "not_applicable"
+    assert finding_of(SIDES, look(converted(mlp(1000), emulate=True), tokens=1003)) is None
 
 
 def test_a_width_of_transformers_is_padded_in_its_configuration(look: Look) -> None:
     model = llama(intermediate_size=120, vocab_size=250)
-    finding = unaligned_dimensions(look(convert_to_float8_training(model)))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    exec(finding.treatment.code, {"config": model.config})
-    again = type(model)(model.config)
-    assert unaligned_dimensions(look(convert_to_float8_training(again))) is None
+    treatment = found_by(SIDES, look(convert_to_float8_training(model))).treatment
+    assert treatment is not None
+    exec(treatment.code, {"config": model.config})
+    assert finding_of(SIDES, look(convert_to_float8_training(type(model)(model.config)))) is None
 
 
-def test_a_number_of_patches_is_not_padded(look: Look) -> None:
-    """196 is what the size of the image gives: the layers are left in BF16, in a line that runs."""
-    finding = unaligned_dimensions(look(convert_to_float8_training(Mixer().bfloat16())))
-    assert isinstance(finding, Finding)
-    assert finding.title == f"blocks.0.tokens.0 is 196 x 96 (and 3 more of 9 FP8 layers): {RULE}"
-    assert finding.treatment is not None
-    assert finding.treatment.name == "keep-in-bf16"
-    assert finding.treatment.layers == tuple(f"blocks.{b}.tokens.{n}" for b in (0, 1) for n in (0, 2))
-    again = Mixer().bfloat16()
-    exec(with_imports(finding.treatment.code), {"model": again})
-    assert unaligned_dimensions(look(again)) is None
+@pytest.mark.parametrize(
+    ("build", "kept"),
+    [
+        (lambda: Classifier(1000).bfloat16(), ("head",)),
+        (lambda: Mixer().bfloat16(), tuple(f"blocks.{b}.tokens.{n}" for b in (0, 1) for n in (0, 2))),
+        (lambda: scored(4), ("score",)),
+        (lambda: scored(17), ("score",)),
+    ],
+    ids=["classes", "patches", "few outputs", "little work"],
+)
+def test_a_side_that_must_not_be_padded_is_left_in_bf16_by_a_line_that_runs(
+    build: Callable[[], nn.Module], kept: tuple[str, ...], look: Look
+) -> None:
+    treatment = found_by(SIDES, look(convert_to_float8_training(build()), tokens=1024)).treatment
+    assert treatment is not None
+    assert (treatment.name, treatment.layers) == ("keep-in-bf16", kept)
+    again = build()
+    exec(with_imports(treatment.code), {"model": again})
+    assert finding_of(SIDES, look(again, tokens=1024)) is None
 
 
-def test_a_width_beside_patches_is_padded(look: Look) -> None:
-    model = Mixer()
-    model.blocks[0]["channels"][0] = nn.Linear(64, 100)  # type: ignore[index]
-    finding = unaligned_dimensions(look(convert_to_float8_training(model.bfloat16())))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert finding.treatment.name == "pad-dimensions"
-    assert "nn.Linear(64, 112)   # was nn.Linear(64, 100)" in finding.treatment.code
-    assert "nn.Linear(196" not in finding.treatment.code
+def test_a_width_beside_classes_or_patches_is_padded(look: Look) -> None:
+    mixer = Mixer()
+    mixer.blocks[0]["channels"][0] = nn.Linear(64, 100)  # type: ignore[index]
+    for model, padded, kept in (
+        (Classifier(1000, width=1000), "nn.Linear(256, 1008)", "# head: "),
+        (mixer, "nn.Linear(64, 112)", "# blocks.0.tokens.0: "),
+    ):
+        treatment = found_by(SIDES, look(convert_to_float8_training(model.bfloat16()))).treatment
+        assert treatment is not None
+        assert padded in treatment.code
+        assert kept in treatment.code
+        assert "nn.Linear(196" not in treatment.code
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(64), nn.RMSNorm(32)], ids=["leads to a norm", "few do: Flux"])
+def test_a_width_that_only_linears_have_is_a_width(norm: nn.Module, look: Look) -> None:
+    inner = (nn.Linear(64, 100), nn.Linear(100, 104), nn.Linear(104, 64))
+    model = nn.Sequential(norm, *(inner if isinstance(norm, nn.LayerNorm) else inner[1:2]))
+    treatment = found_by(SIDES, look(convert_to_float8_training(model.bfloat16()))).treatment
+    assert treatment is not None
+    assert "nn.Linear(112, 112)" in treatment.code
+
+
+def test_what_a_converter_must_skip_if_fp8_was_asked_for(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(mlp(), mlp(), nn.Linear(256, 1000), nn.Linear(1000, 256), mlp()).bfloat16()
     assert (
-        "# blocks.0.tokens.0: no norm, embedding or convolution is 196 or 96 wide" in finding.treatment.code
+        found_by(
+            SIDES, look(convert_to_float8_training(model, module_filter_fn=aligned), tokens=1024)
+        ).severity
+        == "warning"
     )
-
-
-def test_patches_are_no_candidates(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    little = nn.Sequential(mlp(), nn.Linear(256, 2), nn.Linear(2, 256), mlp(), mlp()).bfloat16()
+    assert finding_of(SIDES, look(convert_to_float8_training(little, module_filter_fn=aligned))) is None
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    assert unaligned_dimensions(look(Mixer())) is None
+    assert found_by(SIDES, look(nn.Sequential(mlp(1000), mlp(1000)))).evidence["skipped_layers"] == 4
+    assert finding_of(SIDES, look(nn.Sequential(mlp(), mlp()))) is None
+    assert finding_of(SIDES, look(Mixer())) is None
 
 
-def test_a_width_that_only_linears_have_is_a_width(look: Look) -> None:
-    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 100), nn.Linear(100, 104), nn.Linear(104, 64))
-    finding = unaligned_dimensions(look(convert_to_float8_training(model.bfloat16())))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert "nn.Linear(112, 112)   # was nn.Linear(100, 104)" in finding.treatment.code
+@pytest.mark.slow
+def test_the_head_of_gpt2s_vocabulary_raises_in_fp8_only(look: Look) -> None:
+    model = llama(vocab_size=50257)
+    kept = convert_to_float8_training(
+        llama(vocab_size=50257), module_filter_fn=lambda _, name: name != "lm_head"
+    )
+    assert found_by(SIDES, look(convert_to_float8_training(model))).evidence["first"] == "lm_head"
+    assert finding_of(SIDES, look(kept)) is None
 
 
-def test_where_the_norms_are_of_something_else_all_widths_are_widths(look: Look) -> None:
-    """Flux: its norms have no parameters but those of the queries and keys."""
-    model = nn.Sequential(nn.RMSNorm(32), nn.Linear(100, 104), nn.Linear(104, 100))
-    finding = unaligned_dimensions(look(convert_to_float8_training(model.bfloat16())))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert "nn.Linear(112, 112)   # was nn.Linear(100, 104)" in finding.treatment.code
-
-
-def test_without_fp8_it_does_not_apply(look: Look) -> None:
-    assert isinstance(unaligned_dimensions(look(mlp(1000), tokens=1003)), NotApplicable)
-
-
-def test_candidates_when_fp8_was_asked_for(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    finding = unaligned_dimensions(look(nn.Sequential(*(mlp(1000) for _ in range(3))), tokens=1003))
-    assert isinstance(finding, Finding)
-    assert finding.evidence["raising_layers"] == 0
-    assert unaligned_dimensions(look(nn.Sequential(*(mlp() for _ in range(3))), tokens=1003)) is None
+def test_the_work_of_a_shape_is_summed_up_once(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mixture has thousands of layers of one shape; each sum goes over all of them."""
+    facts = look(converted(nn.Sequential(*(mlp(1000) for _ in range(8)))), tokens=1024)
+    sums: list[int] = []
+    counted = padding.flops_share_pct
+    monkeypatch.setattr(
+        padding, "flops_share_pct", lambda layers, of: sums.append(len(layers)) or counted(layers, of)
+    )
+    found_by(SIDES, facts)
+    assert len(sums) == 2
 
 
 def layer(**changes: Any) -> Linear:
     return msgspec.structs.replace(SILENT.network.linears[0], **changes)
 
 
+MX, TE = {"recipe": "mxfp8"}, {"stack": "transformer_engine"}
+
+
 @pytest.mark.parametrize(
-    ("changes", "sides", "silent"),
+    ("changes", "takes", "refuses"),
     [
-        ({"recipe": "tensorwise"}, (1040, 4096), True),
-        ({"recipe": "mxfp8"}, (1040, 4096), False),
-        ({"recipe": "mxfp8"}, (1056, 4096), True),
-        ({"recipe": "blockwise"}, (1056, 4096), False),
-        ({"recipe": "float8_block_scaling", "stack": "transformer_engine"}, (1152, 4096), True),
-        ({"recipe": "blockwise", "stack": "transformer_engine"}, (2880, 1040), True),
-        ({"recipe": "blockwise", "stack": "transformer_engine"}, (1032, 4096), False),
-        ({"recipe": "nvfp4"}, (1120, 4096), False),
-        ({"recipe": "nvfp4", "stack": "transformer_engine"}, (1040, 4096), True),
-        ({"recipe": "nvfp4", "stack": "transformer_engine"}, (1032, 4096), False),
-        ({"recipe": "mxfp8", "stack": "transformer_engine"}, (1040, 4096), False),
-        ({"recipe": None, "kind": "torchao.prototype.mx_formats.mx_linear.MXLinear"}, (1040, 4096), False),
-        (
-            {"recipe": None, "kind": "torchao.prototype.blockwise_fp8_training.linear.Float8BlockwiseLinear"},
-            (1056, 4096),
-            False,
-        ),
-        ({"recipe": "delayed", "stack": "transformer_engine"}, (1040, 4096), True),
-        ({"recipe": "delayed", "stack": "transformer_engine"}, (1032, 4096), False),
-        ({"recipe": "delayed", "stack": "transformer_engine"}, (1024, 4104), False),
+        ({}, 1040, 1032),
+        (MX, 1056, 1040),
+        ({"recipe": "blockwise"}, 1152, 1056),
+        ({"recipe": "nvfp4"}, 1152, 1120),
+        (MX | TE, 1056, 1040),
+        ({"recipe": "blockwise"} | TE, 1040, 1032),
+        ({"recipe": "nvfp4"} | TE, 1040, 1032),
+        ({"recipe": "delayed"} | TE, 1040, 1032),
+        ({"recipe": None, "kind": "torchao.prototype.mx_formats.mx_linear.MXLinear"}, 1056, 1040),
     ],
 )
-def test_multiples_by_recipe(changes: dict[str, Any], sides: tuple[int, int], silent: bool) -> None:
-    linear = layer(in_features=sides[0], out_features=sides[1], **changes)
-    facts = msgspec.structs.replace(
-        SILENT, network=msgspec.structs.replace(SILENT.network, linears=(linear,))
-    )
-    assert (unaligned_dimensions(facts) is None) == silent
+def test_multiples_by_recipe(changes: dict[str, Any], takes: int, refuses: int) -> None:
+    for side, found in ((takes, False), (refuses, True)):
+        for sides in ({"in_features": side}, {"out_features": side}):
+            facts = replaced(SILENT, "network", linears=(layer(**changes, **sides),))
+            assert (finding_of(SIDES, facts) is not None) is found
 
 
 @pytest.mark.parametrize(
@@ -372,30 +218,34 @@ def test_tokens_of_transformer_engine_by_recipe(recipe: str, frozen: int, traine
     assert tokens_divisor(layer(stack="transformer_engine", recipe=recipe, requires_grad=True)) == trained
 
 
-def test_padding_goes_to_the_sequence_where_there_is_one() -> None:
-    assert padded_tokens(Workload(batch_size=3, sequence_length=1003, tokens=3009), 16) == 3 * 1008
-    assert padded_tokens(Workload(batch_size=1003, sequence_length=None, tokens=1003), 16) == 1008
+@pytest.mark.parametrize(
+    ("length", "line"),
+    [(None, "-len(x) % 16"), (1003, "DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)")],
+)
+def test_tokens_that_raise_are_padded(look: Look, length: int | None, line: str) -> None:
+    facts = replaced(look(converted(mlp()), tokens=1003), "workload", batch_size=1, sequence_length=length)
+    finding = found_by(ROWS, facts)
+    assert (finding.breaks, finding.evidence["rows"]) == ("step_raises", 1003)
+    assert finding.treatment is not None
+    assert finding.treatment.name == "pad-tokens"
+    assert line in finding.treatment.code
+    if length is None:
+        names = {"torch": torch, "x": torch.ones(1003, 256)}
+        exec(finding.treatment.code, names)
+        assert names["x"].shape == (1008, 256)
+    assert outcome_of(ROWS, look(converted(mlp()), tokens=1008)) == "healthy"
+    assert outcome_of(ROWS, replaced(facts, "workload", batch_source="made up")) == "not_applicable"
 
 
-def test_both_at_once() -> None:
-    finding = unaligned_dimensions(FIRES)
-    assert isinstance(finding, Finding)
-    assert finding.title == f"up is 1000 x 4096: {RULE}; 1003 tokens/step are not a multiple of 16"
+def test_a_sequence_is_padded_and_not_the_batch() -> None:
+    workload = Workload(batch_size=3, sequence_length=1003, tokens=3009)
+    assert f"to {3 * 1008} tokens" in padding.pad_batch(workload, 16, layer()).code
 
 
-def test_the_work_of_a_shape_is_summed_up_once(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mixture has thousands of layers of one shape; each sum goes over all of them."""
-    facts = look(converted(nn.Sequential(*(mlp(1000) for _ in range(8)))), tokens=1024)
-    sums: list[int] = []
-    counted = unaligned_dimensions_file.flops_share_pct
-
-    def counting(linears: list[Linear], facts: Facts) -> float:
-        sums.append(len(linears))
-        return counted(linears, facts)
-
-    monkeypatch.setattr(unaligned_dimensions_file, "flops_share_pct", counting)
-    assert isinstance(unaligned_dimensions(facts), Finding)
-    assert len(sums) <= 5
+def test_what_takes_any_rows(look: Look) -> None:
+    for model in (converted(mlp(), pad_inner_dim=True), converted(mlp(), "rowwise_with_gw_hp")):
+        assert outcome_of(ROWS, look(model, tokens=1003)) == "healthy"
+    assert outcome_of(ROWS, look(converted(mlp(), "rowwise"), tokens=1003)) == "sick"
 
 
 @pytest.mark.parametrize(
@@ -408,11 +258,7 @@ def test_the_work_of_a_shape_is_summed_up_once(look: Look, monkeypatch: pytest.M
     ],
 )
 def test_sequence_parallelism_divides_the_tokens(
-    recipe: str,
-    tokens: int,
-    multiple: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    look: Callable[..., Facts],
+    recipe: str, tokens: int, multiple: int | None, monkeypatch: pytest.MonkeyPatch, look: Look
 ) -> None:
     """pytorch's ranks are not started: te.Linear keeps their number as these two attributes (1.0 to 2.20)."""
     te: Any = transformer_engine.install(monkeypatch)
@@ -420,13 +266,210 @@ def test_sequence_parallelism_divides_the_tokens(
     model[0].tp_size, model[0].sequence_parallel = 4, True
     with te.autocast(recipe=getattr(transformer_engine, recipe)()):
         model(torch.zeros(tokens, 64))
-    finding = finding_of("SHP001", look(model, tokens=tokens))
-    assert (finding is None) == (multiple is None)
-    if finding:
-        assert multiple is not None
-        assert f"are not a multiple of {multiple}, {multiple // 4} for each of 4 ranks" in finding.title
-        assert finding.breaks == "step_raises"
-        assert finding.treatment is not None
-        assert "mask the added tokens" in finding.treatment.code
-        model[0].sequence_parallel = False
-        assert finding_of("SHP001", look(model, tokens=tokens)) is None
+    finding = finding_of(ROWS, look(model, tokens=tokens))
+    assert (finding and finding.evidence["multiple"]) == multiple
+    model[0].sequence_parallel = False
+    assert finding_of(ROWS, look(model, tokens=tokens)) is None
+
+
+class Conditioned(nn.Module):
+    """Blocks that a time embedding shifts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 32))
+        self.blocks = nn.ModuleList(nn.Linear(32, 32) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.time(x[:, 0])[:, None]
+        for block in self.blocks:
+            x = x + block(x + shift)
+        return x
+
+
+def counted(samples: int, keep: tuple[str, ...] = (), **config: Any) -> Facts:
+    """Facts with the rows that a trial on a CPU counts."""
+    model = convert_to_float8_training(
+        Conditioned().bfloat16(),
+        config=Float8LinearConfig(**config),
+        module_filter_fn=lambda layer, name: name not in keep,
+    )
+    workload = Workload(batch_source="given", batch_size=samples, sequence_length=16, tokens=16 * samples)
+    job = Job(model=model, target=Target(), workload=workload, batch=torch.randn(samples, 16, 32).bfloat16())
+    facts = examine(job)
+    seen, reason, _ = count_rows(
+        job, facts, torch.device("cpu"), progress=lambda text, arm: None, reason_against=None
+    )
+    assert reason is None
+    return msgspec.structs.replace(facts, trial=Trial(device="cpu", rows=seen, arms=()))
+
+
+def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
+    facts = counted(samples=4)
+    finding = found_by(ROWS, facts)
+    assert (finding.severity, finding.evidence["layers"], finding.evidence["rows"]) == ("error", 2, 4)
+    assert finding.treatment is not None
+    assert finding.treatment.layers == ("time.0", "time.2")
+    assert outcome_of(SIDES, facts) == "healthy"
+    assert outcome_of(ROWS, counted(samples=4, keep=finding.treatment.layers)) == "healthy"
+    assert outcome_of(ROWS, counted(samples=4, pad_inner_dim=True)) == "healthy"
+    assert outcome_of(ROWS, counted(samples=16)) == "healthy"
+    ran = {"device": "cuda", "arms": (Arm(name=ArmName.AS_IS, tried=True, step_ms=1.0),)}
+    assert outcome_of(ROWS, replaced(facts, "trial", **ran)) == "healthy"
+    every_call = {**counted(samples=16).trial.rows, "blocks.1": (16 * 16, 4)}
+    assert (
+        found_by(ROWS, replaced(counted(samples=16), "trial", rows=every_call)).evidence["first"]
+        == "blocks.1"
+    )
+
+
+@pytest.mark.parametrize(("rows", "raises"), [(4, True), (16, False)])
+def test_torchao_raises_in_the_backward(rows: int, raises: bool) -> None:
+    """On the meta device, whose kernel asks what a GPU's asks."""
+    with torch.device("meta"):
+        layer = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)).bfloat16())
+        output = layer(torch.randn(rows, 32, dtype=torch.bfloat16, requires_grad=True))
+    if raises:
+        with pytest.raises(RuntimeError, match=r"divisible by 16, but got self.size\(1\)=4"):
+            output.sum().backward()
+    else:
+        output.sum().backward()
+
+
+def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
+    return nn.functional.pad(x, (0, 0, 0, -len(x) % multiple))
+
+
+class GroupedExperts(nn.Module):
+    """Experts of one weight, as torchtitan and transformers write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top_k, self.w1 = 2, nn.Parameter(torch.zeros(4, 64, 32, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(x, self.w1.transpose(-2, -1), offs=ends)
+
+
+class PaddedExperts(GroupedExperts):
+    """Experts whose own code pads."""
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        return super().forward(pad_to_multiple(x, 16), ends)
+
+
+class Mixture(nn.Module):
+    """Experts that are Linears, as Mixtral's up to transformers 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(32, 4), nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, y = self.gate(x).argmax(-1), torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = torch.where(chosen == number)
+            y = y.index_add(0, rows, expert(x[rows]))
+        return y
+
+
+def routed(experts: nn.Module, config: Any) -> Facts:
+    from torchao.quantization import quantize_
+
+    model = nn.ModuleDict({"gate": nn.Linear(32, 4, dtype=torch.bfloat16), "experts": experts})
+    quantize_(model, config, filter_fn=lambda module, name: name == "experts")
+    return examine(Job(model=model, target=Target(), workload=Workload(batch_source="made up", tokens=64)))
+
+
+@pytest.mark.parametrize(
+    ("name", "multiple"), [("Float8TrainingOpConfig", 16), ("MXFP8TrainingOpConfig", 32)]
+)
+def test_rows_of_grouped_experts_are_to_be_padded(name: str, multiple: int) -> None:
+    config = getattr(moe, name)
+    finding = found_by(ROWS, routed(GroupedExperts(), config()))
+    assert (finding.breaks, finding.evidence["multiple"]) == ("step_raises", multiple)
+    assert finding.treatment is not None
+    assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
+    assert finding_of(ROWS, routed(GroupedExperts(), config(pad_token_groups_for_grouped_mm=True))) is None
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_rows_of_experts_that_are_linears_are_to_be_padded(recipe: str) -> None:
+    def examined(model: nn.Module) -> Facts:
+        return examine(Job(model=model, target=Target(), workload=Workload(batch_source="given", tokens=64)))
+
+    config = Float8LinearConfig.from_recipe_name(recipe)
+    model = convert_to_float8_training(
+        Mixture().bfloat16(), config=config, module_filter_fn=lambda _, name: name != "gate"
+    )
+    treatment = found_by(ROWS, examined(model)).treatment
+    assert treatment is not None
+    names: dict[str, Any] = {"model": Mixture().bfloat16()}
+    exec(treatment.code, names)
+    padded = examined(names["model"])
+    assert {(each.recipe, each.features["pad_inner_dim"]) for each in padded.network.fp8} == {(recipe, True)}
+    assert finding_of(ROWS, padded) is None
+
+
+@pytest.mark.parametrize(("rows", "outcome"), [((16, 32, 0, 48), "healthy"), ((16, 8, 16, 24), "sick")])
+def test_rows_of_experts_that_were_counted(rows: tuple[int, ...], outcome: str) -> None:
+    facts = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
+    assert (
+        outcome_of(ROWS, replaced(facts, "workload", batch_source="given", rows={"experts.w1": rows}))
+        == outcome
+    )
+
+
+def test_experts_that_the_users_code_may_pad_are_unknown() -> None:
+    facts = routed(GroupedExperts(), moe.Float8TrainingOpConfig())
+    without_router = tuple(each for each in facts.network.linears if each.role != "router")
+    te = {"role": "experts", "stack": "transformer_engine", "kind": "te.GroupedLinear", "recipe": "delayed"}
+    in_te = tuple(msgspec.structs.replace(each, **te) for each in counted(samples=16).network.linears)
+    for unknown in (
+        routed(PaddedExperts(), moe.Float8TrainingOpConfig()),
+        replaced(facts, "network", linears=without_router),
+        replaced(counted(samples=16), "network", linears=in_te),
+    ):
+        assert outcome_of(ROWS, unknown) == "unknown"
+
+
+def headed(vocabulary: int = 50257, fp8: bool = True) -> Any:
+    """A Llama whose blocks are in FP8 and compiled."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(**sizes, num_hidden_layers=4, vocab_size=vocabulary, use_cache=False)
+        ).bfloat16()
+    if fp8:
+        convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")
+    for block in model.model.layers:
+        block.compile()
+    return model
+
+
+def test_an_odd_vocabulary_is_found_and_padding_it_makes_it_silent(look: Look) -> None:
+    finding = found_by(SLOW, look(headed(), tokens=16384))
+    assert finding.evidence["first"] == "lm_head"
+    assert finding.treatment is not None
+    line, _, _ = finding.treatment.code.partition("   #")
+    model = headed(fp8=False)
+    exec(line, {"model": model})
+    assert model.lm_head.out_features == 50304
+    assert outcome_of(SLOW, look(headed(50304), tokens=16384)) == "healthy"
+    assert outcome_of(SLOW, look(headed(257), tokens=16384)) == "healthy"
+    assert outcome_of(SLOW, look(headed(fp8=False), tokens=16384)) == "not_applicable"
+    model = headed()
+    model.lm_head.compile()  # Inductor pads what a compiled region holds
+    assert outcome_of(SLOW, look(torch.compile(model), tokens=16384)) == "healthy"
+
+
+def test_the_profile_decides_where_there_is_one() -> None:
+    facts, *_ = read_saved(RECORDED / "h200-decoder_454m.json.gz")
+    finding = found_by(SLOW, facts)
+    assert finding.evidence["profiled_16bit_gemms_ms"] == pytest.approx(40.7, abs=0.1)
+    assert finding.saving_ms is not None
+    assert 30 < finding.saving_ms.middle < 36
+    fast = facts.to_dict()
+    arm = next(each for each in fast["trial"]["arms"] if each["name"] == "as_is")
+    arm["breakdown"]["families_ms"]["gemm_16bit"] = 8.0
+    assert outcome_of(SLOW, Facts.from_dict(fast)) == "healthy"
