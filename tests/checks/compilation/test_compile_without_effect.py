@@ -1,5 +1,4 @@
-"""CMP002 on real marks, a real Dynamo and real variables: each cause fires, and its treatment makes it
-silent."""
+"""CMP002 on real marks, a real Dynamo and real variables: each cause fires, and its fix makes it silent."""
 
 from __future__ import annotations
 
@@ -16,17 +15,17 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.analysis.compile_coverage import WHY_WRAPPED
-from fp8doctor.checks.compilation.compile_without_effect import FIRES, compile_without_effect, find_causes
-from fp8doctor.checks.compilation.eager_float8 import eager_float8
-from fp8doctor.checks.compilation.only_linears_compiled import only_linears_compiled
+from fp8doctor.checks.compilation.compile_without_effect import FIRES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Dynamo, Facts, Software
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import Treatment
 from tests.checks.environment import live
+from tests.checks.rules import finding_of, found_by, outcome_of
 
 pytestmark = pytest.mark.slow
 
 Look = Callable[..., Facts]
+VAIN = "compile-without-effect"
 
 
 class Model(nn.Module):
@@ -38,9 +37,14 @@ class Model(nn.Module):
         return self.down(nn.functional.gelu(self.up(x)))
 
 
-@pytest.fixture
-def model() -> nn.Module:
-    return convert_to_float8_training(Model().bfloat16())
+def float8(build: Callable[[], nn.Module] = Model) -> Any:
+    return convert_to_float8_training(build().bfloat16())
+
+
+def fix_of(facts: Facts) -> Treatment:
+    treatment = found_by(VAIN, facts).treatment
+    assert treatment is not None
+    return treatment
 
 
 @pytest.fixture
@@ -54,153 +58,92 @@ def clean_dynamo() -> Iterator[None]:
     utilities.clear_compilation_metrics()
 
 
-def found(facts: Facts) -> Finding:
-    finding = compile_without_effect(facts)
-    assert isinstance(finding, Finding)
-    return finding
-
-
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_backend_without_kernels(backend: str, model: nn.Module, look: Look) -> None:
-    model.compile(backend=backend)
-    finding = found(look(model, tokens=1024))
-    assert f"backend={backend!r}, which generates no kernel" in finding.title
-    assert finding.evidence["idle_fp8_linears"] == 2
-    assert finding.saving_ms is not None
-    model.compile()
-    assert compile_without_effect(look(model, tokens=1024)) is None
-
-
-def compile_forward(module: Any) -> Any:
-    module.forward = torch.compile(module.forward, backend="eager")
-    return module
-
-
-def compile_in_place(module: Any) -> Any:
+def in_place(module: Any) -> Any:
     module.compile(backend="eager")
     return module
 
 
-@pytest.mark.parametrize(
-    ("mark", "line"),
-    [
-        (compile_in_place, "{0}.compile()"),
-        (
-            lambda module: torch.compile(module, backend="eager"),
-            "model.set_submodule(name, torch.compile({0}))",
-        ),
-        (compile_forward, "module = {0}\n    module.forward = torch.compile(module.forward)"),
-    ],
-    ids=["in place", "wrapped", "forward"],
-)
-def test_the_printed_line_is_the_one_of_the_user_without_its_backend(
-    mark: Callable[[Any], Any], line: str, look: Look
-) -> None:
-    def build() -> nn.Module:
-        return nn.Sequential(*(convert_to_float8_training(Model().bfloat16()) for _ in range(2)))
+def forward_of(module: Any) -> Any:
+    module.forward = torch.compile(module.forward, backend="aot_eager")
+    return module
 
-    finding = found(look(nn.Sequential(*(mark(block) for block in build())), tokens=1024))
+
+@pytest.mark.parametrize(
+    "mark",
+    [in_place, forward_of, lambda module: torch.compile(module, backend="eager")],
+    ids=["in place", "forward", "wrapped"],
+)
+def test_a_backend_without_kernels_and_the_users_line_without_it(
+    mark: Callable[[Any], Any], look: Look
+) -> None:
+    finding = found_by(VAIN, look(nn.Sequential(*(mark(float8()) for _ in range(2))), tokens=1024))
+    assert (finding.severity, finding.evidence["idle_fp8_linears"]) == ("warning", 4)
+    assert finding.saving_ms is not None
     assert finding.treatment is not None
-    loop = 'for name in {"0", "1"}:\n    ' + line.format("model.get_submodule(name)")
-    assert finding.treatment.code == f"{loop}   # without backend='eager'"
-    model = build()
+    model = nn.Sequential(float8(), float8())
     exec(finding.treatment.code, {"model": model, "torch": torch})
-    assert len(look(model).training.compile_marks) == 2
-    assert compile_without_effect(look(model, tokens=1024)) is None
+    facts = look(model, tokens=1024)
+    assert len(facts.training.compile_marks) == 2
+    assert outcome_of(VAIN, facts) == "healthy"
 
 
 def test_one_block_of_two_with_a_backend_without_kernels(look: Look) -> None:
-    model = nn.Sequential(*(convert_to_float8_training(Model().bfloat16()) for _ in range(2)))
-    model[0].compile(backend="aot_eager")
+    model = nn.Sequential(in_place(float8()), float8())
     model[1].compile()
-    finding = found(look(model, tokens=1024))
-    assert finding.title.startswith("torch.compile has no effect: 1 of 2 torch.compile calls")
-    assert finding.evidence["idle_fp8_linears"] == 2
+    assert found_by(VAIN, look(model, tokens=1024)).evidence["idle_fp8_linears"] == 2
 
 
-def test_dynamo_disabled_in_its_configuration(model: nn.Module, look: Look) -> None:
+def test_dynamo_disabled_in_its_configuration_or_by_its_stance(look: Look) -> None:
+    model = float8()
     model.compile()
     with torch._dynamo.config.patch(disable=True):
-        finding = found(look(model))
-        assert finding.treatment is not None
-        assert finding.treatment.code == "torch._dynamo.config.disable = False"
-    assert compile_without_effect(look(model)) is None
-
-
-def test_stance_force_eager(model: nn.Module, look: Look) -> None:
-    model.compile()
+        assert fix_of(look(model)).code == "torch._dynamo.config.disable = False"
     with torch.compiler.set_stance("force_eager"):
-        finding = found(look(model))
-    assert "force_eager" in finding.title
-    assert compile_without_effect(look(model)) is None
+        assert fix_of(look(model)).code == 'torch.compiler.set_stance("default")'
+    assert outcome_of(VAIN, look(model)) == "healthy"
 
 
 @pytest.mark.parametrize("compiled", [torch.compile, lambda model: model.compile() or model])
 def test_torchdynamo_disable(
     compiled: Callable[[Any], Any], look: Look, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.compile(model) returns the model itself under the variable, so that there is no mark to be
-    seen."""
-    with monkeypatch.context() as patch:
-        patch.setenv("TORCHDYNAMO_DISABLE", "1")
-        finding = found(look(compiled(convert_to_float8_training(Model().bfloat16()))))
-        assert finding.treatment is not None
-        assert finding.treatment.code == "unset TORCHDYNAMO_DISABLE"
-    assert compile_without_effect(look(compiled(convert_to_float8_training(Model().bfloat16())))) is None
-
-
-def test_the_variable_is_the_cause_of_layers_that_run_uncompiled(
-    look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """torch.compile(model) returns the model itself under the variable: there is no mark to be seen."""
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
-    report = diagnose(look(torch.compile(convert_to_float8_training(Model().bfloat16())), tokens=16384))
-    cause = next(each for each in report.findings if each.code == "CMP002")
-    assert cause.saving_ms is not None
-    assert cause.evidence["idle_fp8_linears"] == 2
+    report = diagnose(look(compiled(float8()), tokens=16384))
+    cause = next(each for each in report.findings if each.name == VAIN)
+    assert cause.treatment is not None
+    assert cause.treatment.code == "unset TORCHDYNAMO_DISABLE"
+    assert (cause.evidence["idle_fp8_linears"], cause.saving_ms is not None) == (2, True)
     assert "CMP001" not in {each.code for each in report.findings}
-    bf16 = compile_without_effect(look(torch.compile(Model().bfloat16())))
-    assert isinstance(bf16, NotApplicable)
-    assert bf16.reason.endswith("cannot see whether anything asks for it")
-
-
-def test_torchdynamo_disable_with_another_value_does_nothing(
-    model: nn.Module, look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "true")
-    model.compile()
-    assert compile_without_effect(look(model)) is None
+    assert outcome_of(VAIN, look(Model().bfloat16())) == "not_applicable"
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "true")  # which does nothing
+    assert outcome_of(VAIN, look(compiled(float8()))) == "healthy"
 
 
 def failing(graph: Any, inputs: Any) -> Any:
     raise RuntimeError("this backend is broken")
 
 
+class Breaks(Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            torch._dynamo.graph_break()  # inside a try: the whole frame is given up
+        finally:
+            x = super().forward(x)
+        return x
+
+
 @torch._dynamo.config.patch(suppress_errors=True)
-def test_a_suppressed_failure(look: Look, clean_dynamo: None) -> None:
+def test_a_suppressed_failure_which_a_graph_break_is_not(look: Look, clean_dynamo: None) -> None:
+    model: nn.Module = Breaks()
+    model.compile(backend=lambda graph, inputs: graph)
+    model(torch.ones(16, 64))
+    assert outcome_of(VAIN, look(model)) == "healthy"
     model = Model()
     model.compile(backend=failing)
-    assert compile_without_effect(look(model)) is None, "nothing failed yet"
+    assert outcome_of(VAIN, look(model)) == "healthy", "nothing failed yet"
     model(torch.ones(16, 64))
-    finding = found(look(model))
-    assert "compilations failed and the errors were suppressed (BackendCompilerFailed" in finding.title
-
-
-@torch._dynamo.config.patch(suppress_errors=True)
-def test_a_graph_break_is_no_failure(look: Look, clean_dynamo: None) -> None:
-    class Breaks(Model):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            try:
-                torch._dynamo.graph_break()  # inside a try: the whole frame is given up
-            finally:
-                x = super().forward(x)
-            return x
-
-    model = Breaks()
-    model.compile(backend="aot_eager")
-    model(torch.ones(16, 64))
-    facts = look(model)
-    assert facts.training.dynamo.frames_total > facts.training.dynamo.frames_ok
-    assert "failed" not in found(facts).explanation
+    assert fix_of(look(model)).name == "show-compile-errors"
 
 
 PROGRAM = """
@@ -250,26 +193,20 @@ def test_variables_that_torch_reads_when_it_is_imported(
 
 
 def test_any_value_disabled_before_torch_2_8() -> None:
+    dynamo = msgspec.structs.replace(FIRES.training.dynamo, disabled=True)
     facts = msgspec.structs.replace(
         FIRES,
         software=Software(torch="2.7.1"),
         environment=msgspec.structs.replace(FIRES.environment, variables={"TORCH_COMPILE_DISABLE": "0"}),
-        training=msgspec.structs.replace(
-            FIRES.training, dynamo=msgspec.structs.replace(FIRES.training.dynamo, disabled=True)
-        ),
+        training=msgspec.structs.replace(FIRES.training, dynamo=dynamo),
     )
-    assert (
-        "TORCH_COMPILE_DISABLE=0 is set, and torch 2.7.1 reads any value as true" in found(facts).explanation
-    )
+    assert "unset TORCH_COMPILE_DISABLE" in fix_of(facts).code.splitlines()
+    assert "2.7.1" in found_by(VAIN, facts).explanation
 
 
-def test_the_compiled_object_is_another(look: Look, model: nn.Module) -> None:
-    finding = found(look(model, compiled_elsewhere=("compiled",)))
-    assert "compiled is a compiled wrapper" in finding.title
-    assert compile_without_effect(look(torch.compile(model))) is None
-
-
-def test_a_file_that_compiles_under_another_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_compiles_under_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Look
+) -> None:
     from fp8doctor.examine import examine
     from fp8doctor.loading.model_file import load
 
@@ -280,19 +217,16 @@ def test_a_file_that_compiles_under_another_name(tmp_path: Path, monkeypatch: py
         "utf-8",
     )
     monkeypatch.setattr("sys.path", [*sys.path])
-    finding = found(examine(load(f"{path}:model")))
-    assert (
-        finding.title == "torch.compile has no effect: compiled is a compiled wrapper, but the model that "
-        "fp8doctor examined is not compiled"
-    )
-    assert compile_without_effect(examine(load(f"{path}:compiled"))) is None
+    assert fix_of(examine(load(f"{path}:model"))).name == "use-compiled-object"
+    assert outcome_of(VAIN, examine(load(f"{path}:compiled"))) == "healthy"
+    assert fix_of(look(float8(), compiled_elsewhere=("compiled",))).name == "use-compiled-object"
 
 
 class InSequentials(nn.Module):
-    def __init__(self, blocks: int = 2) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(blocks)
+            nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)) for _ in range(2)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -303,11 +237,15 @@ class InSequentials(nn.Module):
 
 def blocks_in_place(model: Any) -> None:
     for block in model.blocks:
-        block.compile(backend="inductor")
+        block.compile()
 
 
 def layers(*places: Any) -> nn.Module:
     return nn.Sequential(*(place() if isinstance(place, type) else nn.Linear(64, 64) for place in places))
+
+
+def whole(model: Any) -> None:
+    model.compile()
 
 
 only_if_left_uncompiled = pytest.mark.skipif(
@@ -319,156 +257,121 @@ only_if_left_uncompiled = pytest.mark.skipif(
 @only_if_left_uncompiled
 @pytest.mark.parametrize("fp8", [True, False])
 @pytest.mark.parametrize(
-    ("build", "mark", "code", "regions"),
+    ("build", "mark", "regions"),
     [
-        (lambda: layers(1, 2), lambda model: model.compile(), "model = torch.compile(model)", 1),
-        (
-            InSequentials,
-            blocks_in_place,
-            "for i, block in enumerate(model.blocks):\n    model.blocks[i] = torch.compile(block)",
-            2,
-        ),
-        (
-            lambda: nn.TransformerEncoderLayer(64, 4),
-            lambda model: model.compile(),
-            "model = torch.compile(model)",
-            1,
-        ),
+        (lambda: layers(1, 2), whole, 1),
+        (InSequentials, blocks_in_place, 2),
+        (lambda: nn.TransformerEncoderLayer(64, 4), whole, 1),
     ],
     ids=["Sequential", "Sequentials in a list", "TransformerEncoderLayer"],
 )
 def test_in_place_on_classes_of_torch(
-    build: Callable[[], nn.Module],
-    mark: Any,
-    code: str,
-    regions: int,
-    fp8: bool,
-    look: Look,
-    clean_dynamo: None,
+    build: Callable[[], nn.Module], mark: Any, regions: int, fp8: bool, look: Look, clean_dynamo: None
 ) -> None:
     model = build().bfloat16()
     if fp8:
         convert_to_float8_training(model, module_filter_fn=lambda layer, name: "self_attn" not in name)
     mark(model)
     facts = look(model, tokens=1024)
-    finding = found(facts)
-    assert finding.severity in (None, "warning")
-    assert finding.treatment is not None
-    assert finding.treatment.code == f"{WHY_WRAPPED}\n{code}"
-    assert ("FP8 Linears are compiled alone" in finding.title) is fp8
-    assert not isinstance(eager_float8(facts), Finding)
-    assert not isinstance(only_linears_compiled(facts), Finding)
-    names = {"model": model, "torch": torch}
-    exec(
-        finding.treatment.code.replace("(block)", "(block, backend='aot_eager')").replace(
-            "(model)", "(model, backend='aot_eager')"
-        ),
-        names,
-    )
+    code = fix_of(facts).code
+    assert code.startswith(WHY_WRAPPED)
+    assert finding_of("eager-float8", facts) is finding_of("only-linears-compiled", facts) is None
+    names: dict[str, Any] = {"model": model, "torch": torch}
+    for what in ("block", "model"):
+        code = code.replace(f"torch.compile({what})", f"torch.compile({what}, backend='aot_eager')")
+    exec(code, names)
     torch._dynamo.utils.counters.clear()
-    names["model"](torch.ones(16, 1, 64, dtype=torch.bfloat16, requires_grad=True))  # type: ignore[operator]
-    calls = sum(
-        mark.compiles for mark in look(names["model"]).training.compile_marks if mark.form == "wrapped"
-    )
-    assert (calls, torch._dynamo.utils.counters["frames"]["ok"]) == (regions, 1), (
-        "blocks of one class share one version"
-    )
-    assert not any(cause.name.startswith("compile-") for cause in find_causes(look(names["model"])))
+    names["model"](torch.ones(16, 1, 64, dtype=torch.bfloat16, requires_grad=True))
+    marks = [each for each in look(names["model"]).training.compile_marks if each.form == "wrapped"]
+    assert (sum(each.compiles for each in marks), torch._dynamo.utils.counters["frames"]["ok"]) == (
+        regions,
+        1,
+    ), "blocks of one class share one version"
+    assert fix_of(look(names["model"])).name == "default-backend", "aot_eager is all that is left"
 
 
 def test_a_list_of_modules_is_never_called(look: Look) -> None:
     model = nn.Module()
-    model.blocks = nn.ModuleList(convert_to_float8_training(Model().bfloat16()) for _ in range(2))
+    model.blocks = nn.ModuleList(float8() for _ in range(2))
     model.blocks.compile()
-    finding = found(look(model, tokens=1024))
+    finding = found_by(VAIN, look(model, tokens=1024))
     assert finding.evidence["idle_fp8_linears"] == 4
-    assert finding.saving_ms is not None
     assert finding.treatment is not None
-    assert finding.treatment.code == "for block in model.blocks:\n    block.compile()"
     exec(finding.treatment.code, {"model": model})
-    assert compile_without_effect(look(model)) is None
+    assert outcome_of(VAIN, look(model)) == "healthy"
 
 
-def test_lists_that_were_wrapped_are_taken_out_of_their_wrappers(look: Look) -> None:
-    """As the lines of old reports have it, and as a user may: the model cannot be called any more."""
+class OfLists(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleList([Model(), Model()]) for _ in range(2))
 
-    class OfLists(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList(nn.ModuleList([Model(), Model()]) for _ in range(2))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for first, second in self.blocks:
-                x = second(first(x))
-            return x
-
-    for wrapped in ("blocks.0", "blocks.1"), ("blocks",):
-        model = convert_to_float8_training(OfLists().bfloat16())
-        for name in wrapped:
-            model.set_submodule(name, torch.compile(model.get_submodule(name)))  # type: ignore[arg-type]
-        treatment = found(look(model)).treatment
-        assert treatment is not None
-        assert treatment.kind == "python"
-        exec(treatment.code, {"model": model})
-        with torch.compiler.set_stance("force_eager"):
-            model(torch.ones(16, 64, dtype=torch.bfloat16))
-        assert compile_without_effect(look(model)) is None
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second in self.blocks:
+            x = second(first(x))
+        return x
 
 
-@pytest.mark.parametrize(
-    "build", [lambda: layers(Model, Model, 3), lambda: layers(Model, Model)], ids=["with a head", "blocks"]
-)
-def test_a_sequential_of_blocks_is_compiled_block_by_block(
-    build: Callable[[], nn.Module], look: Look
+@pytest.mark.parametrize("wrapped", [("blocks.0", "blocks.1"), ("blocks",)], ids=["each", "the list"])
+def test_lists_that_were_wrapped_are_taken_out_of_their_wrappers(
+    wrapped: tuple[str, ...], look: Look
 ) -> None:
-    for model in (build(), convert_to_float8_training(build().bfloat16())):
-        model.compile()
-        assert compile_without_effect(look(model)) is None
+    """The model cannot be called any more."""
+    model = float8(OfLists)
+    for name in wrapped:
+        model.set_submodule(name, torch.compile(model.get_submodule(name)))
+    exec(fix_of(look(model)).code, {"model": model})
+    with torch.compiler.set_stance("force_eager"):
+        model(torch.ones(16, 64, dtype=torch.bfloat16))
+    assert outcome_of(VAIN, look(model)) == "healthy"
 
 
-def test_a_sequential_without_fp8_beside_compiled_fp8_is_no_disease(look: Look) -> None:
+def beside() -> nn.Module:
+    """Compiled FP8 blocks, and a compiled Sequential in BF16."""
     model = nn.Module()
-    model.blocks = nn.ModuleList(convert_to_float8_training(Model().bfloat16()) for _ in range(2))
+    model.blocks = nn.ModuleList(float8() for _ in range(2))
     model.patches = nn.Sequential(nn.Linear(64, 64).bfloat16())
     for block in (*model.blocks, model.patches):
         block.compile()
-    assert compile_without_effect(look(model)) is None
+    return model
 
 
-@only_if_left_uncompiled
-def test_a_linear_that_is_compiled_as_it_was_told_needs_no_more(look: Look) -> None:
-    model = nn.Sequential(nn.Linear(64, 64)).bfloat16()
-    model.compile()
-    names = {"model": nn.Sequential(model), "torch": torch}
-    exec("model[0][0] = torch.compile(model[0][0])", names)
-    assert compile_without_effect(look(names["model"])) is None
-
-
-def test_a_linear_that_is_compiled_by_itself_needs_nothing(look: Look) -> None:
+def linears_alone() -> nn.Module:
     model = InSequentials().bfloat16()
     for block in model.blocks:
-        torch.nn.Module.compile(block[0])
-    assert compile_without_effect(look(model)) is None
+        block[0].compile()
+    return model
 
 
-def test_without_marks_it_does_not_apply(look: Look, model: nn.Module) -> None:
-    assert isinstance(compile_without_effect(look(model)), NotApplicable)
+def by_block(*places: Any, fp8: bool) -> nn.Module:
+    model = float8(lambda: layers(*places)) if fp8 else layers(*places)
+    model.compile()
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        beside,
+        linears_alone,
+        lambda: by_block(Model, Model, 3, fp8=True),
+        lambda: by_block(Model, Model, fp8=False),
+    ],
+    ids=["16 bits beside FP8", "Linears by themselves", "a Sequential of blocks with a head", "without FP8"],
+)
+def test_what_compiles_all_that_matters(build: Callable[[], nn.Module], look: Look) -> None:
+    assert outcome_of(VAIN, look(build())) == "healthy"
+
+
+def test_without_marks_it_does_not_apply(look: Look) -> None:
+    assert outcome_of(VAIN, look(float8())) == "not_applicable"
 
 
 def test_several_causes_are_all_named() -> None:
-    dynamo = Dynamo(
-        disabled=True,
-        suppress_errors=True,
-        stance="force_eager",
-        frames_total=1,
-        frames_ok=0,
-        failures=("BackendCompilerFailed: broken",),
-    )
-    finding = found(
-        msgspec.structs.replace(FIRES, training=msgspec.structs.replace(FIRES.training, dynamo=dynamo))
-    )
-    causes = finding.evidence["causes"]
-    assert isinstance(causes, tuple)
-    assert len(causes) == 4
+    failures = ("BackendCompilerFailed: broken",)
+    dynamo = Dynamo(disabled=True, suppress_errors=True, stance="force_eager", failures=failures)
+    training = msgspec.structs.replace(FIRES.training, dynamo=dynamo)
+    finding = found_by(VAIN, msgspec.structs.replace(FIRES, training=training))
+    assert len(finding.evidence["causes"]) == 4  # type: ignore[arg-type]
     assert finding.treatment is not None
     assert len(finding.treatment.code.splitlines()) == 4

@@ -3,7 +3,7 @@ of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import nn
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
-    LlamaForCausalLM,
     PaliGemmaConfig,
     PaliGemmaForConditionalGeneration,
     SmolVLMConfig,
@@ -22,17 +21,19 @@ from transformers import (
 )
 
 from fp8doctor.analysis.compile_coverage import cache_off
-from fp8doctor.checks.compilation.recompilation import cached_blocks, recompilation
+from fp8doctor.checks.compilation.recompilation import cached_blocks
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import Finding
 from fp8doctor.trial.measure.evidence import _left_eager
+from tests.checks.rules import found_by, outcome_of
 from tests.checks.trials import tried
 from tests.examine.models import llama
 
 pytestmark = pytest.mark.slow
 
 Look = Callable[..., Facts]
+AGAIN = "recompilation"
 
 LIMIT = (
     "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else "cache_size_limit"
@@ -41,8 +42,9 @@ SAYS_WHY = hasattr(torch._dynamo.utils.CompilationMetrics, "recompile_reason")
 """Whether Dynamo records why it compiles again."""
 
 
-def compiled_llama(layers: int, **settings: Any) -> LlamaForCausalLM:
-    model = llama(num_hidden_layers=layers, hidden_size=32, intermediate_size=32, **settings)
+def cached(layers: int, use_cache: bool = True) -> Any:
+    """A Llama with compiled blocks."""
+    model = llama(num_hidden_layers=layers, hidden_size=32, intermediate_size=32, use_cache=use_cache)
     for block in model.model.layers:
         block.compile(backend="eager")
     return model.train()
@@ -53,8 +55,13 @@ def text() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
+def fix_of(finding: Finding) -> str:
+    assert finding.treatment is not None
+    return finding.treatment.name
+
+
 @pytest.fixture
-def fresh_dynamo() -> Any:
+def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield
@@ -65,81 +72,50 @@ def fresh_dynamo() -> Any:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("use_cache", "compiled"), [(True, 8), (False, 1)])
 def test_what_the_page_says_of_dynamo(use_cache: bool, compiled: int, fresh_dynamo: None) -> None:
-    model = compiled_llama(12, use_cache=use_cache)
-    model(**text()).loss.backward()
+    cached(12, use_cache)(**text()).loss.backward()
     assert torch._dynamo.utils.counters["frames"]["ok"] == compiled
 
 
-def test_a_cache_in_twelve_compiled_blocks(look: Look) -> None:
-    finding = recompilation(look(compiled_llama(12, use_cache=True)))
-    assert isinstance(finding, Finding)
-    assert finding.severity == "warning"
-    assert finding.title == "A KV cache leaves 4 of 12 blocks uncompiled in training"
-    assert finding.treatment is not None
-    assert finding.treatment.name == "cache-off"
-
-
-def test_the_printed_treatment_makes_it_silent(look: Look) -> None:
-    model = compiled_llama(12, use_cache=True)
-    finding = recompilation(look(model))
-    assert isinstance(finding, Finding)
-    assert finding.treatment is not None
-    assert finding.treatment.code == "model.config.use_cache = False"
-    exec(finding.treatment.code, {"model": model})
-    assert isinstance(recompilation(look(model)), NotApplicable)
-    assert recompilation(tried(model, text(), "as_is")) is None
-
-
-def test_few_blocks_are_information(look: Look) -> None:
-    finding = recompilation(look(compiled_llama(3, use_cache=True)))
-    assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == (
-        "info",
-        "A KV cache makes 3 blocks compile 3 times instead of once",
+def test_a_cache_in_twelve_compiled_blocks_is_switched_off_by_the_printed_line(look: Look) -> None:
+    model = cached(12)
+    finding = found_by(AGAIN, look(model))
+    assert (finding.severity, finding.evidence["blocks_with_cache"], fix_of(finding)) == (
+        "warning",
+        12,
+        "cache-off",
     )
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"model": model})
+    assert outcome_of(AGAIN, look(model)) == "not_applicable"
+    assert outcome_of(AGAIN, tried(model, text(), "as_is")) == "healthy"
 
 
-def test_a_limit_that_was_raised(look: Look) -> None:
+def test_fewer_blocks_than_the_limit_are_information(look: Look) -> None:
+    assert found_by(AGAIN, look(cached(8))).severity == "info"
+    assert found_by(AGAIN, look(cached(9))).severity == "warning"
     with torch._dynamo.config.patch({LIMIT: 16}):
-        finding = recompilation(look(compiled_llama(12, use_cache=True)))
-    assert isinstance(finding, Finding)
-    assert (finding.severity, finding.evidence["recompile_limit"]) == ("info", 16)
+        assert found_by(AGAIN, look(cached(12))).severity == "info"
 
 
-def test_checkpointing_switches_the_cache_off(look: Look) -> None:
-    model = compiled_llama(12, use_cache=True)
-    model.gradient_checkpointing_enable()
-    assert isinstance(recompilation(look(model)), NotApplicable)
-
-
-def test_a_model_compiled_as_one_keeps_its_cache(look: Look) -> None:
-    model = llama(num_hidden_layers=12, use_cache=True).train()
-    model.compile(backend="eager")
-    assert isinstance(recompilation(look(model)), NotApplicable)
-
-
-def test_without_compile_there_is_nothing_to_recompile(look: Look) -> None:
-    assert isinstance(recompilation(look(llama(num_hidden_layers=12, use_cache=True))), NotApplicable)
+def test_a_cache_that_compiles_nothing_again(look: Look) -> None:
+    checkpointed = cached(12)
+    checkpointed.gradient_checkpointing_enable()
+    whole = llama(num_hidden_layers=12, use_cache=True).train()
+    assert outcome_of(AGAIN, look(whole)) == "not_applicable"
+    whole.compile(backend="eager")
+    for model in (checkpointed, whole):
+        assert outcome_of(AGAIN, look(model)) == "not_applicable"
 
 
 @pytest.mark.nightly
 def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
-    finding = recompilation(tried(compiled_llama(10, use_cache=True), text(), "as_is"))
-    assert isinstance(finding, Finding)
-    assert finding.severity == "warning"
+    finding = found_by(AGAIN, tried(cached(10), text(), "as_is"))
+    assert (finding.severity, fix_of(finding)) == ("warning", "cache-off")
     assert finding.evidence["left_eager"]
-    assert (
-        any("cache" in reason or "past_key_values" in reason for reason in finding.evidence["reasons"])
-        is SAYS_WHY
-    )
-    assert finding.treatment is not None
-    assert finding.treatment.name == "cache-off"
-
-
-@pytest.mark.nightly
-def test_a_step_that_switches_the_cache_off_itself() -> None:
-    model = compiled_llama(10, use_cache=True)
-    assert recompilation(tried(model, text() | {"use_cache": False}, "as_is")) is None
+    reasons = finding.evidence["reasons"]
+    assert any("cache" in each or "past_key_values" in each for each in reasons) is SAYS_WHY  # type: ignore[operator, union-attr]
+    without = text() | {"use_cache": False}  # a step that switches the cache off itself
+    assert outcome_of(AGAIN, tried(cached(10), without, "as_is")) == "healthy"
 
 
 class Numbered(nn.Module):
@@ -166,7 +142,7 @@ class Growing(nn.Module):
 
 
 class Lengths(nn.Module):
-    """Every call of the block sees another number of rows, and the block depends on it."""
+    """A block that depends on its number of rows."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -185,13 +161,15 @@ def stack(kind: type[nn.Module], blocks: int) -> nn.Module:
 
 @pytest.mark.nightly
 def test_blocks_that_differ() -> None:
-    finding = recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is"))
-    assert isinstance(finding, Finding)
-    assert finding.title == "Numbered.forward reached the recompile limit and is no longer compiled"
-    assert finding.severity == "warning"
+    finding = found_by(AGAIN, tried(stack(Numbered, 11), torch.ones(4, 16), "as_is"))
+    assert (finding.severity, finding.evidence["left_eager"]) == ("warning", ("Numbered.forward",))
     assert finding.treatment is not None
-    assert finding.treatment.name == "raise-recompile-limit"
     assert finding.treatment.code == f"torch._dynamo.config.{LIMIT} = 64"
+
+
+def test_the_raised_limit_makes_it_silent() -> None:
+    with torch._dynamo.config.patch({LIMIT: 64}):
+        assert outcome_of(AGAIN, tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -205,16 +183,10 @@ def test_blocks_that_differ() -> None:
 )
 def test_the_words_of_every_torch_for_a_frame_that_is_given_up(words: str) -> None:
     """Said by torch 2.13, 2.9 (both) and 2.6."""
-    failed = SimpleNamespace(compile_id="0/8", co_name=None, fail_reason=words)
-    named = SimpleNamespace(
-        compile_id="0/0", co_name="forward", co_filename="model.py", co_firstlineno=1, fail_reason=None
-    )
+    where = {"co_name": "forward", "co_filename": "model.py", "co_firstlineno": 1}
+    named = SimpleNamespace(compile_id="0/0", fail_reason=None, **where)
+    failed = SimpleNamespace(compile_id="0/8", fail_reason=words, co_name=None)
     assert _left_eager([named, failed], nn.Identity()) == ("forward",)
-
-
-def test_the_raised_limit_makes_it_silent() -> None:
-    with torch._dynamo.config.patch({LIMIT: 64}):
-        assert recompilation(tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) is None
 
 
 @pytest.mark.nightly
@@ -222,12 +194,7 @@ def test_recompiling_while_it_is_timed() -> None:
     with torch._dynamo.config.patch({LIMIT: 1000, f"accumulated_{LIMIT}": 1000}):
         facts = tried(stack(Growing, 1), torch.ones(4, 16), "as_is")
     assert facts.trial.arms[0].why is Reason.STILL_COMPILING
-    finding = recompilation(facts)
-    assert isinstance(finding, Finding)
-    assert (finding.severity, finding.title) == (
-        "warning",
-        "Dynamo was still compiling after the warm-up",
-    )
+    assert found_by(AGAIN, facts).severity == "warning"
 
 
 def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -237,11 +204,8 @@ def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.skipif(not SAYS_WHY, reason="torch 2.6 has no CompilationMetrics.recompile_reason")
 def test_lengths_that_vary() -> None:
-    finding = recompilation(tried(stack(Lengths, 1), torch.ones(16, 16), "as_is", training_step=shrinking))
-    assert isinstance(finding, Finding)
-    assert finding.severity == "warning"
-    assert finding.treatment is not None
-    assert finding.treatment.name == "pad-to-few-lengths"
+    finding = found_by(AGAIN, tried(stack(Lengths, 1), torch.ones(16, 16), "as_is", training_step=shrinking))
+    assert (finding.severity, fix_of(finding)) == ("warning", "pad-to-few-lengths")
 
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
@@ -273,14 +237,10 @@ def test_the_blocks_that_hold_the_cache_are_counted(build: Callable[[], nn.Modul
     with torch.device("meta"):
         model = build().train()
     lists = {len(module): module for module in model.modules() if isinstance(module, nn.ModuleList)}
-    for block in lists[12]:
-        block.compile()
-    facts = look(model)
-    assert facts.training.use_cache is True
-    assert cached_blocks(facts) == 0
-    for block in lists[10]:
-        block.compile()
-    facts = look(model)
-    assert cached_blocks(facts) == 10
+    for length, counted in ((12, 0), (10, 10)):
+        for block in lists[length]:
+            block.compile()
+        facts = look(model)
+        assert (facts.training.use_cache, cached_blocks(facts)) == (True, counted)
     exec(cache_off(facts), {"model": model})
     assert look(model).training.use_cache is False
