@@ -148,10 +148,12 @@ def _experts(facts: Facts) -> Finding | None:
 
 
 @check("SHP002", "vocabulary-in-fp8", area="shapes", severity="info", changes_fp8=True)
-def vocabulary_in_fp8(facts: Facts) -> Finding | None:
+def vocabulary_in_fp8(facts: Facts) -> Finding | NotApplicable | None:
     wide = [each for each in facts.network.fp8 if makes_logits(each, facts.network)]
     kept = {*kept_in_bf16(facts.network.linears), *(if_recorded(losing_layers.to_keep, facts) or ())}
-    if not wide or wide[0].name in kept:
+    if not wide:
+        return NotApplicable(reason="no vocabulary's head is in FP8")
+    if wide[0].name in kept:
         return None
     head = wide[0]
     return Finding(

@@ -30,7 +30,7 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.fp8_support import try_recipes
     from fp8doctor.examine.linears import examine_scaling
-    from fp8doctor.examine.module_facts import configured_name, examine_network
+    from fp8doctor.examine.module_facts import examine_network
     from fp8doctor.examine.saving import examine_saving, has_save_pretrained
     from fp8doctor.examine.training_state import examine_training
     from fp8doctor.examine.walk import walk
@@ -40,7 +40,6 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     tree = walk(job.model, job.training_step, unused_marks=job.unused_marks)
     network = msgspec.structs.replace(
         examine_network(tree, gaps),
-        configured_name=configured_name(tree),
         scalings=examine_scaling(tree),
         attentions=examine_attention(tree),
         saving=examine_saving(tree, gaps),

@@ -318,24 +318,3 @@ def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
         if NOT_RECORDED in checkpointed
         else sum(each is not None for each in checkpointed),
     )
-
-
-NAMES = ("_name_or_path", "name_or_path", "name")
-"""Attributes with the name: transformers, others, litgpt."""
-
-
-def configured_name(tree: Tree) -> str | None:
-    """Return the last part of the tree's first name or path, or None."""
-    seen: set[int] = set()
-    for place in tree.places:
-        state = state_of(place.module)
-        for attribute in CONFIGS:
-            config = state.get(attribute)
-            if config is None or id(config) in seen:
-                continue
-            seen.add(id(config))
-            settings = config if type(config) is dict else state_of(config)
-            for name in NAMES:
-                if isinstance(value := settings.get(name), str) and value:
-                    return scrub(value.replace("\\", "/").rstrip("/").rpartition("/")[2]) or None
-    return None

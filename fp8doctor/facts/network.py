@@ -175,9 +175,6 @@ class Network(Record, frozen=True, kw_only=True):
     channel_widths: tuple[int, ...] = NOT_RECORDED
     """Widths of the norms, embeddings and convolutions, ascending; a norm by its one-dimensional
     parameters."""
-    configured_name: str | None = NOT_RECORDED
-    """Last part of the name or path in the model's configuration, such as ``Llama-3.1-8B``; None without
-    one."""
     scalings: tuple[Scaling, ...] = NOT_RECORDED
     """Scaling of the FP8 layers; without those whose library keeps no record, and TE's before a forward."""
     attentions: tuple[Attention, ...] = NOT_RECORDED

@@ -1,4 +1,4 @@
-"""CMP001 on real torchao models: the printed lines compile, and layers that need no compiler are left alone."""
+"""CMP001 on real torchao models: the printed lines compile, and what needs no compiler is left alone."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def test_a_compiled_loss_beside_the_blocks() -> None:
 def test_modules_of_transformer_engine_are_information(
     monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]
 ) -> None:
-    """A stand-in's layers; the break is one of a real function under torch.compiler.disable, as in TE 2.19."""
+    """A stand-in's layers; the break is one of a real function under torch.compiler.disable, as in 2.19."""
     broken = tried(as_one(float8(Decoder(inside=calls_a_disabled))), BATCH, "as_is").trial.arms[0].cuts
     stand_in.install(monkeypatch, "quantization")
     model = as_one(nn.Sequential(*(nn.Sequential(stand_in.Linear(32, 32), nn.ReLU()) for _ in range(4))))

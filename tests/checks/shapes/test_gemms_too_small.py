@@ -21,7 +21,6 @@ from transformers import (
 
 from fp8doctor.cost import gpu_spec, mxfp8_experts, routed_rows
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.facts import NOT_RECORDED, Facts, LayerShape, Linear, Network, Trial, Workload
 from fp8doctor.finding import Finding
 from tests.checks.arms import ran
@@ -74,16 +73,6 @@ def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, 
     assert outcome_of(SMALL, facts) == "healthy"
     converted = {linear.name: linear.recipe for linear in facts.network.fp8}
     assert (len(converted), {*converted.values()}, "lm_head" in converted) == (15, {recipe}, False)
-
-
-def test_layers_of_transformer_engine_are_built_anew(look: Look) -> None:
-    network = look(float8(llama()), tokens=TOKENS).network
-    te = {"stack": "transformer_engine", "recipe": "delayed"}
-    linears = tuple(msgspec.structs.replace(each, **te) for each in network.linears)
-    facts = Facts(network=msgspec.structs.replace(network, linears=linears))
-    lines = keep_in_bf16((linears[1].name,), facts).code.splitlines()
-    assert lines[0] == 'keep = {"model.layers.0.self_attn.k_proj"}'
-    assert "te.Linear" in lines[1]
 
 
 @pytest.mark.parametrize(
@@ -259,14 +248,6 @@ def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) 
     mended = look(model)
     assert (len(mended.network.fp8), outcome_of(ADAPTERS, mended)) == (15, "healthy")
     assert not any("lora" in name for name in kept(found_by(SMALL, facts)))
-
-
-def test_accelerate_converts_what_is_aligned(forget_accelerate: None, look: Look) -> None:
-    from accelerate.utils.ao import convert_model_to_fp8_ao
-
-    model = lora(base())
-    convert_model_to_fp8_ao(model)
-    assert outcome_of(ADAPTERS, look(model)) == "sick"
 
 
 @pytest.mark.parametrize(
