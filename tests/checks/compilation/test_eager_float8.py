@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounter
 from torchao.float8 import convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -16,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.report import load_report
-from tests.checks.rules import finding_of, found_by, outcome_of
+from tests.checks.rules import found_by, outcome_of
 from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
@@ -216,19 +215,6 @@ def test_a_region_around_them_is_what_counts(whole: Callable[[Any], Any], look: 
     assert outcome_of(ALONE, look(whole(model))) == "healthy"
 
 
-@pytest.mark.slow
-def test_marks_inside_a_compiled_block_make_no_graphs_of_their_own() -> None:
-    graphs = []
-    for around in (False, True):
-        torch._dynamo.reset()
-        block, counter = float8(Block), CompileCounter()
-        for module in (block.up, block.down, *((block,) if around else ())):
-            module.compile(backend=counter)
-        block(torch.zeros(16, 256, dtype=torch.bfloat16))
-        graphs.append(counter.frame_count)
-    assert graphs == [2, 1]
-
-
 @pytest.mark.parametrize("blocks", [0, 2])
 def test_many_linears_beside_the_blocks(blocks: int, look: Look) -> None:
     many = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
@@ -237,9 +223,3 @@ def test_many_linears_beside_the_blocks(blocks: int, look: Look) -> None:
     names = {"model": model, "torch": torch}
     exec(fix_of(ALONE, look(model)).code, names)
     assert outcome_of(ALONE, look(names["model"])) == "healthy"
-
-
-def test_a_model_that_is_one_linear(look: Look) -> None:
-    model = convert_to_float8_training(nn.Linear(32, 32).bfloat16())
-    model.compile()
-    assert finding_of(ALONE, look(model)) is None

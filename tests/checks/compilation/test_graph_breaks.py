@@ -16,7 +16,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import inspect_model
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
-from tests.checks.arms import ran, timed
+from tests.checks.arms import timed
 from tests.checks.numerics.test_trains_incorrectly import with_releases
 from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.checks.trials import tried
@@ -42,19 +42,6 @@ def prints_outside_the_graph(x: torch.Tensor) -> torch.Tensor:
 
 def reads_a_value(x: torch.Tensor) -> torch.Tensor:
     return x * x.float().mean().item()
-
-
-def indexes_by_data(x: torch.Tensor) -> torch.Tensor:
-    return x[x.sum(1) > -1e9] if x.shape[0] == 32 else x
-
-
-@torch.compiler.disable
-def is_disabled(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-def calls_a_disabled(x: torch.Tensor) -> torch.Tensor:
-    return is_disabled(x)
 
 
 def takes_a_branch(x: torch.Tensor) -> torch.Tensor:
@@ -126,8 +113,6 @@ NIGHTLY = pytest.mark.nightly
         (gives_up, "log-outside-graph"),
         (reads_a_value, "keep-values-on-gpu"),
         pytest.param(takes_a_branch, "select-without-branch", marks=NIGHTLY),
-        pytest.param(indexes_by_data, "select-without-branch", marks=NIGHTLY),
-        pytest.param(calls_a_disabled, "allow-in-graph", marks=NIGHTLY),
     ],
 )
 def test_a_break_inside_the_blocks(between: Any, treatment: str) -> None:
@@ -193,13 +178,6 @@ def wrapped_inside(inside: Any) -> nn.Module:
     return by_block(model)
 
 
-def wrapped_around(inside: Any) -> nn.Module:
-    model = by_block(Decoder(inside))
-    for number in range(4):
-        model.blocks[number] = checkpoint_wrapper(model.blocks[number])
-    return model
-
-
 def transformers_own(inside: Any) -> nn.Module:
     """Two layers; before 5.23 the checkpoint is around what is compiled."""
     model = llama(num_hidden_layers=2)
@@ -209,10 +187,10 @@ def transformers_own(inside: Any) -> nn.Module:
     return model.train()
 
 
-@pytest.mark.gate("transformers_own-regions3")
+@pytest.mark.gate("transformers_own-regions2")
 @pytest.mark.parametrize(
     ("build", "regions"),
-    [(called, (8,)), (wrapped_inside, (4,)), (wrapped_around, (8,)), (transformers_own, (2, 4))],
+    [(called, (8,)), (wrapped_inside, (4,)), (transformers_own, (2, 4))],
 )
 def test_what_checkpointing_recomputes_is_entered_twice(
     build: Callable[[Any], nn.Module], regions: tuple[int, ...]
@@ -231,25 +209,6 @@ def test_a_break_beside_a_checkpoint_is_found() -> None:
     (arm,) = facts.trial.arms
     assert arm.cuts[-1].graph_breaks  # whose names do not tell which is around the other
     assert severity_of(timed(facts, msgspec.structs.replace(arm, graphs_run=8))) == "warning"
-
-
-@NIGHTLY
-def test_a_compiled_loss_beside_the_blocks() -> None:
-    """A few regions more than blocks, and a break in it."""
-    loss = torch.compile(lambda output, batch: gives_up(output).float().square().mean(), backend="eager")
-    assert severity_of(tried(by_block(float8(Decoder())), BATCH, "as_is", loss=loss)) != "warning"
-
-
-@NIGHTLY
-def test_modules_of_transformer_engine_are_information(
-    monkeypatch: pytest.MonkeyPatch, look: Callable[..., Facts]
-) -> None:
-    """A stand-in's layers; the break is one of a real function under torch.compiler.disable, as in 2.19."""
-    broken = tried(as_one(float8(Decoder(inside=calls_a_disabled))), BATCH, "as_is").trial.arms[0].cuts
-    stand_in.install(monkeypatch, "quantization")
-    model = as_one(nn.Sequential(*(nn.Sequential(stand_in.Linear(32, 32), nn.ReLU()) for _ in range(4))))
-    finding = found_by(BREAKS, timed(look(model), ran("as_is", cuts=broken, graphs_run=8)))
-    assert (finding.severity, fix_of(finding)) == ("info", "traceable-te")
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from fp8doctor.cost import gpu_spec, mxfp8_experts, routed_rows
+from fp8doctor.cost import gpu_spec, mxfp8_experts
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import NOT_RECORDED, Facts, LayerShape, Linear, Network, Trial, Workload
+from fp8doctor.facts import Facts, LayerShape, Linear, Network, Trial, Workload
 from fp8doctor.finding import Finding
 from tests.checks.arms import ran
 from tests.checks.rules import finding_of, found_by, outcome_of
@@ -294,8 +294,6 @@ def experts(rows: int, k: int, n: int, count: int, gpu: str = "B200", **changes:
     ("shape", "published_ms"),
     [
         ((128_000, 5120, 8192, 2), 39.4876),
-        ((128_000, 5120, 8192, 8), 37.7007),
-        ((128_000, 7168, 2048, 2), 14.9002),
         ((128_000, 7168, 2048, 8), 14.9668),
         ((128_000, 5120, 1536, 4), 6.4552),
     ],
@@ -307,19 +305,15 @@ def test_grouped_gemms_in_bf16_take_about_what_was_published(
     cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
     assert cost is not None
     assert cost.bf16_ms == pytest.approx(published_ms, rel=0.17)
-
-
-def test_gemms_and_casts_of_mxfp8_take_what_torchao_published() -> None:
     facts = experts(131_072, 7168, 2048, 8, stack="torchao")
     cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
     assert cost is not None
-    assert cost.fp8_ms == pytest.approx(6.089, rel=0.01)
-    assert cost.casts_ms == pytest.approx(2.226, rel=0.03)
+    assert cost[1:] == pytest.approx((6.089, 2.226), rel=0.03)
 
 
 def test_experts_with_few_rows_are_information() -> None:
-    """Qwen3 30B-A3B, slower in MXFP8 (NVIDIA-NeMo/Megatron-Bridge#2842); torchao publishes 1.7x for Llama 4 and
-    1.4x for DeepSeek-V3."""
+    """Qwen3 30B-A3B, slower in MXFP8 (NVIDIA-NeMo/Megatron-Bridge#2842); torchao publishes 1.7x for Llama 4
+    and 1.4x for DeepSeek-V3."""
     qwen = experts(32_768, 2048, 1536, 128)
     finding = found_by(SMALL, qwen)
     assert (finding.severity, finding.evidence["rows_of_each"]) == ("info", 256)
@@ -331,13 +325,3 @@ def test_experts_with_few_rows_are_information() -> None:
         msgspec.structs.replace(qwen, workload=synthetic),
     ):
         assert outcome_of(SMALL, silent) == "not_applicable"
-
-
-def test_rows_that_nobody_counted_are_those_that_the_tokens_visit() -> None:
-    facts = experts(4096, 2048, 1536, 128)
-    visiting = msgspec.structs.replace(facts.network.linears[0], flops_per_token=8 * 6.0 * 2048 * 1536)
-    workload = msgspec.structs.replace(facts.workload, rows=NOT_RECORDED)
-    uncounted = msgspec.structs.replace(facts, workload=workload)
-    assert routed_rows(visiting, facts) == 4096
-    assert routed_rows(visiting, uncounted) == 8 * 4096
-    assert routed_rows(facts.network.linears[0], uncounted) is None

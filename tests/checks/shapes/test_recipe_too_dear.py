@@ -6,18 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import load_report
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Observation, Trial
-from fp8doctor.finding import Treatment
 from tests.checks.arms import failed, ran, timed
 from tests.checks.rules import finding_of, found_by, outcome_of
-from tests.checks.trials import tried
-from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm
 from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
@@ -53,15 +49,6 @@ def test_rowwise_on_narrow_layers_and_its_printed_lines(look: Look) -> None:
     assert {linear.recipe for linear in facts.network.linears} == {"tensorwise"}
     assert outcome_of(DEAR, compiled(facts, "tensorwise", WIDTH_1024)) == "healthy"
     assert outcome_of(DEAR, compiled(facts, "tensorwise", WIDTH_4096)) == "healthy"
-
-
-def test_names_of_torchao_come_back_from_names_of_arms(look: Look) -> None:
-    steps = {"tensorwise": 100.0, "rowwise-with-gw-hp": 90.0}
-    treatment = found_by(
-        DEAR, compiled(look(converted("tensorwise"), tokens=16384), "tensorwise", steps)
-    ).treatment
-    assert treatment is not None
-    exec(treatment.code, {"model": mlp()})
 
 
 def test_recipes_of_transformer_engine_are_compared_too() -> None:
@@ -159,24 +146,3 @@ def test_a_gpu_that_multiplies_block_scaled_fp8_faster(
     assert (finding and (finding.severity, finding.evidence["own_recipe"])) == (
         ("info", (recipe,)) if found else None
     )
-
-
-@needs_rowwise_scaled_mm
-@pytest.mark.slow
-def test_the_trial_tries_what_the_check_reads() -> None:
-    """Real arms on a CPU, whose times are given a GPU's name: whichever is faster, each is compared."""
-    names = [f"recipe-{name}" for name in ("tensorwise", "rowwise-with-gw-hp")]
-    model = convert_to_float8_training(
-        nn.Sequential(nn.Linear(16, 16)).bfloat16(), config=Float8LinearConfig.from_recipe_name("rowwise")
-    )
-    facts = tried(
-        model,
-        torch.ones(16, 16, dtype=torch.bfloat16),
-        "as_is",
-        more=lambda of, as_is: [
-            of.on(as_is, [Treatment(name=name, summary="", code="")], name) for name in names
-        ],
-    )
-    assert [arm.tried for arm in facts.trial.arms if arm.name in names] == [True, True]
-    there = msgspec.structs.replace(facts.trial, device="cuda", gpu="NVIDIA H200")
-    assert outcome_of(DEAR, msgspec.structs.replace(facts, trial=there)) in ("sick", "healthy")

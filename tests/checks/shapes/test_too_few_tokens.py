@@ -55,17 +55,6 @@ def test_the_printed_batch_makes_it_silent(look: Look) -> None:
     assert outcome_of(FEW, with_batch(facts, scope["batch_size"], 256, scope["accumulate"])) == "healthy"
 
 
-@pytest.mark.parametrize(
-    ("sequence", "accumulate", "growth"), [(256, 32, None), (256, 1, "16"), (256, 4, "4"), (256, 24, "0.67")]
-)
-def test_a_global_batch_that_changes_is_named(
-    sequence: int, accumulate: int, growth: str | None, look: Look
-) -> None:
-    treatment = found_by(FEW, with_batch(look(llama()), 1, sequence, accumulate)).treatment
-    assert treatment is not None
-    assert (f"to {growth} times" in treatment.summary) is (growth is not None)
-
-
 @pytest.mark.parametrize(("accumulate", "treatment"), [(1, "stay-in-bf16"), (128, "more-tokens")])
 def test_no_batch_has_to_grow_a_hundredfold(accumulate: int, treatment: str, look: Look) -> None:
     """A step of 128 micro-batches has the samples; one of a single micro-batch is another training then."""

@@ -14,7 +14,6 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.prototype.moe_training import config as moe
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor.analysis.recipe_support import tokens_divisor
 from fp8doctor.checks.shapes.unaligned_dimensions import SILENT
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis.document import read_saved
@@ -173,15 +172,6 @@ def test_multiples_by_recipe(changes: dict[str, Any], takes: int, refuses: int) 
 
 
 @pytest.mark.parametrize(
-    ("recipe", "frozen", "trained"),
-    [("delayed", 8, 16), ("blockwise", 8, 16), ("mxfp8", 32, 32), ("nvfp4", 16, 16)],
-)
-def test_tokens_of_transformer_engine_by_recipe(recipe: str, frozen: int, trained: int) -> None:
-    assert tokens_divisor(layer(stack="transformer_engine", recipe=recipe, requires_grad=False)) == frozen
-    assert tokens_divisor(layer(stack="transformer_engine", recipe=recipe, requires_grad=True)) == trained
-
-
-@pytest.mark.parametrize(
     ("length", "line"),
     [(None, "-len(x) % 16"), (1003, "DataCollatorWithPadding(tokenizer, pad_to_multiple_of=16)")],
 )
@@ -196,14 +186,11 @@ def test_tokens_that_raise_are_padded(look: Look, length: int | None, line: str)
         names = {"torch": torch, "x": torch.ones(1003, 256)}
         exec(finding.treatment.code, names)
         assert names["x"].shape == (1008, 256)
-    assert outcome_of(ROWS, look(converted(mlp()), tokens=1008)) == "healthy"
     assert outcome_of(ROWS, replaced(facts, "workload", batch_source="made up")) == "not_applicable"
-
-
-def test_what_takes_any_rows(look: Look) -> None:
-    for model in (converted(mlp(), pad_inner_dim=True), converted(mlp(), "rowwise_with_gw_hp")):
-        assert outcome_of(ROWS, look(model, tokens=1003)) == "healthy"
     assert outcome_of(ROWS, look(converted(mlp(), "rowwise"), tokens=1003)) == "sick"
+    assert outcome_of(ROWS, look(converted(mlp(), "rowwise_with_gw_hp"), tokens=1003)) == "healthy"
+    assert outcome_of(ROWS, look(converted(mlp(), pad_inner_dim=True), tokens=1003)) == "healthy"
+    assert outcome_of(ROWS, look(converted(mlp()), tokens=1008)) == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -345,22 +332,17 @@ def test_rows_of_experts_that_are_linears_are_to_be_padded() -> None:
     assert finding_of(ROWS, padded) is None
 
 
-@pytest.mark.parametrize(("rows", "outcome"), [((16, 32, 0, 48), "healthy"), ((16, 8, 16, 24), "sick")])
-def test_rows_of_experts_that_were_counted(rows: tuple[int, ...], outcome: str) -> None:
-    facts = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
-    assert (
-        outcome_of(ROWS, replaced(facts, "workload", batch_source="given", rows={"experts.w1": rows}))
-        == outcome
-    )
-
-
-def test_experts_that_the_users_code_may_pad_are_unknown() -> None:
+def test_experts_that_the_users_code_may_pad_are_unknown_unless_counted() -> None:
     facts = routed(GroupedExperts(), moe.Float8TrainingOpConfig())
     without_router = tuple(each for each in facts.network.linears if each.role != "router")
     te = {"role": "experts", "stack": "transformer_engine", "kind": "te.GroupedLinear", "recipe": "delayed"}
     in_te = tuple(msgspec.structs.replace(each, **te) for each in counted(samples=16).network.linears)
+    padded = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
+    for rows, outcome in (((16, 32, 0, 48), "healthy"), ((16, 8, 16, 24), "sick")):
+        seen = replaced(padded, "workload", batch_source="given", rows={"experts.w1": rows})
+        assert outcome_of(ROWS, seen) == outcome
     for unknown in (
-        routed(PaddedExperts(), moe.Float8TrainingOpConfig()),
+        padded,
         replaced(facts, "network", linears=without_router),
         replaced(counted(samples=16), "network", linears=in_te),
     ):
