@@ -85,9 +85,11 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
             "faster_recipe": recipe,
             "of_arm": base.name,
             "base_step_ms": base.step_ms,
-        }
-        | {f"{recipes.BY_TREATMENT[each.name].name}_step_ms": each.step_ms for _, each in pairs}
-        | {"speedup": gain.median, "speedup_low": gain.low, "speedup_high": gain.high},
+            **{f"{recipes.BY_TREATMENT[each.name].name}_step_ms": each.step_ms for _, each in pairs},
+            "speedup": gain.median,
+            "speedup_low": gain.low,
+            "speedup_high": gain.high,
+        },
         saving_ms=arms.measured_saving(facts.trial, base, best),
         treatment=describe(best.name, facts),
     )

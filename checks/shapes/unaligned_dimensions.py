@@ -51,8 +51,6 @@ from fp8doctor.kit import (
     would_be_converted,
 )
 
-RAISES = {"changes_fp8": True, "invalidates_model": True}
-
 WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice the noise of a step, and a margin."""
 
@@ -60,7 +58,14 @@ UNCERTAINTY = 0.25
 """Half-width of the interval around the modelled saving (`fp8doctor.cost.eager`)."""
 
 
-@check("SHP001", "unaligned-dimensions", area="shapes", severity="error", **RAISES)
+@check(
+    "SHP001",
+    "unaligned-dimensions",
+    area="shapes",
+    severity="error",
+    changes_fp8=True,
+    invalidates_model=True,
+)
 def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     fp8, linears = multiplied_in_fp8(facts.network.linears), facts.network.linears
     if not fp8 and fp8_was_asked_for(facts) is None:
@@ -96,7 +101,15 @@ def unaligned_dimensions(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-@check("SHP001", "rows-unaligned", area="shapes", severity="error", was="SHP007", **RAISES)
+@check(
+    "SHP001",
+    "rows-unaligned",
+    area="shapes",
+    severity="error",
+    was="SHP007",
+    changes_fp8=True,
+    invalidates_model=True,
+)
 def rows_unaligned(facts: Facts) -> Finding | NotApplicable | None:
     fp8, workload = multiplied_in_fp8(facts.network.linears), facts.workload
     if not fp8:

@@ -225,11 +225,6 @@ def acquitted(of: Iterable[Gain], saved: Saving | None) -> bool:
     return saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in of)
 
 
-def at_least(of: Iterable[Gain]) -> str:
-    """Name the bound: casts that were timed alone are one, modelled ones are not."""
-    return "at least " if all(gain.measured for gain in of) else ""
-
-
 def in_step(saved: Saving | None) -> str:
     """Write the whole step's result as a sentence to add; empty if it was not timed."""
     if saved is None:
@@ -247,9 +242,3 @@ def saving(of: Iterable[Gain]) -> Saving:
     low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
     apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
     return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)
-
-
-def basis(of: Iterable[Gain]) -> str:
-    """Say where the numbers come from, in words that begin a sentence."""
-    of = list(of)
-    return f"{'Timed alone' if all(gain.measured for gain in of) else 'Modelled'} on {of[0].gpu}"

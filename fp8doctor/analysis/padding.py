@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.layers import FP8_MULTIPLE, counted_work, flops_share_pct
+from fp8doctor.analysis.layers import FP8_MULTIPLE, flops_share_pct
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unaligned
 from fp8doctor.analysis.timed_step import as_is
 from fp8doctor.cost import (
@@ -49,12 +49,11 @@ def why_not_pad(facts: Facts) -> Callable[[Linear], str | None]:
     for each in network.linears:
         if unaligned(each):
             alike.setdefault((each.in_features, each.out_features), []).append(each)
-    counted = bool(counted_work(facts))
-    known = (each for each in alike.values() if counted or all(recorded(x, "flops_share_pct") for x in each))
     little = {
-        (layers[0].in_features, layers[0].out_features)
-        for layers in known
-        if flops_share_pct(layers, facts) < LITTLE_WORK_PCT
+        sides
+        for sides, layers in alike.items()
+        if all(recorded(each, "flops_share_pct") for each in layers)
+        and flops_share_pct(layers, facts) < LITTLE_WORK_PCT
     }
 
     def why(linear: Linear) -> str | None:
