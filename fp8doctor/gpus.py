@@ -1,7 +1,6 @@
-"""Datasheets: peak rates, and the choice of the GPU whose costs are modelled.
+"""Datasheets of NVIDIA's GPUs, and the choice of the one whose costs are modelled.
 
-Those of AMD's GPUs bound rates and speedups and model no times: the cost model's efficiencies were never
-measured on an AMD GPU.
+AMD's have none: the cost model's efficiencies were never measured on one.
 """
 
 from __future__ import annotations
@@ -9,69 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-from msgspec import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
 from fp8doctor.errors import UserError
 
 if TYPE_CHECKING:
     from fp8doctor.facts import Facts
-
-
-class AmdSpec(Struct, frozen=True):
-    """Datasheet numbers of one GPU, dense (without sparsity)."""
-
-    name: str
-    architecture: str
-    bf16_tflops: float
-    fp8_tflops: float
-    memory_gib: float
-    formats: Literal["fnuz", "ocp"]
-    """FP8 format: ``float8_e4m3fnuz`` (maximum 240) or ``float8_e4m3fn`` (OCP, 448).
-
-    torchao chooses the right one (``Float8TypeConfig`` in 0.18).
-    """
-    source: str
-
-    @property
-    def compute_capability(self) -> str:
-        """Empty: only NVIDIA counts them."""
-        return ""
-
-
-TORCH = "AMD's data sheet, as torch 2.13 quotes it in torch/_inductor/analysis/device_info.py"
-
-AMD_GPUS = (
-    AmdSpec("MI300A", "gfx942", 980.6, 1961.2, 128, "fnuz", TORCH),
-    AmdSpec("MI300X", "gfx942", 1307.4, 2614.9, 192, "fnuz", TORCH),
-    AmdSpec(
-        "MI325X",
-        "gfx942",
-        1307.4,
-        2614.9,
-        256,
-        "fnuz",
-        "AMD's page of the MI325X, for which torchtitan's get_peak_flops takes the MI300X's number",
-    ),
-    AmdSpec("MI350X", "gfx950", 2309.6, 4614.0, 288, "ocp", TORCH),
-    AmdSpec(
-        "MI355X",
-        "gfx950",
-        2500.0,
-        5000.0,
-        288,
-        "ocp",
-        "BF16: AMD's page of the MI355X, quoted by torchtitan's get_peak_flops; FP8: AMD at ISSCC 2026",
-    ),
-)
-
-
-def amd_gpu(name: str) -> AmdSpec | None:
-    """Find a datasheet by its name, in any case, with or without the vendor's; None if it is not AMD's."""
-    bare = re.sub(r"[\W_]", "", name.upper())
-    bare = re.sub(r"^(AMD)?(INSTINCT)?|OAM$", "", bare)
-    return next((spec for spec in AMD_GPUS if spec.name == bare), None)
 
 
 class GpuSpec(NamedTuple):
@@ -136,7 +78,7 @@ GPUS = (
 # fmt: on
 """One row per board: NVL, PCIe, laptop and other memory sizes are separate.
 
-A GPU without a row has no datasheet here. AMD's are in `AMD_GPUS`.
+A GPU without a row has no datasheet here.
 
 Memory is the datasheets' GB, which NVML shows as about as many GiB. PCIe is x16: 32 GB/s in generation 4,
 64 in 5. The NVLink of H100 NVL joins pairs, that of H200 NVL four GPUs.
@@ -158,6 +100,9 @@ Block-scaled FP8 on a Blackwell GeForce has the datasheet's rate for FP16 accumu
 halves plain FP8, but not block-scaled FP8. Measured: 202 compared with 102 TFLOP/s on an RTX 5060 Ti
 (flashinfer-ai/flashinfer#3628), and a matmul 1.55x as fast on an RTX 5090 (triton-lang/triton#11320).
 """
+
+AMD = ("AMD", "INSTINCT", "MI1", "MI2", "MI3", "MI4")
+"""How the short names of AMD's GPUs begin."""
 
 LONGEST_NAME = 40
 """Longest name to suggest alternatives for, in characters."""
@@ -182,26 +127,22 @@ def gpu_spec(name: str) -> GpuSpec:
     for spec in GPUS:
         if wanted in _names(spec) or _is_product_in_short(wanted, spec):
             return spec
-    if amd := amd_gpu(name):
-        raise UserError(
-            f"fp8doctor has no estimates for AMD GPUs such as {amd.name}: no matmul was timed on one"
-        )
+    if wanted.startswith(AMD):
+        raise UserError(f"fp8doctor has no estimates for AMD GPUs such as {name}: no matmul was timed on one")
     from difflib import get_close_matches
 
     names = {each: spec.name for spec in GPUS for each in _names(spec)}
-    names |= {spec.name: spec.name for spec in AMD_GPUS}
     near = dict.fromkeys(names[each] for each in get_close_matches(wanted[:LONGEST_NAME], names))
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     raise UserError(
-        f"no datasheet for the GPU {name[:100]!r}{meant} known are {', '.join(spec.name for spec in GPUS)}, "
-        f"and to `fp8doctor plan` {', '.join(spec.name for spec in AMD_GPUS)}"
+        f"no datasheet for the GPU {name[:100]!r}{meant} known are {', '.join(spec.name for spec in GPUS)}"
     )
 
 
-def gpu_specs(names: str | Sequence[str]) -> list[GpuSpec | AmdSpec]:
+def gpu_specs(names: str | Sequence[str]) -> list[GpuSpec]:
     """Find the datasheets of GPUs, each once; a string separates them by commas. Raises `UserError`."""
     named = names.split(",") if isinstance(names, str) else names
-    if not (found := dict.fromkeys(amd_gpu(each) or gpu_spec(each) for each in named if each.strip())):
+    if not (found := dict.fromkeys(gpu_spec(each) for each in named if each.strip())):
         raise UserError("--gpu names no GPU")
     return list(found)
 

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import NamedTuple
 
-from fp8doctor.analysis.trial_view import TrialView, trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.render.screen import Screen, first_screen
 from fp8doctor.report import Report, load_report
 from tests.recordings import files, name_of
@@ -35,7 +35,7 @@ def case(path: Path) -> str:
 @functools.cache
 def replayed(path: Path) -> Replay:
     report = load_report(path)
-    return Replay(report, first_screen(report), trial_view(report.facts))
+    return Replay(report, first_screen(report), TrialView(report.facts))
 
 
 def of(folder: str, name: str) -> Replay:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from fp8doctor import registry
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, ratio_on_screen, timed_on_gpu
 from fp8doctor.analysis.compile_coverage import compiles_each_block
-from fp8doctor.analysis.memory_fit import Fit
+from fp8doctor.analysis.memory import Fit
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
 from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN

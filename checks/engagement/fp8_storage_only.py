@@ -45,8 +45,7 @@ from fp8doctor.analysis.layers import (
     named,
     stores_fp8,
 )
-from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.analysis.memory import USABLE, fit
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import rows_seen

@@ -46,7 +46,7 @@ from fp8doctor.analysis.fp8_weights import (
     keeps_copies,
     trained_fp8_weights,
 )
-from fp8doctor.analysis.outcome import measured_speed
+from fp8doctor.analysis.outcome import is_faster
 from fp8doctor.facts import Arm, ArmName, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.examples import example, float8
 from fp8doctor.finding import Finding, NotApplicable, Treatment
@@ -118,8 +118,7 @@ def more_memory_than_bf16(facts: Facts) -> Finding | NotApplicable | None:
     frozen = [linear for linear in eager if needs_compile(linear) and linear.requires_grad is False]
     copies = [linear for linear in fp8 if keeps_copies(linear)]
     change = treatment(facts, [linear for linear in eager if needs_compile(linear)], copies, now)
-    speed = if_recorded(measured_speed, facts)
-    faster = speed is not None and speed.status == "fp8_faster"
+    faster = if_recorded(is_faster, facts)
     return Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
         title=f"FP8 takes {_more_in_words(extra, best, now.peak_gib, compiled=compiled)}",

@@ -37,7 +37,7 @@ from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, needs_compile
 from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH
 from fp8doctor.analysis.modelled_host import HostBound, modelled_host_bound
-from fp8doctor.analysis.outcome import measured_speed
+from fp8doctor.analysis.outcome import is_faster
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.step_difference import breakdown_of, profiled_on_gpu, waits_for_the_host
 from fp8doctor.analysis.treatment_table import LARGER_BATCH, MORE_TOKENS
@@ -77,7 +77,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     now, found, step_ms = profiled
     if not waits_for_the_host(now) or host_is_ahead(facts):
         return None
-    bf16, measured = best_bf16(facts) if recorded(facts, "trial") else None, measured_speed(facts)
+    bf16 = best_bf16(facts) if recorded(facts, "trial") else None
     parts = breakdown_of(bf16) if bf16 and bf16 is not now else None
     idle = 100 * found.idle_ms / step_ms
     return Finding(
@@ -95,7 +95,7 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
             "step_ms": step_ms,
             "bf16_idle_ms": parts.idle_ms if parts else None,
         },
-        severity="info" if not uses_fp8(facts) or (measured and measured.status == "fp8_faster") else None,
+        severity="info" if not uses_fp8(facts) or is_faster(facts) else None,
         treatment=treatment(facts),
     )
 

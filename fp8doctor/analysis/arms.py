@@ -196,13 +196,10 @@ def uses_fp8(facts: Facts) -> bool:
 
 
 def ratio(a: Arm, b: Arm) -> Interval:
-    """Divide the time of ``a`` by that of ``b``, paired by round: rounds share clocks.
-
-    Variants of different windows share no rounds: then the interval covers both of theirs.
-    """
-    if share_rounds(a, b):
-        return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
-    return ratio_apart(a.rounds_ms, b.rounds_ms)
+    """Divide the time of ``a`` by that of ``b``, paired by round: rounds share clocks."""
+    if len(a.rounds_ms) != len(b.rounds_ms):
+        return ratio_apart(a.rounds_ms, b.rounds_ms)
+    return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
 
 
 def ratio_on_screen(a: Arm, b: Arm) -> Interval:
@@ -221,12 +218,6 @@ def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interv
     return Interval(median=shown, low=min(rounds.low, shown), high=max(rounds.high, shown))
 
 
-def share_rounds(a: Arm, b: Arm) -> bool:
-    """Return whether one window timed both; by the number of rounds if unknown."""
-    named = recorded(a, "window") and recorded(b, "window")
-    return len(a.rounds_ms) == len(b.rounds_ms) and (not named or a.window == b.window)
-
-
 def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
     """Divide times that share no rounds."""
     over, under = interval(a), interval(b)
@@ -242,11 +233,8 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
 
 
 def saved_ms(base: Arm, changed: Arm) -> Interval:
-    """Compute the saving of a change in ms per step, paired as in `ratio`."""
-    if share_rounds(base, changed):
-        return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=True)])
-    over, under = interval(base.rounds_ms), interval(changed.rounds_ms)
-    return Interval(median=over.median - under.median, low=over.low - under.high, high=over.high - under.low)
+    """Compute the saving of a change in ms per step, paired by round."""
+    return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=False)])
 
 
 def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:

@@ -25,16 +25,13 @@ def finite_steps(facts: Facts) -> FiniteSteps:
     for each in _timed(facts, ArmName.AS_IS):
         now = tuple(dict.fromkeys((*(now or ()), *each)))
     bf16 = [not each for each in _timed(facts, *BF16_BASELINES)]
-    if now is not None and recorded(facts, "network.linears") and not _holds_fp8(facts):
+    if now is not None and recorded(facts, "network.linears"):
+        network = facts.network
+        layers = any(each.use in ("training", "unknown") or stores_fp8(each) for each in network.linears)
+        if layers or network.get("float8_parameters") or network.get("fp8_calls"):
+            return FiniteSteps(now, all(bf16) if bf16 else None)
         bf16.append(not now)
     return FiniteSteps(now, all(bf16) if bf16 else None)
-
-
-def _holds_fp8(facts: Facts) -> bool:
-    """Return whether something of the job is in FP8, or may be by its name."""
-    network = facts.network
-    layers = any(each.use in ("training", "unknown") or stores_fp8(each) for each in network.linears)
-    return layers or bool(network.get("float8_parameters") or network.get("fp8_calls"))
 
 
 def _watched(facts: Facts) -> tuple[str, ...] | None:

@@ -101,11 +101,6 @@ def is_grouped(linear: Linear) -> bool:
     return bool(linear.get("gemms", 1) > 1)
 
 
-def is_biased(linear: Linear) -> bool:
-    """Return whether an MXFP8 Linear has a bias that torchao was not seen to add."""
-    return is_mxfp8(linear) and not is_grouped(linear) and linear.bias and not adds_bias(linear)
-
-
 def adds_bias(linear: Linear) -> bool:
     """Return whether the wrapper was tried and added a bias."""
     return linear.features.get("adds_bias") is True
@@ -118,7 +113,7 @@ def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept:
     that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and ``note`` a comment.
     """
     in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
-    biased = [linear for linear in in_mxfp8 if is_biased(linear)]
+    biased = [each for each in in_mxfp8 if each.bias and not is_grouped(each) and not adds_bias(each)]
     emulated = any(linear.features.get("emulate") for linear in in_mxfp8)
     lines, summary = [*keep, *lines_by_bias(in_mxfp8, biased, kept, note)], []
     if biased:

@@ -8,8 +8,8 @@ from fp8doctor.analysis.fp8_request import accelerate_of_model, lacks_autocast
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.matmul_counts import unseen_recompute
 from fp8doctor.cost.step_cost import with_linears
-from fp8doctor.facts import Facts, Linear, recorded
-from fp8doctor.gpus import modelled_gpu
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import TORCHAO, recipe_of, runs_on
 
 AUTOCAST, REAL, TENSORWISE, LOADED = (
@@ -27,6 +27,7 @@ def in_known_form(facts: Facts) -> tuple[Facts, str]:
     FP8 and BF16 get the same autocast.
     """
     linears, words = [], set()
+    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
     for linear in facts.network.linears:
         if linear.use == "storage":
             linear, word = replace(linear, use="none", stack="torch", dtype="bfloat16", features={}), LOADED
@@ -34,30 +35,18 @@ def in_known_form(facts: Facts) -> tuple[Facts, str]:
             word = ""
         elif linear.features.get("emulate"):
             linear, word = replace(linear, features={**linear.features, "emulate": False}), REAL
-        elif linear.get("recipe") == "custom" or not _runs(linear, facts):
+        elif linear.get("recipe") == "custom" or (gpu and not runs_on(recipe_of(linear), capability_of(gpu))):
             linear, word = replace(linear, recipe="tensorwise"), TENSORWISE
         else:
             word = ""
         linears.append(linear)
         words.add(word)
     facts = with_linears(facts, tuple(linears))
-    if multiplies_in_fp32_only(facts) and recorded(facts, "training"):
+    in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
+    if in_fp32 and facts.get("training.autocast") != "bfloat16" and recorded(facts, "training"):
         facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
         words.add(AUTOCAST)
     return facts, " and ".join(sorted(filter(None, words)))
-
-
-def _runs(linear: Linear, facts: Facts) -> bool:
-    """Return whether the modelled GPU runs the recipe of an FP8 layer."""
-    gpu = modelled_gpu(facts)
-    return gpu is None or runs_on(recipe_of(linear), capability_of(gpu))
-
-
-def multiplies_in_fp32_only(facts: Facts) -> bool:
-    """Return whether weights are fp32 and no BF16 autocast was seen, which fp8doctor does not estimate."""
-    linears = facts.network.linears
-    in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
-    return in_fp32 and facts.get("training.autocast") != "bfloat16"
 
 
 def runs_in_fp32(facts: Facts) -> bool:

@@ -5,10 +5,6 @@ Matmuls and casts are those that were timed alone on this GPU (`Trial.shapes`), 
 cost more than in a step, where they share kernels with their neighbors, so a loss counts only if it stays
 one with the fewest casts. Experts are left out, because their rows change from step to step, and so are
 layers that no FP8 kernel takes as they are.
-
-Casts are timed all together, as a compiler sees them: apart, a kernel that casts into both layouts would be
-two. A cast that keeps an operand's layout is for the output or the input gradient. A cast that transposes it
-is for the matmul that needs it transposed.
 """
 
 from __future__ import annotations
@@ -28,36 +24,9 @@ from fp8doctor.cost import (
 )
 from fp8doctor.cost.cast_cost import is_known, layer_casts_ms, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Layout, Linear, Unrecorded, recorded
+from fp8doctor.facts import Facts, LayerShape, Linear, recorded
 from fp8doctor.gpus import GpuSpec
 from fp8doctor.recipes import named, recipe_of, stack_of
-
-
-def cast_shares(shape: LayerShape) -> dict[Layout, float]:
-    """Divide the casts of a shape over its matmuls; the shares add up to 1.
-
-    Input and gradient of a trained layer are turned for the weight gradient, the weight for the input
-    gradient. Raises `Unrecorded` for a recipe whose casts were not measured.
-    """
-    recipe = named(shape.recipe)
-    if recipe.cast_bytes is None:
-        raise Unrecorded(
-            LayerShape,
-            "casts_ms",
-            f"how much of the casts each matmul needs is not known of {shape.recipe!r}",
-        )
-    activation, weight = recipe.cast_bytes
-    straight = recipe.frozen_cast_share * activation
-    input, gradient, of_weight = shape.m * shape.k, shape.m * shape.n, shape.k * shape.n
-    parts: dict[Layout, float] = {
-        "output": straight * (input + of_weight),
-        "input_gradient": straight * gradient + (weight - straight) * of_weight,
-    }
-    if shape.trained:
-        parts["weight_gradient"] = (activation - straight) * (input + gradient)
-    whole = sum(parts.values())
-    return {layout: part / whole for layout, part in parts.items()}
-
 
 LEAST_IN_STEP = 0.45
 """Share of the casts that were timed alone that a compiled step pays at the least.
@@ -140,13 +109,12 @@ def judged(facts: Facts) -> list[Linear]:
     return [
         linear
         for linear in linears
-        if linear.use == "training" and is_known(linear, gpu) and linear.role != "experts" and _runs(linear)
+        if linear.use == "training"
+        and is_known(linear, gpu)
+        and linear.role != "experts"
+        and fits_fp8(linear)
+        and not linear.get("features", {}).get("emulate")
     ]
-
-
-def _runs(linear: Linear) -> bool:
-    emulated = linear.get("features", {}).get("emulate")
-    return not emulated and fits_fp8(linear)
 
 
 def gain_of(

@@ -266,11 +266,8 @@ def too_small(linear: Linear, *, rowwise: bool) -> bool:
 def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     """Sum up the known share of these layers in the model's matmul FLOPs.
 
-    Experts keep the share of a token's visits, because the router decides their rows in every step. Their
-    counted rows are used if nothing says how many of them a token visits, or if they depend on no data.
+    Experts keep the share of a token's visits, because the router decides their rows in every step.
     """
-    if work := counted_work(facts):
-        return 100.0 * sum(work.get(each.name, 0.0) for each in linears) / (sum(work.values()) or 1.0)
     known = [each for each in linears if recorded(each, "flops_share_pct")]
     counted = {sum(rows) for each in facts.linears() if (rows := rows_seen(each, facts))}
     tokens = step_tokens(facts) or max(counted, default=0)
@@ -286,42 +283,6 @@ def flops_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
     of_all = (each for each in facts.network.linears if recorded(each, "flops_share_pct"))
     total = sum(map(by_rows, of_all)) / 100.0
     return sum(map(by_rows, known)) / total if total else 0.0
-
-
-def counted_work(facts: Facts) -> dict[str, float]:
-    """Count every layer's matmul FLOPs by its rows, if that describes experts better.
-
-    Empty in other models, and if rows were not counted; an expert that was never called did no work.
-    """
-    by_rows = {each.name: each for each in facts.linears() if _counts_by_rows(each, facts)}
-    if not any(rows_seen(each, facts) for each in by_rows.values()):
-        return {}
-    called = any(each.gemms == 1 and rows_seen(each, facts) for each in by_rows.values())
-    tokens, work, trained = step_tokens(facts) or 0, {}, False
-    for each in facts.linears():
-        seen = rows_seen(each, facts)
-        trained = trained or each.get("requires_grad") is True
-        if each.name in by_rows and (seen or (called and each.gemms == 1)):
-            passes = 1 + trained + (each.requires_grad is True and each.use != "storage")
-            work[each.name] = 2.0 * passes * sum(seen) * each.in_features * each.out_features
-        elif recorded(each, "flops_per_token"):
-            rows = 0 if never_called(each, facts) else sum(seen) or tokens
-            work[each.name] = rows * (each.flops_per_token or 0.0)
-        else:
-            return {}
-    return work
-
-
-def _counts_by_rows(linear: Linear, facts: Facts) -> bool:
-    """Return whether nothing says how often a token visits this expert.
-
-    Or its rows depend on no data: fake tensors have none, so a router could not decide.
-    """
-    told = all(recorded(linear, each) for each in ("role", "gemms", "requires_grad", "use"))
-    if not told or linear.role != "experts":
-        return False
-    static = recorded(facts, "workload.rows") and not recorded(facts, "trial.rows")
-    return not recorded(linear, "flops_per_token") or (static and linear.gemms == 1)
 
 
 def never_called(linear: Linear, facts: Facts) -> bool:
@@ -340,13 +301,8 @@ def never_called(linear: Linear, facts: Facts) -> bool:
 
 
 def shares_are_known(facts: Facts) -> bool:
-    """Return whether the model's matmul FLOPs could be counted.
-
-    If experts do not say how many of them a token visits, and nobody counted their rows, no layer has a
-    share.
-    """
-    told = any(recorded(each, "flops_share_pct") for each in facts.network.linears)
-    return told or bool(counted_work(facts))
+    """Return whether the model's matmul FLOPs could be counted: not if nothing tells the experts' visits."""
+    return any(recorded(each, "flops_share_pct") for each in facts.network.linears)
 
 
 def main_rows(facts: Facts) -> int | None:

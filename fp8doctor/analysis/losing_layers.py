@@ -8,19 +8,17 @@ import msgspec
 
 from fp8doctor.analysis.layer_gain import (
     Gain,
-    cast_shares,
     gain_of,
     gains,
     judged,
     speedup,
-    timed_shapes,
 )
-from fp8doctor.analysis.layers import counted_work, fits_fp8, flops_share_pct
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
 from fp8doctor.analysis.outcome import fp8_pays
 from fp8doctor.cost import modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.cast_cost import is_known
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
+from fp8doctor.facts import Facts, Linear, Unrecorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.recipes import recipe_of
 
@@ -107,25 +105,9 @@ def _losing(found: dict[str, Gain], facts: Facts) -> dict[str, Gain]:
     """Pick those of all gains that are losses, as `losing` says."""
     rows = None if is_given(facts) else MANY_TOKENS
     layers = {linear.name: linear for linear in judged(facts)}
-    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
     return {
-        name: gain
-        for name, gain in found.items()
-        if gain.loses
-        and _loses_at_best(layers[name], facts, rows)
-        and not _gains_with_weight_gradient_in_bf16(layers[name], timed.get(name))
+        name: gain for name, gain in found.items() if gain.loses and _loses_at_best(layers[name], facts, rows)
     }
-
-
-def _gains_with_weight_gradient_in_bf16(linear: Linear, timed: LayerShape | None) -> bool:
-    """Return whether only a rowwise layer's weight gradient loses."""
-    if linear.recipe != "rowwise" or timed is None or timed.casts_ms is None or not recorded(timed, "gemms"):
-        return False
-    shares = cast_shares(timed)
-    kept = [each for each in timed.gemms if each.layout != "weight_gradient"]
-    return sum(
-        each.bf16_ms - (each.fp8_ms or 0.0) - timed.casts_ms * shares[each.layout] for each in kept
-    ) > 0 and any(each.layout == "weight_gradient" for each in timed.gemms)
 
 
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
@@ -208,7 +190,7 @@ def loss_pct(of: Iterable[Gain], of_all: Iterable[Gain], facts: Facts) -> float:
     """Divide these layers' least loss by all BF16 matmuls of the model, in per cent."""
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all)
     layers = judged(facts)
-    if not (all(recorded(each, "flops_share_pct") for each in layers) or counted_work(facts)):
+    if not all(recorded(each, "flops_share_pct") for each in layers):
         raise Unrecorded(Linear, "flops_share_pct")
     share_pct = flops_share_pct(layers, facts)
     return -sum(gain.most_ms for gain in of) / in_bf16 * share_pct

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -38,39 +41,17 @@ they take turns in being the slower, no kernel runs meanwhile. A convention of t
 and was idle for 15% of its step."""
 
 
-class ModelledParts(Struct, frozen=True):
-    """Why a modelled FP8 step takes another time than the best BF16, in ms per step."""
-
-    bf16_ms: float
-    saved_ms: float
-    """By the matmuls."""
-    casts_ms: float
-    other_ms: float
-    """That all other work takes longer, waits for the host among it if the step was not profiled."""
-    bf16_gemms_ms: float
-    bf16_idle_ms: float
-    modelled_idle_ms: float = 0.0
-    """The part of `other_ms` that the GPU is idle longer, between kernels or waiting for the host."""
-    idle_ms: float = 0.0
-    """That the GPU of a profiled step is idle longer."""
-    bf16: str = "BF16"
-    """Names the form of the best BF16."""
-
-    @property
-    def fp8_ms(self) -> float:
-        return self.bf16_ms - self.saved_ms + self.casts_ms + self.idle_ms + self.other_ms
-
-
-def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> ModelledParts:
-    saved = sum(bf16.families_ms[family] - fp8.families_ms[family] for family in GEMMS)
-    casts, gemms = fp8.families_ms["cast"], sum(bf16.families_ms[family] for family in GEMMS)
-    other, idle = fp8.step_ms - bf16.step_ms + saved - casts, max(0.0, bf16.step_ms - bf16.busy_ms)
-    named = "compiled BF16" if bf16.compiled else "BF16"
-    longer = max(0.0, fp8.step_ms - fp8.busy_ms) - idle
-    return ModelledParts(bf16.step_ms, saved, casts, other, gemms, idle, longer, bf16=named)
-
-
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
+
+
+def gemms_ms(families_ms: Mapping[Any, float]) -> float:
+    return sum(families_ms.get(family, 0.0) for family in GEMMS)
+
+
+def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> dict[str, float]:
+    """Name what FP8 takes longer in matmuls, casts and idle time, in ms."""
+    gemms = gemms_ms(fp8.families_ms) - gemms_ms(bf16.families_ms)
+    return {"GEMMs": gemms, "casts": fp8.families_ms["cast"], "idle": fp8.idle_ms - bf16.idle_ms}
 
 
 class ModelledSpeedup(Struct, frozen=True):
@@ -81,7 +62,8 @@ class ModelledSpeedup(Struct, frozen=True):
     compiled: float
     """With everything compiled. It equals ``as_is`` where an FP8 layer is not torchao's, because the model
     has no compiled form of it."""
-    gpu: str
+    bf16: ModelledStep
+    """The best BF16."""
     may_be_off: float = OFF
     """Margin around 1 within which `best` decides nothing."""
     as_is_may_be_off: float = OFF
@@ -92,10 +74,13 @@ class ModelledSpeedup(Struct, frozen=True):
     bf16_now: float | None = None
     """Of a model without FP8: time of the best BF16 / time of the step as it is; None if it is unknown."""
 
-    parts: ModelledParts | None = None
-    """What the step as it is gains and loses, in ms per step; the best form if that was not modelled."""
+    parts_ms: dict[str, float] = {}
+    """What FP8 takes longer in matmuls, casts and idle time, as it is, or its best form if that was not
+    modelled."""
     modelled_ms: float | None = None
     """The step as it is by the model, with the watched step's communication; None if no step was watched."""
+    shared_ms: float = 0.0
+    """Communication and waits for a late rank of the watched step, which every form has."""
     ran_ms: float | None = None
     """The watched step. If there is one, `as_is` is the best BF16 over it."""
     exposed_ms: float = 0.0
@@ -104,16 +89,27 @@ class ModelledSpeedup(Struct, frozen=True):
     """How long its GPU was idle, as profiled."""
 
     @property
-    def now(self) -> float | None:
-        """Time of the best BF16 / time of the step as it is, in FP8 or in BF16; None if it is unknown."""
-        if self.is_of_another_step and self.ran_ms and self.parts:
-            return self.parts.bf16_ms / self.ran_ms
-        return self.bf16_now if self.recipes else self.as_is
+    def gpu(self) -> str:
+        return self.bf16.gpu
 
     @property
-    def is_of_another_step(self) -> bool:
-        """Return whether the step as it is does something that the cost model does not know."""
-        return self.as_is is None and not self.recipes
+    def bf16_ms(self) -> float:
+        """The best BF16 step. One that ran faster than its model is the best."""
+        modelled_ms = self.bf16.step_ms + self.shared_ms
+        return min(modelled_ms, self.ran_ms) if self.recipes and self.ran_ms else modelled_ms
+
+    @property
+    def fp8_ms(self) -> float:
+        """The step that `parts_ms` is of."""
+        ran = self.ran_ms if self.as_is and not self.recipes else None
+        return ran or self.bf16_ms / (self.as_is or self.best)
+
+    @property
+    def now(self) -> float | None:
+        """Time of the best BF16 / time of the step as it is, in FP8 or in BF16; None if it is unknown."""
+        if self.as_is is None and not self.recipes and self.ran_ms:
+            return self.bf16_ms / self.ran_ms
+        return self.bf16_now if self.recipes else self.as_is
 
     @property
     def best(self) -> float:
@@ -136,9 +132,9 @@ class ModelledSpeedup(Struct, frozen=True):
 
         Of a step that is not modelled as it is, only idle time.
         """
-        if not self.ran_ms or self.parts is None:
+        if not self.ran_ms:
             return 0.0
-        best_ms = self.parts.bf16_ms / self.best
+        best_ms = self.bf16_ms / self.best
         left_ms = self.ran_ms - (self.modelled_ms or max(best_ms, self.ran_ms - self.ran_idle_ms))
         return left_ms if left_ms >= EVEN * self.ran_ms else 0.0
 
@@ -162,44 +158,9 @@ class ModelledSpeedup(Struct, frozen=True):
             both = 1 - self.modelled_ms / self.ran_ms if self.modelled_ms else self.left_out_ms / self.ran_ms
             covered = self.exposed_ms / self.ran_ms
         low, high = (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
-        if self.parts and speedup != self.now and (left_ms := self.left_out_ms):
-            low = (self.parts.bf16_ms + left_ms) / (self.parts.bf16_ms / low + left_ms)
+        if speedup != self.now and (left_ms := self.left_out_ms):
+            low = (self.bf16_ms + left_ms) / (self.bf16_ms / low + left_ms)
         return low, high
-
-    @property
-    def range(self) -> str:
-        """Write the range of `best` that the model's error and the watched step leave: 0.96 to 1.29x."""
-        low, high = self.best_bounds
-        return f"{low:.2f} to {high:.2f}x"
-
-    @property
-    def sentence(self) -> str:
-        """Write what the verdict says of it."""
-        if self.recipes:
-            first, *others = self.recipes
-            slower = "".join(f", {each} {self.recipes[each]:.2f}x" for each in others)
-            return (
-                f"Estimated for {self.gpu}: FP8 ({first}, compiled) would run at {self.best:.2f}x the speed "
-                f"of the best BF16{self.after and f' {self.after}'} ({self.range}){slower}."
-            )
-        if self.as_is is None:
-            return (
-                f"Estimated for {self.gpu}: {self.best:.2f}x the speed of the best BF16 {self.after} "
-                f"({self.range})."
-            )
-        later = f", {self.best:.2f}x compiled" if self.gains_compiled else ""
-        return f"Estimated for {self.gpu}: {self.as_is:.2f}x the speed of the best BF16 as it is{later}."
-
-    @property
-    def gains_compiled(self) -> bool:
-        """Return whether compiling everything gives more."""
-        return self.best - (self.as_is or 0.0) >= 0.01
-
-
-def bf16_for_timed_step(facts: Facts) -> ModelledSpeedup | None:
-    """Model the BF16 step for a step timed on a GPU; None if another GPU is modelled."""
-    assumed = facts.get("assumed_gpu")
-    return modelled_speedup(facts) if facts.trial.device == "cuda" and not assumed else None
 
 
 FIXED, CACHE_OFF, ONLY_COMPILED, KEPT, BY_UNSLOTH = (
@@ -238,11 +199,11 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
     return ModelledSpeedup(
         as_is=best.step_ms / as_is.step_ms if as_is else None,
         compiled=best.step_ms / faster.step_ms,
-        gpu=faster.gpu,
+        bf16=best,
         may_be_off=off,
         as_is_may_be_off=off if quicker is as_is else max(off, OFF),
         after="" if as_is else after or ONLY_COMPILED,
-        parts=_parts_of(as_is or quicker, best),
+        parts_ms=_parts_of(as_is or quicker, best),
     )
 
 
@@ -291,8 +252,8 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     best_of_all = speedups[first.name]
     now = None if after else modelled_step(facts)
     bf16_now = best.step_ms / now.step_ms if now else None
-    parts = _parts_of(step, best)
-    return ModelledSpeedup(best_of_all, best_of_all, step.gpu, off, off, after, speedups, bf16_now, parts)
+    parts_ms = _parts_of(step, best)
+    return ModelledSpeedup(best_of_all, best_of_all, best, off, off, after, speedups, bf16_now, parts_ms)
 
 
 def modelled_bf16(facts: Facts) -> ModelledStep | None:

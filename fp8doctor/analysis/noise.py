@@ -8,10 +8,8 @@ whose times are reliable, if a compared step waits for the host in some rounds o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Literal, NamedTuple
 
-from fp8doctor.analysis.arms import ratio, share_rounds
+from fp8doctor.analysis.arms import ratio
 from fp8doctor.analysis.significance import EVEN, Interval, interval, side
 from fp8doctor.analysis.step_difference import HOST_WAIT_PCT, breakdown_of, waits_for_the_host
 from fp8doctor.facts import Arm, Health, HostLoad, Trial, if_recorded, recorded
@@ -59,16 +57,6 @@ confidence, the second if the trial's step waits for the host. The least, in hal
 of ten plain scripts lie in the interval on an H100 and on an H200: of 142 steps of 35 trials 135 do, and 96
 without (`tests/analysis/test_script_interval.py`)."""
 
-Noise = Literal["wide_interval", "busy_host", "copies_differ"]
-"""Reasons that leaves two times undecided."""
-
-
-class Pair(NamedTuple):
-    """A step in FP8 and the BF16 that it is compared with."""
-
-    fp8: Arm
-    bf16: Arm
-
 
 def why_unreliable(trial: Trial) -> str | None:
     """Explain why the times of a trial cannot be trusted; None if they can."""
@@ -108,26 +96,19 @@ def script_interval(step: Arm, trial: Trial) -> Interval | None:
     return Interval(ms, ms - math.hypot(ms - low, apart), ms + math.hypot(high - ms, apart))
 
 
-def noise_in(bf16: Arm, fp8: Arm, trial: Trial) -> Noise | None:
-    """Explain why the timing does not decide between two steps; None if it does.
+def is_noise(bf16: Arm | None, fp8: Arm | None, trial: Trial) -> bool:
+    """Return whether two steps were timed and the timing does not decide between them.
 
     The interval of their ratio swallows the effect, or a busy host turned the answer, or the step and its own
     copy differ as much as the two.
     """
-    speedup = ratio(bf16, fp8)
-    if swallows_effect(speedup):
-        return "wide_interval"
-    if turned_by_host(bf16, fp8, trial):
-        return "busy_host"
-    alike = self_check_ratio(trial)
-    if not alike or not copies_differ(trial):
-        return None
-    return "copies_differ" if abs(math.log(alike)) >= abs(math.log(speedup.median)) else None
-
-
-def is_noise(bf16: Arm | None, fp8: Arm | None, trial: Trial) -> bool:
-    """Return whether two steps were timed and the timing does not decide between them."""
-    return bool(bf16 and fp8 and noise_in(bf16, fp8, trial))
+    if bf16 is None or fp8 is None:
+        return False
+    speedup, alike = ratio(bf16, fp8), self_check_ratio(trial)
+    if swallows_effect(speedup) or turned_by_host(bf16, fp8, trial):
+        return True
+    differ = alike and copies_differ(trial)
+    return bool(alike and differ and abs(math.log(alike)) >= abs(math.log(speedup.median)))
 
 
 def swallows_effect(speedup: Interval) -> bool:
@@ -180,49 +161,15 @@ def host_doubt(trial: Trial) -> str | None:
     return f"the step waits for the host, and {what}" if what else None
 
 
-def contention_that_decides(trial: Trial, pairs: Iterable[Pair]) -> str | None:
-    """Describe the host contention that the answer depends on; None if it does not.
+def disturbing_host(bf16: Arm, fp8: Arm, trial: Trial) -> str | None:
+    """Describe the busy host that may hide the difference of two steps; None if it does not.
 
     Also None if all times are doubtful because of it.
     """
-    what = host_contention(trial.host) if recorded(trial, "host") else None
-    return what if what and step_moved_by_host(trial, pairs) and not host_doubt(trial) else None
-
-
-def step_moved_by_host(trial: Trial, pairs: Iterable[Pair]) -> Arm | None:
-    """Find the step that a busy host can have moved to the other side of BF16.
-
-    Or so far that nothing is sure.
-    """
-    if trial.device == "cpu":
-        return None
-    moved = (_noisier_or_late(pair, trial) for pair in pairs)
-    return next((each for each in moved if each and _waits_at_times(each)), None)
-
-
-def may_become_even(pair: Pair, trial: Trial) -> bool:
-    """Return whether a quiet machine may make both alike, but not turn the answer around."""
-    clear = bool(side(ratio(pair.bf16, pair.fp8).median)) and not is_noise(pair.bf16, pair.fp8, trial)
-    return clear and _sides_when_quiet(pair, trial) == {0}
-
-
-def _sides_when_quiet(pair: Pair, trial: Trial) -> set[int]:
-    """List other answers that a quiet machine may give, as sides of a speedup."""
-    fp8, bf16 = pair
-    sides = set()
-    if if_recorded(_late_step, bf16, fp8, trial) is not None:
-        sides.add(side(_quiet_ratio(bf16, fp8, trial.host) or 1.0))
-    if if_recorded(gpu_contention, trial.get("health")) is not None:
-        sides.add(side(min(bf16.rounds_ms) / min(fp8.rounds_ms)))
-    return sides - {side(ratio(bf16, fp8).median)}
-
-
-def _noisier_or_late(pair: Pair, trial: Trial) -> Arm | None:
-    fp8, bf16 = pair
-    late = _late_step(bf16, fp8, trial)
-    if is_noise(bf16, fp8, trial) and (late is None or swallows_effect(ratio(bf16, fp8))):
-        return max(fp8, bf16, key=_spread)
-    return late
+    what = host_contention(trial.host) if trial.device != "cpu" and recorded(trial, "host") else None
+    noisier = max(bf16, fp8, key=lambda each: interval(each.rounds_ms).spread)
+    waits = _waits_at_times(noisier)
+    return what if what and waits and is_noise(bf16, fp8, trial) and not host_doubt(trial) else None
 
 
 def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
@@ -231,34 +178,24 @@ def turned_by_host(bf16: Arm, fp8: Arm, trial: Trial) -> bool:
     The answers are: FP8 is faster, even or slower. A host that keeps every round waiting alike is that of the
     job too. False if the host was not recorded.
     """
-    late = if_recorded(_late_step, bf16, fp8, trial)
-    if late is None or not share_rounds(bf16, fp8):
+    if trial.device == "cpu" or not recorded(trial, "host"):
         return False
-    timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
-    assert quiet is not None
+    timed, quiet = ratio(bf16, fp8).median, if_recorded(_quiet_ratio, bf16, fp8, trial.host)
+    if quiet is None or side(timed) == side(quiet) or abs(timed - quiet) < EVEN:
+        return False
     further = 1 if quiet > timed else -1
+    late = fp8 if quiet > timed else bf16
     quieter = [
         further * side(a / b) >= further * side(quiet)
-        for a, b in zip(bf16.rounds_ms, fp8.rounds_ms, strict=True)
+        for a, b in zip(bf16.rounds_ms, fp8.rounds_ms, strict=False)
     ]
-    return sum(quieter) >= TURNED_ROUNDS * len(quieter)
-
-
-def _late_step(bf16: Arm, fp8: Arm, trial: Trial) -> Arm | None:
-    """Find the step whose wait for a busy host changes the answer about the pair.
-
-    None if the two answers differ by no more than an even speedup.
-    """
-    if trial.device == "cpu" or not recorded(trial, "host") or host_contention(trial.host) is None:
-        return None
-    timed, quiet = ratio(bf16, fp8).median, _quiet_ratio(bf16, fp8, trial.host)
-    if quiet is None or side(timed) == side(quiet) or abs(timed - quiet) < EVEN:
-        return None
-    late = fp8 if quiet > timed else bf16
-    return late if _waits_at_times(late) else None
+    return _waits_at_times(late) and sum(quieter) >= TURNED_ROUNDS * len(quieter)
 
 
 def _quiet_ratio(bf16: Arm, fp8: Arm, load: HostLoad) -> float | None:
+    """Estimate the ratio of two steps on a quiet host; None if it was quiet, or if it is unknown."""
+    if host_contention(load) is None:
+        return None
     in_bf16, in_fp8 = _quiet_ms(bf16, load), _quiet_ms(fp8, load)
     return in_bf16 / in_fp8 if in_bf16 and in_fp8 else None
 
@@ -291,11 +228,6 @@ def _waits_at_times(step: Arm) -> bool:
     if found is None or not step.step_ms or found.host_wait_pct is None:
         return False
     return found.idle_ms > EVEN * step.step_ms and found.host_wait_pct >= HOST_WAIT_PCT
-
-
-def _spread(timed: Arm) -> float:
-    known = interval(timed.rounds_ms)
-    return (known.high - known.low) / known.median
 
 
 def stated_doubt(trial: Trial) -> str:

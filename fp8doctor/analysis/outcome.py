@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
-
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import (
     arm,
     best_bf16,
-    best_fp8,
     fair_bf16,
     fp8_totals,
     left_out_bf16,
@@ -20,7 +16,7 @@ from fp8doctor.analysis.arms import (
     timed_a_model,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import Noise, Pair, is_noise, noise_in
+from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import EVEN, Interval, is_even
 from fp8doctor.analysis.speedup_bound import Ceiling, bound
 from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
@@ -36,26 +32,9 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.recipes import stack_of
 
-Speed = Literal["fp8_slower", "fp8_even", "fp8_faster", "too_noisy"]
 
-
-class MeasuredSpeed(Struct, frozen=True):
-    """The FP8 step as it is, compared with the best BF16 of the same model."""
-
-    status: Speed
-    speedup: Interval
-    """Time of BF16 / time as it is, as `ratio_on_screen` divides them."""
-    as_is: Arm
-    bf16: Arm
-    noise: Noise | None = None
-    """Why the timing does not tell, if ``status`` says so."""
-    bound: float | None = None
-    """The upper bound of FP8, if the timing is above it: then its size is wrong, and the whole of it if its
-    interval is too."""
-
-
-def measured_speed(facts: Facts) -> MeasuredSpeed | None:
-    """Return the speed of FP8 as it runs; None without FP8, or without both times.
+def measured_speedup(facts: Facts) -> Interval | None:
+    """Divide the best BF16 by FP8 as it runs; None without FP8, or without both times.
 
     A compiled BF16 that was left out for time may be faster than the timed one: then FP8 is known to be
     slower if it is slower than that one, and nothing else is known.
@@ -66,31 +45,15 @@ def measured_speed(facts: Facts) -> MeasuredSpeed | None:
     if as_is is None or bf16 is None:
         return None
     speedup = ratio_on_screen(bf16, as_is)
-    if left_out_bf16(facts.trial) is not None and speedup.high >= 1:
-        return None
-    most = if_recorded(_kernel_bound, facts)
-    limit = most.speedup if most and most.basis == "measured" else math.inf
-    above = limit if speedup.median > limit * (1 + EVEN) else None
-    if noise := noise_in(bf16, as_is, facts.trial):
-        return MeasuredSpeed("too_noisy", speedup, as_is, bf16, noise)
-    status: Speed = "fp8_even" if is_even(speedup) else "fp8_slower" if speedup.median < 1 else "fp8_faster"
-    return MeasuredSpeed(status, speedup, as_is, bf16, bound=above)
+    return None if left_out_bf16(facts.trial) is not None and speedup.high >= 1 else speedup
 
 
-def compared_pairs(facts: Facts) -> tuple[Pair, ...]:
-    """Name the pairs that the answer compares: FP8 as it is, then its fastest form.
-
-    Each with its BF16. Without FP8 in the model the fastest form is the fastest conversion.
-    """
-    if not recorded(facts, "network"):
-        return ()
-    measured = measured_speed(facts)
-    if measured is None and uses_fp8(facts):
-        return ()
-    now = (Pair(measured.as_is, measured.bf16),) if measured else ()
-    fp8 = best_fp8(facts)
-    bf16 = fair_bf16(facts, fp8) if fp8 else None
-    return (*now, Pair(fp8, bf16)) if fp8 and bf16 and fp8.name != ArmName.AS_IS else now
+def is_faster(facts: Facts) -> bool:
+    """Return whether FP8 as it runs was timed as faster than BF16 for sure."""
+    speedup = measured_speedup(facts)
+    if speedup is None or is_even(speedup) or speedup.median < 1:
+        return False
+    return not is_noise(best_bf16(facts), arm(facts.trial, ArmName.AS_IS), facts.trial)
 
 
 def fp8_never_ran(trial: Trial) -> bool:
@@ -159,14 +122,14 @@ def ceiling(facts: Facts) -> Ceiling | None:
 
     It is never below a speedup that timing proves, whatever the kernels say.
     """
-    found = _kernel_bound(facts)
+    found = kernel_bound(facts)
     if found is None:
         return None
     totals = ((fair_bf16(facts, each), each) for each in fp8_totals(facts))
     return replace(found, speedup=max(found.speedup, *(ratio(a, b).low for a, b in totals if a), 0.0))
 
 
-def _kernel_bound(facts: Facts) -> Ceiling | None:
+def kernel_bound(facts: Facts) -> Ceiling | None:
     """Return the upper bound by the kernels of the profiled steps alone."""
     if not timed_a_model(facts) or facts.trial.device == "cpu":
         return None

@@ -56,10 +56,12 @@ def plan_end(facts: Facts) -> PlanEnd | None:
     every = [each for each in (own, *_others(facts)) if is_finite(each.arm) or not is_finite(bf16)]
     fastest = min(every, key=lambda each: each.arm.step_ms or 0.0)
     near = [each for each in every if _is_as_fast(each, fastest)]
-    best = min(
-        near,
-        key=lambda each: (not each.is_as_is, _count(each, in_fp8), each.in_bf16 == in_fp8, each.arm.step_ms),
-    )
+
+    def place(each: PlanEnd) -> tuple[object, ...]:
+        other = each.in_bf16 == in_fp8  # the other precision is a change too
+        return not each.is_as_is, len(each.changes) + other, other, each.arm.step_ms
+
+    best = min(near, key=place)
     doubtful = ratio_on_screen(as_is, best.arm).low <= 1 or is_noise(as_is, best.arm, facts.trial)
     return own if own in every and doubtful else best
 
@@ -72,11 +74,6 @@ def _is_as_fast(each: PlanEnd, fastest: PlanEnd) -> bool:
     slower = ratio_on_screen(each.arm, fastest.arm)
     alike = each.in_bf16 == fastest.in_bf16
     return slower.median <= 1 + SELF_CHECK_TOLERANCE or (alike and slower.low <= 1)
-
-
-def _count(end: PlanEnd, in_fp8: bool) -> int:
-    """Count the changes: the other precision is one too."""
-    return len(end.changes) + (end.in_bf16 == in_fp8)
 
 
 def _others(facts: Facts) -> Iterator[PlanEnd]:

@@ -12,7 +12,7 @@ from statistics import median
 from msgspec import Struct
 
 from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.waiting import FIX_FIRST, counts
+from fp8doctor.analysis.waiting import counts
 from fp8doctor.facts import Facts, Gpu, Observation, Rank, if_recorded, recorded
 
 
@@ -130,10 +130,7 @@ def slowest_first(facts: Facts) -> str:
     worst = next(iter(behind(facts)), None)
     if worst is None or worst.what not in WAITS:
         return ""
-    return (
-        f"Rank {worst.rank} keeps the others waiting: it takes {worst.own_ms:,.1f} of "
-        f"{worst.step_ms:,.1f} ms {worst.what}, they take {worst.others_ms:,.1f} ms. {FIX_FIRST}"
-    )
+    return f"Rank {worst.rank} keeps the others waiting"
 
 
 def _steps_longer(rank: int, ranks: tuple[Rank, ...]) -> bool:
@@ -177,13 +174,11 @@ def unlike_gpus(facts: Facts) -> dict[int, str]:
         for name in GPU_READ
         if len({getattr(gpu, name) for gpu in gpus.values() if recorded(gpu, name)}) > 1
     ]
-    return (
-        {rank: ", ".join(_gpu_property(gpu, name) for name in unlike) for rank, gpu in gpus.items()}
-        if unlike
-        else {}
-    )
+    if not unlike:
+        return {}
 
+    def told(gpu: Gpu, name: str) -> str:
+        called, unit = GPU_READ[name]
+        return f"{called} {gpu.get(name, 'unknown')}{unit}".strip()
 
-def _gpu_property(gpu: Gpu, name: str) -> str:
-    called, unit = GPU_READ[name]
-    return f"{called} {gpu.get(name, 'unknown')}{unit}".strip()
+    return {rank: ", ".join(told(gpu, name) for name in unlike) for rank, gpu in gpus.items()}

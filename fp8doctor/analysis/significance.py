@@ -18,6 +18,10 @@ class Interval(Struct, frozen=True):
     low: float
     high: float
 
+    @property
+    def spread(self) -> float:
+        return (self.high - self.low) / self.median
+
 
 def interval(samples: Sequence[float]) -> Interval:
     """Compute the sign-test interval of a median.

@@ -26,29 +26,11 @@ class Ceiling(Struct, frozen=True):
 
     speedup: float
     basis: Basis
-    source: str
-    """Source of the FP8 matmuls' time, in words."""
-    gemms_ms: float
-    """Matmuls of the BF16 step."""
-    fp8_gemms_ms: float
-    """Their time in FP8, those that lose left in BF16."""
-    step_ms: float
-    """The BF16 step."""
-    in_step_ms: float | None = None
-    """The fastest matmuls of an FP8 step that was profiled, whatever its recipe and layers."""
+    of_the_job: float | None
+    """With the layers and recipe of the job; None if they make its matmuls no faster.
 
-    @property
-    def of_the_job(self) -> float | None:
-        """Bound FP8 with the layers and recipe of the job; None if they make its matmuls no faster.
-
-        What the datasheet allows gives way to an FP8 step that was profiled.
-        """
-        if self.in_step_ms is None:
-            return self.speedup
-        if self.in_step_ms >= self.gemms_ms:
-            return None
-        measured = self.step_ms / (self.step_ms - self.gemms_ms + self.in_step_ms)
-        return measured if self.basis == "modelled" else self.speedup
+    What the datasheet allows gives way to an FP8 step that was profiled.
+    """
 
 
 def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
@@ -61,17 +43,26 @@ def bound(facts: Facts, bf16: Arm, fp8: Iterable[Arm]) -> Ceiling | None:
     step = breakdown_of(bf16) if recorded(bf16, "breakdown") else None
     if step is None or not bf16.step_ms:
         return None
-    gemms = part_ms(step, "GEMMs")
-    arms = list(fp8)
-    measured = [each for each in (_in_a_step(_whole(facts, arms)), _alone(facts, gemms)) if each]
-    known = min(measured, key=lambda each: each[1], default=None) or _by_datasheet(facts, gemms)
+    gemms, arms, step_ms = part_ms(step, "GEMMs"), list(fp8), bf16.step_ms
+
+    def speedup(fp8_gemms_ms: float) -> float:
+        return step_ms / (step_ms - gemms + fp8_gemms_ms)
+
+    seen = (_in_a_step(_whole(facts, arms)), _alone(facts, gemms))
+    measured = min((each for each in seen if each is not None), default=None)
+    known = _by_datasheet(facts, gemms) if measured is None else measured
     if known is None:
         return None
-    basis: Basis = "measured" if measured else "modelled"
-    reached = _in_a_step(arms)
-    fastest = min(known[1], gemms, *([reached[1]] if reached else ()))
-    speedup, in_step_ms = bf16.step_ms / (bf16.step_ms - gemms + fastest), _least_in_a_step(arms)
-    return Ceiling(speedup, basis, known[0], gemms, fastest, bf16.step_ms, in_step_ms)
+    basis: Basis = "modelled" if measured is None else "measured"
+    reached, least = (
+        _in_a_step(arms),
+        min((part_ms(each, "GEMMs") for _, each in _profiled(arms)), default=None),
+    )
+    most = speedup(min(known, gemms, gemms if reached is None else reached))
+    if least is None:
+        return Ceiling(most, basis, most)
+    own = None if least >= gemms else speedup(least) if basis == "modelled" else most
+    return Ceiling(most, basis, own)
 
 
 def _whole(facts: Facts, arms: Iterable[Arm]) -> list[Arm]:
@@ -115,44 +106,37 @@ def _left_out(facts: Facts) -> bool:
     )
 
 
-def _in_a_step(arms: Iterable[Arm]) -> tuple[str, float] | None:
-    """Sum up all matmuls of the fastest FP8 step that was profiled."""
-    profiled = list(_profiled(arms))
-    if not profiled:
-        return None
-    _, name, fastest = min(profiled, key=lambda each: each[0])
-    return f"the matmuls of the variant {name}", part_ms(fastest, "GEMMs")
+def _in_a_step(arms: Iterable[Arm]) -> float | None:
+    """Sum up all matmuls of the fastest FP8 step that was profiled, in ms."""
+    fastest = min(_profiled(arms), key=lambda each: each[0], default=None)
+    return part_ms(fastest[1], "GEMMs") if fastest else None
 
 
-def _least_in_a_step(arms: Iterable[Arm]) -> float | None:
-    return min((part_ms(step, "GEMMs") for _, _, step in _profiled(arms)), default=None)
-
-
-def _profiled(arms: Iterable[Arm]) -> Iterator[tuple[float, str, Breakdown]]:
+def _profiled(arms: Iterable[Arm]) -> Iterator[tuple[float, Breakdown]]:
     for arm in arms:
         found = breakdown_of(arm) if recorded(arm, "breakdown") else None
         if found is not None and arm.step_ms and found.families_ms.get("gemm_fp8"):
-            yield arm.step_ms, arm.name, found
+            yield arm.step_ms, found
 
 
-def _alone(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
+def _alone(facts: Facts, gemms_ms: float) -> float | None:
     """Speed up the step's matmuls of Linears as timed alone; the others stay.
 
     Others are a head left out of FP8, the products of eager attention, adapters, and fp32 matmuls.
     """
     shapes = facts.get("trial.shapes", ())
-    bf16 = sum(len(each.layers) * each.bf16_ms for each in shapes)
+    bf16: float = sum(len(each.layers) * each.bf16_ms for each in shapes)
     if not bf16 or all(each.fp8_ms is None for each in shapes) or _left_out(facts) or not _per_tensor(facts):
         return None
-    best = sum(
+    best: float = sum(
         len(each.layers) * min(each.bf16_ms, each.fp8_ms if each.fp8_ms is not None else each.bf16_ms)
         for each in shapes
     )
     theirs = min(gemms_ms, bf16 * micro_batches(facts))
-    return "the matmuls of every shape timed alone", gemms_ms - theirs * (1 - best / bf16)
+    return gemms_ms - theirs * (1 - best / bf16)
 
 
-def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
+def _by_datasheet(facts: Facts, gemms_ms: float) -> float | None:
     """Speed up the step's matmuls as the cost model does those of the Linears."""
     gpu = modelled_gpu(facts)
     if gpu is None or not recorded(facts, "network"):
@@ -166,4 +150,4 @@ def _by_datasheet(facts: Facts, gemms_ms: float) -> tuple[str, float] | None:
             return None
         bf16 += count * cost.bf16_ms
         best += count * (cost.bf16_ms if linear.adapter == "adapter" else min(cost))
-    return (f"the datasheet of {gpu.name}", gemms_ms * best / bf16) if bf16 else None
+    return gemms_ms * best / bf16 if bf16 else None

@@ -130,16 +130,6 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
     )
 
 
-def _conversion(recipe: str) -> TreatmentRecord:
-    return TreatmentRecord(
-        name=f"convert-{recipe}",
-        family="convert",
-        recipe=recipe,
-        is_an_arm_already=True,
-        runs="fp8_recipes.convert",
-    )
-
-
 _ALL = (
     TreatmentRecord(
         name=TE_AUTOCAST,
@@ -231,7 +221,17 @@ _ALL = (
         compiles=True,
         runs="compilation.compile_layers",
     ),
-    *(_conversion(each.name) for each in RECIPES.values() if each.converts),
+    *(
+        TreatmentRecord(
+            name=f"convert-{each.name}",
+            family="convert",
+            recipe=each.name,
+            is_an_arm_already=True,
+            runs="fp8_recipes.convert",
+        )
+        for each in RECIPES.values()
+        if each.converts
+    ),
     TreatmentRecord(
         name=STAY_IN_BF16,
         family="bf16",

@@ -1,10 +1,9 @@
-"""View of a trial: answers that verdict, plan and screens share, computed once."""
+"""View of a trial: answers that verdict, plan and screens share, each computed once."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from msgspec import Struct
+from functools import cached_property
 
 from fp8doctor.analysis.arms import (
     all_too_large,
@@ -15,21 +14,14 @@ from fp8doctor.analysis.arms import (
     fair_bf16,
     left_out_bf16,
     own_bf16_left_out,
-    ratio_on_screen,
     savings,
     timed_on_gpu,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import Pair, contention_that_decides, is_noise, may_become_even
-from fp8doctor.analysis.outcome import (
-    MeasuredSpeed,
-    all_fp8_loses,
-    ceiling,
-    compared_pairs,
-    measured_speed,
-)
+from fp8doctor.analysis.noise import disturbing_host, is_noise
+from fp8doctor.analysis.outcome import all_fp8_loses, ceiling, kernel_bound, measured_speedup
 from fp8doctor.analysis.plan_end import PlanEnd, plan_end
-from fp8doctor.analysis.significance import LITTLE
+from fp8doctor.analysis.significance import EVEN, LITTLE, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
@@ -38,66 +30,108 @@ from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
 
-class TrialView(Struct, frozen=True):
+class TrialView:
     """The steps of a trial that count, and how they compare.
 
     A step that was not timed is None, and so is an answer that rests on a fact that was not recorded.
     """
 
-    facts: Facts
-    on_gpu: bool
-    savings: dict[str, Saving]
-    """Treatments that were timed alone on a GPU -> what they save."""
-    too_large: dict[tuple[str, ...], Arm]
-    """Treatments that take more memory than there is -> the variant of them."""
-    as_is: Arm | None
-    prescribed: Arm | None
-    """The step with the whole plan."""
-    bf16: Arm | None
-    """The best BF16 of the same model."""
-    left_out_bf16: Arm | None
-    """The compiled BF16 that the budget left no time for."""
-    own_bf16_left_out: Arm | None
-    """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
-    fp8: Arm | None
-    """The fastest total in FP8."""
-    fp8_is_noise: bool
-    """True if noise hides the difference between the fastest FP8 and its BF16."""
-    achievable: float | None
-    """The speedup of the fastest FP8 over its BF16; None for noise."""
-    speed: MeasuredSpeed | None
-    """The step as it is, compared with the best BF16."""
-    most: Ceiling | None
-    """The most that FP8 can give on this GPU."""
-    end: PlanEnd | None
-    """The variant that the plan ends in."""
-    all_fp8_loses: bool
-    """True if every FP8 variant is slower than BF16 beyond the noise."""
-    host_contention: str | None
-    """The busy host that the answer depends on, in words."""
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        self._trial: Trial = facts.get("trial", Trial())
 
-    @property
+    @cached_property
+    def on_gpu(self) -> bool:
+        return timed_on_gpu(self.facts)
+
+    @cached_property
+    def savings(self) -> dict[str, Saving]:
+        """Treatments that were timed alone on a GPU -> what they save."""
+        return if_recorded(savings, self.facts) or {}
+
+    @cached_property
+    def too_large(self) -> dict[tuple[str, ...], Arm]:
+        """Treatments that take more memory than there is -> the variant of them."""
+        return if_recorded(all_too_large, self._trial) or {}
+
+    @cached_property
+    def as_is(self) -> Arm | None:
+        return if_recorded(arm, self._trial, ArmName.AS_IS)
+
+    @cached_property
+    def bf16(self) -> Arm | None:
+        """The best BF16 of the same model."""
+        return if_recorded(best_bf16, self.facts)
+
+    @cached_property
+    def left_out_bf16(self) -> Arm | None:
+        """The compiled BF16 that the budget left no time for."""
+        return if_recorded(left_out_bf16, self._trial)
+
+    @cached_property
+    def own_bf16_left_out(self) -> Arm | None:
+        """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
+        return if_recorded(own_bf16_left_out, self.facts)
+
+    @cached_property
+    def fp8(self) -> Arm | None:
+        """The fastest total in FP8."""
+        return if_recorded(best_fp8, self.facts)
+
+    @cached_property
+    def bf16_of_fp8(self) -> Arm | None:
+        """The best BF16 with the changes of `fp8` that help it too."""
+        return if_recorded(fair_bf16, self.facts, self.fp8) if self.fp8 else None
+
+    @cached_property
+    def speedup(self) -> Interval | None:
+        """The step as it is in FP8, compared with the best BF16."""
+        return if_recorded(measured_speedup, self.facts)
+
+    @cached_property
+    def most(self) -> Ceiling | None:
+        """The most that FP8 can give on this GPU."""
+        return if_recorded(ceiling, self.facts)
+
+    @cached_property
+    def end(self) -> PlanEnd | None:
+        """The variant that the plan ends in."""
+        return if_recorded(plan_end, self.facts)
+
+    @cached_property
+    def all_fp8_loses(self) -> bool:
+        """Return whether every FP8 variant is slower than BF16 beyond the noise."""
+        return bool(if_recorded(all_fp8_loses, self.facts))
+
+    @cached_property
+    def host_contention(self) -> str | None:
+        """Describe the busy host that the answer depends on."""
+        now = (self.bf16, self.as_is) if self.speedup else (None, None)
+        for bf16, fp8 in (now, (self.bf16_of_fp8, self.fp8)):
+            if bf16 and fp8 and (what := if_recorded(disturbing_host, bf16, fp8, self._trial)):
+                return what
+        return None
+
+    @cached_property
     def uses_fp8(self) -> bool:
         """Return whether any layer is set up for FP8. Raises `Unrecorded` without layers."""
         return uses_fp8(self.facts)
 
-    @property
+    @cached_property
     def gives_up_fp8(self) -> bool:
         """Return whether the plan takes a job in FP8 to BF16."""
         return self.end is not None and self.end.in_bf16 and self.uses_fp8
 
-    @property
-    def size_is_wrong(self) -> bool:
-        """Return whether the timing contradicts its own kernel times."""
-        return self.speed is not None and self.speed.bound is not None
+    @cached_property
+    def allowed(self) -> float | None:
+        """Bound FP8 by its kernel times, if its timing is above that: then its size is wrong."""
+        most = if_recorded(kernel_bound, self.facts) if self.speedup else None
+        if most is None or self.speedup is None or most.basis != "measured":
+            return None
+        above = self.speedup.median > most.speedup * (1 + EVEN)
+        return most.speedup if above and not is_noise(self.bf16, self.as_is, self._trial) else None
 
-    @property
-    def may_become_even(self) -> bool:
-        """Return whether a quiet machine may make the step as it is even with BF16, and no more."""
-        both = Pair(self.as_is, self.bf16) if self.as_is and self.bf16 and self.uses_fp8 else None
-        return both is not None and bool(if_recorded(may_become_even, both, self.facts.trial))
-
-    @property
+    @cached_property
     def deciding_fp8(self) -> Arm | None:
         """Return the FP8 step without a time that keeps a plan in BF16 undecided.
 
@@ -107,29 +141,31 @@ class TrialView(Struct, frozen=True):
             return None
         every = [
             each
-            for each in self.facts.trial.arms
+            for each in self._trial.arms
             if each.get("treatments") and not is_in_bf16(each.name) and not is_withdrawn(*each.treatments)
         ]
         timed = {name for each in every if each.tried for name in each.treatments}
         late = [each for each in every if why_of(each) in LEFT_OUT_FOR_TIME]
-        whole = (each for each in late if each.name == ArmName.PRESCRIBED and self.prescribed is None)
+        prescribed = arm(self._trial, ArmName.PRESCRIBED)
+        whole = (each for each in late if each.name == ArmName.PRESCRIBED and prescribed is None)
         compiled = (each for each in late if _compiles(each.treatments) and not _compiles(timed))
         return next(whole, None) or next(compiled, None) or (next(iter(late), None) if not timed else None)
 
-    @property
+    @cached_property
     def fp8_is_undecided(self) -> bool:
         """Return whether a plan in BF16 rests on FP8 that has no time, or that noise hides."""
-        hidden = self.gives_up_fp8 and self.fp8_is_noise and not self.has_little_to_gain
+        noise = bool(if_recorded(is_noise, self.bf16_of_fp8, self.fp8, self._trial))
+        hidden = self.gives_up_fp8 and noise and not self.has_little_to_gain
         return self.deciding_fp8 is not None or hidden
 
-    @property
+    @cached_property
     def open_in_bf16(self) -> frozenset[str]:
         """Name what helps BF16 too and was timed in FP8 alone, though the plan leaves FP8 off."""
         if not self.gives_up_fp8:
             return frozenset()
         timed = [
             each
-            for each in self.facts.trial.arms
+            for each in self._trial.arms
             if each.tried and not is_withdrawn(each.name, *each.get("treatments", ()))
         ]
         in_bf16 = {name for each in timed if is_in_bf16(each.name) for name in each.get("treatments", ())}
@@ -137,12 +173,12 @@ class TrialView(Struct, frozen=True):
         every = that_help_bf16_too(name for each in timed for name in each.get("treatments", ()))
         return every.difference(in_bf16, *shared)
 
-    @property
+    @cached_property
     def has_little_to_gain(self) -> bool:
         """Return whether FP8 would gain less than what matters if its casts were free."""
         return self.bound is not None and self.bound < LITTLE
 
-    @property
+    @cached_property
     def bound(self) -> float | None:
         """Return the upper bound for the layers in FP8, or for any if none is; None if unknown."""
         return (self.most.of_the_job or self.most.speedup) if self.most else None
@@ -150,31 +186,3 @@ class TrialView(Struct, frozen=True):
 
 def _compiles(names: Iterable[str]) -> bool:
     return any(family(name) == family(COMPILE_BLOCKS) for name in names)
-
-
-def trial_view(facts: Facts) -> TrialView:
-    """Compute all answers of the trial in ``facts`` once."""
-    trial = facts.get("trial", Trial())
-    fp8 = if_recorded(best_fp8, facts)
-    bf16_of_fp8 = if_recorded(fair_bf16, facts, fp8) if fp8 else None
-    shown = if_recorded(ratio_on_screen, bf16_of_fp8, fp8) if fp8 and bf16_of_fp8 else None
-    best = shown.median if shown else None
-    return TrialView(
-        facts=facts,
-        on_gpu=timed_on_gpu(facts),
-        savings=if_recorded(savings, facts) or {},
-        too_large=if_recorded(all_too_large, trial) or {},
-        as_is=if_recorded(arm, trial, ArmName.AS_IS),
-        prescribed=if_recorded(arm, trial, ArmName.PRESCRIBED),
-        bf16=if_recorded(best_bf16, facts),
-        left_out_bf16=if_recorded(left_out_bf16, trial),
-        own_bf16_left_out=if_recorded(own_bf16_left_out, facts),
-        fp8=fp8,
-        fp8_is_noise=(hidden := bool(if_recorded(is_noise, bf16_of_fp8, fp8, trial))),
-        achievable=None if hidden else best,
-        speed=if_recorded(measured_speed, facts),
-        end=if_recorded(plan_end, facts),
-        all_fp8_loses=bool(if_recorded(all_fp8_loses, facts)),
-        host_contention=if_recorded(contention_that_decides, trial, if_recorded(compared_pairs, facts) or ()),
-        most=if_recorded(ceiling, facts),
-    )

@@ -20,8 +20,6 @@ LEAST_MS = 1.0
 """Part of a step, in ms, below which it is not reported, whatever its share. A choice: a loop in Python takes
 tenths of it between two steps, and more on a busy host."""
 
-FIX_FIRST = "FP8 does not shorten that. Fix it first."
-
 
 class Waiting(Struct, frozen=True):
     """Medians of the watched steps, in ms."""
@@ -35,26 +33,6 @@ class Waiting(Struct, frozen=True):
     copies_ms: float
     """Copies from the host to the GPU that nothing covered, of the one step that was profiled; 0 if none
     was."""
-
-    @property
-    def copies_pct(self) -> float:
-        """Share of the step in such copies."""
-        return 100 * self.copies_ms / self.step_ms
-
-    @property
-    def data_pct(self) -> float:
-        """Share of the step that is spent in the loader."""
-        return 100 * (self.data_ms or 0.0) / self.step_ms
-
-    @property
-    def waits_for_data(self) -> bool:
-        """Return whether its wait in the loader is worth a report."""
-        return counts(self.data_ms or 0.0, self.step_ms)
-
-    @property
-    def waits_for_copies(self) -> bool:
-        """Return whether its wait for copies is worth a report."""
-        return counts(self.copies_ms, self.step_ms)
 
     @property
     def shown_ms(self) -> float:
@@ -93,23 +71,16 @@ def host_is_ahead(facts: Facts) -> bool:
 
 def waiting_first(facts: Facts) -> str:
     """Say what the step waits for, if that matters more than FP8; else empty."""
-    waits = waiting(facts)
-    told = []
-    if waits.data_ms is not None and waits.waits_for_data:
-        told.append(
-            f"waits for its data {waits.data_ms:,.1f} of {waits.step_ms:,.1f} ms ({percent(waits.data_pct)})"
-        )
-    if waits.waits_for_copies:
-        copies = f"{waits.copies_ms:,.1f} ms ({percent(waits.copies_pct)})"
-        told.append(f"waits for copies from the host to the GPU {copies}")
-    if counts(waits.else_ms, waits.step_ms):
-        share = percent(100 * waits.else_ms / waits.step_ms)
-        rest = f"{waits.else_ms:,.1f} ms ({share}) before the model is called"
-        told.append(
-            f"spends {rest} on something else: copies of the batch, logging, checkpoints, a loader that is "
-            "not torch's"
-        )
-    return f"The step {' and '.join(told)}. {FIX_FIRST}" if told else ""
+    waits, told = waiting(facts), []
+    for ms, words in (
+        (waits.data_ms or 0.0, "waits for its data {}"),
+        (waits.copies_ms, "waits for copies from the host to the GPU {}"),
+        (waits.else_ms, "spends {} on something else before the model is called"),
+    ):
+        if counts(ms, waits.step_ms):
+            share = percent(100 * ms / waits.step_ms)
+            told.append(words.format(f"{ms:,.1f} of {waits.step_ms:,.1f} ms ({share})"))
+    return f"The step {' and '.join(told)}" if told else ""
 
 
 def script_overhead(facts: Facts) -> str:
@@ -124,19 +95,5 @@ def script_overhead(facts: Facts) -> str:
     longest = copy.get("high_ms") or copy.step_ms
     if not counts(own.low - waited_ms - longest, own.median):
         return ""
-    return (
-        f"The script's own step takes {own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f}), a copy of it "
-        f"{copy.step_ms:,.1f} ms: {_where(facts)}. {FIX_FIRST}"
-    )
-
-
-def _where(facts: Facts) -> str:
-    """Say what is known of the difference."""
-    found = facts.get("observed.breakdown")
-    if found is None or not found.reliable or found.host_wait_pct is None:
-        return "the rest is what the script does besides"
-    return (
-        f"in the script the GPU is idle for {found.idle_ms:,.1f} ms, and {percent(found.host_wait_pct)} of "
-        "its gaps end with a kernel that was launched too late, as where data workers or logging hold the "
-        "host's cores"
-    )
+    whole = f"{own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f})"
+    return f"The script's own step takes {whole}, a copy of it {copy.step_ms:,.1f} ms"

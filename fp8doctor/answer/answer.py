@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
-from fp8doctor.analysis.memory_fit import Fit, fit
+from fp8doctor.analysis.memory import Fit, fit
 from fp8doctor.analysis.noise import (
     copies_differ,
     gpu_contention,
@@ -18,6 +18,7 @@ from fp8doctor.analysis.noise import (
     self_check_ratio,
     stated_doubt,
 )
+from fp8doctor.analysis.outcome import is_faster
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
@@ -27,11 +28,11 @@ from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
 from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
-from fp8doctor.answer.faults import Fault, fault_of, is_unclear, without_fp8
+from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.engagement import invalidates, is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -141,7 +142,10 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     compared = comparison(view, findings, steps) if known else Comparison()
     steps = with_its_gain(steps, compared)
     speedup = compared.speedup
-    fault = fault_of(facts, findings) or _error(findings, compared)
+    fault = fault_of(facts, findings)
+    error = next((each for each in findings if each.severity == "error"), None)
+    if fault is None and error and speedup is None:
+        fault = Fault("open", error.title.rstrip("."), "", error)
     state = "" if not known else if_recorded(without_fp8, facts) or ""
     status = _status(fault, has_fp8, speedup, bool(known and if_recorded(is_unclear, facts)))
     whole = _whole(compared, has_fp8, facts)
@@ -155,26 +159,18 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         causes=tuple(_causes(view, findings, steps, fault, state))[:MOST_CAUSES],
         fixes=tuple(steps),
         memory=if_recorded(fit, facts) if known else None,
-        bound=None if view.size_is_wrong else view.bound,
+        bound=None if view.allowed else view.bound,
         whole=whole,
         is_compute=bool(if_recorded(timed_alone, facts)) and timed_on_gpu(facts),
         doubts=tuple(_doubts(view)) if timed_on_gpu(facts) else (),
         unknown=unknown,
         on_cpu=timed_on_cpu(facts),
-        takes_no_fp8=bool(known and not has_fp8 and _takes_none(facts)),
+        takes_no_fp8=known
+        and not has_fp8
+        and any((if_recorded(nothing_to_convert, facts.network), if_recorded(trains_in_16_bits, facts))),
         errors=sum(each.severity == "error" for each in findings),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
-
-
-def _takes_none(facts: Facts) -> bool:
-    return bool(if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts))
-
-
-def _error(findings: Sequence[Finding], compared: Comparison) -> Fault | None:
-    """Take the first error for the answer if there is no speed to tell."""
-    error = next((each for each in findings if each.severity == "error"), None)
-    return Fault("open", error.title.rstrip("."), "", error) if error and compared.speedup is None else None
 
 
 def _status(fault: Fault | None, has_fp8: bool, speedup: Number | None, unclear: bool) -> Status:
@@ -232,7 +228,7 @@ def _causes(
             yield Cause(fault.reason, fault.finding.code if fault.finding else "")
     for read in (waiting_first, script_overhead, slowest_first):
         if words := if_recorded(read, facts):
-            yield Cause(words.partition(":")[0].partition(". ")[0])
+            yield Cause(words)
     costs = [_cause(each.title, each.code, each.saving_ms) for each in _explaining(view, findings, steps)]
     fresh = (each for each in costs if each.code not in told)
     yield from sorted(fresh, key=lambda each: -(each.ms or 0.0))
@@ -243,19 +239,14 @@ def _explaining(
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
+    seeks = not if_recorded(is_faster, view.facts) or any(each.severity == "error" for each in findings)
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
     for each in sorted(findings, key=lambda each: each.name not in undone):
         if each.severity == "info" or _gained_nothing(each) or (each.area == "memory" and not each.saving_ms):
             continue
-        if each.name in undone or (each.name not in fixed and _seeks_a_cause(view, findings)):
+        if each.name in undone or (each.name not in fixed and seeks):
             yield each
-
-
-def _seeks_a_cause(view: TrialView, findings: Sequence[Finding]) -> bool:
-    """Return whether findings that no fix of the plan is for may explain the answer: not if FP8 is faster."""
-    faster = view.speed is not None and view.speed.status == "fp8_faster"
-    return not faster or any(each.severity == "error" for each in findings)
 
 
 def _cause(title: str, code: str, saving: Saving | None) -> Cause:
@@ -274,8 +265,8 @@ def _gained_nothing(finding: Finding) -> bool:
 def _doubts(view: TrialView) -> Iterator[str]:
     """Say what may have changed the times."""
     trial = view.facts.trial
-    if view.speed and view.speed.bound:
-        yield f"kernel times allow at most {view.speed.bound:.2f}x"
+    if view.allowed:
+        yield f"kernel times allow at most {view.allowed:.2f}x"
     if view.host_contention:
         yield f"the CPU was busy: {view.host_contention}"
     if copies_differ(trial):
@@ -297,7 +288,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         yield Open(what="compiled BF16 was not timed", command=time_it)
     elif view.deciding_fp8:
         yield Open(what="compiled FP8 was not timed", command=time_it)
-    elif measured and (said.status == "open" or view.may_become_even):
+    elif measured and said.status == "open":
         yield Open(what="noise may decide, so time it on a quiet machine", command=time_it)
     elif whole and whole[0] < 1 < whole[1]:
         other = "BF16" if said.has_fp8 else "FP8"

@@ -11,10 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, bf16_for_timed_step
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.step_difference import IDLE, REST, waterfall, without_parts_of_a_cpu
+from fp8doctor.analysis.step_difference import REST, waterfall, without_parts_of_a_cpu
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.variant_names import labels
@@ -135,7 +135,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
     speedup = speed(fp8, against, facts) if fp8 and against else None
     if view.uses_fp8 and view.left_out_bf16 and (speedup is None or speedup.high >= 1):
         against = None
-    speedup = speedup if against else _bounded_estimate(view)
+    speedup = speedup if against else None
     in_bf16 = view.end is None or view.end.in_bf16
     fair = if_recorded(fair_bf16, facts, end) if end and not in_bf16 else None
     return Comparison(
@@ -150,24 +150,6 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
         end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,
         parts_ms=if_recorded(_parts, fp8, against, facts) or {} if speedup and fp8 and against else {},
     )
-
-
-def _bounded_estimate(view: TrialView) -> Number | None:
-    """Estimate the speedup of a timed FP8 step whose BF16 was not timed, or not compiled; None if unknown.
-
-    A measured time bounds it: the best BF16 is no slower than one that was timed.
-    """
-    now, bf16 = view.as_is, view.bf16
-    if not view.uses_fp8 or now is None or not now.step_ms:
-        return None
-    expects = if_recorded(bf16_for_timed_step, view.facts)
-    if expects is None or expects.as_is is None or expects.now_bounds is None:
-        return None
-    most = ratio_on_screen(bf16, now).high if bf16 else expects.now_bounds[1]
-    low, value, high = (
-        min(each, most) for each in (expects.now_bounds[0], expects.as_is, expects.now_bounds[1])
-    )
-    return Number(value, low, high, "modelled")
 
 
 def _parts(fp8: Arm, bf16: Arm, facts: Facts) -> dict[str, float]:
@@ -193,21 +175,23 @@ def _watched(facts: Facts) -> Comparison:
 def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
     """Compare estimates with each other, and with the watched step if there is one; None without numbers."""
     expects = expected_speedup(facts, findings)
-    if expects is None or expects.parts is None:
+    if expects is None:
         return None
-    parts, bf16_ms, ran = expects.parts, expects.parts.bf16_ms, None
+    bf16_ms, ran = expects.bf16_ms, None
     if if_recorded(watched_ms, facts):
         ran = _watched(facts).now
     converts = bool(expects.recipes)
     value = expects.best if converts else expects.as_is if expects.as_is else expects.now
     bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None
     speedup = Number(value, *_holding(value, bounds), "modelled") if value and bounds else None
-    bf16 = Variant(ArmName.BF16_COMPILED, parts.bf16, False, Number(bf16_ms, bf16_ms, bf16_ms, "modelled"))
+    compiled = expects.bf16.compiled and bf16_ms >= expects.bf16.step_ms
+    bf16 = _of(ArmName.BF16_COMPILED, "compiled BF16" if compiled else "BF16", False, bf16_ms)
     now_ms = None if expects.now is None else bf16_ms / expects.now
     now = ran or (_of(ArmName.AS_IS, "as you run it", not converts, now_ms) if now_ms else None)
     name = next(iter(expects.recipes), "")
     words = f"FP8 {recipe_in_words(name)} compiled"
     fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best) if converts else now
+    rest = expects.fp8_ms - bf16_ms - sum(expects.parts_ms.values())
     end, gain, end_speedup = _planned(facts, findings, steps, expects, now, bf16)
     return Comparison(
         now=now,
@@ -217,7 +201,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         speedup=speedup,
         gain=gain,
         end_speedup=end_speedup,
-        parts_ms=_estimated_parts(expects) if speedup and (converts or expects.as_is) else {},
+        parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or expects.as_is) else {},
         gpu=expects.gpu,
         as_is=expects.as_is,
         after=expects.after,
@@ -250,7 +234,7 @@ def _planned(
         ms, gain = _with_plan(expects, None) or (bf16.ms, None)
         return replace(bf16, ms=ms), gain, None
     planned = planned_speedup(facts, findings, steps)
-    if planned is None or planned.parts is None or (planned.recipes and not begins_fp8(steps, planned)):
+    if planned is None or (planned.recipes and not begins_fp8(steps, planned)):
         return None, None, None
     more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
     found = None if more_tokens else _with_plan(expects, planned)
@@ -259,7 +243,7 @@ def _planned(
     if more_tokens and now is not None and now.ms.basis == "measured":
         return None, None, None  # the watched step waits as long with more tokens: the estimate does not
     end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
-    end = _of("planned", "with the plan", True, planned.parts.bf16_ms / planned.best)
+    end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best)
     ms, gain = found or (end.ms, None)
     return replace(end, ms=ms), gain, end_speedup
 
@@ -274,9 +258,9 @@ def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[N
     None if the step now is unknown, or if the plan gains nothing that the model knows. A plan stays in BF16
     only if FP8 is not faster, so BF16 takes at most as long as now.
     """
-    if not now.now or now.now_bounds is None or now.parts is None:
+    if not now.now or now.now_bounds is None:
         return None
-    bf16_ms = now.parts.bf16_ms
+    bf16_ms = now.bf16_ms
     now_ms = now.ran_ms or bf16_ms / now.now
     if planned is None:
         low, high = now.now_bounds
@@ -292,17 +276,6 @@ def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[N
     gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
     bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)
     return after, Number(gain, *_holding(gain, bounds), "modelled")
-
-
-def _estimated_parts(expects: ModelledSpeedup) -> dict[str, float]:
-    """Divide the estimated difference of FP8 and BF16, in ms."""
-    parts = expects.parts
-    if parts is None:
-        return {}
-    idle = parts.idle_ms or (0.0 if expects.ran_ms else parts.modelled_idle_ms)
-    longer = parts.fp8_ms - parts.bf16_ms
-    named = {"GEMMs": -parts.saved_ms, "casts": parts.casts_ms, IDLE: idle}
-    return named | {REST: longer - sum(named.values())}
 
 
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:

@@ -14,18 +14,15 @@ from fp8doctor.analysis.fp8_request import (
     converted_nothing,
     fp8_was_asked_for,
 )
-from fp8doctor.analysis.layers import (
-    computes_forward_in_fp8,
-    nothing_to_convert,
-    rehearses_quantization,
-    stores_fp8,
-)
-from fp8doctor.analysis.memory_fit import fit
+from fp8doctor.analysis.memory import fit
 from fp8doctor.answer.verdict import BROKEN, Status, own_step_failed
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.known_errors import in_a_sentence
+
+ASKS = (fp8_was_asked_for, converted_nothing, asked_by_argument, converted_a_copy)
+"""Ways to see that FP8 was asked for."""
 
 KEEPS_FP8_OUT = ("environment", "engagement")
 """Areas in which an error is the reason why a job that asked for FP8 holds no FP8 layer."""
@@ -87,7 +84,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
                 why.removeprefix("FP8 does not run: "),
                 _of_engagement(errors),
             )
-    elif (found := _of_engagement(errors)) and _asked(facts):
+    elif (found := _of_engagement(errors)) and any(if_recorded(each, facts) for each in ASKS):
         yield Fault("fp8_not_engaged", "FP8 does not run: the job trains without it", found.title, found)
 
 
@@ -121,41 +118,3 @@ def non_finite(facts: Facts) -> str:
 
 def _of_engagement(errors: Sequence[Finding]) -> Finding | None:
     return next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
-
-
-def _asked(facts: Facts) -> bool:
-    asks = (fp8_was_asked_for, converted_nothing, asked_by_argument, converted_a_copy)
-    return any(if_recorded(each, facts) for each in asks)
-
-
-def without_fp8(facts: Facts) -> str:
-    """Say what a model without FP8 layers has in their place; empty if that is plain BF16."""
-    linears = facts.network.linears
-    if uses_fp8(facts):
-        return ""
-    forward, rehearse = sum(map(computes_forward_in_fp8, linears)), sum(map(rehearses_quantization, linears))
-    stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
-    calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
-    unread = facts.get("gaps", {}).get("network.linears", "").rstrip(".") if not linears else ""
-    kind, of = "FP8" if any(map(stores_fp8, linears)) else "low precision", f"of {len(linears)} Linears"
-    states = (
-        (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
-        (unread, f"Its Linears could not be read: {unread}"),
-        (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
-        (calls, f"FP8 is outside of layers: the code names {''.join(calls[:1])}"),
-        (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
-        (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
-        (rehearse, f"No FP8 training: {rehearse} {of} rehearse quantization"),
-        (if_recorded(nothing_to_convert, facts.network), "FP8 takes none of its layers: train in BF16"),
-    )
-    return next((words for holds, words in states if holds), "")
-
-
-def is_unclear(facts: Facts) -> bool:
-    """Return whether FP8 may run in a model without FP8 layers, so that nothing is known of its speed."""
-    linears = facts.network.linears
-    unread = facts.get("gaps", {}).get("network.linears") and not linears
-    named = any(each.use == "unknown" for each in linears)
-    computes = any(map(computes_forward_in_fp8, linears))
-    outside = facts.network.get("fp8_calls") or facts.get("observed.fp8_gemms")
-    return bool(unread or named or (outside and not computes)) and not uses_fp8(facts)

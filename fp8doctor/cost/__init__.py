@@ -6,9 +6,9 @@ Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies.
 tests/benchmarks/cost_model.py.
 """
 
-from fp8doctor.cost.cast_cost import casts_ms, weight_casts_ms
-from fp8doctor.cost.eager import Balance, eager_balance, eager_cast_saving
-from fp8doctor.cost.gemm import LinearCost, amdahl, gemm_ms, large_gemm_speedup, linear_cost, step_gemms_ms
+from fp8doctor.cost.cast_cost import casts_ms
+from fp8doctor.cost.eager import eager_balance, eager_cast_saving
+from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, linear_cost, step_gemms_ms
 from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
 from fp8doctor.cost.matmul_counts import (
     calls_of,
@@ -19,13 +19,11 @@ from fp8doctor.cost.matmul_counts import (
     rows_seen,
     step_tokens,
 )
-from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, memory_ms, modelled_gpu
+from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, modelled_gpu
 
 __all__ = [
     "GPUS",
-    "Balance",
     "GpuSpec",
-    "LinearCost",
     "amdahl",
     "calls_of",
     "casts_ms",
@@ -36,7 +34,6 @@ __all__ = [
     "gpu_spec",
     "large_gemm_speedup",
     "linear_cost",
-    "memory_ms",
     "micro_batches",
     "modelled_gpu",
     "mxfp8_experts",
@@ -46,5 +43,4 @@ __all__ = [
     "rows_seen",
     "step_gemms_ms",
     "step_tokens",
-    "weight_casts_ms",
 ]

@@ -76,10 +76,3 @@ def casts_ms(
     found = layer_casts_ms(of, m, k, n, gpu, compiled=compiled)
     assert found is not None, of.name
     return found
-
-
-def weight_casts_ms(k: int, n: int, gpu: GpuSpec, *, recipe: str = "tensorwise") -> float:
-    """Model the part of the compiled casts that is the weight's, whatever the tokens."""
-    known = named(recipe).cast_bytes
-    assert known is not None, recipe
-    return memory_ms(known.weight * k * n, gpu)

@@ -111,6 +111,10 @@ class ModelledStep(Struct, frozen=True):
     compiled: bool = False
     """True if `modelled_bf16` compiled all of it."""
 
+    @property
+    def idle_ms(self) -> float:
+        return max(0.0, self.step_ms - self.busy_ms)
+
 
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
@@ -130,7 +134,8 @@ def modelled_step(
         rows, calls = rows_of(linear, facts), calls_of(linear, facts)
         if linear.get("role") == "experts":
             rows, calls = routed_rows(linear, facts), 1
-        fp32 = multiplies_in_fp32(linear, facts)
+        fp32 = linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none"
+        fp32 = fp32 and not facts.get("training.autocast")  # PEFT's, under no known autocast
         parts = layer_ms(linear, rows, gpu, how, fp32=fp32, autocast=autocast) if rows else None
         if parts is None:
             return None
@@ -225,12 +230,6 @@ def layer_ms(
         "cast": count * cast,
         "pointwise": count * around,
     }
-
-
-def multiplies_in_fp32(linear: Linear, facts: Facts) -> bool:
-    """Return whether it is an fp32 adapter of PEFT, under no known autocast."""
-    autocast = facts.get("training.autocast")
-    return linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none" and not autocast
 
 
 def launch_of(linear: Linear) -> Launch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fp8doctor.analysis.arms import as_shown, ratio_apart
-from fp8doctor.analysis.losses import RunLosses, run_losses, why_no_losses
 from fp8doctor.analysis.noise import swallows_effect
 from fp8doctor.analysis.significance import Interval
 from fp8doctor.analysis.step_difference import (
@@ -42,10 +41,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     steps: tuple[TimedStep, TimedStep]
     families_ms: tuple[dict[str, float], dict[str, float]] | None
     """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
-    losses: RunLosses | None
-    """Of the scripts' own steps; None if they have no watched step with a loss in common."""
-    why_no_losses: tuple[str, ...]
-    """Empty if there are some, and if neither run has any."""
     speedup: Interval | None
     """Time of the first / time of the second, with the interval that both of theirs allow."""
     difference: Waterfall | None
@@ -100,8 +95,6 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
         files=files,
         steps=(one, other),
         families_ms=(_families(arms[0]), _families(arms[1])) if found and arms[0] and arms[1] else None,
-        losses=run_losses(first.facts, second.facts),
-        why_no_losses=tuple(why_no_losses(first.facts, second.facts, (one.name, other.name))),
         speedup=speedup,
         difference=found,
         why_no_difference="" if found else _why_none(arms, (one, other)),

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import msgspec
 
 from fp8doctor import registry
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.answer import Answer, answer, verdict
 from fp8doctor.answer.commands import run_again
 from fp8doctor.answer.sentences import box
@@ -38,7 +38,7 @@ def diagnose(
     """
     catalogue = registry.select(registry.discover(checks), select, ignore)
     findings, outcomes = registry.run(catalogue, facts)
-    view = trial_view(facts)
+    view = TrialView(facts)
     findings, outcomes = with_measured_savings(view, findings, outcomes)
     findings, outcomes = without_its_symptoms(findings, outcomes)
     prescription = make_plan(view, findings)

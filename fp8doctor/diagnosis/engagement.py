@@ -9,6 +9,12 @@ import msgspec
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing
+from fp8doctor.analysis.layers import (
+    computes_forward_in_fp8,
+    nothing_to_convert,
+    rehearses_quantization,
+    stores_fp8,
+)
 from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -23,24 +29,12 @@ def why_not_engaged(facts: Facts) -> str:
     try:
         if uses_fp8(facts):
             return why_fp8_does_not_run(facts) or _why_unknown(facts)
-        return _without_fp8_layers(facts)
+        count = plural(len(facts.network.linears), "Linear")
+        took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
+        state = without_fp8(facts) or f"No layer of this model trains in FP8 (0 of {count}{took})"
+        return f"{state}. To convert it, see 'fp8doctor explain MOD001'."
     except Unrecorded as missing:
         return f"fp8doctor cannot tell whether FP8 is engaged: {missing}."
-
-
-def _without_fp8_layers(facts: Facts) -> str:
-    """Say why a model has no layer that is set up for FP8, as far as that is known."""
-    linears = facts.network.linears
-    count = plural(len(linears), "Linear")
-    if not linears and (unread := _gap(facts, "network.linears")):
-        return f"fp8doctor cannot tell whether FP8 is engaged: {unread}."
-    if by_name := sum(linear.use == "unknown" for linear in linears):
-        return f"fp8doctor cannot tell whether FP8 is engaged: {by_name} of {count} have an unknown class."
-    took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
-    return (
-        f"No layer of this model trains in FP8 (0 of {count}{took}). To convert it, see "
-        "'fp8doctor explain MOD001'."
-    )
 
 
 def why_fp8_does_not_run(facts: Facts) -> str:
@@ -70,14 +64,43 @@ def _why_unknown(facts: Facts) -> str:
     try:
         outside_autocast(facts)
     except Unrecorded:
-        why = _gap(facts, "training.fp8_autocast")
+        why = str(facts.get("gaps", {}).get("training.fp8_autocast", "")).rstrip(".")
         told = f": {why}" if why else ""
         return "" if fp8_ran(facts) else f"fp8doctor cannot tell whether FP8 is engaged{told}."
     return ""
 
 
-def _gap(facts: Facts, fact: str) -> str:
-    return str(facts.get("gaps", {}).get(fact, "")).rstrip(".")
+def without_fp8(facts: Facts) -> str:
+    """Say what a model without FP8 layers has in their place; empty if that is plain BF16."""
+    linears = facts.network.linears
+    if uses_fp8(facts):
+        return ""
+    forward, rehearse = sum(map(computes_forward_in_fp8, linears)), sum(map(rehearses_quantization, linears))
+    stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
+    calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
+    unread = facts.get("gaps", {}).get("network.linears", "").rstrip(".") if not linears else ""
+    kind, of = "FP8" if any(map(stores_fp8, linears)) else "low precision", f"of {len(linears)} Linears"
+    states = (
+        (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
+        (unread, f"Its Linears could not be read: {unread}"),
+        (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
+        (calls, f"FP8 is outside of layers: the code names {''.join(calls[:1])}"),
+        (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
+        (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
+        (rehearse, f"No FP8 training: {rehearse} {of} rehearse quantization"),
+        (if_recorded(nothing_to_convert, facts.network), "FP8 takes none of its layers: train in BF16"),
+    )
+    return next((words for holds, words in states if holds), "")
+
+
+def is_unclear(facts: Facts) -> bool:
+    """Return whether FP8 may run in a model without FP8 layers, so that nothing is known of its speed."""
+    linears = facts.network.linears
+    unread = facts.get("gaps", {}).get("network.linears") and not linears
+    named = any(each.use == "unknown" for each in linears)
+    computes = any(map(computes_forward_in_fp8, linears))
+    outside = facts.network.get("fp8_calls") or facts.get("observed.fp8_gemms")
+    return bool(unread or named or (outside and not computes)) and not uses_fp8(facts)
 
 
 CAUSE = "GPU001"

@@ -23,6 +23,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 
 LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
+COMPILE_UNTIMED = "model = torch.compile(model)   # or block by block"
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 
@@ -33,7 +34,9 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     """
     bf16 = if_recorded(own_bf16_left_out, facts) or bf16_of_the_plan(facts)
     how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
-    lines = compiled_as(bf16, facts) if bf16 else [_compile_untimed(facts)]
+    lines = (
+        compiled_as(bf16, facts) if bf16 else [KEEP_OWN_COMPILE if _is_compiled(facts) else COMPILE_UNTIMED]
+    )
     how = f" for now{how}" if for_now else how
     return Treatment(
         name=STAY_IN_BF16,
@@ -65,11 +68,6 @@ BF16_FORMS = {
     ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
 }
 """Baseline -> how it is compiled, unless by torch.compile alone."""
-
-
-def _compile_untimed(facts: Facts) -> str:
-    """Return the line that compiles an untimed BF16, the user's if it covers all."""
-    return KEEP_OWN_COMPILE if _is_compiled(facts) else "model = torch.compile(model)   # or block by block"
 
 
 def _is_compiled(facts: Facts) -> bool:

@@ -6,7 +6,7 @@ the findings stay, unless the cost model is sure that FP8 loses with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -16,7 +16,7 @@ from fp8doctor.analysis.compile_coverage import compile_treatment
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.layer_gain import timed_shapes
-from fp8doctor.analysis.memory_fit import step_now
+from fp8doctor.analysis.memory import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
@@ -38,12 +38,12 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.answer.faults import fault_of, is_unclear
+from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.engagement import invalidates, is_unclear
 from fp8doctor.diagnosis.estimate import (
     changes_fp8,
     changes_fp8_alone,
@@ -331,8 +331,13 @@ def _converting(facts: Facts) -> Iterator[Step]:
         return
     layers = to_convert(facts)
     eager = [linear for linear in layers if linear.compiled is None]
-    title, names = expects.sentence.rstrip("."), {each.name for each in layers}
-    yield _step(title, convert(facts, next(iter(expects.recipes)), names, before_own=not eager))
+    recipe, names = next(iter(expects.recipes)), {each.name for each in layers}
+    after = f" {expects.after}" if expects.after else ""
+    title = (
+        f"FP8 ({recipe}, compiled) would run at {expects.best:.2f}x the speed of the best BF16{after} "
+        f"(estimated for {expects.gpu})"
+    )
+    yield _step(title, convert(facts, recipe, names, before_own=not eager))
     if eager:
         yield _step(title, compile_treatment(facts, eager))
 
@@ -374,7 +379,7 @@ def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
     kept = []
     for step in steps:
         lines = step.treatment.code.splitlines()
-        agree = [line for line in lines if _agrees(line, said)]
+        agree = [line for line in lines if {**settings(line), **said} == {**said, **settings(line)}]
         if len(agree) < len(lines):
             if all(line.lstrip().startswith("#") for line in agree):
                 continue
@@ -383,10 +388,6 @@ def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
             said |= settings(line)
         kept.append(step)
     return tuple(kept)
-
-
-def _agrees(line: str, said: Mapping[str, str | None]) -> bool:
-    return all(name not in said or said[name] == value for name, value in settings(line).items())
 
 
 def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:

@@ -29,7 +29,10 @@ def why_of(part: Arm | Trial) -> Reason | None:
     if recorded(part, "why"):
         return part.why
     sentence = part.get("reason") or ""
-    return next((why for begins, ends, why in _SENTENCES if _is(sentence, begins, ends)), None)
+    known = (
+        why for begins, ends, why in _SENTENCES if sentence.startswith(begins) and sentence.endswith(ends)
+    )
+    return next(known, None)
 
 
 def did_not_fit(budget_s: float) -> str:
@@ -46,10 +49,6 @@ def sentence_of(part: Arm) -> str | None:
     sentence = part.get("reason")
     budget = re.match(r"the budget of ([\d.]+) s ", sentence or "")
     return did_not_fit(float(budget[1])) if budget else sentence
-
-
-def _is(sentence: str, begins: str, ends: str) -> bool:
-    return sentence.startswith(begins) and sentence.endswith(ends)
 
 
 _SENTENCES = (

@@ -12,6 +12,7 @@ are kept.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import math
 import re
@@ -132,13 +133,7 @@ def _replace_surrogate(error: UnicodeError) -> tuple[str | bytes, int]:
     return "\N{REPLACEMENT CHARACTER}".encode() * (error.end - error.start), error.end
 
 
-def _register() -> None:
-    import codecs
-
-    codecs.register_error("replace_surrogate", _replace_surrogate)
-
-
-_register()
+codecs.register_error("replace_surrogate", _replace_surrogate)
 
 
 def to_builtins(record: Record) -> dict[str, Any]:

@@ -35,7 +35,9 @@ def exposed(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float, *, stack: str
 ) -> Exposed:
     """Model the communication of one micro-batch and of the step's end, with ``busy_ms`` of computing."""
-    inside = tensor_ms(share, options, gpu) * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
+    times = 12 if options.checkpointing == "full" else 8  # gathers and scatters of a block, both ways
+    tensor = times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
+    inside = tensor * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
     inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
     gradients = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
     dense, experts = share.parameters
@@ -47,12 +49,6 @@ def exposed(
         return Exposed(inside + max(0.0, moved - HIDDEN * busy_ms), 0.0)
     moved = gradients + (weights if options.sharding == "zero1" else gradients)
     return Exposed(inside, max(0.0, moved - HIDDEN * busy_ms))
-
-
-def tensor_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
-    """Time two gathers and two scatters of the activations of each block, forward and backward."""
-    times = 12 if options.checkpointing == "full" else 8
-    return times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
 
 
 def tensor_exposed(stack: str, options: Options) -> float:

@@ -10,14 +10,12 @@ import msgspec
 from msgspec.structs import replace
 
 from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.recipe_support import runs_on_amd
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Gpu
+from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record
-from fp8doctor.gpus import AmdSpec, GpuSpec, gpu_specs
-from fp8doctor.planning.bounds import speedup_bound
+from fp8doctor.gpus import GpuSpec, gpu_specs
 from fp8doctor.planning.converted import converts_any
 from fp8doctor.planning.job_options import STACKS, Options
 from fp8doctor.planning.measured import Form, Measured, measured
@@ -25,7 +23,7 @@ from fp8doctor.planning.peaks import largest_batch, peak_of
 from fp8doctor.planning.ranges import margin
 from fp8doctor.planning.share import Share, share_of
 from fp8doctor.planning.step_time import Part, Step, step_of
-from fp8doctor.recipes import RECIPES, TORCHAO, Recipe, of_stack, runs_on
+from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
 
 LIMITING = 0.10
 """Share of the FP8 step from which a part counts as a limit. A convention."""
@@ -50,7 +48,6 @@ class Row(Record, frozen=True, kw_only=True):
     """Time of that BF16 / of this row."""
     speedup_low: float | None = None
     speedup_high: float | None = None
-    """With the basis bound, what the datasheet allows, and the only number of time."""
     bf16_tokens_per_s: float | None = None
     """Of one GPU."""
     tokens_per_s: float | None = None
@@ -67,8 +64,8 @@ class Row(Record, frozen=True, kw_only=True):
     bf16_largest_batch: int | None = None
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     bf16_parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
-    basis: Literal["measured", "modelled", "bound"] = "modelled"
-    """Of the times: a saved report has them, the cost model, or a datasheet bounds them."""
+    basis: Literal["measured", "modelled"] = "modelled"
+    """Of the times: a saved report has them, or the cost model."""
     why: str = ""
     """Why there are no times."""
 
@@ -92,7 +89,7 @@ class Job(NamedTuple):
         if step is None:
             return None
         if self.measured is not None:
-            step = self.measured.scaled(step, Form(recipe, compiled), gpu)
+            step = self.measured.scaled(step, Form(recipe, compiled))
         return replace(step, parts={part: ms * self.scale for part, ms in step.parts.items()})
 
     def basis(self, gpu: GpuSpec, recipe: Recipe, *, compiled: bool) -> Literal["measured", "modelled"]:
@@ -130,11 +127,8 @@ def recipe_of(row: Row) -> Recipe:
     return RECIPES[(STACKS[row.stack], row.recipe)]
 
 
-def _of_gpu(job: Job, gpu: GpuSpec | AmdSpec) -> Iterator[Row]:
-    """Estimate the recipes on one GPU, each next to BF16 in the same framework, or bound them."""
-    if isinstance(gpu, AmdSpec):
-        yield from (_bounded(job, gpu, recipe) for recipe in wanted(job.options))
-        return
+def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
+    """Estimate the recipes on one GPU, each next to BF16 in the same framework."""
     for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
         forms = {compiled: job.step(gpu, None, stack=stack, compiled=compiled) for compiled in (True, False)}
         known = [each for each in forms.values() if each is not None]
@@ -147,18 +141,7 @@ def _of_gpu(job: Job, gpu: GpuSpec | AmdSpec) -> Iterator[Row]:
                 yield _row(job, gpu, recipe, without_times, bf16, compiled=False)
 
 
-def _bounded(job: Job, gpu: AmdSpec, recipe: Recipe) -> Row:
-    """Bound a recipe's speedup; what Transformer Engine keeps in memory there is not known."""
-    row = replace(_without_times(job, gpu, recipe.stack, None, compiled=True), recipe=recipe.name)
-    if not runs_on_amd(recipe, Gpu(name=gpu.name, architecture=gpu.architecture)):
-        return replace(row, why=NOT_THERE)
-    if not converts_any(job.share, recipe):
-        return replace(row, why=CONVERTS_NOTHING)
-    row = replace(row, basis="bound", speedup_high=speedup_bound(job.share, job.options, gpu, recipe))
-    return row if STACKS[row.stack] != TORCHAO.name else _with_memory(job, gpu, recipe, row, compiled=True)
-
-
-def _with_memory(job: Job, gpu: GpuSpec | AmdSpec, recipe: Recipe, row: Row, *, compiled: bool) -> Row:
+def _with_memory(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, *, compiled: bool) -> Row:
     """Add the peak of a recipe, and whether it fits."""
     peak = peak_of(job.share, job.options, gpu, recipe.stack, recipe, compiled=compiled)
     return replace(
@@ -169,7 +152,7 @@ def _with_memory(job: Job, gpu: GpuSpec | AmdSpec, recipe: Recipe, row: Row, *, 
     )
 
 
-def _without_times(job: Job, gpu: GpuSpec | AmdSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
+def _without_times(job: Job, gpu: GpuSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
     """Describe the GPU and the faster BF16, which is ``compiled`` or not."""
     peak = peak_of(job.share, job.options, gpu, stack, None, compiled=compiled)
     return Row(

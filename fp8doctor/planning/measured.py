@@ -1,4 +1,4 @@
-"""Times of a saved report, carried over to another GPU part by part."""
+"""Times of a saved report, carried over to another GPU."""
 
 from __future__ import annotations
 
@@ -19,16 +19,6 @@ from fp8doctor.planning.share import share_of
 from fp8doctor.planning.step_time import Step, step_of
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, recipe_of
 
-GROUPS = {
-    **dict.fromkeys(("matmuls", "head", "experts", "gemm_fp8", "gemm_16bit", "gemm_fp32"), "matmuls"),
-    "attention": "attention",
-    "communication": "communication",
-}
-"""Part of a plan or family of kernels -> the group in which both are compared; all others wait for memory."""
-
-IDLE = ("host", "bubble")
-"""Parts in which the GPU does nothing."""
-
 
 class Form(NamedTuple):
     """What a step runs: a recipe or BF16, compiled or not."""
@@ -38,28 +28,16 @@ class Form(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Measured / estimated time on the GPU of the report, by form and by part."""
+    """Measured / estimated step time on the GPU of the report, by form."""
 
     gpu: GpuSpec
-    ratios: dict[Form, dict[str, float]]
-    """The empty name stands for all parts that the GPU works on."""
-    idle_ms: dict[Form, float]
+    ratios: dict[Form, float]
 
-    def scaled(self, step: Step, form: Form, gpu: GpuSpec) -> Step:
-        """Scale an estimate by its own form's ratios, else by those of BF16.
-
-        Another GPU waits at least as long for the host as the measured one.
-        """
+    def scaled(self, step: Step, form: Form) -> Step:
+        """Scale an estimate by its own form's ratio, else by that of BF16."""
         found = self.ratios.get(form) or self.ratios.get(Form(None, form.compiled))
-        found = found or next(iter(self.ratios.values()))
-        parts = {
-            part: ms * (1.0 if part in IDLE else found.get(GROUPS.get(part, "memory"), found[""]))
-            for part, ms in step.parts.items()
-        }
-        if form in self.idle_ms:
-            idle = self.idle_ms[form]
-            parts["host"] = idle if gpu == self.gpu else max(parts["host"], idle)
-        return Step(parts, step.in_balance)
+        ratio = found or next(iter(self.ratios.values()))
+        return Step({part: ms * ratio for part, ms in step.parts.items()}, step.in_balance)
 
 
 def saved_facts(path: Path) -> Facts | None:
@@ -80,33 +58,13 @@ def measured(facts: Facts) -> Measured | None:
     if trial is None or gpu is None or trial.get("device") != "cuda" or not trial.get("reliable"):
         return None
     options = options_for(facts, {})
-    share, ratios, idle = share_of(in_bf16(facts), options), {}, {}
+    share, ratios = share_of(in_bf16(facts), options), dict[Form, float]()
     for form, arm in _forms(facts):
         stack = form.recipe.stack if form.recipe else TORCHAO.name
         step = step_of(share, options, gpu, form.recipe, stack=stack, compiled=form.compiled)
         if step is not None and arm.step_ms and form not in ratios:
-            ratios[form], idle[form] = _ratios(arm, step), _idle(arm)
-    return Measured(gpu, ratios, idle) if ratios else None
-
-
-def _ratios(arm: Arm, step: Step) -> dict[str, float]:
-    """Divide the parts of a timed step by the estimated ones."""
-    breakdown = arm.get("breakdown")
-    timed, estimated = dict[str, float](), dict[str, float]()
-    for part, ms in step.parts.items():
-        if part not in IDLE:
-            group = GROUPS.get(part, "memory")
-            estimated[group] = estimated.get(group, 0.0) + ms
-    for family, ms in breakdown.families_ms.items() if breakdown and breakdown.reliable else ():
-        group = GROUPS.get(family, "memory")
-        timed[group] = timed.get(group, 0.0) + ms
-    whole = ((arm.step_ms or 0.0) - _idle(arm)) / sum(estimated.values())
-    return {"": whole} | {group: ms / estimated[group] for group, ms in timed.items() if estimated.get(group)}
-
-
-def _idle(arm: Arm) -> float:
-    breakdown = arm.get("breakdown")
-    return breakdown.idle_ms if breakdown else 0.0
+            ratios[form] = arm.step_ms / step.ms
+    return Measured(gpu, ratios) if ratios else None
 
 
 def _forms(facts: Facts) -> Iterator[tuple[Form, Arm]]:

@@ -7,13 +7,20 @@ what lies before it, unless the weight gradient stays in BF16. tests/planning/te
 
 from __future__ import annotations
 
-from fp8doctor.analysis.activations import GIB, KEPT_UNCOMPILED, LOGIT_BYTES
+from fp8doctor.analysis.activations import (
+    GIB,
+    KEPT_UNCOMPILED,
+    LOGIT_BYTES,
+    Kept,
+    computes_input_again,
+    kept_by_region,
+)
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
-from fp8doctor.gpus import AmdSpec, GpuSpec
+from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.converted import is_converted
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Layer, Share
+from fp8doctor.planning.share import Share
 from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
 
 MOST_SAMPLES = 1 << 16
@@ -23,7 +30,7 @@ MOST_SAMPLES = 1 << 16
 def peak_of(
     share: Share,
     options: Options,
-    gpu: GpuSpec | AmdSpec,
+    gpu: GpuSpec,
     stack: str,
     recipe: Recipe | None,
     *,
@@ -63,21 +70,25 @@ def activations(
     Sequence parallelism scatters what a layer with divided inputs adds up. Of an input that it gathered,
     Transformer Engine keeps the rank's part and gathers it again, DTensor keeps all.
     """
-    outputs = logits = 0.0
-    widest: dict[tuple[str, int, bool], tuple[float, int]] = {}
+    logits, kept_layers = 0.0, []
     for layer in share.layers:
         k, n = layer.linear.in_features, layer.linear.out_features
         if layer.linear.role == "head":
             logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
             continue
         part_k, part_n = layer.sides
-        if layer.linear.adapter != "adapter":
-            outputs += 2.0 * layer.rows * layer.count * (part_n if k == part_k else n)
-        key = layer.owner.rpartition(".")[2], k, layer.from_attention
-        kept_k = part_k if stack == TRANSFORMER_ENGINE.name else k
-        bytes_kept = 0.0 if computed_again(layer, recipe) else 2.0 * layer.rows * kept_k
-        widest[key] = max(widest.get(key, (0.0, 0)), (bytes_kept, layer.count))
-    inputs = sum(kept * count for kept, count in widest.values())
+        rows = 2.0 * layer.rows * layer.count
+        output = 0.0 if layer.linear.adapter == "adapter" else rows * (part_n if k == part_k else n)
+        again = (
+            recipe is not None
+            and is_converted(layer, recipe)
+            and not layer.from_attention
+            and computes_input_again(recipe, STACKS[recipe.stack].fuses_casts)
+        )
+        kept_k = 0.0 if again else part_k if stack == TRANSFORMER_ENGINE.name else k
+        owner = layer.owner.rpartition(".")[2]
+        kept_layers.append(Kept(owner, k, layer.from_attention, output, rows * kept_k))
+    outputs, inputs = kept_by_region(kept_layers).get(None, (0.0, 0.0))
     kept = (outputs + inputs) * (1.0 if compiled else KEPT_UNCOMPILED["eager transformers"])
     hidden = 2.0 * options.tokens * share.hidden * share.blocks / options.tp
     if options.checkpointing == "full":
@@ -87,13 +98,6 @@ def activations(
     return kept * min(options.pp, options.accumulate) + logits
 
 
-def computed_again(layer: Layer, recipe: Recipe | None) -> bool:
-    """Return whether FP8 keeps no input of a layer; attention keeps its output itself."""
-    if recipe is None or recipe.weight_gradient_in_16_bits or not STACKS[recipe.stack].fuses_casts:
-        return False
-    return is_converted(layer, recipe) and not layer.from_attention
-
-
-def largest_batch(peak: Peak, options: Options, gpu: GpuSpec | AmdSpec) -> int:
+def largest_batch(peak: Peak, options: Options, gpu: GpuSpec) -> int:
     """Find the most samples of a micro-batch that fit; 0 if one does not."""
     return min(MOST_SAMPLES, peak.samples(gpu.memory_gib, options.batch) or 0)

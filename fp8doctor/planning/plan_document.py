@@ -114,19 +114,12 @@ def answer(found: Sequence[Row], options: Options) -> str:
     """Say in a line what to use on one GPU, with the range, the others and the memory."""
     first = found[0]
     on = f"On {options.gpus} x {first.gpu}" if options.gpus > 1 else f"On {first.gpu}"
-    bounds = [each for each in found if each.basis == "bound" and each.fits is not False]
     timed = [each for each in found if each.speedup is not None]
     fitting = [each for each in timed if each.fits]
     if not (first.bf16_fits or fitting):
         return (
             f"{on} this job does not fit: BF16 needs {first.bf16_memory_gib:,.0f} GiB of "
             f"{first.gpu_memory_gib:g}{_fp8_needs(found)}."
-        )
-    if bounds:
-        most = max(bounds, key=lambda each: each.speedup_high or 0.0)
-        return (
-            f"{on} there is a bound, no estimate: FP8 makes the step at most {most.speedup_high:.2f}x as "
-            f"fast ({words(most)}). Time it there."
         )
     if not timed:
         return f"{on} there is no estimate{', only of BF16' if first.bf16_step_ms else ''}: {first.why}."
@@ -179,12 +172,7 @@ def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]
         )
     if any(each.get("role") == "experts" for each in facts.network.linears):
         yield "fp8doctor assumes that all experts get equal shares of the tokens."
-    if bounded := dict.fromkeys(each.gpu for each in found if each.basis == "bound"):
-        yield (
-            f"{' and '.join(bounded)}: bounds, not estimates, because no table has the times of matmuls and "
-            "casts. They take FP8 matmuls as twice as fast as BF16, as in the datasheet, and casts as free."
-        )
     if measured(facts) and any(each.step_ms for each in found):
-        yield f"Scaled from the times that the report measured on {facts.trial.gpu}, part by part."
+        yield f"Scaled from the times that the report measured on {facts.trial.gpu}."
     if options.step_ms is not None:
         yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.activations import FROM_ATTENTION
+from fp8doctor.analysis.activations import FROM_ATTENTION, is_from_attention, owner_of
 from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
 from fp8doctor.errors import UserError
@@ -17,6 +17,9 @@ from fp8doctor.planning.job_options import Options
 
 KEYS = ("k_proj", "v_proj", "key", "value", "wk", "wv", "to_k", "to_v", "k", "v")
 """Last parts of the names of layers that make keys and values, of which there are fewer heads."""
+
+ALIKE = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
+"""Facts that layers of one shape and kind share."""
 
 REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj")
 """Layers of multi-head latent attention that every rank of tensor parallelism computes whole. Source:
@@ -44,7 +47,7 @@ class Layer(Struct, frozen=True):
     @property
     def from_attention(self) -> bool:
         """Return whether attention makes its input."""
-        return self.last in FROM_ATTENTION and "mlp" not in self.owner
+        return is_from_attention(self.owner, self.last)
 
 
 class Amount(NamedTuple):
@@ -92,7 +95,8 @@ def share_of(facts: Facts, options: Options) -> Share:
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
         layer = layer_of(linear, facts, options, scale)
-        key = (*_shape(layer), layer.owner.rpartition(".")[2], layer.last)
+        shape = (layer.rows, *(layer.linear.get(each) for each in ALIKE))
+        key = (*shape, layer.owner.rpartition(".")[2], layer.last)
         seen = found.get(key)
         found[key] = layer if seen is None else replace(seen, count=seen.count + layer.count)
     layers = tuple(
@@ -162,17 +166,11 @@ def refuse_odd_heads(network: Network, options: Options) -> None:
         raise UserError(f"--tp {options.tp} does not divide the {of_keys} heads of keys and values")
 
 
-def _shape(layer: Layer) -> tuple[object, ...]:
-    linear = layer.linear
-    kept = ("in_features", "out_features", "gemms", "role", "adapter", "requires_grad", "bias", "use")
-    return (layer.rows, *(linear.get(each) for each in kept))
-
-
 def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> Layer:
     """Describe one layer as one GPU has it; ``scale`` is its rows / those in the facts."""
     network, experts = facts.network, linear.role == "experts"
     hidden = network.get("hidden_size")
-    owner, _, last = linear.name.partition(".lora_")[0].removesuffix(".base_layer").rpartition(".")
+    owner, last = owner_of(linear)
     k, n = linear.in_features, linear.out_features
     local_k, local_n = k, n
     if options.tp > 1 and linear.role != "router" and last not in REPLICATED:

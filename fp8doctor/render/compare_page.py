@@ -11,7 +11,6 @@ from fp8doctor.facts import Facts
 from fp8doctor.render.header import job_facts, model
 from fp8doctor.render.table_page import Sheet, Table
 from fp8doctor.render.trace_page import FAMILIES, change
-from fp8doctor.wording import plural
 
 NONE_MS = 0.05
 """Time below which a part would be shown as 0.0 ms."""
@@ -20,7 +19,7 @@ NONE_MS = 0.05
 def page(found: Comparison, documents: tuple[Document, Document]) -> Sheet:
     """Lay out the comparison of these reports."""
     one, other = found.steps
-    parts: list[Table | str] = [_table(found), *_losses(found)]
+    parts: list[Table | str] = [_table(found)]
     if found.families_ms:
         parts.append(_families(found))
     elif found.why_no_difference:
@@ -50,7 +49,6 @@ def page(found: Comparison, documents: tuple[Document, Document]) -> Sheet:
 
 def _table(found: Comparison) -> Table:
     one, other = found.steps
-    means = found.losses.means if found.losses else (None, None)
     rows = (
         (
             f"ms/step{' (CPU)' if one.on_cpu and other.on_cpu else ''}",
@@ -61,28 +59,9 @@ def _table(found: Comparison) -> Table:
         ("steps/s", *_both(one.steps_per_s, other.steps_per_s, 2)),
         ("tokens/s", *_both(one.tokens_per_s, other.tokens_per_s, 0)),
         ("peak memory, GiB", *_both(one.peak_gib, other.peak_gib, 1)),
-        ("training loss", *_both(*means, 4)),
     )
     shown = tuple(row for row in rows if any(cell != "-" for cell in row[1:3]))
     return Table(("", one.name, other.name, "ratio"), shown or rows[:1])
-
-
-def _losses(found: Comparison) -> Iterator[str]:
-    """Say of which steps the losses are, and what they can be compared with."""
-    for why in found.why_no_losses:
-        yield f"No losses side by side: {why}."
-    losses = found.losses
-    if losses is None:
-        return
-    for step, since in zip(found.steps, losses.not_finite_from, strict=True):
-        if since is not None:
-            yield f"Beware: the loss of {step.name} is NaN or infinite at step {since}."
-    yield (
-        f"Training loss: measured, the mean of {plural(losses.steps, 'step')} of either run, "
-        f"{losses.first_step} to {losses.last_step}. Whether both runs "
-        "began at the same weights and saw the same data is not known here: only then is the difference that "
-        "of the precision."
-    )
 
 
 def _spread(step: TimedStep) -> str:

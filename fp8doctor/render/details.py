@@ -9,7 +9,7 @@ from msgspec import Struct
 from fp8doctor import registry
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
 from fp8doctor.analysis.treatment_table import FOR_FP8, OPTIMIZER_LAST, STAY_IN_BF16
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.areas import position
@@ -187,7 +187,7 @@ def fix_in_words(finding: Finding, steps: Sequence[Step], facts: Facts) -> str:
 
 def _still_idle(facts: Facts) -> bool:
     """Return whether the timed step that the plan ends in is idle for as long a share as a check reports."""
-    end = trial_view(facts).end
+    end = TrialView(facts).end
     found = breakdown_of(end.arm) if end and not end.is_as_is else None
     step_ms = end.arm.step_ms if end else None
     return bool(found and step_ms and 100 * found.idle_ms > HOST_BOUND_PCT * step_ms)

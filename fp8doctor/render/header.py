@@ -8,7 +8,7 @@ from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import Layers, flops_share_pct, fp8_layers, main_rows, stores_fp8
-from fp8doctor.analysis.memory_fit import memory_row
+from fp8doctor.analysis.memory import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.outcome import own_words, watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words

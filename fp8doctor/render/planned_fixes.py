@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, if_recorded
@@ -106,11 +106,11 @@ def not_timed(step: Step, facts: Facts) -> str:
     """Say that a trial did not time this fix; empty if its gain is known, or if no fix was timed."""
     tried = [each for each in facts.arms() if each.tried] if timed_on_gpu(facts) else []
     done = any(step.treatment.name in each.get("treatments", ()) for each in tried)
-    done = done and step.treatment.name not in trial_view(facts).open_in_bf16
+    done = done and step.treatment.name not in TrialView(facts).open_in_bf16
     if not tried or done or step.saving_ms is not None:
         return ""
     name = step.treatment.name
-    own = trial_view(facts).own_bf16_left_out if name == STAY_IN_BF16 else None
+    own = TrialView(facts).own_bf16_left_out if name == STAY_IN_BF16 else None
     late = own or next(
         (each for each in facts.trial.arms if lacked_time(each) and name in each.treatments), None
     )

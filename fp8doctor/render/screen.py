@@ -14,7 +14,7 @@ from fp8doctor.analysis.arms import is_finite
 from fp8doctor.analysis.noise import is_noise
 from fp8doctor.analysis.outcome import relative_to_bf16
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.commands import more_time, more_time_s
 from fp8doctor.answer.sentences import Box, Tone, box
 from fp8doctor.diagnosis.document import Document, Step
@@ -178,7 +178,7 @@ def _speed(facts: Facts, arm: Arm) -> tuple[str, Tone]:
         return "", "plain"
     if arm is found.best:
         return "1x", "plain"
-    if is_noise(found.best, arm, facts.trial) or trial_view(facts).size_is_wrong:
+    if is_noise(found.best, arm, facts.trial) or TrialView(facts).allowed:
         return NOISY, "plain"
     tone: Tone = "good" if found.gains else "bad" if found.loses else "plain"
     return times(found.best.step_ms, arm.step_ms), tone
@@ -261,7 +261,7 @@ def _next(
 ) -> Iterator[str]:
     """Name the next commands, and explain a code that is shown: for a shell, or for Python."""
     codes = (*(step.code for step in steps), *(line.code for line in notices))
-    view = trial_view(report.facts)
+    view = TrialView(report.facts)
     decided = view.gives_up_fp8 and view.has_little_to_gain
     first, option = next(filter(None, codes), ""), "" if decided else more_time(report.facts)
     more = f"{option} to time more variants{_added(report.facts.trial)}" if option else ""

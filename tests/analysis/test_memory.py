@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.memory import estimated_peak
-from fp8doctor.analysis.memory_fit import MAY_BE_OFF, fit
+from fp8doctor.analysis.memory import MAY_BE_OFF, estimated_peak, fit
 from fp8doctor.cost.step_cost import in_bf16, with_linears_compiled
 from fp8doctor.facts import Accelerate, Arm, Distributed, Facts
 from tests.benchmarks.recorded_steps import JOBS, PATIENTS, reports

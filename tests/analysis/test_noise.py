@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.step_difference import waits_for_the_host
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, HostLoad
 from tests.checks.arms import timed
@@ -135,7 +135,7 @@ BUSY_GPU = rounds(
     ],
 )
 def test_no_host_is_named_that_hides_nothing(facts: Facts) -> None:
-    assert trial_view(facts).host_contention is None
+    assert TrialView(facts).host_contention is None
 
 
 @pytest.mark.slow

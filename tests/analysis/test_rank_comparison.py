@@ -52,5 +52,5 @@ def test_bf16_communicates_as_the_rank_that_waits_for_no_other(name: str) -> Non
     assert alone is not None
     assert ran is not None
     shared = min(exposed_of_ranks(report.facts)) + (if_recorded(late_ms, report.facts) or 0.0)
-    both = alone.parts.bf16_ms + shared
-    assert ran.parts.bf16_ms <= both + 1e-6 if ran.recipes else ran.parts.bf16_ms == pytest.approx(both)
+    both = alone.bf16_ms + shared
+    assert ran.bf16_ms <= both + 1e-6 if ran.recipes else ran.bf16_ms == pytest.approx(both)

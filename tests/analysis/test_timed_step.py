@@ -1,4 +1,4 @@
-"""The steps of two reports: their times and losses, by steps of the same number."""
+"""The steps of two reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.losses import RunLosses, run_losses
 from fp8doctor.analysis.timed_step import cautions, timed_step
 from fp8doctor.facts import Arm, Breakdown, Facts, Observation, Trial
 from tests.facts_of import DECODER_468M
@@ -61,16 +60,3 @@ def test_steps_of_a_watched_script_count_where_no_trial_timed_a_copy(clock: Any,
     both = replace(facts, trial=timed((50.0,) * 7).trial)
     assert timed_step(both, "a").step_ms == 50.0
     assert list(cautions(both, timed_step(both, "a"))) == []
-
-
-def watched(*losses: float | None, warmup: int = 3) -> Facts:
-    seen = Observation(
-        steps_ms=tuple(100.0 for _ in losses), warmup=warmup, clock="cuda", losses=losses, compiled=0
-    )
-    return replace(DECODER_468M, observed=seen)
-
-
-def test_only_steps_of_the_same_number_are_compared() -> None:
-    """A run that compiles warms up longer: its window begins later."""
-    found = run_losses(watched(5.0, 4.0, 3.0, 2.0), watched(3.5, 2.5, 1.5, warmup=5))
-    assert found == RunLosses(first_step=6, last_step=7, means=(2.5, 3.0), not_finite_from=(None, None))

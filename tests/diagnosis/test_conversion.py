@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.plan import make_plan
 from fp8doctor.examine import examine
@@ -31,7 +31,7 @@ def of(model: nn.Module, *arms: Arm, device: str = "cuda") -> Facts:
 
 
 def conversion_of(facts: Facts) -> list[Step]:
-    return [*make_plan(trial_view(facts), ())]
+    return [*make_plan(TrialView(facts), ())]
 
 
 def recipes(model: nn.Module) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report, registry
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.plan import make_plan
 from fp8doctor.facts import Facts, recorded
@@ -142,7 +142,7 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
 def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
     facts: Facts, findings: tuple[Finding, ...], names: list[str]
 ) -> None:
-    assert [step.treatment.name for step in make_plan(trial_view(facts), findings)] == names
+    assert [step.treatment.name for step in make_plan(TrialView(facts), findings)] == names
 
 
 @pytest.mark.parametrize("patient", ["accelerate_eager", "nf4_base", "setting_without_effect"])

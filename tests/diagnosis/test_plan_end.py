@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from tests import replays
@@ -74,7 +74,7 @@ def test_no_plan_ends_in_a_step_that_is_not_finite(now: tuple[str, ...]) -> None
         "prescribed": around(80.0),
     }
     facts = with_nan_in(Of(arms, bases={}).facts(), as_is=now, prescribed=("gradients",))
-    end = trial_view(facts).end
+    end = TrialView(facts).end
     assert end is not None
     assert end.arm.name == "bf16_compiled"
     report = diagnose(facts)

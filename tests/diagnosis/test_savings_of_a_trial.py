@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.savings import on_the_way
@@ -71,7 +71,7 @@ def on_the_way_to(end: float, alone: dict[str, float]) -> list[tuple[str, float 
     """The savings of a plan of two fixes, of which some were timed alone."""
     arms = {**SLOW, "prescribed": around(end), **{name: around(ms) for name, ms in alone.items()}}
     facts = Of(arms, treatments=BOTH, bases=dict.fromkeys(alone, "as_is")).facts()
-    steps = on_the_way(trial_view(facts), PROPOSED, frozenset())
+    steps = on_the_way(TrialView(facts), PROPOSED, frozenset())
     return [
         (step.treatment.name, round(step.saving_ms.middle, 1) if step.saving_ms else None, step.together)
         for step in steps
@@ -81,5 +81,5 @@ def on_the_way_to(end: float, alone: dict[str, float]) -> list[tuple[str, float 
 def test_breakage_stays_first_whatever_the_others_save() -> None:
     arms = {**SLOW, "prescribed": around(80.0), "adapters-to-bf16": around(200.0)}
     facts = Of(arms, treatments=BOTH, bases={"adapters-to-bf16": "as_is"}).facts()
-    steps = on_the_way(trial_view(facts), PROPOSED, frozenset({"AAA001"}))
+    steps = on_the_way(TrialView(facts), PROPOSED, frozenset({"AAA001"}))
     assert [step.code for step in steps] == ["AAA001", "BBB001"]

@@ -8,7 +8,6 @@ from fp8doctor.facts import Arm, Trial
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import PARTS, NoNumber, why_of, without
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial.measure.profile_step import BREAKDOWN
 
 TIMED = Arm(name="as_is", tried=True, step_ms=1.0)
 SHORT = Arm(
@@ -42,10 +41,6 @@ WRITTEN = {
 """What fp8doctor wrote before there was a kind beside it."""
 
 
-def test_the_parts_are_those_of_the_trial() -> None:
-    assert set(PARTS) == {BREAKDOWN}
-
-
 @pytest.mark.parametrize("gaps", [NOT_RECORDED, {"trial.shapes": "no time"}], ids=["none yet", "another"])
 @pytest.mark.parametrize(("part", "fact"), PARTS.items())
 def test_a_part_that_is_no_arm_is_a_gap(part: str, fact: str, gaps: dict[str, str]) -> None:
@@ -70,12 +65,3 @@ def test_an_arm_that_has_a_time_keeps_it(part: str) -> None:
 def test_a_sentence_of_before_says_what_it_said(sentence: str | None, why: Reason | None) -> None:
     assert why_of(Arm(name="x", tried=False, reason=sentence)) is why
     assert why_of(Trial(arms=(), reason=sentence)) is why
-
-
-@pytest.mark.parametrize("why", [*Reason, None])
-def test_beside_a_kind_no_sentence_is_read(why: Reason | None) -> None:
-    assert why_of(Arm(name="x", tried=False, why=why, reason="nothing in it was compiled")) is why
-
-
-def test_a_fact_that_nobody_wrote_says_nothing() -> None:
-    assert why_of(Arm(name="x")) is None

@@ -77,11 +77,6 @@ def test_a_home_folder_never_survives(folder: str, name: str, rest: str) -> None
     assert "~" in scrubbed
 
 
-@given(text=st.text(max_size=300))
-def test_scrubbing_twice_changes_nothing_more(text: str) -> None:
-    assert scrub(scrub(text)) == scrub(text)
-
-
 @pytest.mark.slow
 @given(
     pieces=st.lists(st.text(min_size=1, max_size=60), min_size=1, max_size=5),
@@ -100,19 +95,6 @@ def test_the_home_of_this_process_becomes_a_tilde(monkeypatch: pytest.MonkeyPatc
     assert scrub(f"{home}/models/x.py") == "~/models/x.py"
     assert scrub(f"in {home}") == "in ~"
     assert scrub(f"{home}son/x") == f"{home}son/x"
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_home_that_is_the_root_of_the_file_system_takes_nothing_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HOME", "/")
-    assert scrub("/opt/models/x.py") == "/opt/models/x.py"
-
-
-def test_the_home_of_root_becomes_a_tilde_and_its_lookalikes_stay() -> None:
-    assert scrub("/root/x and /root") == "~/x and ~"
-    assert scrub("/rootless/x, /opt/root/x, a/root") == "/rootless/x, /opt/root/x, a/root"
 
 
 @pytest.mark.usefixtures("fresh")
@@ -140,33 +122,6 @@ def test_the_user_goes_out_of_paths_and_stays_in_sentences(monkeypatch: pytest.M
         == "/scratch/<user>/run, /tmp/torchinductor_<user>"
     )
     assert scrub("ask alice") == "ask alice"
-
-
-@pytest.mark.usefixtures("fresh")
-def test_a_process_without_a_user_is_scrubbed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody() -> str:
-        raise KeyError("getpwuid(): uid not found: 4711")
-
-    monkeypatch.setattr(getpass, "getuser", nobody)
-    assert scrub("/home/x/y") == "~/y"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "max_tokens=16384",
-        "CUDA_VISIBLE_DEVICES=0,1,2,3",
-        "model.layers.0.self_attn.q_proj.weight",
-        "hf_quantizer and hf_device_map",
-        "expandable_segments:True,max_split_size_mb:512",
-        "No module named 'transformer_engine_torch'",
-        "undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationESs",
-        "key: model.embed_tokens.weight",
-        "token AutoModelForTokenClassification",
-    ],
-)
-def test_ordinary_text_stays_as_it_is(text: str) -> None:
-    assert scrub(text) == text
 
 
 def test_an_address_keeps_its_host_and_loses_its_password() -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
-from msgspec.structs import replace
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear
 from transformers import TrainingArguments
@@ -21,7 +20,6 @@ from fp8doctor.planned import facts_of
 from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.job_options import Options
-from fp8doctor.recipes import RECIPES
 from tests.examine.models import llama
 from tests.stand_ins.accelerate_state import forget
 
@@ -108,15 +106,6 @@ def test_axolotl_has_only_tensorwise() -> None:
     assert not any("axolotl" in lines("torchao", each) for each in ("rowwise", "rowwise_with_gw_hp", "mxfp8"))
 
 
-def test_torchtitan_gets_the_arguments_of_its_code() -> None:
-    """torchtitan b5bcd76: MXFP8LinearConverter.Config has no recipe, models have an lm_head, and
-    model_registry takes converters."""
-    rowwise, mxfp8 = (lines("torchao", each)["torchtitan"] for each in ("rowwise", "mxfp8"))
-    assert 'Config(recipe_name="rowwise", filter_fqns=["lm_head"], model_compile_enabled=True)' in rowwise
-    assert 'Config(fqns=["layers"], model_compile_enabled=True)' in mxfp8
-    assert all("model_registry(..., converters=[...])" in each for each in (rowwise, mxfp8))
-
-
 def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
     facts = facts_of({"model_type": "mixtral", "num_hidden_layers": 1}, None, None)
     row = Row(gpu="B200", stack="torchao", recipe="mxfp8", compiled=True, gpu_memory_gib=180)
@@ -126,40 +115,5 @@ def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
     assert "Experts" not in "".join(lines("torchao", "mxfp8").values())
 
 
-def test_experts_of_transformer_engine_are_grouped_linears() -> None:
-    """accelerate's convert_model swaps Linears and norms; Megatron-LM d98e8a6: --moe-grouped-gemm."""
-    facts = facts_of({"model_type": "mixtral", "num_hidden_layers": 1}, None, None)
-    found = setups(
-        facts, Row(gpu="H100", stack="te", recipe="delayed", compiled=True, gpu_memory_gib=80), Options()
-    )
-    assert "te.GroupedLinear" in found["te"]
-    assert found["megatron"].endswith("--moe-grouped-gemm")
-    assert "accelerate" not in found
-    assert "grouped" not in "".join(lines("te", "delayed").values()).lower()
-
-
-def test_megatron_has_every_recipe_of_transformer_engine() -> None:
-    """Megatron-LM d98e8a6: transformer_config.py, core/transformer/moe/README.md."""
-    assert lines("te", "delayed")["megatron"].endswith("--bf16 --fp8-format hybrid --fp8-recipe delayed")
-    assert "--fp8-format e4m3 --fp8-recipe mxfp8" in lines("te", "mxfp8")["megatron"]
-    assert "--fp4-format e2m1 --fp4-recipe nvfp4" in lines("te", "nvfp4")["megatron"]
-
-
 def test_the_command_line_knows_every_framework() -> None:
     assert {*lines("torchao", "tensorwise"), *lines("te", "delayed")} == set(FRAMEWORKS)
-
-
-def test_what_no_library_confirms_has_no_lines() -> None:
-    assert "trl" not in lines("torchao", "rowwise")
-    assert "later ones have rowwise only" in lines("torchao", "tensorwise")["torchtitan"]
-
-
-def test_a_recipe_that_torchao_does_not_name_is_configured_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for a recipe that is added with a configuration of its own."""
-    plain = RECIPES[("torchao", "tensorwise")]
-    config = "Float8LinearConfig(cast_config_grad_output=CastConfig(target_dtype=torch.float8_e4m3fn))"
-    own = replace(plain, name="tensorwise_e4m3", config=config)
-    monkeypatch.setitem(RECIPES, ("torchao", "tensorwise_e4m3"), own)
-    found = lines("torchao", "tensorwise_e4m3")
-    assert found.keys() == {"pytorch", "accelerate"}
-    assert all(config in code and "from_recipe_name" not in code for code in found.values())

@@ -7,7 +7,7 @@ import pytest
 from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.planned import facts_of
-from fp8doctor.planning.communication import experts_ms, tensor_exposed
+from fp8doctor.planning.communication import experts_ms
 from fp8doctor.planning.converted import weights_cast
 from fp8doctor.planning.estimates import rows
 from fp8doctor.planning.job_options import Options
@@ -25,11 +25,6 @@ def test_weights_are_cast_once_where_they_are_kept_or_gathered() -> None:
     assert weights_cast(DELAYED, Options(accumulate=4)) == 1 / 4
 
 
-def test_only_transformer_engine_overlaps_tensor_parallelism_unasked() -> None:
-    assert tensor_exposed("torchao", Options(tp=8)) == 1
-    assert tensor_exposed("transformer_engine", Options(tp=8)) == 1 / 8
-
-
 def test_each_recipe_stands_beside_bf16_of_its_framework() -> None:
     facts = facts_of(LLAMA_8B, None, None)
     found = rows(facts, ["H100"], Options(tp=8))
@@ -38,11 +33,6 @@ def test_each_recipe_stands_beside_bf16_of_its_framework() -> None:
     }
     assert all(len(times) == 1 for times in bf16.values())
     assert max(bf16["te"]) < min(bf16["torchao"])
-
-
-@pytest.mark.parametrize(("gpu", "joined"), [("H100", 8), ("B200", 8), ("GB200", 72)])
-def test_links_join_a_host_or_a_rack(gpu: str, joined: int) -> None:
-    assert gpu_spec(gpu).link_gpus == joined
 
 
 def test_tokens_leave_a_host_through_one_adapter_and_stay_on_it_for_its_links() -> None:
@@ -54,18 +44,3 @@ def test_tokens_leave_a_host_through_one_adapter_and_stay_on_it_for_its_links() 
         times[ep, tp] = experts_ms(share_of(in_bf16(facts), options), options, gpu_spec("H100"))
     assert times[16, 1] / times[8, 1] == pytest.approx((8 / 16 / 50) / (7 / 8 / 450))
     assert times[8, 2] / times[16, 1] == pytest.approx(1 / 2)
-
-
-def test_the_range_is_wider_if_host_and_gpu_take_as_long() -> None:
-    facts = facts_of(LLAMA_8B, None, None)
-    off = {}
-    for tokens in (64, 1024, 8192):
-        row = next(
-            each
-            for each in rows(facts, ["H100"], Options(seq=tokens, stack="te"))
-            if each.recipe == "delayed"
-        )
-        assert row.speedup is not None
-        assert row.speedup_low is not None
-        off[tokens] = round(row.speedup / row.speedup_low - 1, 2)
-    assert off == {64: 0.11, 1024: 0.35, 8192: 0.11}

@@ -69,13 +69,3 @@ def test_the_ranges_are_those_of_the_results(rows: list[Replayed]) -> None:
         if held and gpus != "Hopper":
             assert off >= 3 * max(by_group(held, lambda row: abs(row.error))), (stack, granularity, gpus)
     assert statistics.mean(by_group(rows, lambda row: row.is_in_range)) > published.IN_RANGE
-
-
-@pytest.mark.slow
-def test_the_results_name_every_job_that_ran_but_does_not_fit(rows: list[Replayed]) -> None:
-    lines = {tuple(each.split()) for each in RESULTS.read_text("utf-8").splitlines()}
-    large = [row for row in rows if not row.fits]
-    assert large
-    for row in large:
-        line = tuple(" | ".join(("", *published.large_line(row), "")).split())
-        assert line in lines, line

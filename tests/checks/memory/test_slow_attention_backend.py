@@ -23,7 +23,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fp8doctor.analysis.trial_view import trial_view
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH, CONTIGUOUS_BIAS, slow_attention_backend
 from fp8doctor.diagnosis.savings import with_measured_savings
 from fp8doctor.examine.attention import BACKENDS, sdp_backends
@@ -385,7 +385,7 @@ def test_the_trial_times_fused_attention_and_measures_the_finding() -> None:
     saved = {}
     for device in ("cuda", "cpu"):
         timed = msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, device=device))
-        (finding,), _ = with_measured_savings(trial_view(timed), *run(select(discover(), ["MEM004"]), timed))
+        (finding,), _ = with_measured_savings(TrialView(timed), *run(select(discover(), ["MEM004"]), timed))
         saved[device] = finding.saving_ms and finding.saving_ms.basis
     assert saved == {"cuda": "measured", "cpu": None}, "what a CPU saves says nothing about a GPU"
     assert model.config._attn_implementation == "eager"
