@@ -28,11 +28,6 @@ MEASURED = re.compile(r"tests/benchmarks/(measured/\w+\.json\.gz)")
 
 NOT_MEASURED_HERE = {
     "MOD004": {"1.3x": "Amdahl's law"},
-    "SHP005": {
-        "1.69x": "NVIDIA's documentation",
-        "1.58x": "NVIDIA's documentation",
-        "1.40x": "NVIDIA's documentation",
-    },
 }
 """Code -> number -> whose it is. What was measured here belongs into a recording."""
 
