@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from fp8doctor import headings
+from fp8doctor import headings, registry
 from tests.clinic import patients
 from tests.markdown import table
 
@@ -61,12 +61,14 @@ def in_recordings() -> Iterator[list[Judged]]:
         for folder in (TESTS / "patients", TESTS / "patients" / "gpu")
         for each in patients(folder)
     }
+    codes = {each.name: each.code for each in registry.discover()}
     for folder in RECORDED:
         page = TESTS / folder / "recorded" / "README.md"
         for cells in rows_of(page) if page.exists() else ():
             patient = known.get(cells[0].partition("-")[2])
             if len(cells) == 9 and cells[0] != "recording":
                 must, must_not = (patient.must, patient.must_not) if patient else ((), ())
+                must = tuple(codes.get(each, each) for each in must)
                 yield [
                     (code, "right" if code in must else "wrong" if code in must_not else "not judged")
                     for code in CODE.findall(cells[8])
