@@ -32,6 +32,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
 from fp8doctor.render import text
+from tests.test_catalogue import RULES, cases
 
 TESTS = Path(__file__).parent
 
@@ -40,9 +41,9 @@ IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.repla
 """A package before a dot, as in ``transformer_engine.common.recipe``."""
 
 PLACEHOLDERS = set(
-    "BATCH NAMES a b base batch_size bf16_checkpoint block build_model compute_loss config conv1d dataset "
-    "folder function hook key layer loss name next_block offsets parameters query recipe sample sample_args "
-    "scale self shape tensor tensor_parallel_size tp_size value weight x".split()
+    "BATCH NAMES STEPS a b base batch_size bf16_checkpoint block build_model compute_loss config conv1d "
+    "dataset folder function hook key layer loss name next_block offsets operand parameters query recipe "
+    "sample sample_args scale self shape tensor tensor_parallel_size tp_size value weight x".split()
 )
 """What a sketch leaves to the reader, who sees that it is left out; never a package."""
 
@@ -65,10 +66,10 @@ def of_the_errors() -> Iterator[Snippet]:
 
 def of_the_checks() -> Iterator[Snippet]:
     """The treatments in the tables of each check, and those of the facts that it ends with."""
-    for check in discover():
-        answers = run([check], check.module.FIRES)[0]
-        for each in treatments_in([vars(check.module), answers]):
-            yield Snippet(f"{check.code} {each.name}", each.code)
+    for code, rules in RULES.items():
+        answers = [run(rules, case)[0] for case in cases(rules, "FIRES")]
+        for each in treatments_in([vars(rules[0].module), answers]):
+            yield Snippet(f"{code} {each.name}", each.code)
 
 
 def treatments_in(values: Any) -> Iterator[Treatment]:

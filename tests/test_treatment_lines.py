@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable
-from types import ModuleType
 
 import pytest
 import torch
@@ -22,10 +21,10 @@ from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import Accelerate, Environment, Facts, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import RECIPES
-from fp8doctor.registry import discover, run
+from fp8doctor.registry import Check, run
 from tests.examine.models import llama
+from tests.test_catalogue import RULES, cases
 
-CHECKS = [check for check in discover() if hasattr(check.module, "FIRES")]
 LATER = {"accelerator", "batch", "tokenizer"}
 """Names of a script that no live model here comes with: lines that use them are compiled, not run."""
 
@@ -34,14 +33,13 @@ def treatment(code: str) -> Treatment:
     return Treatment(name="t", summary="s", code=code)
 
 
-def prescribed(module: ModuleType) -> list[Treatment]:
-    (check,) = [each for each in CHECKS if each.module is module]
-    findings, _ = run([check], module.FIRES)
+def prescribed(rules: tuple[Check, ...]) -> list[Treatment]:
+    findings = [each for case in cases(rules, "FIRES") for each in run(rules, case)[0]]
     return [finding.treatment for finding in findings if finding.treatment]
 
 
 def test_python_is_complete_and_the_rest_is_marked() -> None:
-    treatments = [each for check in CHECKS for each in prescribed(check.module)]
+    treatments = [each for rules in RULES.values() for each in prescribed(rules)]
     python = {each.name: ast.parse(each.code) for each in treatments if each.kind == "python"}
     assert len(python) > 20
     for name, tree in python.items():

@@ -23,6 +23,7 @@ from fp8doctor.render import markdown, text
 from fp8doctor.render.screen import first_screen
 from tests.recordings import text_of
 from tests.reliability.saved_reports import look_at
+from tests.test_catalogue import RULES, cases
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 CATALOGUE = registry.discover()
@@ -220,7 +221,9 @@ def test_no_recording_has_an_incomplete_element() -> None:
             assert missing_fact(from_builtins(Facts, data["facts"])) == "", file
 
 
-@pytest.mark.parametrize("facts", [Facts(), *(check.module.FIRES for check in CATALOGUE)])
+@pytest.mark.parametrize(
+    "facts", [Facts(), *(case for rules in RULES.values() for case in cases(rules, "FIRES"))]
+)
 def test_partial_facts_are_shown(facts: Facts) -> None:
     report = diagnose(facts)
     assert "crashed" not in outcomes(report).values()

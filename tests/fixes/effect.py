@@ -48,10 +48,10 @@ RIGHT_AFTER = "# right after the conversion"
 
 SERIOUS = ("error", "warning")
 
-SAYS_SO = "MOD007"
+SAYS_SO = "parameters-without-optimizer"
 """The finding about weights that do not train, which a fix for another finding leaves as they are."""
 
-OF_ITS_SIZE = ("SHP002",)
+OF_ITS_SIZE = ("SHP002", "gemms-too-small")
 """Findings that are true of layers as small as these once they really run in FP8."""
 
 LEFT_OUT = {"# leave out your own torch.compile": "compile"}
@@ -161,8 +161,8 @@ def learning(job: Job) -> dict[str, Any]:
 
 
 def found_in(report: Report) -> dict[str, str | None]:
-    """Return the codes of the findings and the severity of each."""
-    return {finding.code: finding.severity for finding in report.findings}
+    """Return the names of the findings, and their codes, with the severity of each."""
+    return {key: each.severity for each in report.findings for key in (each.code, each.name)}
 
 
 def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
@@ -173,14 +173,16 @@ def printed(script: Script, explored: Sequence[str] = ()) -> dict[str, Any]:
     job = started(script)
     facts = facts_of(job, script)
     report = Report.of(diagnose(facts))
-    found = [(each.treatment, each.code) for each in report.findings if each.treatment]
-    found += [(fix, None) for name in explored if (fix := proposed(name, facts))]
+    found: list[tuple[Treatment, tuple[str, ...]]] = [
+        (each.treatment, (each.code, each.name)) for each in report.findings if each.treatment
+    ]
+    found += [(fix, ()) for name in explored if (fix := proposed(name, facts))]
     fixes: dict[str, dict[str, Any]] = {}
-    for fix, code in found:
+    for fix, keys in found:
         new = {"name": fix.name, "code": fix.code, "kind": fix.kind, "for": [], "explored": False}
         one = fixes.setdefault(fix.code, new)
-        one["for"] += [code] if code else []
-        one["explored"] |= code is None
+        one["for"] += keys
+        one["explored"] |= not keys
     return {"codes": found_in(report), "fixes": list(fixes.values()), "frozen": frozen(job)}
 
 

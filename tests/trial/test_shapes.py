@@ -514,8 +514,8 @@ def planted(model: nn.Module, *losing: str) -> tuple[Job, Facts]:
     return of, msgspec.structs.replace(facts, trial=trial)
 
 
-def step(*layers: str, code: str = "SHP002") -> Step:
-    return Step(code=code, mends=(code,), title="t", treatment=keep_in_bf16(layers))
+def step(*layers: str, name: str = "gemms-too-small") -> Step:
+    return Step(code="SHP002", mends=("SHP002",), names=(name,), title="t", treatment=keep_in_bf16(layers))
 
 
 def compiled(model: nn.Module) -> nn.Module:
@@ -561,7 +561,7 @@ def test_a_proposal_by_the_model_is_held_to_what_was_timed() -> None:
     assert kept.layers == ("1.k",)
     none_loses = msgspec.structs.replace(facts, trial=planted(decoder())[1].trial)
     assert with_timed_shapes([step("0.k")], none_loses) == []
-    other = step("0.q", code="NUM001")
+    other = step("0.q", name="low-rank")
     assert with_timed_shapes([other], facts) == [other.treatment]
 
 
