@@ -108,7 +108,7 @@ def row(name: str, report: Report) -> tuple[str, ...]:
         report.created_at[:10],
         "yes" if "trial" in facts.to_dict() else "no",
         report.verdict.status,
-        " ".join(finding.code for finding in report.findings) or "-",
+        " ".join(dict.fromkeys(each.code for each in report.findings)) or "-",
     )
 
 

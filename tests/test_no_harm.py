@@ -35,7 +35,7 @@ def test_damaged_reports_and_random_commands_end_as_the_contract_says(tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "how", "first"),
-    [("adapters converted", "compiled", True), ("narrow head", "ddp(compiled)", False)],
+    [("adapters converted", "compiled", True), ("one row a sample", "ddp(compiled)", False)],
 )
 def test_printed_fixes_do_what_they_say(name: str, how: str, first: bool) -> None:
     check_fixes(name, how, first)

@@ -109,7 +109,7 @@ def adds_bias(linear: Linear) -> bool:
 def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear.
 
-    If MXFP8 is emulated now, the treatment is that of emulation, so a plan converts once. ``keep`` are the lines
+    If MXFP8 is emulated now, the treatment is that of emulation, so a plan converts once. ``keep`` are lines
     that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and ``note`` a comment.
     """
     in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]

@@ -206,23 +206,6 @@ convert_to_float8_training(model, module_filter_fn=lambda module, name: not name
         prepare=PREPARE,
         variables=FP8_LAUNCH,
     ),
-    "narrow head": Script(
-        ("gemms-too-small",),
-        model="""
-from transformers import LlamaConfig, LlamaForSequenceClassification
-from tests.examine.models import SIZES, lora
-model = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=16, pad_token_id=0)).bfloat16()
-""",
-        convert="""
-from torchao.float8 import convert_to_float8_training
-convert_to_float8_training(model)
-""",
-        compile=COMPILE,
-        batch="""
-tokens = torch.randint(1, 256, (4, 16))
-batch = {"input_ids": tokens, "labels": torch.arange(4)}
-""",
-    ),
     "kv cache": Script(("CMP005",), model=LLAMA.replace("llama()", "llama(use_cache=True)"), compile=COMPILE),
     "mxfp8 with biases": Script(
         ("bias-dropped",),

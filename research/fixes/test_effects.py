@@ -83,9 +83,10 @@ PLANTED = {
         "frozen parameters",
     ),
     "brings a new warning": (
-        "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)\n"
+        "from torchao.float8 import Float8LinearConfig, convert_to_float8_training\n"
+        "convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))\n"
         "for layer in model.model.layers:\n    layer.compile()",
-        "SHP002 is new",
+        "emulated-fp8 is new",
     ),
     "leaves weights as they are": (
         "for layer in model.base_model.model.model.layers:\n    layer.compile()\n"

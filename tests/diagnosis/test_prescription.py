@@ -88,7 +88,7 @@ def test_findings_with_one_treatment_share_its_layers() -> None:
 
 def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
     for name in (name for name, each in TREATMENTS.items() if each.lines):
-        treatment = describe(name, gemms_too_small.FIRES if name == KEEP_IN_BF16 else DECODER_468M)
+        treatment = describe(name, gemms_too_small.FIRES[0] if name == KEEP_IN_BF16 else DECODER_468M)
         assert treatment is not None
         assert treatment.name == name
         assert treatment.code.strip()
