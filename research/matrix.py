@@ -57,7 +57,7 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     """Name and facts of jobs that the tests of the checks build."""
     from torch import nn
 
-    from tests.checks.checkpointing.test_recompute_not_fp8 import Inside
+    from tests.checks.checkpointing.test_recompute_not_fp8 import Around
     from tests.checks.engagement.test_parameters_without_optimizer import built, mxfp8
     from tests.checks.engagement.test_partial_conversion import with_wrapped_experts
     from tests.checks.environment.test_incompatible_versions import Operation, with_releases
@@ -68,7 +68,10 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     yield "one row a sample, counted on a CPU", counted(samples=4)
     with pytest.MonkeyPatch.context() as patch:
         transformer_engine.install(patch, "fp8")
-        yield "te.Linear, recomputed inside its autocast (stand-in)", look(Inside())
+        yield (
+            "te.Linear, recomputed inside its autocast (stand-in)",
+            look(Around(inside=True, reentrant=False)),
+        )
         frozen = nn.Sequential(Operation().requires_grad_(False), Operation())
         yield "a frozen first te.ops layer (stand-in)", with_releases(look(frozen), transformer_engine="2.6")
 
@@ -102,15 +105,16 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
     checks = registry.discover()
     seen: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name, facts in (*on_file(), *machines(), *jobs_of_tests()):
-        for outcome in registry.run(checks, facts)[1]:
-            seen[outcome.code, outcome.outcome].append(name)
+        for check in checks:
+            ((outcome,),) = registry.run([check], facts)[1:]
+            seen[check.name, outcome.outcome].append(name)
     rows, complete = [], True
     for check in checks:
-        healthy = seen[check.code, "healthy"]
+        healthy = seen[check.name, "healthy"]
         if not healthy and check.severity == "info":
             # What is only told may have no healthy answer: with a GPU the question does not arise.
-            healthy = seen[check.code, "not_applicable"]
-        cells = {"sick": seen[check.code, "sick"], "healthy": healthy}
+            healthy = seen[check.name, "not_applicable"]
+        cells = {"sick": seen[check.name, "sick"], "healthy": healthy}
         rows.append(
             (
                 f"{check.code} {check.name}",
@@ -122,16 +126,15 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
 
 
 def empty() -> set[tuple[str, str]]:
-    """Find the cells that no object fills, asking each check until both of its cells are filled."""
+    """Find the cells that no object fills, asking each rule until both of its cells are filled."""
     checks = registry.discover()
-    left = {(check.code, state) for check in checks for state in ("sick", "healthy")}
-    told = {check.code for check in checks if check.severity == "info"}
+    left = {(check.name, state) for check in checks for state in ("sick", "healthy")}
     for _, facts in chain(on_file(), machines(), jobs_of_tests()):
-        asked = [check for check in checks if left & {(check.code, "sick"), (check.code, "healthy")}]
-        for outcome in registry.run(asked, facts)[1]:
-            left.discard((outcome.code, outcome.outcome))
-            if outcome.code in told and outcome.outcome == "not_applicable":
-                left.discard((outcome.code, "healthy"))
+        for check in [each for each in checks if left & {(each.name, "sick"), (each.name, "healthy")}]:
+            ((outcome,),) = registry.run([check], facts)[1:]
+            left.discard((check.name, outcome.outcome))
+            if check.severity == "info" and outcome.outcome == "not_applicable":
+                left.discard((check.name, "healthy"))
     return left
 
 
