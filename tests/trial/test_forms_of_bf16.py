@@ -71,7 +71,7 @@ def every_linear(model: Stacked) -> nn.Module:
 
 
 COMPILED_FIRST = [ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED, ArmName.BF16]
-"""The forms of BF16 in the order of a step that its user compiles otherwise: FP8 is compared with the first."""
+"""The forms of BF16 of a step that its user compiles otherwise: FP8 is compared with the first."""
 
 WHOLE: list[Callable[[Any], nn.Module]] = [torch.compile, in_place, assigned]
 
