@@ -1,7 +1,7 @@
 """Plan the variants of a trial, those that decide first.
 
 The order: as it is; BF16 in the user's own form of compilation; FP8 with the checks' fixes, or for a BF16 job
-its conversion, with the BF16 that is compiled alike; other forms of BF16; each fix alone, other recipes,
+its conversion and the BF16 that is compiled alike; other forms of BF16; each fix alone, other recipes,
 explorations. A BF16 user who was given three forms of BF16 first got no time of FP8 with 30 s left (a GPT of
 561M, H200, torch 2.11).
 
@@ -65,11 +65,9 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     base = prescribed or as_is
     own, *forms = planner.baselines(in_fp8)
     recipes = [] if in_fp8 else planner.conversions(as_is)
-    decide = (
-        [own, *alike, *([prescribed] if prescribed else [])]
-        if in_fp8
-        else [*recipes[0][:1], own, *recipes[0][1:]]
-    )
+    decide = [own, *alike, *([prescribed] if prescribed else [])]
+    if not in_fp8:
+        decide = [own, *recipes[0]] if own.compiled else [*recipes[0], own]
     return [
         as_is,
         *decide,
