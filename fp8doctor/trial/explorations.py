@@ -149,8 +149,8 @@ def optimizer_is_unfused(context: TrialContext) -> bool:
 
 
 def blocks_may_gain(context: TrialContext) -> bool:
-    """Return whether compiling block by block may gain without a finding."""
-    return te_is_eager(context) or is_one_graph(context)
+    """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline."""
+    return te_is_eager(context) or (bool(context.in_fp8) and is_one_graph(context))
 
 
 def is_one_graph(context: TrialContext) -> bool:

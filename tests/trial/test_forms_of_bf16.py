@@ -51,8 +51,8 @@ def with_head(model: Stacked) -> nn.Module:
     return by_block(model)
 
 
-COMPILED_FIRST = [ArmName.BF16_COMPILED, ArmName.BF16, ArmName.BF16_AS_COMPILED]
-"""The forms of BF16 in the order of a step that is compiled."""
+COMPILED_FIRST = [ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED, ArmName.BF16]
+"""The forms of BF16 of a step that its user compiles otherwise: FP8 is compared with the first."""
 
 WHOLE: list[Callable[[Any], nn.Module]] = [torch.compile, in_place, assigned]
 
