@@ -155,12 +155,14 @@ def rules_of(code: str) -> tuple[Check, ...]:
 def select(
     checks: Iterable[Check], selected: Sequence[str] = (), ignored: Sequence[str] = ()
 ) -> tuple[Check, ...]:
-    """Keep rules whose code, or former code, starts with one of ``selected`` and none of ``ignored``.
+    """Keep rules whose code starts with one of ``selected`` and none of ``ignored``.
 
-    An empty ``selected`` keeps all. Raises `UserError` for a prefix that no check has.
+    An empty ``selected`` keeps all. A prefix that no code has names former codes. Raises `UserError` for one
+    that no check has or had.
     """
     checks = tuple(checks)
-    codes = {code for each in checks for code in (each.code, *each.was)}.union(RETIRED)
+    now = {each.code for each in checks}
+    codes = now.union(RETIRED, *(each.was for each in checks))
     for prefix in (*selected, *ignored):
         if not any(code.startswith(prefix) for code in codes):
             raise UserError(
@@ -168,7 +170,8 @@ def select(
             )
 
     def named(each: Check, prefixes: Sequence[str]) -> bool:
-        return any(code.startswith(tuple(prefixes)) for code in (each.code, *each.was))
+        former = tuple(prefix for prefix in prefixes if not any(code.startswith(prefix) for code in now))
+        return each.code.startswith(tuple(prefixes)) or any(code.startswith(former) for code in each.was)
 
     return tuple(
         each for each in checks if (not selected or named(each, selected)) and not named(each, ignored)

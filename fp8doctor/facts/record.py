@@ -217,15 +217,16 @@ def unknown_keys(data: Any, known: Any) -> Any:
     if data == known:
         return None
     if isinstance(data, dict) and isinstance(known, dict):
-        pairs = (
-            (key, value if key not in known else unknown_keys(value, known[key]))
-            for key, value in data.items()
-        )
+        new = {key: value for key, value in data.items() if key not in known}  # null is a value too
+        both = ((key, unknown_keys(data[key], known[key])) for key in data if key in known)
     elif isinstance(data, list) and isinstance(known, list):
-        pairs = ((str(i), unknown_keys(a, b)) for i, (a, b) in enumerate(zip(data, known, strict=False)))
+        new, both = (
+            {},
+            ((str(i), unknown_keys(a, b)) for i, (a, b) in enumerate(zip(data, known, strict=False))),
+        )
     else:
         return None
-    return {key: value for key, value in pairs if value is not None} or None
+    return new | {key: value for key, value in both if value is not None} or None
 
 
 def restore_unknown_keys(data: Any, unknown: Any) -> Any:
