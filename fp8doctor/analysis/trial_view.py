@@ -25,7 +25,14 @@ from fp8doctor.analysis.significance import EVEN, LITTLE, Interval
 from fp8doctor.analysis.speedup_bound import Ceiling
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded
-from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, ArmName, is_in_bf16, is_withdrawn
+from fp8doctor.facts.arm_names import (
+    LEFT_OUT_FOR_TIME,
+    ArmName,
+    is_conversion,
+    is_in_bf16,
+    is_withdrawn,
+    keeps_users_compilation,
+)
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
@@ -77,6 +84,22 @@ class TrialView:
     def fp8(self) -> Arm | None:
         """The fastest total in FP8."""
         return if_recorded(best_fp8, self.facts)
+
+    @cached_property
+    def own_fp8_left_out(self) -> Arm | None:
+        """The conversion of a BF16 job under the user's own compilation that had no time.
+
+        None if any was timed in that form, or if another form is faster than BF16 anyway.
+        """
+        own = [
+            each
+            for each in self._trial.get("arms", ())
+            if is_conversion(each.name) and keeps_users_compilation(each.name)
+        ]
+        wins = self.fp8 and self.bf16 and (self.fp8.step_ms or 0.0) < (self.bf16.step_ms or 0.0)
+        if self.uses_fp8 or wins or any(each.tried for each in own):
+            return None
+        return next((each for each in own if why_of(each) in LEFT_OUT_FOR_TIME), None)
 
     @cached_property
     def bf16_of_fp8(self) -> Arm | None:

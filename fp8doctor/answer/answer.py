@@ -303,6 +303,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         yield Open(what="compiled BF16 was not timed", command=time_it)
     elif view.deciding_fp8:
         yield Open(what="compiled FP8 was not timed", command=time_it)
+    elif view.own_fp8_left_out:
+        yield Open(what="FP8 as you compile it was not timed", command=time_it)
     elif measured and said.status == "open":
         yield Open(what="noise may decide; use a quiet machine", command=time_it)
     elif whole and whole[0] < 1 < whole[1]:

@@ -307,7 +307,7 @@ def _sure(said: Answer) -> Iterator[Line]:
         how = "sure.either" if found.side == "open" else "sure.likely"
         clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
         other = "BF16" if said.has_fp8 else "FP8"
-        timed = f"only your step was timed, {other} is " if clock else "nothing was timed, "
+        timed = f"your step was timed, {other} is " if clock else "nothing was timed, "
         yield say(how, interval=interval, timed=timed, gpu=said.compared.gpu or "this GPU")
         return
     rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")

@@ -16,7 +16,7 @@ from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import NOT_RECORDED, Facts
 from tests import replays
 from tests.analysis.test_noise import rounds
-from tests.checks.arms import timed
+from tests.checks.arms import ran, timed, too_late
 from tests.checks.step.profiled import BF16, FP8_COMPILED
 from tests.facts_of import DECODER_468M
 
@@ -90,3 +90,18 @@ def test_a_time_of_a_cpu_is_no_verdict_on_a_gpu(bf16_ms: float) -> None:
     report = diagnose(timed(DECODER_468M, *arms, device="cpu"), select=["STP"])
     assert report.answer.on_cpu
     assert report.worst() is None
+
+
+def test_fp8_by_block_says_nothing_against_a_graph_of_the_user_that_was_not_timed() -> None:
+    """Seen on an H200: 64.9 ms by block next to 56.1 in one graph, which takes 53.0 in FP8."""
+    facts = replays.of("benchmarks", "h200-llama_3b_bf16").report.facts
+    late = too_late("float8_tensorwise_as_compiled")
+    arms = (ran("as_is", 56.1), ran("float8_tensorwise", 64.9), late)
+    blocks = diagnose(timed(facts, *arms, ran("bf16_compiled", 68.0))).answer
+    assert (blocks.compared.speedup.basis, blocks.compared.fp8.ms.value) == ("modelled", pytest.approx(53.0))
+    assert blocks.open
+    without = diagnose(timed(facts, *arms)).answer
+    assert without.compared.speedup is None or without.compared.speedup.basis == "modelled"
+    own = ran("float8_tensorwise_as_compiled", 53.0)
+    known = diagnose(timed(facts, *arms[:2], own, ran("bf16_compiled", 68.0))).answer
+    assert (known.compared.speedup.basis, known.compared.fp8.ms.value) == ("measured", 53.0)
