@@ -24,11 +24,12 @@ import dataclasses, json, sys
 import torch._dynamo
 import torch._inductor.compile_fx
 from fp8doctor.examine import examine
+from fp8doctor.trial import with_forward
 from fp8doctor.loading.model_file import load
 path = sys.argv[1]
 torch.Tensor.normal_ = torch.Tensor.uniform_ = lambda weights, *_, **__: weights.fill_(0.01)
 job = load(path)
-facts = examine(job)
+facts = with_forward(job, examine(job))
 """
 """What a worker does with a model file that is not to be timed. No fact is of the weights' values, and random
 ones of lora_fp32 take 5 s of CPU."""

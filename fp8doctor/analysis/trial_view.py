@@ -97,7 +97,8 @@ class TrialView:
             if is_conversion(each.name) and keeps_users_compilation(each.name)
         ]
         wins = self.fp8 and self.bf16 and (self.fp8.step_ms or 0.0) < (self.bf16.step_ms or 0.0)
-        if self.uses_fp8 or wins or any(each.tried for each in own):
+        in_fp8 = if_recorded(uses_fp8, self.facts)
+        if in_fp8 is not False or wins or any(each.tried for each in own):
             return None
         return next((each for each in own if why_of(each) in LEFT_OUT_FOR_TIME), None)
 

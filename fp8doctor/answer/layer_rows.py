@@ -17,7 +17,7 @@ HEADS = ("layer", "count", "shape", "FLOPs", "FP8 ms", "alone ms", "compiled")
 
 LEGEND = (
     "FP8 ms: what FP8 changes of a step in these layers. Alone: the matmuls of one of them, in BF16 | in FP8 "
-    "+ its casts. SQNR: signal to quantization noise of the worst output. - is not known."
+    "+ its casts. - is not known."
 )
 
 

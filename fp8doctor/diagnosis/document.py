@@ -149,8 +149,9 @@ class Document(Record, frozen=True, kw_only=True):
         """Say why no layer trains in FP8, or what keeps it from training as it should; empty if it does."""
         if why := why_not_engaged(self.facts):
             return why
-        for each in self.findings:
-            if recorded(each, "breaks") or (each.severity == "error" and invalidates(each)):
+        for each in self.findings:  # layers that run in FP8 do so whatever the environment asks for
+            keeps_out = each.severity == "error" and each.area != "environment" and invalidates(each)
+            if recorded(each, "breaks") or keeps_out:
                 return f"{each.title.rstrip('.')} ({each.code})."
         return self.verdict.summary if self.verdict.status == "step_raises" else ""
 
