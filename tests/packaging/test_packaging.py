@@ -40,7 +40,7 @@ NOT_SOURCE = (
     ".ruff_cache",
     ".hypothesis",
 )
-CODES = sorted(check.code for check in registry.discover())
+CODES = sorted({check.code for check in registry.discover()})
 GHOST = "build/lib/fp8doctor/checks/shapes/deleted_check.py"
 GHOST_CODE = '''"""A check that was deleted and lives on in a stale build folder"""
 from fp8doctor.registry import check
