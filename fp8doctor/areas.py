@@ -16,7 +16,6 @@ AREAS = (
     "shapes",
     "compilation",
     "checkpointing",
-    "lora",
     "memory",
     "numerics",
     "distributed",

@@ -110,7 +110,9 @@ def test_a_belief_is_answered_by_what_its_recording_says() -> None:
     for belief, measured, cited in rows:
         path, *_ = re.findall(r"\(\.\./(tests/[^)]+)\)", cited)
         document, numbers, codes = replayed(ROOT / path), SAID.findall(measured), CODE.findall(measured)
-        assert numbers or codes, belief
+        sizes = re.findall(r"counts (\d+)M\b", measured)
+        assert numbers or codes or sizes, belief
+        assert set(sizes) <= {f"{document.facts.network.parameters / 1e6:.0f}"}, belief
         assert len(numbers) == len(re.findall(r"\d (?:ms|GiB)", measured)), belief
         arms = {arm.name: arm for arm in document.facts.arms()} if numbers else {}
         assert [

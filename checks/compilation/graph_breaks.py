@@ -1,9 +1,9 @@
 """Graph breaks inside the compiled layers
 
-At a break the graph ends: the casts of an FP8 Linear can no longer be fused with the norm or activation next
-to it, and the code between two graphs is not compiled. A break in a loop or a try block is worse: the whole
-frame is not compiled, and each function that it calls is compiled by itself. A break outside the layers costs
-next to nothing, and calling compiled blocks in an uncompiled loop is no break.
+At a break the graph ends, and the code up to the next graph is not compiled. The casts of an FP8 Linear can
+no longer be fused with the norm or activation next to it. A break in a loop or a try block is worse: its
+frame is not compiled, and each function it calls is compiled by itself. A break outside the layers costs next
+to nothing, and calling compiled blocks in an uncompiled loop is no break.
 
     def forward(self, x):
         print("mean", x.mean())                # before: breaks every block

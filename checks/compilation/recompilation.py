@@ -1,10 +1,10 @@
 """Code is compiled again and again
 
 Dynamo keeps at most 8 versions of a function, and each costs seconds to compile. The ninth is not compiled:
-the function runs without compilation from then on, with one warning in the log, and such an FP8 block is
-several times slower. A KV cache makes every block a version of its own, because the code checks which layer
-of the cache it writes: of 12 Llama blocks, 8 were compiled and 4 were not. Without the cache one version
-serves all 12. Nobody reads that cache in training.
+the function runs without compilation from then on, with one warning in the log. Such an FP8 block is several
+times slower. A KV cache makes every block a version of its own, because the code checks which layer of the
+cache it writes. Of 12 Llama blocks, 8 were compiled and 4 were not. Without the cache one version serves all
+12. Nobody reads that cache in training.
 
     for block in model.model.layers:      # before: one version per block
         block.compile()

@@ -13,9 +13,9 @@ MultiheadAttention reads `out_proj.weight`. With `emulate=True` (and `MXLinearCo
         output = model(**batch)
 
 With Accelerate, call the model that `prepare()` returned, in train() mode: its forward opens the autocast.
-Each Transformer Engine layer notes whether its last training forward ran in FP8; fp8doctor also counts the
-FP8 matmuls of a profiled step (three per layer), and warns if a quarter is missing. Ignore it if you keep the
-first and last layers in BF16 on purpose, or study the numerics of FP8.
+Each Transformer Engine layer notes whether its last training forward ran in FP8. Of a profiled step fp8doctor
+counts the FP8 matmuls (three per layer), and warns if a quarter is missing. Ignore it if you keep the first
+and last layers in BF16 on purpose, or study the numerics of FP8.
 https://github.com/NVIDIA/TransformerEngine/issues/1556
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/config.py
 """

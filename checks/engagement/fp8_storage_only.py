@@ -2,10 +2,11 @@
 
 FP8 training starts from 16- or 32-bit weights and speeds up three matmuls per layer: output, input gradient
 and weight gradient. Stored FP8 weights speed up the first one at best. In the backward they are converted
-back to BF16 every step, and they get no gradient; torchao's dynamic inference tensors raise there, except
-under Unsloth. In transformers 4.57 to 5.21, FP8Linear has no backward: layers in front of it learn nothing,
-without an error. 4- or 8-bit weights (bitsandbytes, NF4, GPTQ, ...) must be dequantized in each use: a
-converter misreads them, raises, or skips them. Keep such weights if BF16 does not fit, and expect no speedup.
+back to BF16 every step, and they get no gradient. Dynamic inference tensors of torchao raise there, except
+under Unsloth (`load_in_fp8=True`). In transformers 4.57 to 5.21, FP8Linear has no backward: layers in front
+of it learn nothing, without an error. Weights of 4 or 8 bits (bitsandbytes, NF4, GPTQ, ...) must be
+dequantized in each use: a converter misreads them, raises, or skips them. Keep such weights if BF16 does not
+fit, and expect no speedup.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference

@@ -2,8 +2,8 @@
 
 Asking for FP8 only sets a flag; a conversion must put FP8 layers in place. Without them every matmul runs in
 BF16 and the step is as slow as before, while flags and logs say fp8. The usual reasons: nothing reads the
-flag; Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`; its torchao path skips the first
-and the last Linear and sides not divisible by 16; a `module_filter_fn` compares names that this model does
+flag; Accelerate converts `nn.Linear` only, and GPT-2's layers are `Conv1D`. Its torchao path skips the first
+and the last Linear and sides not divisible by 16. A `module_filter_fn` may compare names that this model does
 not have. The finding names the most likely one.
 
     accelerator = Accelerator(mixed_precision="fp8")          # before: only the flag

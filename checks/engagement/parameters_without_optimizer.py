@@ -1,11 +1,10 @@
 """The conversion to FP8 broke the job
 
-A converter makes a new layer with the old weight and leaves the rest behind, without a warning. What can be
-lost: the optimizer (it holds the old Parameters, so layers do not learn), `requires_grad=False` of a LoRA
-base, a head that was tied to the embedding, hooks, `compile()` and a subclass's own forward, biases
-(torchao's MXFP8 wrapper, 0.17 and 0.18), and checkpoints (safetensors cannot write wrapped weights).
-Accelerate wraps torchao's weights for FSDP's float8 all-gather even on one GPU: one SGD step then changed no
-converted weight.
+A converter makes a new layer with the old weight and leaves the rest behind, without a warning. The optimizer
+holds the old Parameters, so layers do not learn. A LoRA base loses `requires_grad=False`, a head its tie to
+the embedding, a layer its hooks, `compile()` or a subclass's own forward. MXFP8 wrappers of torchao 0.17 and
+0.18 lose biases, and safetensors cannot write wrapped weights. Accelerate wraps torchao's weights for FSDP's
+float8 all-gather even on one GPU: one SGD step then changed no converted weight.
 
     model, optimizer = accelerator.prepare(model, optimizer)  # before
 

@@ -1,12 +1,12 @@
 """Only part of the model is in FP8
 
-A layer that is not converted runs at BF16's speed and limits the whole: with half of the FLOPs in FP8 the
+A layer that is not converted runs at BF16's speed and limits the whole. With half of the FLOPs in FP8 the
 matmuls get at most 1.3x as fast, before the casts are paid. The usual reasons are silent. Accelerate's
-Transformer Engine path stops at the first sibling whose sides are not divisible by 16; its torchao path skips
+Transformer Engine path stops at the first sibling whose sides are not divisible by 16. Its torchao path skips
 the first and the last Linear. A filter with exact names matches nothing behind `_orig_mod.` of a compiled
-module. GPT-2's Conv1D, nn.MultiheadAttention's `in_proj` and 3-D expert weights are not nn.Linear. torchao's
-wrapper around experts takes over `torch._grouped_mm`: Llama 4's `torch.bmm` and transformers' "eager" and
-"batched_mm" pass it by.
+module. GPT-2's Conv1D, nn.MultiheadAttention's `in_proj` and 3-D expert weights are not nn.Linear. The
+wrapper of torchao around experts takes over `torch._grouped_mm`: Llama 4's `torch.bmm` and transformers'
+"eager" and "batched_mm" pass it by.
 
     blocks = torch.compile(blocks)  # before: the filter matches nothing behind _orig_mod.
     convert_to_float8_training(blocks, module_filter_fn=wanted)
@@ -333,7 +333,7 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
     if passed_over := [linear for linear in experts if linear.features.get("multiplied_by")]:
         return not_overridden(passed_over, facts)
     if not experts or not any(linear.use == "training" for linear in linears):
-        return NotApplicable(reason="no 3-D expert weights beside an FP8 layer")
+        return NotApplicable(reason="no 3-D expert weights next to an FP8 layer")
     left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
     if left and not shares_are_known(facts):
         raise Unrecorded(Linear, "flops_share_pct")

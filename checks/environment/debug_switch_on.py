@@ -10,8 +10,8 @@ kernel first fills every new tensor with NaN. `transformers.enable_full_determin
     python train.py                         # after
 
 Ignore it while you are looking for that error, or if you need the determinism. A switch that costs time only
-during compilation is information. fp8doctor reads the settings and does not time them: 0, off and an empty
-value switch nothing on, and TORCH_LOGS counts if a name has a plus or is `all`.
+during compilation is information. fp8doctor reads the settings and does not time them. An empty value, 0 and
+off switch nothing on, and TORCH_LOGS counts if a name has a plus or is `all`.
 https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
 https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#env-vars
 https://github.com/NVIDIA/TransformerEngine/blob/02e278f/docs/envvars.rst

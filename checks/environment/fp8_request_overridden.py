@@ -1,11 +1,11 @@
 """You asked for FP8, and something loses it
 
 Many settings decide about FP8, and each has one reader. The last one that decides the precision wins without
-a warning: `TrainingArguments(bf16=True)` beats the environment, TRL's configs set bf16=True by default,
-Unsloth's trainers overwrite the variable. Accelerate compares a backend's name exactly ("te" stops every
-`Accelerator()`), takes the first installed backend if none is named, and converts for any precision if TE is
-named. It checks only that a package's folder exists: a backend that cannot be imported fails in `prepare`. It
-reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer Engine dropped some of them.
+a warning. `TrainingArguments(bf16=True)` beats the environment, TRL's configs set bf16=True by default, and
+Unsloth's trainers overwrite the variable. Accelerate compares a backend's name exactly: "te" stops every
+`Accelerator()`. It takes the first installed backend if none is named, and converts for any precision if TE
+is named. It checks only that a package's folder exists: a backend that cannot be imported fails in `prepare`.
+It reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer Engine dropped some of them.
 
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
 
@@ -13,8 +13,8 @@ reads ACCELERATE_FP8_* of the backend in use and nothing else, and Transformer E
     args = SFTConfig(output_dir="out", bf16=False, fp16=False)  # after: the launcher's fp8 stands
 
 On an H200, torchao taken by its name and not compiled ran at 0.50x of compiled BF16
-(`h200-accelerate_torchao_eager`). Ignore it if you want BF16 in this run (then unset the variables), if you
-pass recipes in `kwargs_handlers`, or on a machine without a GPU: run `fp8doctor env` where the job trains.
+(`h200-accelerate_torchao_eager`). Ignore it if you want BF16 in this run (then unset the variables), pass
+recipes in `kwargs_handlers`, or have no GPU here. Run `fp8doctor env` where the job trains.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 https://github.com/huggingface/transformers/issues/25333
 https://github.com/NVIDIA/TransformerEngine/issues/2504

@@ -1,12 +1,12 @@
 """A release that does not work with FP8 in this job
 
 An installed release, alone or with another one, is known to fail or to train this kind of job incorrectly.
-Most pairs fail with a message that names neither version: "Passing in an FP8 configuration requires setting
-`mixed_precision='fp8'`" although you set it, or "module 'transformer_engine.pytorch' has no attribute 'fp8'".
-Others say nothing. Accelerate 1.4 to 1.7 report fp8 and convert no layer; Transformer Engine 2.0 to 2.3 lose
-delayed scaling's new scales if `te.checkpoint` recomputes a layer; torch's optimizers round weights that
-exist in FP8 only. The loss may fall for thousands of steps and then diverge. torchao 0.12 and older raises if
-DDP splits its compiled graph.
+Most pairs fail with a message that names neither version. Examples are "Passing in an FP8 configuration
+requires setting `mixed_precision='fp8'`" although you set it, and "module 'transformer_engine.pytorch' has no
+attribute 'fp8'". Others say nothing. Accelerate 1.4 to 1.7 report fp8 and convert no layer. Transformer
+Engine 2.0 to 2.3 lose delayed scaling's new scales if `te.checkpoint` recomputes a layer. Optimizers of torch
+round weights that exist in FP8 only. The loss may fall for thousands of steps and then diverge. torchao 0.12
+and older raises if DDP splits its compiled graph.
 
     pip install "transformer_engine==2.3"   # before: te.checkpoint over delayed scaling
 

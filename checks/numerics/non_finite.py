@@ -1,7 +1,7 @@
 """NaN or infinity in loss or gradients
 
 One NaN in a gradient is in every weight after the next update, and no later step removes it. FP8 has less
-range than BF16: a value beyond 448 in E4M3 becomes NaN if the cast does not saturate, and beyond 57344 in
+range than BF16. A value beyond 448 in E4M3 becomes NaN if the cast does not saturate, and beyond 57344 in
 E5M2 infinity. Delayed scaling meets such values whenever a tensor grows faster than its history. A
 miscompiled cast writes them by itself.
 
@@ -11,11 +11,11 @@ miscompiled cast writes them by itself.
     from transformer_engine.common.recipe import Float8CurrentScaling
     recipe = Float8CurrentScaling()               # after
 
-`DelayedScaling(margin=1)` leaves room too; `fp8doctor health` names the layers that overflow, to leave in
-BF16. A lower learning rate and clipping help if gradients grow, in BF16 too. `fp8doctor run` watches the loss
-of every step; the trial looks at loss and gradients in the first steps of your job, of the fixed step and of
-BF16, with the same weights and batch. If BF16 is not finite either, FP8 is not the cause; with a random batch
-that is a warning, to ignore.
+`DelayedScaling(margin=1)` helps too; `fp8doctor health` names the layers that overflow, to leave in BF16. A
+lower learning rate and clipping help if gradients grow, in BF16 too. `fp8doctor run` watches the loss of
+every step. The trial looks at loss and gradients in the first steps of your job, the fixed step and BF16,
+with the same weights and batch. If BF16 is not finite either, FP8 is not the cause; with a random batch that
+is a warning, to ignore.
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/fp8_primer.html
 https://github.com/pytorch/pytorch/issues/150859
 """

@@ -1,9 +1,9 @@
 """Layers too small to pay for their casts
 
-FP8 halves the time of a large matmul, which grows with M x K x N, and adds casts, which grow only with M x K,
-K x N and M x N. If K or N is small, the casts cost more than the matmul saves, compiled too: key and value
-projections of grouped-query attention, a head with few classes, a router, LoRA's A and B. In a router or a
-head, rounding also goes straight into the choice of experts or into the loss.
+FP8 halves the time of a large matmul, which grows with M x K x N. It adds casts, which grow only with M x K,
+K x N and M x N. If K or N is small, the casts cost more than the matmul saves, compiled too. Such layers are
+key and value projections of grouped-query attention, a head with few classes, a router, LoRA's A and B. In a
+router or a head, rounding also goes straight into the choice of experts or into the loss.
 
     convert_to_float8_training(model)  # before: all of them
 
@@ -13,10 +13,10 @@ head, rounding also goes straight into the choice of experts or into the loss.
 
 Convert the base before `get_peft_model`, or keep "lora_" out of the conversion. On a GPU the trial times each
 layer's matmuls and casts, and the whole step without these layers in FP8; otherwise both are estimated. A
-layer must be 3% slower when timed, counting 45% of its casts, or 25% when estimated, and all together must
-cost 2% of the matmul time. Ignore it if you convert everything to study numerics. A head as wide as a
-vocabulary can gain speed and is only information. If rowwise scaling is the reason, see SHP005; if more
-tokens help, SHP003.
+layer must be 3% slower when timed, counting 45% of its casts, or 25% when estimated. All together must cost
+2% of the matmul time. Ignore it if you convert everything to study numerics. A head as wide as a vocabulary
+can gain speed and is only information. If rowwise scaling is the reason, see SHP005; if more tokens help,
+SHP003.
 https://github.com/pytorch/torchtitan/issues/1207
 https://github.com/meta-pytorch/torchtune/issues/2833
 https://arxiv.org/abs/2412.19437

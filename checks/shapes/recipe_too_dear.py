@@ -1,8 +1,8 @@
 """Another FP8 recipe is faster here
 
 Recipes differ in casts and kernels. `tensorwise` has one scale per tensor, which the fastest FP8 kernels use.
-`rowwise` has one per row and column: its casts cost more and its matmuls are slower, which small layers (K, N
-up to about 2048) never earn back. `rowwise_with_gw_hp` keeps the weight gradient in BF16. In Transformer
+`rowwise` has one per row and column: its casts cost more and its matmuls are slower. Small layers (K, N up to
+about 2048) never earn that back. `rowwise_with_gw_hp` keeps the weight gradient in BF16. In Transformer
 Engine, delayed scaling knows its scales in advance, current scaling reads every tensor once more, and block
 scaling works in blocks of 128. A 468M decoder took 92.8 ms/step with tensorwise and 126.0 ms with rowwise
 (BF16: 98.2 ms, `h200-decoder_468m_compiled`).
@@ -14,10 +14,10 @@ scaling works in blocks of 128. A 468M decoder took 92.8 ms/step with tensorwise
     convert_to_float8_training(model, config=config)
 
 The trial times the step with each other recipe, all else equal. Watch the loss: `tensorwise` is the least
-exact. Ignore it if your loss needs the more exact recipe. Without a trial two things are information: the
-cost model expects tensorwise to be 15% faster with your batch, or the GPU (GeForce Blackwell) multiplies
-block-scaled FP8 at twice the rate of plain FP8, for which torchao 0.18 and Transformer Engine 2.20 have no
-training recipe.
+exact. Ignore it if your loss needs the more exact recipe. Without a trial two things are information. The
+cost model expects tensorwise to be 15% faster with your batch. Or the GPU (GeForce Blackwell) multiplies
+block-scaled FP8 at twice the rate of plain FP8. No recipe of torchao 0.18 or Transformer Engine 2.20 trains
+with that.
 https://docs.pytorch.org/ao/main/workflows/training.html
 https://github.com/triton-lang/triton/issues/11320
 """

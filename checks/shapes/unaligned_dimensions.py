@@ -4,8 +4,8 @@ An FP8 matmul needs multiples of 16 for in, out and rows: the rows are the inner
 matmul. MX formats need 32, torchao's blockwise scaling and NVFP4 128. Otherwise the layer raises on a GPU
 ("divisible by 16"), or a converter skips it. A CPU computes any size. Rows are the batch's tokens, but a
 diffusion model's conditioning and a pooled head see one row per sample, and a router decides each expert's.
-In BF16, rows that do not begin at 16 bytes (multiples of 8) cost speed. In a 454M decoder on an H200, padding
-the vocabulary from 50257 to 50304 took the compiled FP8 step from 129.8 ms to 95.1 ms
+In BF16, rows that do not begin at 16 bytes (multiples of 8) cost speed. A 454M decoder on an H200 took 129.8
+ms/step in compiled FP8, and 95.1 ms with the vocabulary padded from 50257 to 50304
 (`research/benchmarks/measured/h200_padded_vocabulary.json.gz`).
 
     collator = DataCollatorWithPadding(tokenizer)                         # before: 1003 tokens

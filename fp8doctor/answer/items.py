@@ -34,7 +34,7 @@ HOW_KNOWN: dict[Basis | None, str] = {
 }
 """Basis of a number -> the same in words."""
 
-AREAS = {"engagement": "FP8 engaged", "lora": "LoRA", "step": "step time"}
+AREAS = {"engagement": "FP8 engaged", "step": "step time"}
 """Areas of checks -> what they are about; the others are words."""
 
 GAINS_NOTHING = "Expected, but the fix gained nothing beyond noise when timed: "

@@ -156,7 +156,7 @@ def test_explain_looks_for_no_word_as_long_as_a_log() -> None:
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        ("LoRA", "LORA"),
+        ("LoRA", "STP004"),
         ("checkpointing", "CKP"),
         ("gradient checkpointing", "CKP"),
         ("load_in_fp8", "MOD003"),
