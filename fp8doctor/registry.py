@@ -183,8 +183,8 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
     A rule that reads a fact that was not recorded is ``unknown``. A rule that raises anything else is
     ``crashed``; the others still run. A finding whose cause was found by another rule of its own file, as
-    more than information, is dropped: that one says it. Information comes last; at the end that of rules which
-    never say more.
+    more than information, is dropped: that one says it. Information comes last, at the end that of rules
+    which never say more.
     """
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
