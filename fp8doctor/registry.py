@@ -183,7 +183,8 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
     A rule that reads a fact that was not recorded is ``unknown``. A rule that raises anything else is
     ``crashed``; the others still run. A finding whose cause was found by another rule of its own file, as
-    more than information, is dropped: that one says it. Information comes last.
+    more than information, is dropped: that one says it. Information comes last, at the end that of rules
+    which never say more.
     """
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
@@ -202,7 +203,8 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
                 findings.append(msgspec.structs.replace(answer, caused_by=causes))
             answer = Outcome(code=each.code, outcome="sick", area=each.area)
         outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)
-    in_order = sorted(findings, key=lambda each: each.severity == "info")
+    never_graver = {each.name for each in checks if each.severity == "info"}
+    in_order = sorted(findings, key=lambda each: (each.severity == "info", each.name in never_graver))
     return tuple(in_order), tuple(outcomes.values())
 
 

@@ -7,6 +7,7 @@ question is counted.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator
 from typing import Any
@@ -45,6 +46,6 @@ for name in ("raises", "warns", "deprecated_call"):
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     before = reached
     result = yield
-    if reached == before:
+    if reached == before and not os.environ.get("UPDATE_GOLDEN"):  # a test may write its page instead
         pytest.fail("it passed without reaching an assertion or an expected exception", pytrace=False)
     return result

@@ -26,7 +26,7 @@ def test_a_thread_judges_what_fired_first() -> None:
 def test_every_table_is_read() -> None:
     found = columns()
     assert found["threads of users"][0] == 65
-    assert found["threads of users"][1]["NUM004"]["rightly"] >= 3
+    assert found["threads of users"][1]["ENV005"]["rightly"] >= 3
     assert found["recordings on GPUs"][0] > 100
     assert found["recordings on GPUs"][1]["CMP001"]["rightly"] >= 5
     assert found["recordings on GPUs"][1]["CMP001"]["wrongly"] == 0

@@ -166,6 +166,15 @@ def test_rules_of_one_code_run_alone_and_have_one_outcome() -> None:
         assert [each.name for each in findings] == names
 
 
+def test_information_comes_last_and_last_of_all_that_of_rules_that_never_say_more() -> None:
+    def info(facts: Facts) -> Finding:
+        return Finding(title="t", explanation="e", severity="info")
+
+    ledger = replace(rule("ledger", sick), severity="info")
+    findings, _ = run([ledger, rule("mild", info), rule("grave", sick)], Facts())
+    assert [each.name for each in findings] == ["grave", "mild", "ledger"]
+
+
 def test_a_former_code_selects_and_ignores_its_rule() -> None:
     now = rule("now", lambda facts: None)
     former = rule("former", lambda facts: None, was=("XXX001", "YYY001"))

@@ -69,13 +69,21 @@ def source(folder: Path, text: str, attribute: str | None = None) -> Source:
     return Source(folder / "train.py", None, attribute)
 
 
+def refuses(given: Source) -> bool:
+    try:
+        refuse_script(given)
+    except UserError:
+        return True
+    return False
+
+
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as refused:
         refuse_script(source(tmp_path, SCRIPTS[kind]))
     assert "'fp8doctor run train.py ARGS...'" in str(refused.value)
-    refuse_script(source(tmp_path, SCRIPTS[kind], attribute="model"))
+    assert not refuses(source(tmp_path, SCRIPTS[kind], attribute="model"))
 
 
 def test_the_line_of_the_training_is_named(tmp_path: Path) -> None:
@@ -85,14 +93,13 @@ def test_the_line_of_the_training_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", MODEL_FILES)
 def test_a_model_file(tmp_path: Path, kind: str) -> None:
-    refuse_script(source(tmp_path, MODEL_FILES[kind]))
+    assert not refuses(source(tmp_path, MODEL_FILES[kind]))
 
 
 def test_the_model_files_of_this_project(tmp_path: Path) -> None:
     files = [*(ROOT / "tests" / "patients").glob("*.py"), *(ROOT / "tests" / "bad_input").glob("*.txt")]
     assert len(files) > 30
-    for file in files:
-        refuse_script(Source(file, None, None))
+    assert not [file.name for file in files if refuses(Source(file, None, None))]
 
 
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:

@@ -167,4 +167,7 @@ def test_families_and_idle_time_add_up_to_the_step(
 
 def test_reading_needs_no_torch() -> None:
     code = "import sys, fp8doctor.profiling.users_trace; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2], timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2], timeout=600
+    )
+    assert done.returncode == 0

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +41,10 @@ def test_a_script_that_closed_all_files_ends_at_once(reused: bool, monkeypatch: 
     silent = os.pipe()
     if reused:
         os.dup2(silent[0], wait)
-    monkeypatch.setattr("fp8doctor.running.attached.select", None)  # to wait for the report raises
+    waits: list[object] = []
+    waiting = SimpleNamespace(select=lambda *given: waits.append(given))
+    monkeypatch.setattr("fp8doctor.running.attached.select", waiting)
     attached.ended()
+    assert not waits
     for each in {listen, tell, reported, *silent, *([wait] if reused else [])}:
         os.close(each)

@@ -21,7 +21,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Arm, Facts, Linear, Target, Trial, Workload
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers.rows import count_rows
+from fp8doctor.trial import with_forward
 from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine
@@ -232,7 +232,7 @@ class Conditioned(nn.Module):
 
 
 def counted(samples: int, keep: tuple[str, ...] = (), **config: Any) -> Facts:
-    """Facts with the rows that a trial on a CPU counts."""
+    """Facts with the rows that a forward shows, as a trial on a CPU counts them."""
     model = convert_to_float8_training(
         Conditioned().bfloat16(),
         config=Float8LinearConfig(**config),
@@ -240,12 +240,8 @@ def counted(samples: int, keep: tuple[str, ...] = (), **config: Any) -> Facts:
     )
     workload = Workload(batch_source="given", batch_size=samples, sequence_length=16, tokens=16 * samples)
     job = Job(model=model, target=Target(), workload=workload, batch=torch.randn(samples, 16, 32).bfloat16())
-    facts = examine(job)
-    seen, reason, _ = count_rows(
-        job, facts, torch.device("cpu"), progress=lambda text, arm: None, reason_against=None
-    )
-    assert reason is None
-    return msgspec.structs.replace(facts, trial=Trial(device="cpu", rows=seen, arms=()))
+    facts = with_forward(job, examine(job))
+    return msgspec.structs.replace(facts, trial=Trial(device="cpu", rows=facts.workload.rows, arms=()))
 
 
 def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
