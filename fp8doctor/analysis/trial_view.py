@@ -94,7 +94,7 @@ class TrialView:
         own = [
             each
             for each in self._trial.get("arms", ())
-            if is_conversion(each.name) and keeps_users_compilation(each.name)
+            if is_conversion(name := each.get("name", "")) and keeps_users_compilation(name)
         ]
         wins = self.fp8 and self.bf16 and (self.fp8.step_ms or 0.0) < (self.bf16.step_ms or 0.0)
         in_fp8 = if_recorded(uses_fp8, self.facts)

@@ -68,9 +68,14 @@ def runs_in(linear: Linear) -> str:
     use = linear.get("use")
     if use == "training":
         idle = "(not engaged)" if linear.get("engaged") is False else ""
-        return " ".join(filter(None, ("FP8", linear.get("recipe") or "", layer_label(linear), idle)))
+        label = if_recorded(layer_label, linear) or ""
+        return " ".join(filter(None, ("FP8", linear.get("recipe") or "", label, idle)))
     dtype = str(linear.get("dtype", "not FP8" if use == "none" else "unknown"))
-    return f"{dtype}, weights only ({layer_label(linear)})" if use == "storage" else dtype
+    return (
+        f"{dtype}, weights only ({if_recorded(layer_label, linear) or 'unknown'})"
+        if use == "storage"
+        else dtype
+    )
 
 
 def _compiled(linear: Linear) -> str:

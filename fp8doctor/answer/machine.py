@@ -295,9 +295,11 @@ def support(facts: Facts) -> tuple[str, ...]:
     ]
     clocks = ((gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")) for gpu in facts.get("gpus", ()))
     told += [f"SM clock {now} of {most} MHz" for now, most in clocks if now and most]
-    if health is not None and health.get("sm_clock_low_mhz") and health.get("samples"):
-        low, high = health.sm_clock_low_mhz, health.sm_clock_high_mhz
-        told.append(f"{low} to {high} MHz in {plural(health.samples, 'look')} while timed")
+    low, high, looks = (
+        (health or facts).get(name) for name in ("sm_clock_low_mhz", "sm_clock_high_mhz", "samples")
+    )
+    if low and high and looks:
+        told.append(f"{low} to {high} MHz in {plural(looks, 'look')} while timed")
     if harm := facts.get("trial.harm"):
         told.append(f"not as before the trial: {', '.join(harm)}")
     counts = {"training.distributed.world_size": "rank", "network.modules": "module", "network.hooks": "hook"}

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
+from tests.checks.environment.live import outcome_of
 from tests.looked import looked
 from tests.stand_ins import transformer_engine as te
 
@@ -67,7 +68,7 @@ def of(model: nn.Module, step: Callable[..., Any] | None, monkeypatch: pytest.Mo
 
 
 def outcome(report: Report) -> str:
-    return next(each.outcome for each in report.outcomes if each.code == "MOD002")
+    return outcome_of("fp8-never-engaged", report.facts).outcome
 
 
 @pytest.mark.slow
