@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LLAMA = """
-from tests.examine.models import llama, lora, mixtral
+from tests.examine.models import llama, lora
 model = llama().bfloat16()
 """
 
