@@ -404,5 +404,7 @@ def test_what_is_no_trace_is_refused_in_a_sentence(content: bytes, sentence: str
 @pytest.mark.slow
 def test_reading_a_trace_needs_no_torch() -> None:
     code = "import sys, fp8doctor.profiling.profiled_step; sys.exit('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], timeout=600)
-    assert ran.returncode == 0
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2], timeout=600
+    )
+    assert done.returncode == 0

@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OF_THIS_MACHINE = ("SHP002", "SHP003", "STP")
 """What is rightly said of a model that a CPU trains in a second, of a CPU, and of how busy it is."""
 
-OF_ANY_MACHINE = ("SHP004", "LORA003")
+OF_ANY_MACHINE = ("LORA003",)
 """Former codes of what is told as SHP002 too, but not of how small the model is."""
 
 PROGRAM = """
