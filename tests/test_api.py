@@ -347,7 +347,7 @@ def test_a_loss_that_is_the_trainers_own_is_told(
         trainer = kind(transformers.LlamaForCausalLM(config), arguments, **settings)
         return " ".join(str(inspect_model(trainer, loss=loss, trial=False)).split())
 
-    line = "The loss is the model's own; the Trainer's ({}) is not called: where it is another, give it as "
+    line = "The loss is the model's own; the Trainer's ({}) is not called: "
     assert line.format("Weighted.compute_loss") in told(Weighted)
     assert line.format("Twice.training_step") in told(Twice)
     assert line.format("label_smoother") in told(transformers.Trainer, smoothing=0.1)

@@ -125,6 +125,6 @@ def test_a_job_builds_small_and_trains_in_plain_pytorch(name: str) -> None:
     made = job.build_model()
     model = plain_step.changed(job, made[0] if isinstance(made, tuple) else made, ["bf16_compiled"])
     kinds = [type(module).__name__ for module in model.modules() if module._compiled_call_impl]
-    assert len(kinds) >= 2
+    assert len(kinds) >= 2 or kinds == [type(model).__name__]  # block by block, or as a whole
     assert "Float8Linear" not in {type(module).__name__ for module in model.modules()}
     assert {type(weight) for weight in model.parameters()} == {torch.nn.Parameter}

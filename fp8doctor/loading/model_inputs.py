@@ -65,7 +65,10 @@ def made_before(model: Any, first: Any) -> str | None:
 def vocabulary_of(model: Any) -> int:
     """Count the tokens that both input embedding and configuration know."""
     ask = method(model, "get_input_embeddings")
-    embedding = ask() if ask else first_layer(model)
+    try:
+        embedding = ask() if ask else first_layer(model)
+    except Exception:  # transformers raises where a model of several inputs does not name one
+        embedding = first_layer(model)
     sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     if not known:

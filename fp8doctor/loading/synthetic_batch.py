@@ -204,7 +204,9 @@ def resolve(
     except Exception as error:  # a model may compute anything in what is read here
         _log.debug("no synthetic batch could be built", exc_info=True)
         return Batch(
-            None, None, f"no synthetic batch could be built: {error_in_words(error)}; write example_batch()"
+            None,
+            None,
+            f"no synthetic batch could be built: {error_in_words(error).rstrip('.')}; write example_batch()",
         )
     return Batch(value, "made up", f"synthetic: {made_of}")
 

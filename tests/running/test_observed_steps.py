@@ -123,7 +123,8 @@ def test_a_training_in_another_thread(observer: ScriptObserver, heard: Heard) ->
     """Its script imported torch in the main thread."""
     thread = threading.Thread(target=train, args=(Net(), WARMUP + STEPS))
     thread.start()
-    thread.join()
+    thread.join(60)
+    assert not thread.is_alive()
     seen = heard.facts.observed
     assert (seen.calls, seen.backwards) == (1, 1)
     assert seen.losses is not None

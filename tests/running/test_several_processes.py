@@ -203,7 +203,7 @@ def test_fsdp2_with_float8_under_accelerate(tmp_path: Path) -> None:
     found, facts, err = watched("fsdp2", tmp_path, LAUNCHER, *launcher.split())
     assert found["DST001"]["shards"] == 2
     assert (
-        "2 processes (FSDP2, gloo), timed in their own steps, in place: nothing of the model is copied."
+        "2 processes (FSDP2, gloo), timed in their own steps; in place: nothing of the model is copied."
         in err
     )
     assert facts.training.distributed is not None

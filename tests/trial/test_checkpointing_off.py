@@ -68,7 +68,7 @@ def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: s
     assert len(after.compile_marks) == 3
 
 
-@pytest.mark.parametrize("form", ["timm", "open_clip", "monai", "partial", "composable"])
+@pytest.mark.parametrize("form", ["timm", "partial", "composable"])
 def test_flags_hooks_and_assigned_forwards_are_switched_off(form: str) -> None:
     model = ON[form]()
     off = applied("checkpointing-off", model, known=called(model, BATCH)).model

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
     ("error", "why", "reason"),
     [
         (RuntimeError("shapes differ\nand more"), Reason.RAISES, "it raises RuntimeError: shapes differ"),
-        (torch.OutOfMemoryError("CUDA out of memory"), Reason.DOES_NOT_FIT, "even with bf16 alone"),
+        (torch.OutOfMemoryError("CUDA out of memory"), Reason.OUT_OF_MEMORY, "too little memory left for it"),
         (NotTried("torchao cannot be imported"), Reason.NOT_APPLICABLE, "torchao cannot be imported"),
         (NotReplicable("it is sharded"), Reason.NOT_REPLICABLE, "it is sharded"),
     ],
