@@ -295,9 +295,8 @@ def support(facts: Facts) -> tuple[str, ...]:
     ]
     clocks = ((gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")) for gpu in facts.get("gpus", ()))
     told += [f"SM clock {now} of {most} MHz" for now, most in clocks if now and most]
-    low, high, looks = (
-        (health or facts).get(name) for name in ("sm_clock_low_mhz", "sm_clock_high_mhz", "samples")
-    )
+    clocks_seen = ("sm_clock_low_mhz", "sm_clock_high_mhz", "samples")
+    low, high, looks = (health.get(name) if health else None for name in clocks_seen)
     if low and high and looks:
         told.append(f"{low} to {high} MHz in {plural(looks, 'look')} while timed")
     if harm := facts.get("trial.harm"):
