@@ -254,13 +254,6 @@ def why_missing(facts: Facts, path: str) -> str:
     return f"{path}: {reason}" if reason else f"{path} was not recorded"
 
 
-def reason_of(outcome: Outcome, facts: Facts) -> str | None:
-    """Return why a check is unknown, without the fact's path; None if nobody noted it."""
-    if outcome.reason and outcome.reason != why_missing(facts, outcome.missing):
-        return outcome.reason
-    return gap_of(facts, outcome.missing)
-
-
 def gap_of(facts: Facts, path: str) -> str | None:
     """Find why a fact was not recorded: the reason of a parent, else of a part."""
     gaps = {**facts.get("gaps", {}), **facts.get("trial.gaps", {})}

@@ -66,11 +66,6 @@ FOR_FP8 = frozenset({MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"})
 _RECIPE = "recipe-"
 
 
-def recipe_change(recipe: str) -> str:
-    """Return the treatment that changes torchao's recipe to this one."""
-    return _RECIPE + recipe.replace("_", "-")
-
-
 def changes_recipe(name: str) -> bool:
     """Return whether the treatment changes torchao's recipe."""
     return name.startswith(_RECIPE)
