@@ -486,7 +486,7 @@ def named_without_fp8(facts: Facts) -> Finding:
     )
     if asked:
         summary = "leave the precision to the environment, which asks for FP8"
-        code = f"{unset} ACCELERATE_MIXED_PRECISION   # for {decided}; for FP8 no bf16=True in the script"
+        code = f"# for FP8: no bf16=True in the script\n# for {decided}: {unset} ACCELERATE_MIXED_PRECISION"
     elif named == "TE":
         summary = f"{unset}: the job then trains in {decided}, as its precision says"
         code = f"{unset}   # or, for FP8: {ask} with {BACKEND}={named}"

@@ -16,7 +16,7 @@ from fp8doctor.analysis.outcome import is_faster
 from fp8doctor.analysis.rank_comparison import slowest_first
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.waiting import script_overhead, waiting_first
 from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
@@ -313,19 +313,20 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     elif measured and said.compared.lacks_fair_bf16:
         yield Open(what="BF16 with the same changes was not timed", command=time_it)
     elif measured and not said.leaves_fp8 and (late := _late(said.fixes)):
-        yield Open(what=f"fix {late} was not timed", command=time_it)
+        yield Open(what=late, command=time_it)
     elif not measured and not said.is_settled:
         yield Open(what=_untimed(said), command=time_it)
 
 
 def _late(fixes: Sequence[Step]) -> str:
-    """Number the fixes of a timed job that were not timed; empty if all were."""
-    late = (
-        str(number)
+    """Say which fixes of a timed job were not timed, or have to be applied for that; empty if all were."""
+    late = {
+        str(number): each
         for number, each in enumerate(fixes, 1)
         if not (each.together or (each.saving_ms and each.saving_ms.basis == "measured"))
-    )
-    return " and ".join(late)
+    }
+    numbers, by_hand = " and ".join(late), any(not traits(each.treatment.name).runs for each in late.values())
+    return numbers and (f"apply fix {numbers}, time it" if by_hand else f"fix {numbers} was not timed")
 
 
 LIVE = "inspect_model(model, batch) on a GPU"

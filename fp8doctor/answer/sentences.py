@@ -42,7 +42,9 @@ TEMPLATES = {
     "fix.nothing": "Nothing to change for speed",
     "fix.beside": "Nothing for speed; below: {codes}",
     "fix.bf16": "Train in BF16",
+    "fix.open": "Nothing until this is known",
     "then.mended": "{mended}",
+    "then.unknown": "not known",
     "then.time": "{ms}{basis}",
     "then.above": "the {form} step above",
     "then.gain": "{size} {than}",
@@ -256,6 +258,8 @@ def _fix(said: Answer) -> Iterator[Line]:
         codes = [each.code for each in said.notices if each.mark in ("warning", "bad")]
         codes = codes or [each.code for each in said.causes if each.code]
         yield say("fix.beside", codes=", ".join(codes)) if codes else say("fix.nothing")
+    elif said.open:
+        yield say("fix.open")
 
 
 def _then(said: Answer) -> Iterator[Line]:
@@ -267,6 +271,8 @@ def _then(said: Answer) -> Iterator[Line]:
         yield say("then.mended", mended=MENDED[said.status])
     same = end is not None and compared.now is not None and end.name == compared.now.name
     if end is None or not said.fixes or (same and gain is None and than_bf16 is None):
+        if said.fixes and not mends and not any(step.saving_ms for step in said.fixes):
+            yield say("then.unknown")
         return
     timed = end.ms.basis == "measured"
     shown = [each for each in (compared.fp8, compared.bf16) if each and said.speedup]
