@@ -463,9 +463,9 @@ def kernels_missing(facts: Facts) -> Finding | None:
 def hidden_fp8(facts: Facts) -> Finding | NotApplicable | None:
     runs = any(each.use == "training" for each in facts.linears())
     named = facts.environment.variables.get(BACKEND) == "TE"
-    if not (runs and named) or decided_precision(facts) in ("fp8", None):
-        return NotApplicable(reason=f"no layer is in FP8, no {BACKEND}=TE is set, or the precision is fp8")
-    return named_without_fp8(facts)
+    if not (runs and named):
+        return NotApplicable(reason=f"no layer is in FP8, or no {BACKEND}=TE is set")
+    return None if decided_precision(facts) in ("fp8", None) else named_without_fp8(facts)
 
 
 def decided_precision(facts: Facts) -> str | None:

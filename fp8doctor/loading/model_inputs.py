@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from typing import Any
 
 from fp8doctor.stacks.looking import children_of, home, method, modules_of, read, read_class, tensors_of
+
+_log = logging.getLogger("fp8doctor")
 
 IMAGE = (224, 224)
 """Height and width of images if the model tells none."""
@@ -68,6 +71,7 @@ def vocabulary_of(model: Any) -> int:
     try:
         embedding = ask() if ask else first_layer(model)
     except Exception:  # transformers raises where a model of several inputs does not name one
+        _log.debug("get_input_embeddings raises", exc_info=True)
         embedding = first_layer(model)
     sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
     known = [size for size in sizes if isinstance(size, int) and size > 0]
