@@ -92,7 +92,7 @@ PLANTED = {
         "for layer in model.base_model.model.model.layers:\n    layer.compile()\n"
         "trained = [each for name, each in model.named_parameters() if 'lora_A' in name]\n"
         "optimizer = torch.optim.AdamW(trained, lr=1e-2)",
-        "weights do not change",
+        "parameters-without-optimizer is new",
     ),
     "stops learning": (
         "for layer in model.base_model.model.model.layers:\n    layer.compile()\n"
