@@ -146,12 +146,6 @@ def check_of(finding: Finding) -> Check | None:
     return _checks.get(finding.name)
 
 
-def rules_of(code: str) -> tuple[Check, ...]:
-    """List the registered rules of a code."""
-    _import_own()
-    return tuple(each for each in _checks.values() if each.code == code)
-
-
 def select(
     checks: Iterable[Check], selected: Sequence[str] = (), ignored: Sequence[str] = ()
 ) -> tuple[Check, ...]:
@@ -188,19 +182,20 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
     """
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
-    by_name = {each.name: answer for each, answer in answers if isinstance(answer, Finding)}
-    found = {
-        key: each.code for each in checks if each.name in by_name for key in (each.code, each.name, *each.was)
-    }
+    found: dict[str, list[tuple[str, Finding]]] = {}  # code, former code or name -> what it stands for
+    for each, answer in answers:
+        if isinstance(answer, Finding):
+            for key in {each.code, each.name, *each.was}:
+                found.setdefault(key, []).append((each.code, answer))
     findings: list[Finding] = []
     outcomes: dict[str, Outcome] = {}
     for each, answer in answers:
         if isinstance(answer, Finding):
-            causes = tuple(dict.fromkeys(found[cause] for cause in each.explained_by if cause in found))
-            own = (by_name[cause] for cause in each.explained_by if found.get(cause) == each.code)
+            causes = [cause for key in each.explained_by for cause in found.get(key, ())]
+            own = (cause for code, cause in causes if code == each.code and cause is not answer)
             if not any(cause.severity != "info" for cause in own):
-                causes = tuple(code for code in causes if code != each.code)
-                findings.append(msgspec.structs.replace(answer, caused_by=causes))
+                codes = tuple(dict.fromkeys(code for code, _ in causes if code != each.code))
+                findings.append(msgspec.structs.replace(answer, caused_by=codes))
             answer = Outcome(code=each.code, outcome="sick", area=each.area)
         outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)
     never_graver = {each.name for each in checks if each.severity == "info"}

@@ -76,7 +76,9 @@ def page(check: Heading, codes: Iterable[str]) -> str:
     names = " · ".join(f"`{each}`" for each in (check.name, *check.also))
     facts = f"{names} · {check.area} · {check.severity} · `fp8doctor explain {check.code}`"
     named = {rule.name: rule.code for rule in registry.discover()}
-    causes_of = (cause for rule in registry.rules_of(check.code) for cause in rule.explained_by)
+    causes_of = (
+        cause for rule in registry.discover() if rule.code == check.code for cause in rule.explained_by
+    )
     causes = sorted({named.get(cause, cause) for cause in causes_of} - {check.code})
     *others, last = causes or ("",)
     either = f"{', '.join(others)} or {last}" if others else last

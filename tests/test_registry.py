@@ -160,6 +160,8 @@ def test_rules_of_one_code_run_alone_and_have_one_outcome() -> None:
         ((unknown, silent), "unknown", []),
         ((fires, symptom), "sick", ["fires"]),
         ((symptom,), "sick", ["symptom"]),
+        ((fires, replace(symptom, explained_by=("YYY001",))), "sick", ["fires"]),
+        ((replace(symptom, explained_by=("ZZZ001",)),), "sick", ["symptom"]),
     ):
         findings, outcomes = run(rules, Facts())
         assert [each.outcome for each in outcomes] == [outcome]

@@ -109,7 +109,7 @@ def _in_own_form(found: Comparison, view: TrialView) -> Comparison:
     block in FP8, which would read as slower, and 53.0 in one graph of FP8 (H200, torch 2.11).
     """
     now, blocks = view.as_is, if_recorded(arm, view.facts.trial, ArmName.BF16_COMPILED)
-    if not (now and blocks and view.fp8 and found.bf16):
+    if not (now and blocks and blocks.get("rounds_ms") and view.fp8 and found.bf16):
         return replace(found, fp8=None, speedup=None, parts_ms={})
     own, bf16, fp8 = (interval(each.rounds_ms) for each in (now, blocks, view.fp8))
     ms = Number(
@@ -119,7 +119,7 @@ def _in_own_form(found: Comparison, view: TrialView) -> Comparison:
         "modelled",
     )
     against = found.bf16.ms.value
-    estimate = Variant("planned", "FP8 in your form", True, ms)
+    estimate = Variant("planned", "FP8 as you compile it", True, ms)
     speedup = Number(against / ms.value, against / ms.high, against / ms.low, "modelled")
     return replace(found, fp8=estimate, speedup=speedup, parts_ms={})
 

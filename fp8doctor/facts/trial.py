@@ -229,18 +229,10 @@ class Health(Record, frozen=True, kw_only=True):
 class HostLoad(Record, frozen=True, kw_only=True):
     """The host while variants were timed."""
 
-    window_s: float = NOT_RECORDED
-    """Of older reports, as the next five."""
     cores: int = NOT_RECORDED
-    """Cores that this process may use; shares are of their time."""
+    """Of older reports, as the next: cores that this process may use; shares are of their time."""
     others_pct: float = NOT_RECORDED
     """Share of others than this process."""
-    steal_pct: float = NOT_RECORDED
-    """Share that a hypervisor gave to other machines."""
-    waited_pct: float | None = NOT_RECORDED
-    """Share of the time for which a thread of this process waited for a core."""
-    throttled_pct: float | None = NOT_RECORDED
-    """Share of the periods in which the quota of the container's cores was used up; None without a quota."""
     pace_low_ms: float = NOT_RECORDED
     """Fastest time of a fixed piece of Python, timed once a visit."""
     pace_median_ms: float = NOT_RECORDED

@@ -25,13 +25,10 @@ from tests.facts_of import DECODER_468M
 def load(**fields: Any) -> HostLoad:
     """A quiet host, but for these fields."""
     quiet = {
-        "steal_pct": 0.0,
-        "waited_pct": 0.1,
-        "throttled_pct": 0.0,
         "pace_low_ms": 0.3,
         "pace_median_ms": 0.3,
     }
-    return HostLoad(**{"window_s": 12.0, "cores": 16, "others_pct": 10.0, **quiet, **fields})
+    return HostLoad(**{"cores": 16, "others_pct": 10.0, **quiet, **fields})
 
 
 def rounds(arm: Arm, *rounds_ms: float) -> Arm:
