@@ -33,8 +33,10 @@ def test_that_skips():
 @pytest.mark.slow
 def test_a_planted_vacuous_test_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(PLANTED)
-    command = [*(sys.executable, "-m", "pytest", "-q", "-p", "tests.assertions", "-p", "no:cacheprovider")]
-    command += ["-o", "enable_assertion_pass_hook=true", "--rootdir", str(tmp_path), str(tmp_path)]
+    # -rN: no summary, which repeats each message where the variable CI is set.
+    command = [sys.executable, "-m", "pytest", "-q", "-rN", "-p", "tests.assertions"]
+    command += ["-p", "no:cacheprovider", "-o", "enable_assertion_pass_hook=true"]
+    command += ["--rootdir", str(tmp_path), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 1, done.stderr
     assert "2 failed, 2 passed, 1 skipped" in done.stdout
