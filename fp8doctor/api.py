@@ -67,18 +67,18 @@ def inspect_model(
 ) -> Report:
     """Explain what keeps FP8 from being faster on this model.
 
-    Leaves the model and the process unchanged. ``model`` is a ``torch.nn.Module`` or a transformers Trainer.
-    ``batch`` is a mapping (keyword arguments), a tuple (positional arguments) or the one argument: a tensor,
-    a dataclass, an object with tensors; a ``training_step`` also takes a list. A Trainer supplies its own
-    data. ``optimizer`` is an instance, or a callable that builds one, which fp8doctor does not call on your
-    model. ``autocast`` is the step's dtype, ``accumulate`` its number of micro-batches. ``trial`` times
-    copies of the model for about ``budget_s`` seconds (None: 90, or 120 for a model of 7B parameters or one
-    compiled as one graph) on ``device`` (None: the current CUDA device; without one nothing is timed; ``cpu``
-    works but says nothing about a GPU). ``layers`` examines a copy with this many blocks of every list of
-    repeated blocks, for a model that is too large or too slow to time: the report is about the smaller model,
-    and its name says so. Without it, the trial truncates deep models by itself and extrapolates.
-    ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore`` hold prefixes of codes.
-    During a trial, a terminal or notebook shows progress unless ``progress`` is False.
+    Leaves the model and the process unchanged. ``model`` is a ``torch.nn.Module`` or a transformers Trainer,
+    whose data are not read. ``batch`` is a mapping (keyword arguments), a tuple (positional arguments) or
+    the one argument: a tensor, a dataclass, an object with tensors; a ``training_step`` also takes a list.
+    ``optimizer`` is an instance, or a callable that builds one, which fp8doctor does not call on your model.
+    ``autocast`` is the step's dtype, ``accumulate`` its number of micro-batches. ``trial`` times copies of
+    the model for about ``budget_s`` seconds (None: 90) on ``device`` (None: the current CUDA device; without
+    one nothing is timed; ``cpu`` works but says nothing about a GPU). ``layers`` examines a copy with this
+    many blocks of every list of repeated blocks, for a model that is too large or too slow to time: the
+    report is about the smaller model, and its name says so. Without it, the trial truncates deep models by
+    itself and extrapolates. ``assume_gpu`` names the GPU whose costs are modelled; ``select`` and ``ignore``
+    hold prefixes of codes. During a trial, a terminal or notebook shows progress unless ``progress`` is
+    False.
 
     Raises TypeError or ValueError with a one-sentence message for an invalid argument.
     """
@@ -94,7 +94,6 @@ def inspect_model(
         training_step=training_step,
         autocast=autocast,
         accumulate=accumulate,
-        reads_data=trial,
     )
     from fp8doctor.examine import examine
     from fp8doctor.trial import without_forward
@@ -132,9 +131,8 @@ def _job(
     training_step: Any,
     autocast: Any,
     accumulate: Any,
-    reads_data: bool,
 ) -> Job:
-    """Describe the training of a model. A Trainer's plan supplies missing arguments, and its data if read."""
+    """Describe the training of a model. A Trainer's plan supplies missing arguments."""
     trainer = model if is_trainer(model) else None
     plan = plan_of(model) if trainer is not None else None
     root = _checked_model(plan.model if plan else model)
@@ -152,7 +150,7 @@ def _job(
         accumulate = accumulate if accumulate != 1 else plan.accumulate
     own_step = training_step is not None
     given = checked_batch(batch, "batch", own_step=own_step) if batch is not None else None
-    made = resolve(root, given, plan=plan, trainer=trainer if reads_data else None)
+    made = resolve(root, given, plan=plan)
     return Job(
         model=root,
         target=Target(kind="live", name=type(core(root)).__name__, attribute=None),

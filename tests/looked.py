@@ -17,6 +17,6 @@ UNGIVEN = dict.fromkeys(("loss", "optimizer", "training_step", "autocast")) | {"
 
 
 def looked(model: Any, batch: Any = None, *, assume_gpu: str | None = None, **given: Any) -> Report:
-    job = api._job(model, batch, **{**UNGIVEN, **given}, reads_data=True)
+    job = api._job(model, batch, **{**UNGIVEN, **given})
     facts = with_forward(job, examine(job))
     return Report.of(diagnose(msgspec.structs.replace(facts, assumed_gpu=api._known_gpu(assume_gpu))))

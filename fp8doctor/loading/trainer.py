@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import inspect
-import io
 import logging
-import os
-import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
-from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.model_inputs import NoBatchError
 from fp8doctor.stacks.looking import read, read_class
 from fp8doctor.wording import error_in_words
@@ -60,64 +54,29 @@ def _is_spread(trainer: Any) -> bool:
     return (read(arguments, "_n_gpu") or 0) > 1 or any(read(trainer, each) for each in engines)
 
 
-LONGEST_S = 30.0
-"""Seconds for reading a batch. A choice: a streamed dataset connects first."""
-
-
 def own_batch(trainer: Any, model: Any) -> Any:
-    """Read a batch that the Trainer would train with. Raises `NoBatchError`."""
-    try:
-        sent = sent_by_a_fork(lambda: _packed(_first(trainer)), LONGEST_S)
-    except NothingSent as nothing:
-        early = f"the process that read it ended early, or took longer than {LONGEST_S:.0f} s"
-        raise NoBatchError(nothing.raised if nothing.raised is not None else early) from nothing
-    import torch
+    """Read a batch that the Trainer would train with. Raises `NoBatchError`.
 
-    try:
-        batch = torch.load(io.BytesIO(sent), weights_only=False)
-    except Exception as error:
-        raise NoBatchError(error_in_words(error)) from error
-    return _accepted(batch, model)
-
-
-def _reopen() -> None:
-    """In the child: reopen files that are read, which share their position otherwise."""
-    for each in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):
-            reads = fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
-            if reads and stat.S_ISREG(os.fstat(each).st_mode):
-                own = os.open(f"/proc/self/fd/{each}", os.O_RDONLY)
-                os.lseek(own, os.lseek(each, 0, os.SEEK_CUR), os.SEEK_SET)
-                os.dup2(own, each, os.get_inheritable(each))
-                os.close(own)
-
-
-def _first(trainer: Any) -> Any:
-    """In the child: take the first batch without preparing, which uses GPU or ranks."""
-    import torch
+    For a process of its own: data and random states advance. Nothing is prepared, which uses GPU or ranks.
+    """
     from torch.utils.data import DataLoader
 
-    _reopen()
-    torch.set_num_threads(1)  # a pool of threads does not survive a fork
     accelerator = read(trainer, "accelerator")
-    if accelerator is not None:
-        vars(accelerator).update(prepare=_as_they_are, prepare_data_loader=_as_they_are)
-    loader = trainer.get_train_dataloader()
-    if isinstance(loader, DataLoader):
-        vars(loader).update(num_workers=0, timeout=0, pin_memory=False)
-    return next(iter(loader))
+    kept = {} if accelerator is None else vars(accelerator)
+    kept.update(prepare=_as_they_are, prepare_data_loader=_as_they_are)
+    try:
+        loader = trainer.get_train_dataloader()
+        if isinstance(loader, DataLoader):
+            vars(loader).update(num_workers=0, timeout=0, pin_memory=False)
+        return _accepted(next(iter(loader)), model)
+    except Exception as error:
+        raise NoBatchError(error_in_words(error)) from error
+    finally:
+        del kept["prepare"], kept["prepare_data_loader"]
 
 
 def _as_they_are(*each: Any, **options: Any) -> Any:
     return each[0] if len(each) == 1 else each
-
-
-def _packed(batch: Any) -> bytes:
-    import torch
-
-    file = io.BytesIO()
-    torch.save(dict(batch) if isinstance(batch, Mapping) else batch, file)
-    return file.getvalue()
 
 
 def _accepted(batch: Any, model: Any) -> Any:

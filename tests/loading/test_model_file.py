@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import fp8doctor.loading.model_file
+from fp8doctor import inspect_model
 from fp8doctor.errors import UserError
 from fp8doctor.loading.model_file import load
 from tests.logged import Records
@@ -456,6 +457,21 @@ def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
     job = load(f"{file}:trainer")
     assert "its train() raises OSError: no data" in logged.text()
     assert job.model is job.trainer.model
+    assert "the Trainer's own data gave none: OSError: no data" in str(job.workload.note)
+
+
+def test_the_data_of_a_live_trainer_are_not_read(tmp_path: Path, forget_accelerate: None) -> None:
+    """A stream that is read loses its row, and random states move."""
+    transformers = pytest.importorskip("transformers")
+
+    class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            raise AssertionError("the data were read")
+
+    arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[], max_steps=1)
+    trainer = transformers.Trainer(torch.nn.Linear(8, 8), arguments, train_dataset=Stream())
+    report = inspect_model(trainer, device="cpu", budget_s=10)
+    assert report.facts.workload.batch_source == "made up"
 
 
 def test_the_detail_of_a_huge_message_is_its_two_ends(write: Write) -> None:
