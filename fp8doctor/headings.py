@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fp8doctor.registry import Check
 
 HEAD = re.compile(
-    r'@check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
+    r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
 )
 """The registration of a rule."""
 

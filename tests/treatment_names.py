@@ -40,7 +40,7 @@ def is_text(node: ast.expr) -> bool:
 
 
 def is_treatment(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Name) and call.func.id == "Treatment"
+    return ast.unparse(call.func) in ("Treatment", "kit.Treatment")
 
 
 def all_names() -> set[str]:

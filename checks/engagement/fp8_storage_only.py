@@ -25,41 +25,9 @@ https://github.com/unslothai/unsloth/issues/3902
 
 from __future__ import annotations
 
-from fp8doctor.kit import (
-    NOT_RECORDED,
-    NOT_THE_HEAD,
-    TAKES,
-    USABLE,
-    Facts,
-    Finding,
-    Linear,
-    NotApplicable,
-    Treatment,
-    Version,
-    check,
-    compile_all,
-    computes_forward_in_fp8,
-    convert_all_but,
-    converted_nothing,
-    converting,
-    example,
-    fit,
-    fits_fp8,
-    float8,
-    flops_share_pct,
-    fp8_was_asked_for,
-    if_recorded,
-    installed,
-    layer_label,
-    named,
-    plural,
-    ran_on_a_gpu,
-    rows_seen,
-    stores_fp8,
-    under_unsloth,
-)
+from fp8doctor import kit
 
-BACKWARD_SINCE = Version("5.22.0")
+BACKWARD_SINCE = kit.Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
 
@@ -82,7 +50,7 @@ BACKWARD = {
 """What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
 H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
 
-OWN_BACKWARD = Treatment(
+OWN_BACKWARD = kit.Treatment(
     name="own-backward",
     summary="write a backward for the FP8 matmul, or convert with torchao",
     code="class Matmul(torch.autograd.Function):   # its forward calls the FP8 matmul\n"
@@ -118,7 +86,7 @@ LEFT_OUT = (
     "FP8 starts from 16- or 32-bit weights. These layers stay out of FP8, and each use of them dequantizes."
 )
 
-ONE_OF_THEM = Treatment(
+ONE_OF_THEM = kit.Treatment(
     name="one-precision",
     summary="load the base in BF16, and convert that",
     code="# for speed, with FP8\n"
@@ -128,7 +96,7 @@ ONE_OF_THEM = Treatment(
 )
 
 
-@check(
+@kit.check(
     "MOD003",
     "fp8-storage-only",
     area="engagement",
@@ -137,32 +105,32 @@ ONE_OF_THEM = Treatment(
     invalidates_model=True,
     stays_in_bf16=True,
 )
-def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
+def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     network = facts.network
     forward_only = [each for each in network.linears if each.get("features", {}).get("backward") is False]
-    if forward_only and not ran_on_a_gpu(facts):
+    if forward_only and not kit.ran_on_a_gpu(facts):
         gemm = forward_only[0].features.get("gemm")
-        return Finding(
+        return kit.Finding(
             severity="error",
-            title=f"{plural(len(forward_only), 'FP8 layer')} without a backward: the forward calls {gemm} "
-            f"outside an autograd.Function{named(forward_only, len(forward_only))}",
-            explanation=f"By its code, {layer_label(forward_only[0])} calls torch's matmul in the forward "
-            f"itself: {NO_BACKWARD}.",
+            title=f"{kit.plural(len(forward_only), 'FP8 layer')} without a backward: the forward calls "
+            f"{gemm} outside an autograd.Function{kit.named(forward_only, len(forward_only))}",
+            explanation=f"By its code, {kit.layer_label(forward_only[0])} calls torch's matmul in the "
+            f"forward itself: {NO_BACKWARD}.",
             evidence={"layers": len(forward_only), "first": forward_only[0].name},
             treatment=OWN_BACKWARD,
             breaks="step_raises",
         )
-    stored = [linear for linear in network.linears if stores_fp8(linear)]
+    stored = [linear for linear in network.linears if kit.stores_fp8(linear)]
     if not stored and not network.float8_parameters:
         trains = any(linear.use == "training" for linear in network.linears)
-        return None if trains else NotApplicable(reason="no FP8 in the model")
+        return None if trains else kit.NotApplicable(reason="no FP8 in the model")
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
     cut = trained and backward == "cut"
-    return Finding(
+    return kit.Finding(
         severity="error" if cut else "warning" if trained else "info",
         title=what_is_in_fp8(stored, facts)
         + (", and nothing is trainable" * (not trained) or ", and pass no gradient on" * cut),
-        breaks="layers_do_not_learn" if cut else NOT_RECORDED,
+        breaks="layers_do_not_learn" if cut else kit.NOT_RECORDED,
         explanation="This is FP8 for inference and for memory"
         + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
         + f"At best the forward matmul runs in FP8, and {BACKWARD[backward]}."
@@ -170,7 +138,7 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
         evidence={
             "stored_linears": len(stored),
             "linears": len(network.linears),
-            "flops_share_pct": round(flops_share_pct(stored, facts), 1),
+            "flops_share_pct": round(kit.flops_share_pct(stored, facts), 1),
             "float8_parameters": network.float8_parameters,
             "trainable_parameters": network.trainable_parameters,
             "classes": tuple(sorted({linear.weight_class or linear.kind for linear in stored})),
@@ -180,23 +148,25 @@ def fp8_storage_only(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def what_is_in_fp8(stored: list[Linear], facts: Facts) -> str:
+def what_is_in_fp8(stored: list[kit.Linear], facts: kit.Facts) -> str:
     """Say how far FP8 goes: only in memory, or in the forward too."""
-    linears, computing = len(facts.network.linears), sum(map(computes_forward_in_fp8, stored))
+    linears, computing = len(facts.network.linears), sum(map(kit.computes_forward_in_fp8, stored))
     if not stored:
         count = facts.network.float8_parameters
-        return f"{plural(count, 'parameter')} {'is' if count == 1 else 'are'} stored in FP8"
+        return f"{kit.plural(count, 'parameter')} {'is' if count == 1 else 'are'} stored in FP8"
     if not computing:
-        return f"{len(stored)} of {linears} Linears only store their weights in FP8{named(stored, linears)}"
+        return (
+            f"{len(stored)} of {linears} Linears only store their weights in FP8{kit.named(stored, linears)}"
+        )
     others = f"; in {len(stored) - computing} more only the weights are in FP8" * (len(stored) > computing)
     return f"{computing} of {linears} Linears multiply in FP8 only in the forward{others}"
 
 
-def backward_of(stored: list[Linear], facts: Facts) -> str:
+def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
     """Find what the backward of these layers does, as a key of `BACKWARD`, by the class of the first."""
     if not stored:
         return "none"
-    first, version, unsloth = stored[0], installed(facts, "transformers"), under_unsloth(facts)
+    first, version, unsloth = stored[0], kit.installed(facts, "transformers"), kit.under_unsloth(facts)
     of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
     if of_checkpoint and version is not None and version < BACKWARD_SINCE and not unsloth:
         return "cut"
@@ -207,33 +177,41 @@ def backward_of(stored: list[Linear], facts: Facts) -> str:
     return kind if kind in BACKWARD else ""
 
 
-def from_bf16(facts: Facts) -> Treatment | None:
+def from_bf16(facts: kit.Facts) -> kit.Treatment | None:
     """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts."""
-    network, memory = facts.network, if_recorded(fit, facts)
-    takes = [linear for linear in network.linears if if_recorded(would_convert, linear, facts)]
-    if not takes or memory is None or memory.bf16.gib > USABLE * memory.gpu_gib:
+    network, memory = facts.network, kit.if_recorded(kit.fit, facts)
+    takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
+    if not takes or memory is None or memory.bf16.gib > kit.USABLE * memory.gpu_gib:
         return None
     adapted = any(linear.get("adapter") for linear in network.linears)
     rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
     if network.get("kind", "").endswith("ForCausalLM") and not adapted:
         rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
     out = [linear.name for linear in network.linears if linear not in takes]
-    converted = if_recorded(convert_all_but, out, facts) or f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}"
-    return Treatment(
+    converted = (
+        kit.if_recorded(kit.convert_all_but, out, facts)
+        or f"{kit.converting(facts, only=kit.TAKES)}{kit.NOT_THE_HEAD}"
+    )
+    return kit.Treatment(
         name="train-in-fp8",
         summary="load BF16 weights, which fit, and convert them for FP8 training",
-        code="\n".join((rebuilt, converted, *compile_all(network))),
+        code="\n".join((rebuilt, converted, *kit.compile_all(network))),
         kind="sketch",
     )
 
 
-def would_convert(linear: Linear, facts: Facts) -> bool:
+def would_convert(linear: kit.Linear, facts: kit.Facts) -> bool:
     """Whether a conversion would take this layer with BF16 weights, and FP8 its rows."""
-    ragged = any(rows % ROWS for rows in rows_seen(linear, facts))
-    return stores_fp8(linear) and linear.role not in ("head", "router") and fits_fp8(linear) and not ragged
+    ragged = any(rows % ROWS for rows in kit.rows_seen(linear, facts))
+    return (
+        kit.stores_fp8(linear)
+        and linear.role not in ("head", "router")
+        and kit.fits_fp8(linear)
+        and not ragged
+    )
 
 
-@check(
+@kit.check(
     "MOD003",
     "quantized-base",
     area="engagement",
@@ -242,19 +220,21 @@ def would_convert(linear: Linear, facts: Facts) -> bool:
     changes_fp8=True,
     invalidates_model=True,
 )
-def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
+def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears = facts.network.linears
-    asked = fp8_was_asked_for(facts) or ("convert_to_float8_training" if converted_nothing(facts) else None)
+    asked = kit.fp8_was_asked_for(facts) or (
+        "convert_to_float8_training" if kit.converted_nothing(facts) else None
+    )
     fp8 = [linear for linear in linears if linear.use == "training"]
     if not fp8 and asked is None:
-        return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
+        return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     quantized = [linear for linear in linears if is_quantized(linear)]
     method = facts.get("network.quantization")
     if not quantized and method not in METHODS:
         return None
     swapped = sum(linear.use == "training" for linear in quantized)
-    what = f"{plural(len(quantized), 'Linear')} with quantized weights"
-    return Finding(
+    what = f"{kit.plural(len(quantized), 'Linear')} with quantized weights"
+    return kit.Finding(
         title=f"FP8 training is combined with {what if quantized else f'a base quantized with {method}'}",
         explanation=CONVERTED.format(swapped) if swapped else LEFT_OUT,
         evidence={
@@ -263,14 +243,16 @@ def quantized_base(facts: Facts) -> Finding | NotApplicable | None:
             "fp8_layers": len(fp8),
             "asked_by": asked,
             "method": method,
-            "classes": tuple(sorted({linear.weight_class or layer_label(linear) for linear in quantized})),
-            "flops_share_pct": round(flops_share_pct(quantized, facts), 1),
+            "classes": tuple(
+                sorted({linear.weight_class or kit.layer_label(linear) for linear in quantized})
+            ),
+            "flops_share_pct": round(kit.flops_share_pct(quantized, facts), 1),
         },
         treatment=ONE_OF_THEM,
     )
 
 
-def is_quantized(linear: Linear) -> bool:
+def is_quantized(linear: kit.Linear) -> bool:
     """Whether the weight is kept in 4 or 8 bits that are not FP8, in an FP8 layer or not."""
     if linear.stack == "bitsandbytes" or (
         linear.use == "storage" and linear.dtype.startswith(("int", "uint"))
@@ -280,8 +262,8 @@ def is_quantized(linear: Linear) -> bool:
     return name.startswith(QUANTIZED_WEIGHTS) and name != OWN_TRAINING
 
 
-def _model(layer: Linear, **variables: str) -> Facts:
-    return example(
+def _model(layer: kit.Linear, **variables: str) -> kit.Facts:
+    return kit.example(
         variables=variables,
         linears=(layer,),
         float8_parameters=int(layer.dtype.startswith("float8")),
@@ -296,7 +278,7 @@ FP8_LINEAR = "transformers.integrations.finegrained_fp8.FP8Linear"
 NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor"
 
 FIRES = (
-    _model(float8(kind=FP8_LINEAR, stack="huggingface", use="storage", dtype="float8_e4m3fn")),
-    _model(float8(use="storage", dtype="uint8", weight_class=NF4), ACCELERATE_MIXED_PRECISION="fp8"),
+    _model(kit.float8(kind=FP8_LINEAR, stack="huggingface", use="storage", dtype="float8_e4m3fn")),
+    _model(kit.float8(use="storage", dtype="uint8", weight_class=NF4), ACCELERATE_MIXED_PRECISION="fp8"),
 )
-SILENT = _model(float8())
+SILENT = _model(kit.float8())

@@ -23,33 +23,7 @@ https://github.com/huggingface/transformers/issues/25333
 
 from __future__ import annotations
 
-from fp8doctor.kit import (
-    CONV1D,
-    FP8_MULTIPLE,
-    STAY_IN_BF16,
-    Accelerate,
-    Facts,
-    Finding,
-    NotApplicable,
-    Treatment,
-    Use,
-    asked_by_argument,
-    check,
-    convert_model,
-    converted_a_copy,
-    converted_nothing,
-    example,
-    fits_fp8,
-    float8,
-    fp8_was_asked_for,
-    if_recorded,
-    of_converter,
-    plural,
-    recorded,
-    stores_fp8,
-    switched_on,
-    was_prepared,
-)
+from fp8doctor import kit
 
 CONVERTER = "convert_to_float8_training"
 
@@ -64,19 +38,19 @@ NOT_YET = (
     "train.py' does that."
 )
 
-PAD = Treatment(
+PAD = kit.Treatment(
     name="pad-dimensions",
-    summary=f"make the widths multiples of {FP8_MULTIPLE}",
-    code=f"hidden_size = {FP8_MULTIPLE} * math.ceil(hidden_size / {FP8_MULTIPLE})",
+    summary=f"make the widths multiples of {kit.FP8_MULTIPLE}",
+    code=f"hidden_size = {kit.FP8_MULTIPLE} * math.ceil(hidden_size / {kit.FP8_MULTIPLE})",
 )
-STAY = Treatment(
-    name=STAY_IN_BF16,
+STAY = kit.Treatment(
+    name=kit.STAY_IN_BF16,
     summary="stay in BF16: a model this small has nothing to gain",
     code='accelerator = Accelerator(mixed_precision="bf16")',
 )
 
 
-@check(
+@kit.check(
     "MOD001",
     "no-fp8-modules",
     area="engagement",
@@ -88,24 +62,24 @@ STAY = Treatment(
         *("incompatible-versions", "no-fp8-tensor-cores", "quantized-base"),
     ),
 )
-def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
-    linears, flag, called = facts.network.linears, fp8_was_asked_for(facts), converted_nothing(facts)
-    copied = 0 if flag else converted_a_copy(facts)
-    argument = None if flag or copied else asked_by_argument(facts)
+def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    linears, flag, called = facts.network.linears, kit.fp8_was_asked_for(facts), kit.converted_nothing(facts)
+    copied = 0 if flag else kit.converted_a_copy(facts)
+    argument = None if flag or copied else kit.asked_by_argument(facts)
     asked = flag or argument or CONVERTER
     if asked == CONVERTER and not copied and (reason := not_due(facts)):
-        return NotApplicable(reason=reason)
+        return kit.NotApplicable(reason=reason)
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
         return None
-    if any(each.use == "training" or stores_fp8(each) for each in linears):
+    if any(each.use == "training" or kit.stores_fp8(each) for each in linears):
         return None
     proof = conversion_due(facts) if flag or argument or copied else "it was called" if called else None
-    fix: Treatment | None
+    fix: kit.Treatment | None
     conv1d = sum(each.kind.endswith(".Conv1D") for each in linears)
     if flag and not proof:
         cause, fix = NOT_YET, look_later(facts)
     elif conv1d and not argument and not copied:
-        cause, fix = f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", CONV1D
+        cause, fix = f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", kit.CONV1D
     elif flag:
         cause, fix = why_none(facts)
     elif argument:
@@ -115,14 +89,14 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
         fix = conversion("convert the model that trains, or find out why the script ignores it", facts)
     elif copied:
         cause = (
-            f"{plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to a copy, which "
+            f"{kit.plural(copied, 'FP8 layer')} with the shapes of this model's Linears belong to a copy, "
         )
-        cause += "no optimizer updates: the converter changes the model you pass, in place."
+        cause += "which no optimizer updates: the converter changes the model you pass, in place."
         fix = conversion("convert the model that trains, before you create its optimizer", facts)
     else:
         cause, fix = why_replaced_none(facts)
-    none = f"none of {plural(len(linears), 'Linear')} has it"
-    return Finding(
+    none = f"none of {kit.plural(len(linears), 'Linear')} has it"
+    return kit.Finding(
         severity=None if proof else "info",
         title=f"FP8 was asked for ({asked}), but {none}" if proof else f"FP8 was asked for; {none} yet",
         explanation=f"{asked} asks for FP8{f', and {proof}' if proof else ''}. {cause}",
@@ -131,9 +105,9 @@ def no_fp8_modules(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def not_due(facts: Facts) -> str | None:
+def not_due(facts: kit.Facts) -> str | None:
     """Say why a converter does not concern this model; None if it may have replaced nothing."""
-    converter = of_converter(facts)
+    converter = kit.of_converter(facts)
     if converter is None or not (converter.called or converter.named):
         return "nothing asks for FP8"
     if converter.called is False:
@@ -141,47 +115,47 @@ def not_due(facts: Facts) -> str | None:
     return "the conversion replaced Linears as asked" if converter.called and converter.replaced else None
 
 
-def conversion_due(facts: Facts) -> str | None:
+def conversion_due(facts: kit.Facts) -> str | None:
     """Say what proves that the conversion should have happened; None without proof."""
-    if was_prepared(facts):
+    if kit.was_prepared(facts):
         return "the model went through Accelerator.prepare"
-    seen = recorded(facts, "observed") or facts.training.gradients_seen
+    seen = kit.recorded(facts, "observed") or facts.training.gradients_seen
     return "a training step has run" if seen else None
 
 
-def conversion(summary: str, facts: Facts, code: str | None = None) -> Treatment | None:
+def conversion(summary: str, facts: kit.Facts, code: str | None = None) -> kit.Treatment | None:
     """Describe converting the model; None if it has nothing to convert."""
-    code = code or if_recorded(convert_model, facts)
-    return Treatment(name="convert", summary=summary, code=code) if code else None
+    code = code or kit.if_recorded(kit.convert_model, facts)
+    return kit.Treatment(name="convert", summary=summary, code=code) if code else None
 
 
-def look_later(facts: Facts) -> Treatment:
+def look_later(facts: kit.Facts) -> kit.Treatment:
     """Convert by a recipe whose layers learn, and look again; a Trainer converts by itself."""
     trainer = facts.trainer() is not None
     look = "print(inspect_model(model, trial=False))   # once trainer.train() has run a step"
-    return Treatment(
+    return kit.Treatment(
         name="look-after-prepare",
         summary="check the model after its conversion, or after one training step",
-        code=look if trainer else f"{switched_on(facts)}\n{PREPARE}\nprint(inspect_model(model))",
+        code=look if trainer else f"{kit.switched_on(facts)}\n{PREPARE}\nprint(inspect_model(model))",
         kind="sketch" if trainer else "python",
     )
 
 
-def why_none(facts: Facts) -> tuple[str, Treatment | None]:
+def why_none(facts: kit.Facts) -> tuple[str, kit.Treatment | None]:
     """Find the most likely reason why nothing converted the layers, and its fix."""
-    linears, convert = facts.network.linears, f"{switched_on(facts)}\n{PREPARE}"
-    if not was_prepared(facts):
+    linears, convert = facts.network.linears, f"{kit.switched_on(facts)}\n{PREPARE}"
+    if not kit.was_prepared(facts):
         cause = "The model never went through Accelerator.prepare, and nothing else reads the request."
         return cause, conversion("convert the model before it trains", facts, convert)
-    if not any(map(fits_fp8, linears)):
-        return f"No Linear has both sides divisible by {FP8_MULTIPLE}, so the converter skipped all.", PAD
+    if not any(map(kit.fits_fp8, linears)):
+        return f"No Linear has both sides divisible by {kit.FP8_MULTIPLE}, so the converter skipped all.", PAD
     if len(linears) <= ENDS_SKIPPED:
         return "Accelerate's torchao path skips the first and the last Linear, and there are no others.", STAY
     cause = "The layers fit: another precision prepared the model, or it was replaced after prepare."
     return cause, conversion("convert the model that trains", facts, convert)
 
 
-def why_replaced_none(facts: Facts) -> tuple[str, Treatment | None]:
+def why_replaced_none(facts: kit.Facts) -> tuple[str, kit.Treatment | None]:
     """Find the most likely reason why a converter replaced nothing, and its fix."""
     linears = facts.network.linears
     such_as = f", such as {linears[-1].name!r}" if linears and linears[-1].name else ""
@@ -192,10 +166,10 @@ def why_replaced_none(facts: Facts) -> tuple[str, Treatment | None]:
     return cause, conversion("let the filter accept the layers, and convert the model that trains", facts)
 
 
-def _prepared(use: Use) -> Facts:
-    layer = float8("h.0.up", kind="torch.nn.modules.linear.Linear", stack="torch", use=use)
-    accelerate = Accelerate(mixed_precision="fp8", prepared=True)
-    return example(
+def _prepared(use: kit.Use) -> kit.Facts:
+    layer = kit.float8("h.0.up", kind="torch.nn.modules.linear.Linear", stack="torch", use=use)
+    accelerate = kit.Accelerate(mixed_precision="fp8", prepared=True)
+    return kit.example(
         variables={"ACCELERATE_MIXED_PRECISION": "fp8"},
         linears=(layer,) * 3,
         float8_parameters=0,

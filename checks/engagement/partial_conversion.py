@@ -28,46 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from fp8doctor.kit import (
-    APART,
-    CONV1D,
-    NO_LINEAR,
-    CompileMark,
-    Facts,
-    Finding,
-    Linear,
-    NotApplicable,
-    Treatment,
-    Unrecorded,
-    amdahl,
-    casts_ms,
-    check,
-    convert_all_but,
-    example,
-    exported,
-    fits_fp8,
-    float8,
-    flops_share_pct,
-    has_op_configs,
-    if_recorded,
-    in_python,
-    is_below,
-    is_given,
-    large_gemm_speedup,
-    linear_cost,
-    may_be_taken,
-    may_have_converted,
-    modelled_gpu,
-    percent,
-    plural,
-    recipe_of,
-    rows_of,
-    shares_are_known,
-    stay_in_bf16,
-    too_small,
-    would_be_converted,
-    would_lose,
-)
+from fp8doctor import kit
 
 WORTH_MENTIONING_PCT = 5.0
 """Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
@@ -90,7 +51,7 @@ TE_WRAPPER = "accelerate.utils.transformer_engine.contextual_fp8_autocast"
 class Reason(NamedTuple):
     """Why a conversion left a layer out, the first that holds; and the fix."""
 
-    holds: Callable[[Linear, list[Linear], Facts], bool]
+    holds: Callable[[kit.Linear, list[kit.Linear], kit.Facts], bool]
     """Called with the layer and the FP8 layers."""
     said: str
     """Completes "14 layers ..."."""
@@ -99,43 +60,45 @@ class Reason(NamedTuple):
     code: str
 
 
-def is_conv1d(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+def is_conv1d(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     return linear.kind.endswith(".Conv1D")
 
 
-def is_stacked(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+def is_stacked(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether these are 3-D weights of experts."""
     return linear.role == "experts" and linear.gemms > 1
 
 
-def is_behind_a_stop(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+def is_behind_a_stop(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether an unaligned sibling stopped Accelerate's conversion to Transformer Engine."""
     if not any(link.startswith(TE_WRAPPER) for link in facts.training.forward_chain):
         return False
     linears = facts.network.linears
     before = linears[: next(number for number, each in enumerate(linears) if each is linear)]
-    stops = [each for each in before if each.use == "none" and each.role != "experts" and not fits_fp8(each)]
+    stops = [
+        each for each in before if each.use == "none" and each.role != "experts" and not kit.fits_fp8(each)
+    ]
     return any(linear.name.startswith("".join(each.name.rpartition(".")[:2])) for each in stops)
 
 
-def is_wrapped(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+def is_wrapped(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether a ``torch.compile`` wrapper stands in this layer's true name, and in that of no FP8 layer."""
     marks = [mark.name for mark in facts.training.compile_marks if mark.form == "wrapped"]
 
-    def below(each: Linear) -> bool:
-        return any(is_below(each, name) for name in marks)
+    def below(each: kit.Linear) -> bool:
+        return any(kit.is_below(each, name) for name in marks)
 
     return below(linear) and not any(map(below, fp8))
 
 
-def is_an_end(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+def is_an_end(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether this is the first or the last Linear of a model that Accelerate converted with torchao."""
     ends = [
         each
         for each in facts.network.linears
         if not (each.features.get("functional") or each.role == "experts" or is_conv1d(each, fp8, facts))
     ]
-    by_torchao = may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
+    by_torchao = kit.may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
     return by_torchao and linear in (ends[0], ends[-1])
 
 
@@ -143,9 +106,9 @@ REASONS = (
     Reason(
         is_conv1d,
         "are Conv1D, which no converter accepts as a Linear",
-        CONV1D.name,
-        CONV1D.summary,
-        CONV1D.code,
+        kit.CONV1D.name,
+        kit.CONV1D.summary,
+        kit.CONV1D.code,
     ),
     Reason(
         lambda linear, *_: is_stacked(linear, *_) and linear.features.get("grouped_gemm") is False,
@@ -174,7 +137,7 @@ REASONS = (
         "x = functional.scaled_dot_product_attention(q, k, v)",
     ),
     Reason(
-        lambda linear, *_: linear.kind in NO_LINEAR,
+        lambda linear, *_: linear.kind in kit.NO_LINEAR,
         "are of a class that is not nn.Linear",
         "convert-before-lora",
         "convert the plain Linears first, then add LoRA around them",
@@ -236,7 +199,7 @@ OLD_EXPERTS = (
 """The lines for experts before torchao 0.17."""
 
 
-@check(
+@kit.check(
     "MOD004",
     "partial-conversion",
     area="engagement",
@@ -245,34 +208,34 @@ OLD_EXPERTS = (
     changes_fp8=True,
     invalidates_model=True,
 )
-def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
+def partial_conversion(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears, fp8 = facts.network.linears, facts.network.fp8
     if not fp8:
-        return NotApplicable(reason="no FP8 layer in the model")
+        return kit.NotApplicable(reason="no FP8 layer in the model")
     left = [
         each
         for each in linears
-        if would_be_converted(each, roles=("body", "experts"), rewritten=True) and pays(each, fp8, facts)
+        if kit.would_be_converted(each, roles=("body", "experts"), rewritten=True) and pays(each, fp8, facts)
     ]
-    known = shares_are_known(facts)
+    known = kit.shares_are_known(facts)
     if left and not known and not (left := [each for each in left if each.role == "experts"]):
-        raise Unrecorded(Linear, "flops_share_pct")
-    share, unit = (flops_share_pct, "matmul FLOPs") if known else (weights_share_pct, WEIGHTS)
+        raise kit.Unrecorded(kit.Linear, "flops_share_pct")
+    share, unit = (kit.flops_share_pct, "matmul FLOPs") if known else (weights_share_pct, WEIGHTS)
     done, missing = share(fp8, facts), share(left, facts)
     if missing < WORTH_MENTIONING_PCT:
         return None
-    why: dict[Reason, list[Linear]] = {}
+    why: dict[Reason, list[kit.Linear]] = {}
     for each in left:
         why.setdefault(next(one for one in REASONS if one.holds(each, fp8, facts)), []).append(each)
     shares = {one: share(members, facts) for one, members in why.items()}
     main = max(shares, key=lambda each: shares[each])
     chosen = missing - shares.get(BY_FILTER, 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
-    said = (f"{plural(len(why[one]), 'layer')} ({percent(shares[one])}) {one.said}" for one in why)
+    said = (f"{kit.plural(len(why[one]), 'layer')} ({kit.percent(shares[one])}) {one.said}" for one in why)
     most = bound(done, facts), bound(done + missing, facts)
     bounds = f" Upper bound for the matmuls: {most[0]:.2f}x now, {most[1]:.2f}x with these layers."
-    return Finding(
+    return kit.Finding(
         severity="info" if chosen else None,
-        title=f"Only {percent(done)} of the {unit} are in FP8; {percent(missing)} more could be",
+        title=f"Only {kit.percent(done)} of the {unit} are in FP8; {kit.percent(missing)} more could be",
         explanation=f"{'; '.join(said)}.{bounds if known and most[0] else ''}",
         evidence={
             "fp8_share_pct": round(done, 1),
@@ -281,79 +244,87 @@ def partial_conversion(facts: Facts) -> Finding | NotApplicable | None:
             "reasons": tuple(each.name for each in why),
             "first": why[main][0].name,
         },
-        treatment=Treatment(name=main.name, summary=main.summary, code=lines(main, why[main], left, facts)),
+        treatment=kit.Treatment(
+            name=main.name, summary=main.summary, code=lines(main, why[main], left, facts)
+        ),
     )
 
 
-def weights_share_pct(linears: Iterable[Linear], facts: Facts) -> float:
+def weights_share_pct(linears: Iterable[kit.Linear], facts: kit.Facts) -> float:
     """Sum up the share of these layers in the weights of all Linears."""
     counts = {each.name: each.in_features * each.out_features * each.gemms for each in facts.network.linears}
     return 100.0 * sum(counts[each.name] for each in linears) / sum(counts.values())
 
 
-def lines(reason: Reason, layers: list[Linear], left: list[Linear], facts: Facts) -> str:
+def lines(reason: Reason, layers: list[kit.Linear], left: list[kit.Linear], facts: kit.Facts) -> str:
     """Return the lines with what only this model has: the class of its experts, the layers to leave out."""
     if reason.name == "convert-experts":
-        code = reason.code if has_op_configs(facts) else OLD_EXPERTS
+        code = reason.code if kit.has_op_configs(facts) else OLD_EXPERTS
         return code.format(kind=layers[0].kind.rpartition(".")[2])
     if reason.holds is is_behind_a_stop:
-        return reason.code.format(exported=exported(facts, ACCELERATE_FP8_BACKEND="AO"))
+        return reason.code.format(exported=kit.exported(facts, ACCELERATE_FP8_BACKEND="AO"))
     by_names = reason is BY_FILTER or reason.holds in (is_wrapped, is_an_end)
     if not by_names or any(linear.stack == "transformer_engine" for linear in facts.network.linears):
         return reason.code
-    out = [linear.name for linear in facts.network.linears if linear not in left and may_be_taken(linear)]
-    return if_recorded(convert_all_but, out, facts) or reason.code
+    out = [linear.name for linear in facts.network.linears if linear not in left and kit.may_be_taken(linear)]
+    return kit.if_recorded(kit.convert_all_but, out, facts) or reason.code
 
 
-def pays(linear: Linear, fp8: list[Linear], facts: Facts) -> bool:
+def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether FP8 makes this layer faster: by torchao's filter, the fixes, and the cost model."""
-    if too_small(linear, rowwise=linear.role == "experts" or recipe_of(fp8[0]).granularity == "row"):
+    if kit.too_small(linear, rowwise=linear.role == "experts" or kit.recipe_of(fp8[0]).granularity == "row"):
         return False
-    if if_recorded(would_lose, linear, facts, fp8[0].recipe):
+    if kit.if_recorded(kit.would_lose, linear, facts, fp8[0].recipe):
         return False
-    rows, gpu = rows_of(linear, facts) if is_given(facts) else None, modelled_gpu(facts)
+    rows, gpu = kit.rows_of(linear, facts) if kit.is_given(facts) else None, kit.modelled_gpu(facts)
     if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
-    cost = linear_cost(linear, rows, gpu)
-    casts = casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=True)
+    cost = kit.linear_cost(linear, rows, gpu)
+    casts = kit.casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=True)
     return cost is not None and cost.saved_ms - casts > ERROR * cost.bf16_ms
 
 
-def bound(fp8_pct: float, facts: Facts) -> float | None:
+def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
     """Bound the matmuls' speedup by Amdahl's law, from percent in FP8; None without the GPU's peak."""
-    gpu = modelled_gpu(facts)
+    gpu = kit.modelled_gpu(facts)
     known = gpu is not None and gpu.fp8_tflops
-    return amdahl(min(fp8_pct, 100.0) / 100.0, large_gemm_speedup(gpu)) if gpu and known else None
+    return kit.amdahl(min(fp8_pct, 100.0) / 100.0, kit.large_gemm_speedup(gpu)) if gpu and known else None
 
 
-@check("MOD004", "experts-not-reached", area="engagement", severity="warning", was="MOD012", changes_fp8=True)
-def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check(
+    "MOD004", "experts-not-reached", area="engagement", severity="warning", was="MOD012", changes_fp8=True
+)
+def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears = facts.network.linears
     experts = [linear for linear in linears if linear.role == "experts" and linear.gemms > 1]
     if passed_over := [linear for linear in experts if linear.features.get("multiplied_by")]:
         return not_overridden(passed_over, facts)
     if not experts or not any(linear.use == "training" for linear in linears):
-        return NotApplicable(reason="no 3-D expert weights next to an FP8 layer")
-    left = [linear for linear in experts if linear.use == "none" and too_small(linear, rowwise=True)]
-    if left and not shares_are_known(facts):
-        raise Unrecorded(Linear, "flops_share_pct")
-    apart = flops_share_pct(
-        [each for each in linears if each.role in APART and (each.use == "none" or each.compiled is None)],
+        return kit.NotApplicable(reason="no 3-D expert weights next to an FP8 layer")
+    left = [linear for linear in experts if linear.use == "none" and kit.too_small(linear, rowwise=True)]
+    if left and not kit.shares_are_known(facts):
+        raise kit.Unrecorded(kit.Linear, "flops_share_pct")
+    apart = kit.flops_share_pct(
+        [
+            each
+            for each in linears
+            if each.role in kit.APART and (each.use == "none" or each.compiled is None)
+        ],
         facts,
     )
-    share = flops_share_pct(left, facts)
+    share = kit.flops_share_pct(left, facts)
     if not left or share < MOST * (100.0 - apart):
         return None
     first, rest = left[0], max(0.0, 100.0 - share - apart)
     most = bound(rest, facts)
     little = most is not None and most < LITTLE
-    return Finding(
+    return kit.Finding(
         severity=None if little else "info",
-        title=f"Experts hold {percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 could "
-        "take, and stay in 16 bits",
+        title=f"Experts hold {kit.percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 "
+        "could take, and stay in 16 bits",
         explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
-        f"expects FP8 to be slower at this size. Without them, the head and the router, {percent(rest)} of "
-        "all matmul FLOPs are left for "
+        f"expects FP8 to be slower at this size. Without them, the head and the router, {kit.percent(rest)} "
+        "of all matmul FLOPs are left for "
         f"FP8{f': at most {most:.2f}x for the matmuls, without casts' if most else ''}.",
         evidence={
             "weights": len(left),
@@ -362,25 +333,25 @@ def experts_not_reached(facts: Facts) -> Finding | NotApplicable | None:
             "ceiling": most and round(most, 2),
             "first": first.name,
         },
-        treatment=stay_in_bf16(facts, TOO_SMALL) if little else None,
+        treatment=kit.stay_in_bf16(facts, TOO_SMALL) if little else None,
     )
 
 
-def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
+def not_overridden(layers: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
     """Report wrapped experts whose product the wrapper does not take over."""
-    first, share = layers[0], flops_share_pct(layers, facts)
+    first, share = layers[0], kit.flops_share_pct(layers, facts)
     operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
     kind = first.kind.rpartition(".")[2]
-    of_share = f" ({percent(share)} of the matmul FLOPs)" if share else ""
+    of_share = f" ({kit.percent(share)} of the matmul FLOPs)" if share else ""
     setting = bool(first.features.get("grouped_gemm"))
-    call = in_python("set_experts_implementation", facts.network)
-    return Finding(
-        title=f"{plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
+    call = kit.in_python("set_experts_implementation", facts.network)
+    return kit.Finding(
+        title=f"{kit.plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
         explanation=f"{kind} multiplies with "
         f"{' and '.join(operators)}{', one expert after the other' if operators == ['linear'] else ''}. "
         "torchao's wrapper takes over the grouped matmul, not this.",
         evidence={"weights": len(layers), "share_pct": round(share, 1), "operators": tuple(operators)},
-        treatment=Treatment(
+        treatment=kit.Treatment(
             name="experts-by-grouped-gemm",
             summary="let the experts use torch's grouped matmul"
             + ("" if setting else "; otherwise convert only the other layers"),
@@ -392,11 +363,11 @@ def not_overridden(layers: list[Linear], facts: Facts) -> Finding:
     )
 
 
-def _blocks(**second: Any) -> Facts:
-    linears = (float8(flops_share_pct=50.0), float8("blocks.1.up", flops_share_pct=50.0, **second))
-    marks = (CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
+def _blocks(**second: Any) -> kit.Facts:
+    linears = (kit.float8(flops_share_pct=50.0), kit.float8("blocks.1.up", flops_share_pct=50.0, **second))
+    marks = (kit.CompileMark(name="blocks.1", form="wrapped", backend="inductor"),)
     workload = {"batch_source": None, "tokens": None}
-    return example(linears=linears, **workload, compile_marks=marks, forward_chain=(), accelerate=None)
+    return kit.example(linears=linears, **workload, compile_marks=marks, forward_chain=(), accelerate=None)
 
 
 FIRES = (

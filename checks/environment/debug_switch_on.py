@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from fp8doctor.kit import Facts, Finding, Treatment, check, example, recorded
+from fp8doctor import kit
 
 OFF = ("", "0", "false", "off", "no", "none", "n", "f")
 """Values that switch nothing on, in any case."""
@@ -119,8 +119,8 @@ CALLS = (
 """Switches that are a call: the fact, what a user says, the cost, and the line that undoes it."""
 
 
-@check("ENV006", "debug-switch-on", area="environment", severity="warning")
-def debug_switch_on(facts: Facts) -> Finding | None:
+@kit.check("ENV006", "debug-switch-on", area="environment", severity="warning")
+def debug_switch_on(facts: kit.Facts) -> kit.Finding | None:
     switches, variables = facts.environment.debug_switches, facts.environment.variables
     on = [
         (f"{each.name}={variables[each.name]}", each.cost, f"unset {each.name}", each.each_step)
@@ -138,7 +138,7 @@ def debug_switch_on(facts: Facts) -> Finding | None:
     slow = any(each_step for *_, each_step in on)
     names, lines = [said for said, *_ in on], dict.fromkeys(undo for _, _, undo, _ in on)
     in_shell = all(line.startswith("unset ") for line in lines)
-    return Finding(
+    return kit.Finding(
         severity=None if slow else "info",
         title=f"{len(on)} debug {'switch is' if len(on) == 1 else 'switches are'} on: {', '.join(names)}",
         explanation=" ".join(f"{said}: {cost}." for said, cost, *_ in on)
@@ -147,7 +147,7 @@ def debug_switch_on(facts: Facts) -> Finding | None:
             "switches": tuple(names),
             "in_each_step": tuple(said for said, *_, each_step in on if each_step),
         },
-        treatment=Treatment(
+        treatment=kit.Treatment(
             name="switches-off",
             summary="switch the debug switches off",
             code="\n".join(
@@ -163,19 +163,19 @@ def is_on(switch: Switch, value: str) -> bool:
     return value not in OFF if switch.values is None else re.fullmatch(switch.values, value) is not None
 
 
-def is_read(switch: Switch, facts: Facts) -> bool:
+def is_read(switch: Switch, facts: kit.Facts) -> bool:
     """Whether something reads it: several ranks, or Transformer Engine, imported or yet to come."""
     te, variables = facts.packages().get("transformer_engine"), facts.environment.variables
     if switch.only_for == "ranks":
         return variables.get("WORLD_SIZE", "1") not in ("", "0", "1")
     if switch.only_for == "te log" and variables.get("NVTE_DEBUG_LEVEL", "0") not in ("1", "2"):
         return False
-    loaded = te is not None and (te.imported is True or not recorded(facts, "network"))
+    loaded = te is not None and (te.imported is True or not kit.recorded(facts, "network"))
     return loaded or not switch.only_for
 
 
-def _switched(value: str) -> Facts:
-    return example(variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False})
+def _switched(value: str) -> kit.Facts:
+    return kit.example(variables={"CUDA_LAUNCH_BLOCKING": value}, debug_switches={"anomaly_detection": False})
 
 
 FIRES = _switched("1")

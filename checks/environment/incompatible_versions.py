@@ -24,27 +24,10 @@ https://github.com/pytorch/ao/issues/2586
 
 from __future__ import annotations
 
-from fp8doctor.kit import (
-    NOT_RECORDED,
-    Breaks,
-    Checkpointing,
-    CompileMark,
-    Distributed,
-    Dynamo,
-    Facts,
-    Finding,
-    NotApplicable,
-    Treatment,
-    bugs_of,
-    check,
-    example,
-    float8,
-    named,
-    plural,
-)
+from fp8doctor import kit
 
 
-@check(
+@kit.check(
     "ENV005",
     "incompatible-versions",
     area="environment",
@@ -52,14 +35,14 @@ from fp8doctor.kit import (
     explained_by=("fp8-request-overridden", "fp8-backend-missing"),
     changes_fp8=True,
 )
-def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
+def incompatible_versions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     packages = facts.software.packages
     if not {"accelerate", "peft", "transformer_engine"} & packages.keys():
-        return NotApplicable(reason="neither Accelerate, PEFT nor Transformer Engine is installed")
+        return kit.NotApplicable(reason="neither Accelerate, PEFT nor Transformer Engine is installed")
     return reported(facts, "fails", "later")
 
 
-@check(
+@kit.check(
     "ENV005",
     "trains-incorrectly",
     area="environment",
@@ -68,34 +51,36 @@ def incompatible_versions(facts: Facts) -> Finding | NotApplicable | None:
     explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
     changes_fp8=True,
 )
-def trains_incorrectly(facts: Facts) -> Finding | NotApplicable | None:
-    none = NotApplicable(reason="no FP8 layer in the model")
+def trains_incorrectly(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    none = kit.NotApplicable(reason="no FP8 layer in the model")
     return reported(facts, "incorrect") if facts.network.fp8 else none
 
 
-@check("ENV005", "ddp-splits-float8", area="environment", severity="error", was="CMP008", changes_fp8=True)
-def ddp_splits_float8(facts: Facts) -> Finding | NotApplicable | None:
-    none = NotApplicable(reason="no FP8 layer in the model")
+@kit.check(
+    "ENV005", "ddp-splits-float8", area="environment", severity="error", was="CMP008", changes_fp8=True
+)
+def ddp_splits_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    none = kit.NotApplicable(reason="no FP8 layer in the model")
     return reported(facts, "raises") if facts.network.fp8 else none
 
 
-def reported(facts: Facts, *kinds: str) -> Finding | None:
+def reported(facts: kit.Facts, *kinds: str) -> kit.Finding | None:
     """Report the rows of these kinds that this job meets, in the words of the first."""
-    found = bugs_of(facts, kinds)
+    found = kit.bugs_of(facts, kinds)
     if not found:
         return None
     (bug, layers), more = found[0], len(found) - 1
-    release, count = bug.release(facts), plural(len(layers), "FP8 layer")
+    release, count = bug.release(facts), kit.plural(len(layers), "FP8 layer")
     said = {
         "incorrect": f"{release} {'trains' if bug.certain else 'may train'} {count} incorrectly",
         "raises": f"{release} raises with {count}",
     }.get(bug.kind, f"{release} does not work with FP8 here")
-    breaks: dict[str, Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step_raises"}
+    breaks: dict[str, kit.Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step_raises"}
     cuda = (facts.get("software.cuda") or "12").partition(".")[0]
     lines = dict.fromkeys(each.lines.strip().replace("{cuda}", cuda) for each, _ in found)
-    return Finding(
+    return kit.Finding(
         severity="info" if bug.kind == "later" else None if bug.certain else "warning",
-        title=f"{said}: {bug.name}{named(layers, len(facts.network.fp8)) if layers else ''}"
+        title=f"{said}: {bug.name}{kit.named(layers, len(facts.network.fp8)) if layers else ''}"
         + f"; and {more} more" * (more > 0),
         explanation=" ".join(each.effect for each, _ in found) + f" Source: {bug.sources[0]}.",
         evidence={
@@ -104,25 +89,25 @@ def reported(facts: Facts, *kinds: str) -> Finding | None:
             "layers": len(layers),
             "first": layers[0].name if layers else None,
         },
-        treatment=Treatment(
+        treatment=kit.Treatment(
             name="release-that-works", summary="use a release or a setting that works", code="\n".join(lines)
         ),
-        breaks=breaks.get(bug.kind, NOT_RECORDED) if bug.certain else NOT_RECORDED,
+        breaks=breaks.get(bug.kind, kit.NOT_RECORDED) if bug.certain else kit.NOT_RECORDED,
     )
 
 
-def _job(te: str, torchao: str, accelerate: str) -> Facts:
-    checkpoint = Checkpointing(name="layers.0", form="wrapper", active=True, library="transformer_engine")
-    layer = float8("layers.0.up", stack="transformer_engine", recipe="delayed", checkpointed="layers.0")
-    return example(
+def _job(te: str, torchao: str, accelerate: str) -> kit.Facts:
+    checkpoint = kit.Checkpointing(name="layers.0", form="wrapper", active=True, library="transformer_engine")
+    layer = kit.float8("layers.0.up", stack="transformer_engine", recipe="delayed", checkpointed="layers.0")
+    return kit.example(
         packages={"accelerate": accelerate, "transformer_engine": te, "torchao": torchao},
         variables={"ACCELERATE_MIXED_PRECISION": "fp8"},
         backend_imports={"AO": None},
-        linears=(layer, float8(compiled="")),
+        linears=(layer, kit.float8(compiled="")),
         checkpointing=(checkpoint,),
-        compile_marks=(CompileMark(name="", form="wrapped", backend="inductor"),),
-        dynamo=Dynamo(disabled=False, suppress_errors=False, stance="default"),
-        distributed=Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
+        compile_marks=(kit.CompileMark(name="", form="wrapped", backend="inductor"),),
+        dynamo=kit.Dynamo(disabled=False, suppress_errors=False, stance="default"),
+        distributed=kit.Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
         accelerate=None,
         adapter_parameters=0,
     )
