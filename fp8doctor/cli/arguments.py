@@ -14,8 +14,8 @@ target."""
 SCRIPT = "script"
 """Key: the script's words in ``run``."""
 
-TIMES_NOTHING = ("--no-trial", "--trial", "--stop", "--stop-on-nan")
-"""Flags to drop: ``--stop`` replaces the last three."""
+TIMES_NOTHING = ("--no-trial", "--stop", "--stop-on-nan")
+"""Flags to drop: ``--stop`` replaces the last two."""
 
 ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
 """Options to drop with their values, unless the value names a GPU. A stopped script has no long run."""

@@ -38,8 +38,6 @@ IN_PLACE = (
 )
 """Why no copy is timed."""
 
-AT_THE_END = "copies of the model are timed when the script ends"
-
 
 class Run(ProjectCommand):
     """Everything from the script, or from ``-m``, on is the script's.
@@ -80,12 +78,7 @@ class Run(ProjectCommand):
         "--stop", is_flag=True, help="After the timed steps, stop the script and time copies of the model."
     ),
     number("--budget", "SECONDS", "Time budget of the trial.", seconds, default=BUDGET_S, show_default=True),
-    click.option(
-        "--trial/--no-trial",
-        default=None,
-        help="Time copies of the model. Default: only with --stop; --trial alone does it after the script "
-        "has ended.",
-    ),
+    click.option("--no-trial", is_flag=True, help="Time no copies of the model, even with --stop."),
     click.option("--device", metavar="NAME", help="Device to time on: cuda (default), cuda:1, or cpu."),
     click.option(
         "--health",
@@ -114,7 +107,7 @@ def run(
     warmup: int,
     stop: bool,
     budget: float,
-    trial: bool | None,
+    no_trial: bool,
     device: str | None,
     health: Path | None,
     every: int | None,
@@ -143,7 +136,7 @@ def run(
         steps=steps,
         warmup=warmup,
         stop=stop,
-        budget_s=budget if reports and (stop if trial is None else trial) else None,
+        budget_s=budget if reports and stop and not no_trial else None,
         device=device,
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),
@@ -171,9 +164,8 @@ def run(
         if not reports or seen.facts is None:
             return
         alone = None if place is None else IN_PLACE.format(place.world_size)
-        why = alone if settings.budget_s is None else AT_THE_END
         try:
-            deliver_early(diagnosed(untimed(seen.facts, why)), wanted, after_steps)
+            deliver_early(diagnosed(untimed(seen.facts, alone)), wanted, after_steps)
         except UserError as error:
             complain(f"{error}; fp8doctor tries again when the script ends")
         except Exception:  # the report at the end says it
@@ -189,10 +181,10 @@ def run(
         from fp8doctor.facts.scrub import scrub
 
         say_what_was_not_seen(seen, settings.warmup + settings.steps)
-        if trial is None and not (stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
+        if not (no_trial or stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
             from fp8doctor.answer.commands import launcher
 
-            complain(no_trial(f"{launcher(seen.facts)}{' '.join(wanted.again).strip()}"))
+            complain(untimed_copies(f"{launcher(seen.facts)}{' '.join(wanted.again).strip()}"))
         if seen.facts is None:
             return FAILED if gated else OK
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
@@ -226,7 +218,7 @@ def could_be_timed(facts: Facts | None) -> TypeGuard[Facts]:
     return facts is not None and facts.get("observed.clock") == "cuda" and not recorded(facts, "trial")
 
 
-def no_trial(command: str) -> str:
+def untimed_copies(command: str) -> str:
     """Say why no copy was timed, and the command that times them."""
     return (
         "no copies of the model were timed: a variant that fails could take the training's GPU context with "

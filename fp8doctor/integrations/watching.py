@@ -85,9 +85,7 @@ class Watching:
             registry.select(registry.discover(), self._select, self._ignore)
         except UserError as error:
             raise ValueError(str(error)) from None
-        self._options = WatchOptions(
-            "", steps, warmup, stop=False, budget_s=budget_s, device=device, at_end=False
-        )
+        self._options = WatchOptions("", steps, warmup, stop=False, budget_s=budget_s, device=device)
         self._observer: ScriptObserver | None = None
         self._heard = Heard()
         self._over = False

@@ -97,11 +97,6 @@ class Capture:
 
         return take
 
-    def move(self, device: torch.device) -> None:
-        """Move the captured data to a device."""
-        self.batch = with_tensors(self.batch, lambda each: each.to(device))
-        self._gradients.update({at: each.to(device) for at, each in self._gradients.items()})
-
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
         """Return a loss that reproduces the captured gradients; None if there are none."""
         gradients = self._gradients

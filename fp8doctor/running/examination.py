@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -197,70 +192,3 @@ def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
     names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
     found = [name for name, value in list(names.items()) if behind_compile(value) is model]
     return tuple(found) or (UNNAMED,)
-
-
-ENDS = (signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a process to end."""
-
-
-class AskedToEnd(BaseException):
-    """A signal arrived that the script's own end would have preceded."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"{signal.Signals(number).name} arrived")
-
-
-def call_at_end(function: Callable[[], None]) -> None:
-    """Call a function when the main thread ends.
-
-    `atexit` is too late: the threads and executors that torch.compile needs are gone by then.
-    """
-    for executors in ("thread", "process"):  # they register their own ends; what came last is called first
-        importlib.import_module(f"concurrent.futures.{executors}")
-    threading._register_atexit(function)  # type: ignore[attr-defined]
-
-
-def why_nothing_follows() -> str | None:
-    """Return why nothing may run after this script, or None if it ended well.
-
-    Python does not expose the code passed to ``sys.exit``.
-    """
-    if getattr(sys, "last_value", None) is not None:
-        return "the script ended with an exception"
-    if callable(signal.getsignal(signal.SIGTERM)):
-        return "the script handles SIGTERM itself, and may have been asked to end"
-    return None
-
-
-@contextmanager
-def after_the_script() -> Iterator[None]:
-    """Keep stdout and the exit code the script's: use stderr, raise on signals."""
-    before = {each: signal.getsignal(each) for each in ENDS}
-
-    def end(number: int, frame: FrameType | None) -> None:
-        raise AskedToEnd(number)
-
-    for each in ENDS:
-        signal.signal(each, end)
-    try:
-        with _stdout_to_stderr(), redirect_stdout(sys.stderr):
-            yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-
-
-@contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    kept = -1
-    with suppress(OSError, ValueError):
-        if sys.stdout is not None:
-            sys.stdout.flush()
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        if kept >= 0:
-            os.dup2(kept, 1)
-            os.close(kept)

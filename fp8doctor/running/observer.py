@@ -22,8 +22,7 @@ from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
-from fp8doctor.running.capture import Capture
-from fp8doctor.running.examination import ScriptExaminer, after_the_script, call_at_end, why_nothing_follows
+from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import LossLog
 from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
@@ -96,8 +95,6 @@ class ScriptObserver:
         """All facts so far."""
         self.job: Job | None = None
         """The examined job, kept for a trial."""
-        self.captured: Capture | None = None
-        """The captured batch, kept for a trial."""
         self.complete = self.done = False
         self.timing = self.stopping = False
         self.fork_reported = False
@@ -298,7 +295,6 @@ class ScriptObserver:
         assert self.window is not None
         self.window.end()
         observation = self.window.observation(self.names(), self.share)
-        self.captured = self.window.captured
         found = owner_of(optimizer, self.living)
         self.job, self.facts = self.examination.whole(
             found, optimizer, self.window, observation, closure=main.closure
@@ -308,7 +304,7 @@ class ScriptObserver:
         self.forget()
         self.tell(complete=True)
         if self.settings.budget_s is None:
-            self.job = self.captured = None
+            self.job = None
         assert observation is not None  # the fewest steps that can be asked for are enough
         self.recording = StepProfiler(
             on_gpu=observation.clock == "cuda", step_ms=statistics.median(observation.steps_ms)
@@ -336,10 +332,6 @@ class ScriptObserver:
         self.tell()
         if self.settings.stop and self.settings.rank is None:
             return
-        if self.job is not None and self.settings.at_end:
-            # A rank that is to stop gets here too: its script may end before all ranks stop.
-            self.move_captured(self.job, torch.device("cpu"))  # the memory of the GPU is the script's
-            call_at_end(self.time_at_end)
         if not self.settings.stop:
             self.channel.send(Watched(self.main.steps if self.main is not None else 0))
 
@@ -356,38 +348,12 @@ class ScriptObserver:
         """Add a trial to the facts, and release the job."""
         job, self.job = self.job, None
         if job is not None and self.facts is not None and self.settings.budget_s is not None:
-            self.move_captured(job, next(job.model.parameters()).device)
             self.timing = True
             try:
                 self.facts = self.examination.timed(job, self.facts, self.settings.budget_s)
             finally:
                 self.timing = False
             self.tell()
-
-    def move_captured(self, job: Job, device: torch.device) -> None:
-        """Move the job's batch and gradients."""
-        if self.captured is not None and self.captured.batch is not None:
-            self.captured.move(device)
-            job.batch = self.captured.batch
-
-    def time_at_end(self) -> None:
-        """Time copies after the script. Failures never change the script's end."""
-        job = self.job
-        if self.channel.forked or job is None:
-            return
-        why = why_nothing_follows()
-        try:
-            if why is None:
-                with after_the_script():
-                    if self.long is not None:
-                        self.long.ended()
-                    self.time_copies()
-        except BaseException as error:
-            _log.debug("the trial was stopped", exc_info=True)
-            why = error_in_words(error)
-        self.job = self.captured = None
-        if why is not None:
-            self.channel.send(Note(f"copies of the model were not timed to the end: {why}"))
 
     def paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""

@@ -127,8 +127,7 @@ class WatchOptions(NamedTuple):
     stop: bool
     """Stop the script after the window."""
     budget_s: float | None
-    """Seconds for a trial on copies: after the window if the script is stopped, else after its end. None: no
-    trial."""
+    """Seconds for a trial on copies after the window. None: no trial."""
     device: str | None
     """Device of the trial."""
     select: tuple[str, ...] = ()
@@ -137,8 +136,6 @@ class WatchOptions(NamedTuple):
     """Absolute paths of folders with third-party checks."""
     module: bool = False
     """Started with ``-m``."""
-    at_end: bool = True
-    """A script that is not stopped is followed by its trial; else the caller begins it."""
     health: str | None = None
     """Absolute path of the file for FP8's health, or None."""
     every: int | None = None

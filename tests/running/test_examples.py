@@ -175,9 +175,9 @@ def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
 
 def test_a_sharded_script_is_timed_on_copies(tmp_path: Path) -> None:
     text = (EXAMPLES / "fsdp2.py").read_text().replace("block.compile()", "pass")
-    options = ["--steps", "3", "--warmup", "1", "--trial", "--device", "cpu", "--budget", "0.1"]
-    code, out, err = run([*options, "--save", "report.json"], text, tmp_path)
-    assert (code, len(out.splitlines())) == (0, 16), err
+    options = ["--steps", "3", "--warmup", "1", "--stop", "--device", "cpu", "--budget", "0.1"]
+    code, _, err = run([*options, "--save", "report.json"], text, tmp_path)
+    assert code == 0, err
     facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
     as_is = facts.trial.arms[0]
     assert (as_is.name, as_is.tried, facts.trial.harm) == ("as_is", True, ())

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from fp8doctor.cli.run import AT_THE_END
 from fp8doctor.facts import Facts, recorded
 from tests.running.test_script import run, script
 
@@ -74,14 +73,6 @@ def test_a_script_that_is_killed_leaves_the_files(tmp_path: Path) -> None:
     code, out, said = watched(tmp_path, "killed")
     assert (code, out) == (-signal.SIGKILL, "trained\n"), said
     assert facts_in(tmp_path / "early").observed.steps_ms
-
-
-def test_a_trial_at_the_end_completes_the_report(tmp_path: Path) -> None:
-    code, out, said = watched(tmp_path, "ended", "--trial", "--device", "cpu", "--budget", "3")
-    assert (code, out) == (0, "trained\n"), said
-    assert not recorded(facts_in(tmp_path / "early"), "trial")
-    assert facts_in(tmp_path / "early").gaps["trial"] == AT_THE_END
-    assert recorded(facts_in(tmp_path), "trial")
 
 
 def test_a_report_that_cannot_be_written_yet(tmp_path: Path) -> None:

@@ -221,14 +221,6 @@ def timed(facts: Facts) -> list[str]:
     return [each.name for each in facts.trial.arms if each.tried]
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-def test_rank_0_times_copies_at_the_end(wrap: str, tmp_path: Path) -> None:
-    """A collective of the trial would wait for the other rank, which has ended."""
-    _, facts, err = watched(wrap, tmp_path, RANKS, "fp8doctor", options=("--trial", *ON_COPIES))
-    assert timed(facts)[0] == "as_is"
-    assert "timed in their own steps; then rank 0 timed copies alone." in err
-
-
 def test_all_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
     """The last one that any of them may watch to: 4 times 2 of warm-up, 4 of the window, 2 for a profile."""
     job = [JOB, *JOBS["fsdp2"], "--steps", "100"]
