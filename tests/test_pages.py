@@ -77,7 +77,7 @@ NOT_SAID = {
 MOST_WORDS = 25
 STORED = {"made up"}
 """Values of facts, as recordings have them."""
-IN_STYLE = "analysis answer cli diagnosis health loading patching planning render trial worker".split()
+IN_STYLE = "analysis answer cli diagnosis health loading planning render trial worker".split()
 """Packages whose strings users read."""
 
 

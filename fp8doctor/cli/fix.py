@@ -19,7 +19,7 @@ from fp8doctor.files import digest, regular, write_text
 
 if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
-    from fp8doctor.patching.places import Placed
+    from fp8doctor.patching import Placed
 
 
 @click.command(
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
 )
 @click.option(
-    "--apply",
-    is_flag=True,
-    help="Run the script with and without the fixes, and keep them if a step is faster beyond noise.",
+    "--apply", is_flag=True, help="Time the script with and without the fixes, and keep what helps."
 )
 @click.option("--no-verify", is_flag=True, help="With --apply: write the fixes without running the script.")
 def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bool, no_verify: bool) -> int:
@@ -49,14 +47,16 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     if no_verify and not apply:
         raise click.UsageError("--no-verify belongs to --apply.")
     from fp8doctor.diagnosis.diagnose import replay
-    from fp8doctor.patching.places import placed
-    from fp8doctor.patching.source import Source
+    from fp8doctor.patching import Script, placed
 
     backup = script.with_name(f"{script.name}.orig")
     content = _content(script, backup if apply else None)
-    source = Source(content, script.name)
+    source = Script(content, script.name)
     report = replay(saved) if saved else _watched(script, arguments)
-    _check_same_script(report, script, content)
+    if (of := report.facts.get("target.name")) != script.name:
+        raise UserError(f"the report is of {of or 'another job'}, not of {script.name}")
+    if report.facts.get("target.digest") != digest(content):
+        raise UserError(f"{script} has changed since the report; run it again: fp8doctor fix {script}")
     found = placed(report.prescription, source)
     fixed = source.edited([edit for each in found for edit in each.edits])
     show("".join(_page(found, script, source.text, fixed)))
@@ -83,24 +83,11 @@ def _content(script: Path, backup: Path | None) -> bytes:
         content = script.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read {script}: {error.strerror or error}") from None
-    if backup:
-        writable(script)
-        if not script.stat().st_mode & 0o222 or not os.access(script, os.W_OK):
-            raise UserError(f"cannot write {script}: it is read-only")
-        if backup.exists():
-            raise UserError(f"{backup} exists, and would be overwritten; move it away first")
+    if backup and not (writable(script).stat().st_mode & 0o222 and os.access(script, os.W_OK)):
+        raise UserError(f"cannot write {script}: it is read-only")
+    if backup and backup.exists():
+        raise UserError(f"{backup} exists, and would be overwritten; move it away first")
     return content
-
-
-def _check_same_script(report: Document, script: Path, content: bytes) -> None:
-    """Raise `UserError` unless the report is of this script as it is now."""
-    name, known = report.facts.get("target.name"), report.facts.get("target.digest")
-    if name != script.name:
-        raise UserError(f"the report is of {name or 'another job'}, not of {script.name}")
-    if known is None:
-        complain("the report does not say which version of the script it is of: check that it is this one")
-    elif known != digest(content):
-        raise UserError(f"{script} has changed since the report; run it again: fp8doctor fix {script}")
 
 
 def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = "") -> Document:
@@ -116,11 +103,9 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
         words = (*run, str(script), *arguments)  # with a gate, fp8doctor waits until the report is whole
         complain(f"running {script}{of} until its steps are timed")
         ended = subprocess.run([sys.executable, "-m", "fp8doctor", *words], stdout=2, check=False)
-        if not report.exists():
-            raise UserError(
-                f"{script}{of} gave no report (exit code {ended.returncode}); see its output above"
-            )
-        return replay(report)
+        if report.exists():
+            return replay(report)
+    raise UserError(f"{script}{of} gave no report (exit code {ended.returncode}); see its output above")
 
 
 def _no_help(script: Path, arguments: Sequence[str], fixed: str) -> str | None:
@@ -130,7 +115,8 @@ def _no_help(script: Path, arguments: Sequence[str], fixed: str) -> str | None:
     from fp8doctor.diagnosis.comparison import compared
 
     before = _watched(script, arguments, "--no-trial")
-    if not (step := timed_step(before.facts, script.name)).step_ms or step.on_cpu:
+    step = timed_step(before.facts, script.name)
+    if not step.step_ms or step.on_cpu:
         why = step.missing or "there is no GPU here"
         raise UserError(f"{script} is unchanged: the fixes cannot be timed ({why}). --no-verify writes them")
     copy = script.with_name(f"fp8doctor_{os.urandom(4).hex()}_{script.name}")

@@ -16,11 +16,10 @@ from fp8doctor import load_report
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.finding import Treatment
-from fp8doctor.patching.places import placed
-from fp8doctor.patching.source import Source
+from fp8doctor.patching import Script, placed
 from research.fixes.scripts import SCRIPTS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RECORDED = [*ROOT.glob("tests/patients/recorded/*.json.gz"), *ROOT.glob("tests/running/recorded/*.json.gz")]
 
 BLOCKS = "for block in model.blocks:\n    block.compile()"
@@ -36,16 +35,16 @@ def step(name: str, code: str) -> Step:
     return Step(code="", mends=(), title=name, treatment=Treatment(name=name, summary=name, code=code))
 
 
-def fixed(script: str | bytes, *steps: Step) -> str:
+def fixed(script: str, *steps: Step) -> str:
     """Return the script with these fixes, all of which have to be placed."""
-    source = Source(script if isinstance(script, bytes) else script.encode(), "train.py")
+    source = Script(script.encode(), "train.py")
     found = placed(steps, source)
     assert [each.reason for each in found] == [""] * len(steps)
     return source.edited([edit for each in found for edit in each.edits])
 
 
 def refused(script: str, name: str, code: str) -> str:
-    (found,) = placed([step(name, code)], Source(script.encode(), "train.py"))
+    (found,) = placed([step(name, code)], Script(script.encode(), "train.py"))
     assert not found.edits
     return found.reason
 
@@ -73,7 +72,7 @@ def all_scripts() -> dict[str, str]:
 def test_no_fix_breaks_or_reformats_a_real_script(name: str) -> None:
     text = all_scripts()[name]
     for each in all_fixes():
-        source = Source(text.encode(), name)
+        source = Script(text.encode(), name)
         (found,) = placed([each], source)
         assert bool(found.edits) != bool(found.reason)
         if found.edits:
@@ -81,7 +80,7 @@ def test_no_fix_breaks_or_reformats_a_real_script(name: str) -> None:
             compile(changed, name, "exec")
             gone = [line for line in difflib.ndiff(text.splitlines(), changed.splitlines()) if line[0] == "-"]
             assert len(gone) <= 2
-            (again,) = placed([each], Source(changed.encode(), name))
+            (again,) = placed([each], Script(changed.encode(), name))
             assert "for block" not in each.treatment.code or again.reason
 
 
@@ -153,44 +152,6 @@ def test_the_changed_script_does_what_the_fixes_say(
     assert all(each._compiled_call_impl is not None for each in model.blocks)
 
 
-DELAYED = "with te.autocast(enabled=True, recipe=DelayedScaling()):\n    output = model(batch)"
-
-
-@pytest.mark.parametrize(
-    ("line", "after"),
-    [
-        ("with te.autocast(enabled=True):", "with te.autocast(enabled=True, recipe=DelayedScaling()):"),
-        ("with te.fp8_autocast():", "with te.fp8_autocast(enabled=True, fp8_recipe=DelayedScaling()):"),
-    ],
-)
-def test_a_recipe_of_transformer_engine(line: str, after: str) -> None:
-    script = (
-        "import torch\nimport transformer_engine.pytorch as te\n"
-        "from transformer_engine.common.recipe import MXFP8BlockScaling\n"
-        f"for batch in batches:\n    with torch.autocast('cuda'):\n        {line}\n            step(batch)\n"
-    )
-    changed = fixed(script, step("te-delayed", DELAYED))
-    assert after in changed
-    assert "from transformer_engine.common.recipe import DelayedScaling" in changed
-
-
-def test_arguments_of_a_trainer() -> None:
-    script = """from transformers import Trainer, TrainingArguments
-args = TrainingArguments(
-    "out",
-    bf16=True,
-    max_steps=4,
-)
-Trainer(model=model, args=args).train()
-"""
-    changed = fixed(script, step("let-fp8-through", "args = TrainingArguments(..., bf16=False, fp16=False)"))
-    assert "    bf16=False,\n    max_steps=4, fp16=False,\n)" in changed
-    computed = script.replace("bf16=True", "bf16=options.bf16")
-    assert "line 4 gives bf16 already" in refused(
-        computed, "let-fp8-through", "TrainingArguments(..., bf16=False)"
-    )
-
-
 OPTIMIZED = "import torch\nmodel = build()\noptimizer = torch.optim.AdamW(model.parameters())\n"
 
 
@@ -203,34 +164,22 @@ def test_a_wrapped_model_is_compiled_after_it_is_wrapped() -> None:
     )
 
 
-def test_variables_come_before_the_first_import_that_may_read_them() -> None:
-    script = '"""Train."""\n\nfrom __future__ import annotations\n\nimport argparse\n\nimport torch\n'
-    code = "unset NVTE_FLASH_ATTN   # for speed\nexport PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    assert fixed(script, step("a", code)) == script.replace(
-        "import argparse\n",
-        'import os\n\nos.environ.pop("NVTE_FLASH_ATTN", None)\n'
-        'os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"\n\nimport argparse\n',
-    )
-
-
 CONVERT = f"{MODEL}convert_to_float8_training"
 LOOP = "import torch\nfor lr in rates:\n    torch.optim.SGD(net.parameters())\n"
 LEAVE = "# leave out the conversion to FP8\n" + BLOCKS
 REFUSED = {
     "several models": (f"{OPTIMIZED}other = torch.optim.SGD(head.parameters())", "compile-blocks", BLOCKS),
     "line 5 compiles already": (f"{OPTIMIZED}if flag:\n    torch.compile(model)", "compile-blocks", BLOCKS),
-    "no line trains a model": ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS),
+    "no line trains one": ("import torch\nmodel = build()\n", "compile-blocks", BLOCKS),
     "line 4 may wrap model": (f"{OPTIMIZED}model = my_own(model)\n", "compile-blocks", BLOCKS),
     "loop": (LOOP, "compile-blocks", BLOCKS),
     "several lines": (f"{CONVERT}(a)\nconvert_to_float8_training(b)", "keep-in-bf16", KEEP),
     "no line calls": (MODEL, "keep-in-bf16", KEEP),
-    "may set config already": (f"{CONVERT}(a, **options)", "recipe-rowwise", ROWWISE),
+    "gives config already": (f"{CONVERT}(a, **options)", "recipe-rowwise", ROWWISE),
     "gives module_filter_fn already": (f"{CONVERT}(a, module_filter_fn=make())", "keep-in-bf16", KEEP),
     "several statements": (f"{MODEL}x = 1; convert_to_float8_training(a)", "keep-in-bf16", KEEP),
-    "line 2 uses this variable": ("import torch\nprint('A')", "a", "export A=1"),
-    "before Python starts": ("import torch\n", "a", "export LD_PRELOAD=x.so"),
+    "the shell": ("import torch\n", "a", "export A=1"),
     "or, for FP8": ("import torch\n", "a", "unset A   # or, for FP8: accelerate launch"),
-    "command": ("import torch\n", "a", "pip install torch"),
     "leave out the conversion": (OPTIMIZED, "stay-in-bf16", LEAVE),
     "a fix of this kind": (OPTIMIZED, "pad-dimensions", "nn.Linear(1008, 4000)"),
 }
@@ -246,7 +195,7 @@ def test_a_second_fix_of_the_same_argument_is_refused() -> None:
     script = f"{MODEL}model = Model()\nconvert_to_float8_training(model)\n"
     other = ROWWISE.replace("rowwise", "tensorwise")
     first, second = placed(
-        [step("recipe-rowwise", ROWWISE), step("safe-recipe", other)], Source(script.encode(), "train.py")
+        [step("recipe-rowwise", ROWWISE), step("safe-recipe", other)], Script(script.encode(), "train.py")
     )
     assert first.edits
     assert "an earlier fix" in second.reason
@@ -263,4 +212,4 @@ def test_letters_beyond_ascii_do_not_move_an_edit() -> None:
 @pytest.mark.parametrize("script", [b"def f(:\n", b"\xff\xfe\n", b"\xef\xbb\xbfx = 1", b"a\0b"])
 def test_what_is_not_python(script: bytes) -> None:
     with pytest.raises(UserError, match=r"train\.py"):
-        Source(script, "train.py")
+        Script(script, "train.py")

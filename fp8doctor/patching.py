@@ -1,0 +1,254 @@
+"""The fixes of a plan as edits of a training script, which is read and never run."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST, KEEP_IN_BF16, traits
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.errors import UserError
+from fp8doctor.finding import Treatment
+from fp8doctor.recipes import TORCHAO
+
+KEYWORDS = {
+    **dict.fromkeys((KEEP_IN_BF16, CONVERT_BASE_FIRST), "module_filter_fn"),
+    **dict.fromkeys(("recipe-that-fits", "safe-recipe", "real-fp8-kernel"), "config"),
+}
+"""Fix -> the keyword that it gives the script's conversion; changes of the recipe give a config."""
+
+MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
+"""Comments of a fix that ask for more than its lines, or for a choice."""
+COMPILES = re.compile(r"(?<!\bre)\.compile\b|\btorch_compile\b")
+"""Words of a script that may compile its model."""
+OPTIMIZER = re.compile(r"optim|adam|sgd|adagrad|lion|muon|shampoo|Trainer$", re.IGNORECASE)
+"""Names of what trains a model."""
+WRAPPERS = ("prepare", "prepare_model", "setup", "DDP", "DistributedDataParallel", "FSDP", "get_peft_model")
+"""Functions that give the model back wrapped, so its layers have other names."""
+
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.Module)
+LOOPS = (ast.For, ast.While)
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+class NotPlacedError(Exception):
+    """A fix has no certain place in the script. The message says why."""
+
+
+class Edit(NamedTuple):
+    """Text to insert at a byte (UTF-8) of a line, both counted from 0."""
+
+    line: int
+    column: int
+    text: str
+
+
+class Placed(NamedTuple):
+    """A fix with its edits, or with the reason why it has none."""
+
+    step: Step
+    edits: tuple[Edit, ...] = ()
+    reason: str = ""
+
+
+class Script:
+    """A parsed script. Raises `UserError` if it is not Python."""
+
+    def __init__(self, content: bytes, name: str = "script") -> None:
+        try:
+            self.text = content.decode()
+            self.tree = parsed(self.text, name)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise UserError(f"cannot read {name} as Python in UTF-8: {error}") from None
+        self.lines = [each.encode() for each in io.StringIO(self.text, newline="")]
+        self.newline = "\r\n" if self.text.partition("\n")[0].endswith("\r") else "\n"
+        nodes = [*ast.walk(self.tree)]
+        self.parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+        self.calls = [each for each in nodes if isinstance(each, ast.Call)]
+        aliases = (alias for each in nodes if isinstance(each, IMPORTS) for alias in each.names)
+        self.imported = {alias.asname or alias.name.partition(".")[0] for alias in aliases}
+        self.taken = self.imported.union(each.id for each in nodes if isinstance(each, ast.Name))
+
+    def around(self, node: ast.AST) -> list[ast.AST]:
+        """List the nodes around one, from the inside, up to its function, class or module."""
+        found = [node]
+        while not isinstance(found[-1], SCOPES):
+            found.append(self.parents[found[-1]])
+        return found
+
+    def insert(self, at: ast.stmt, lines: Sequence[str], *, after: bool = False) -> Edit:
+        """Insert lines before or after a statement, at its indentation."""
+        first, last = at.lineno - 1, (at.end_lineno or 0) - 1
+        blanks = self.lines[first][: at.col_offset].decode()
+        rest = self.lines[last][at.end_col_offset :].strip()
+        if blanks.strip() or (after and rest and not rest.startswith(b"#")):
+            raise NotPlacedError(f"line {at.lineno} holds several statements")
+        unit = "\t" if "\t" in blanks else "    "
+        text = "".join(f"{blanks}{each.replace('    ', unit)}{self.newline}" for each in lines)
+        if after and not self.lines[last].endswith((b"\n", b"\r")):
+            return Edit(last, len(self.lines[last]), self.newline + text)
+        return Edit(last + 1 if after else first, 0, text)
+
+    def edited(self, edits: Sequence[Edit]) -> str:
+        """Return the text with these edits. Raises `NotPlacedError` if they give no Python."""
+        lines = [*self.lines, b""]
+        for _, edit in sorted(enumerate(edits), key=lambda each: (each[1][:2], each[0]), reverse=True):
+            line = lines[edit.line]
+            lines[edit.line] = line[: edit.column] + edit.text.encode() + line[edit.column :]
+        text = b"".join(lines).decode()
+        try:
+            parsed(text)
+        except (SyntaxError, ValueError):
+            raise NotPlacedError("an earlier fix changes the same place, or its form is unusual") from None
+        return text
+
+
+def parsed(text: str, name: str = "script") -> ast.Module:
+    """Parse a script; raises SyntaxError also for a keyword that is given twice."""
+    with warnings.catch_warnings(action="ignore"):
+        compile(text, name, "exec", dont_inherit=True)
+        return ast.parse(text)
+
+
+def placed(steps: Sequence[Step], script: Script) -> list[Placed]:
+    """Place each fix of a plan in turn, next to those before it."""
+    found: list[Placed] = []
+    for step in steps:
+        try:
+            edits = tuple(_edits(step.treatment, script))
+            script.edited([*(edit for each in found for edit in each.edits), *edits])
+            found.append(Placed(step, edits))
+        except NotPlacedError as error:
+            found.append(Placed(step, reason=str(error)))
+    return found
+
+
+def _edits(treatment: Treatment, script: Script) -> Iterator[Edit]:
+    name, code = treatment.name, treatment.code
+    if more := MORE_TO_DO.search(code):
+        raise NotPlacedError(f"its comment asks for more: {more[0].lstrip('# ')}")
+    if treatment.kind in ("yaml", "shell"):
+        raise NotPlacedError(f"it belongs in {'the YAML file' if treatment.kind == 'yaml' else 'the shell'}")
+    fix = ast.parse(code)
+    if keyword := KEYWORDS.get(name) or ("config" if traits(name).family == "recipe" else None):
+        lines, edits = _changed_conversion(fix, keyword, script)
+    elif name.startswith(("compile-", "convert-")):
+        if found := COMPILES.search(script.text):
+            line = script.text.count("\n", 0, found.start()) + 1
+            raise NotPlacedError(f"line {line} compiles already, perhaps not always")
+        lines, edits = _before_training(fix, script)
+    else:
+        raise NotPlacedError("fp8doctor does not place a fix of this kind")
+    yield from (*edits, *_imports(fix, lines, script))
+
+
+class _Renamed(ast.NodeTransformer):
+    """Gives variables other names."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self.names.get(node.id, node.id), node.ctx)
+
+
+def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
+    """Write statements of a fix. Its variables get names of their own if the script has them too."""
+    nodes = (each for statement in fix for each in ast.walk(statement))
+    bound = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    renamed = _Renamed({each: f"fp8_{each}" for each in bound & script.taken} | names)
+    return [line for each in fix for line in ast.unparse(renamed.visit(each)).splitlines()]
+
+
+def _changed_conversion(fix: ast.Module, keyword: str, script: Script) -> tuple[list[str], list[Edit]]:
+    """Give the script's only conversion by torchao this keyword of the fix, which it does not have yet."""
+    *before, last = (each for each in fix.body if not isinstance(each, IMPORTS))
+    call = last.value if isinstance(last, ast.Expr) else None
+    values = (
+        [each.value for each in call.keywords if each.arg == keyword] if isinstance(call, ast.Call) else []
+    )
+    own = [each for each in script.calls if _name(each) == TORCHAO.converter]
+    if not values or call is None or _name(call) != TORCHAO.converter:
+        raise NotPlacedError(f"it changes more than {keyword} of {TORCHAO.converter}")
+    if len(own) != 1:
+        raise NotPlacedError(f"{'several lines call' if own else 'no line calls'} {TORCHAO.converter}")
+    given = {each.arg: each.value for each in own[0].keywords}
+    if len(own[0].args) != 1 or keyword in given or None in given:
+        raise NotPlacedError(f"line {own[0].lineno} gives {keyword} already, or may do so")
+    *lines, value = _lines([*before, ast.Expr(values[0])], script)
+    statement = next(each for each in script.around(own[0]) if isinstance(each, ast.stmt))
+    end = [*own[0].args, *given.values()][-1]
+    here = Edit((end.end_lineno or 0) - 1, end.end_col_offset or 0, f", {keyword}={value}")
+    return [*lines, value], [script.insert(statement, lines), here]
+
+
+def _before_training(fix: ast.Module, script: Script) -> tuple[list[str], list[Edit]]:
+    """Insert a fix where the script's only model is built and wrapped, and not yet trained."""
+    models: dict[tuple[ast.AST, str], list[ast.AST]] = {}
+    for name, use in _trained(script):
+        models.setdefault((script.around(use)[-1], name), []).append(use)
+    if len(models) != 1:
+        raise NotPlacedError("several models are trained" if models else "no line trains one, but in a loop")
+    ((_, model), uses) = next(iter(models.items()))
+    anchor, after = _place_of(model, uses[-1], script)
+    lines = _lines([each for each in fix.body if not isinstance(each, IMPORTS)], script, model=model)
+    return lines, [script.insert(anchor, lines, after=after)]
+
+
+def _trained(script: Script) -> Iterator[tuple[str, ast.Call]]:
+    """Name the variables whose parameters are read beside an optimizer, or that a Trainer gets."""
+    optimize = {script.around(each)[-1] for each in script.calls if OPTIMIZER.search(_name(each))}
+    for call in script.calls:
+        around = script.around(call)
+        if around[-1] not in optimize or any(isinstance(each, LOOPS) for each in around):
+            continue
+        given = []
+        if _name(call).endswith("Trainer"):
+            given = [each.value for each in call.keywords if each.arg == "model"] or call.args[:1]
+        elif _name(call) in ("parameters", "named_parameters", "configure_optimizers"):
+            given = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+        yield from ((each.id, call) for each in given if isinstance(each, ast.Name))
+
+
+def _place_of(model: str, use: ast.AST, script: Script) -> tuple[ast.stmt, bool]:
+    """Return the statement to insert at, and whether after it: after the last that wraps the model."""
+    statement = next(each for each in script.around(use) if isinstance(each, ast.stmt))
+    fields = (each for _, each in ast.iter_fields(script.parents[statement]) if isinstance(each, list))
+    block = next(each for each in fields if statement in each)
+    place = statement, False
+    for each in block[block.index(statement) :]:
+        if isinstance(each, LOOPS):
+            break
+        names = [name for name in ast.walk(each) if isinstance(name, ast.Name) and name.id == model]
+        if {type(name.ctx) for name in names} >= {ast.Load, ast.Store}:
+            if not any(_name(call) in WRAPPERS for call in ast.walk(each) if isinstance(call, ast.Call)):
+                raise NotPlacedError(f"line {each.lineno} may wrap {model}")
+            place = each, True
+    return place
+
+
+def _imports(fix: ast.Module, lines: Sequence[str], script: Script) -> Iterator[Edit]:
+    """Import what the inserted lines use, after the script's other imports."""
+    missing = {*re.findall(r"\w+", "\n".join(lines))} - script.imported
+    added = ["import torch"] if "torch" in missing else []
+    for node in fix.body:
+        if isinstance(node, IMPORTS):
+            start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
+            needed = [each for each in node.names if (each.asname or each.name) in missing]
+            added += [f"{start}import {', '.join(map(ast.unparse, needed))}"] if needed else []
+    imports = [each for each in script.tree.body if isinstance(each, IMPORTS)]
+    if added and not imports:
+        raise NotPlacedError("the script imports nothing, so its imports have no place")
+    if added:
+        yield script.insert(imports[-1], added, after=True)
+
+
+def _name(node: ast.expr) -> str:
+    """Return the last name of a call, attribute or variable; empty for others."""
+    if isinstance(node, ast.Call):
+        return _name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

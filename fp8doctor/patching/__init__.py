@@ -1,1 +1,0 @@
-"""Fixes as edits of a training script, which is read and never run."""
