@@ -1,4 +1,4 @@
-"""The gate, on saved reports: what is missed is said in one line, and is exit code 1."""
+"""The gate on saved reports: its exit codes, and in ``render/golden/gates.txt`` why each is missed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Arm, Converter, Facts, Network, Observation, Target, Trial
 from fp8doctor.report import Report, ReportFailed, load_report
 from tests.facts_of import DECODER_468M
+from tests.render.test_screens import hold
 from tests.test_recorded import RECORDED
 
 ROOT = Path(__file__).resolve().parents[1]
-FOUND = "Found CMP001 with --fail-on warning. Use --fail-on never to ignore findings."
 
 
 def timed(as_is_ms: float, spread: float = 0.0) -> Facts:
@@ -78,6 +78,9 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs |= {"cpu": on_cpu(80.0), "cpu90": on_cpu(90.0), "watched": watched_on_cpu(80.0)}
     jobs |= {"watched90": watched_on_cpu(90.0), "bf16": without_fp8(), "apart": timed_apart()}
     jobs |= {"filtered": without_fp8(named=True, called=True, replaced=0), "empty": NO_MODEL}
+    jobs["healthy"] = msgspec.structs.replace(
+        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=())
+    )
     jobs["unread"] = msgspec.structs.replace(DECODER_468M, network=Network(parameters=7))
     for name, facts in {**jobs, "untimed": DECODER_468M}.items():
         Report.of(diagnose(facts)).save(folder / f"{name}.json")
@@ -98,71 +101,110 @@ def fp8doctor(*args: str | Path) -> Result:
 
 
 def why(result: Result) -> str:
-    """The lines that say why the gate was missed; empty where it was not."""
+    """What is said of a gate that was missed; empty where it was not."""
     told = [line for line in result.stderr.splitlines() if line.startswith("fp8doctor: exit code 1: ")]
     assert bool(told) == (result.exit_code == 1)
     assert result.exit_code in (0, 1), result.stderr
     return " ".join(line.removeprefix("fp8doctor: exit code 1: ") for line in told)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("80.json",), ""),
-        (("80.json", "--min-speedup", "1.2"), ""),
-        (
-            ("80.json", "--min-speedup", "1.3"),
-            "FP8 runs at 1.25x of the best BF16, measured. --min-speedup asks for 1.3x.",
-        ),
-        (("80.json", "--strict"), ""),
-        (("untimed.json",), ""),
-        (("untimed.json", "--strict"), "No step was timed. --strict needs a step timed on a GPU."),
-        (
-            ("untimed.json", "--min-speedup", "1"),
-            "No step was timed. --min-speedup 1 needs a step timed on a GPU.",
-        ),
-        (("80.json", "--fail-on", "warning"), FOUND),
-        (("80.json", "--baseline", "84.json"), ""),
-        (("84.json", "--baseline", "80.json"), ""),
-        (
-            ("84.json", "--baseline", "80.json", "--max-regression", "4"),
-            "The step takes 84.0 ms, 5.0% more than the 80.0 ms of 80.json. --max-regression allows 4%.",
-        ),
-        (
-            ("90.json", "--baseline", "80.json"),
-            "The step takes 90.0 ms, 12.5% more than the 80.0 ms of 80.json. --max-regression allows 5%.",
-        ),
-        (("noisy.json", "--baseline", "80.json"), ""),
-        (
-            ("untimed.json", "--baseline", "80.json"),
-            "No step was timed to compare with 80.json: nothing was timed. --max-regression allows 5%.",
-        ),
-    ],
+HELD: dict[str, tuple[str, ...]] = {
+    "report": (
+        "80.json",
+        "80.json --min-speedup 1.2",
+        "80.json --strict",
+        "untimed.json",
+        "80.json --baseline 84.json",
+        "84.json --baseline 80.json",
+        "noisy.json --baseline 80.json",
+        "80.json --min-estimated-speedup 1.2",
+        "apart.json --min-speedup 1.052",
+    ),
+    "report --fail-on never": (
+        "untimed.json --require-fp8",
+        "80.json --require-fp8",
+        "cpu.json --require-fp8",
+        "bf16.json",
+        "filtered.json",
+        "unread.json",
+        "empty.json",
+        "untimed.json --min-estimated-speedup 0.1",
+        "watched.json --min-estimated-speedup 0.1",
+        "cpu.json --min-estimated-speedup 0.1",
+    ),
+    "compare": (
+        "80.json 90.json",
+        "80.json 84.json --max-regression 6",
+        "80.json 84.json --fail-on warning",
+        "watched90.json watched.json",
+    ),
+}
+"""Gates that pass. The rounds of ``apart`` have the median 1.06; the quotient of its times is 1.053."""
+
+MISSED: dict[str, tuple[str, ...]] = {
+    "report": (
+        "80.json --min-speedup 1.3",
+        "untimed.json --strict",
+        "untimed.json --min-speedup 1",
+        "80.json --fail-on warning",
+        "84.json --baseline 80.json --max-regression 4",
+        "90.json --baseline 80.json",
+        "untimed.json --baseline 80.json",
+        "80.json --min-estimated-speedup 1.3",
+        "apart.json --min-speedup 1.053",
+        "cpu.json --min-speedup 1",
+        "cpu.json --strict",
+        "cpu.json --baseline cpu90.json",
+        "watched.json --baseline 84.json",
+    ),
+    "report --fail-on never": (
+        "bf16.json --require-fp8",
+        "filtered.json --require-fp8",
+        "unread.json --require-fp8",
+        "empty.json --require-fp8",
+        "untimed.json --min-estimated-speedup 1",
+        "cpu.json --min-estimated-speedup 1",
+        "bf16.json --min-estimated-speedup 0.1",
+    ),
+    "compare": (
+        "80.json 90.json --max-regression 6",
+        "80.json 90.json --min-speedup 1",
+        "80.json untimed.json --strict",
+        "cpu90.json cpu.json --min-speedup 1",
+        "watched90.json watched.json --min-speedup 1",
+        "84.json watched.json --max-regression 5",
+        "90.json noisy.json --min-speedup 0.9",
+        "healthy.json 80.json --fail-on warning",
+    ),
+}
+
+WRONG = (
+    "80.json --baseline untimed.json",
+    "80.json --baseline none.json",
+    "80.json --max-regression 3",
+    "80.json --baseline 84.json -o 84.json",
 )
-def test_a_report_is_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
-    assert why(fp8doctor("report", *args)) == said
+
+
+def lines(table: dict[str, tuple[str, ...]]) -> list[list[str]]:
+    return [[*command.split(), *args.split()] for command, each in table.items() for args in each]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("80.json", "90.json"), ""),
-        (("80.json", "84.json", "--max-regression", "6"), ""),
-        (
-            ("80.json", "90.json", "--max-regression", "6"),
-            "The step takes 90.0 ms, 12.5% more than the 80.0 ms of 80.json. --max-regression allows 6%.",
-        ),
-        (
-            ("80.json", "90.json", "--min-speedup", "1"),
-            "The second runs at 0.89x of the first's speed. --min-speedup asks for 1x.",
-        ),
-        (("80.json", "untimed.json", "--strict"), "There are not two measured steps. --strict needs them."),
-    ],
-)
-def test_two_reports_are_held_to_the_gate(args: tuple[str, ...], said: str) -> None:
-    assert why(fp8doctor("compare", *args)) == said
+@pytest.mark.parametrize("args", lines(HELD), ids=" ".join)
+def test_a_gate_that_is_held(args: list[str]) -> None:
+    assert why(fp8doctor(*args)) == ""
+
+
+@pytest.mark.slow
+def test_a_gate_that_is_missed_or_cannot_be_held_says_why() -> None:
+    told = []
+    for code, tried in ((1, lines(MISSED)), (2, [["report", *each.split()] for each in WRONG])):
+        for args in tried:
+            result = fp8doctor(*args)
+            assert result.exit_code == code, args
+            told.append(f"$ fp8doctor {' '.join(args)}\n{result.stderr}")
+    hold("gates.txt", "\n".join(told))
 
 
 def another(**parts: Any) -> Facts:
@@ -218,38 +260,6 @@ def test_without_a_gate_any_two_jobs_are_compared(command: tuple[str, ...]) -> N
     assert (result.exit_code, result.stderr) == (0, "")
 
 
-NOTHING = "No layer of this model trains in FP8 (0 of "
-MOD001 = "To convert it, see 'fp8doctor explain MOD001'."
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("report", "said"),
-    [
-        ("untimed.json", ""),
-        ("80.json", ""),
-        ("cpu.json", ""),
-        ("bf16.json", f"FP8 is required. {NOTHING}169 Linears). {MOD001}"),
-        (
-            "filtered.json",
-            f"FP8 is required. {NOTHING}169 Linears: the filter of the conversion took none). {MOD001}",
-        ),
-        (
-            "unread.json",
-            "FP8 is required. fp8doctor cannot tell whether FP8 is engaged: "
-            "Network.linears was not recorded.",
-        ),
-        (
-            "empty.json",
-            "FP8 is required. No model was examined, so fp8doctor cannot tell whether FP8 is engaged.",
-        ),
-    ],
-)
-def test_fp8_that_is_required_is_missed_without_a_gpu(report: str, said: str) -> None:
-    assert why(fp8doctor("report", report, "--fail-on", "never", "--require-fp8")) == said
-    assert why(fp8doctor("report", report, "--fail-on", "never")) == ""
-
-
 BROKEN = {
     "emulated": "MOD002",
     "converted_by_hand": "MOD007",
@@ -281,42 +291,6 @@ def test_fp8_that_only_costs_time_is_fp8(name: str) -> None:
     report.raise_for("never", require_fp8=True)
 
 
-CPU = "come from a CPU and do not apply to FP8 on a GPU."
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (("report", "cpu.json", "--min-speedup", "1"), f"The times {CPU} --min-speedup 1 needs a GPU."),
-        (("report", "cpu.json", "--strict"), f"The times {CPU} --strict needs a GPU."),
-        (
-            ("report", "cpu.json", "--baseline", "cpu90.json"),
-            f"The times of cpu90.json and the step {CPU} --max-regression allows 5%.",
-        ),
-        (
-            ("report", "watched.json", "--baseline", "84.json"),
-            f"The times of the step {CPU} --max-regression allows 5%.",
-        ),
-        (
-            ("compare", "cpu90.json", "cpu.json", "--min-speedup", "1"),
-            f"The times of cpu90.json and cpu.json {CPU} --min-speedup 1 needs a GPU.",
-        ),
-        (
-            ("compare", "watched90.json", "watched.json", "--min-speedup", "1"),
-            f"The times of watched90.json and watched.json {CPU} --min-speedup 1 needs a GPU.",
-        ),
-        (
-            ("compare", "84.json", "watched.json", "--max-regression", "5"),
-            f"The times of the step {CPU} --max-regression allows 5%.",
-        ),
-        (("compare", "watched90.json", "watched.json"), ""),
-    ],
-)
-def test_times_of_a_cpu_pass_no_gate(args: tuple[str, ...], said: str) -> None:
-    assert why(fp8doctor(*args)) == said
-
-
 @pytest.mark.slow
 def test_a_cpu_is_no_slower_fp8() -> None:
     """FP8 is emulated on a CPU, and as slow as that is."""
@@ -326,104 +300,10 @@ def test_a_cpu_is_no_slower_fp8() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "second"), [("cpu90", "cpu"), ("watched90", "watched"), ("90", "cpu")])
-def test_a_comparison_of_cpu_times_is_headed_as_one(first: str, second: str) -> None:
-    told = " ".join(fp8doctor("compare", f"{first}.json", f"{second}.json").stdout.split())
-    assert f"{second}.json takes 80.0 ms/step, {first}.json 90.0: the times of" in told
-    assert "from a CPU and do not apply to FP8 on a GPU." in told
-    assert "of its speed" not in told
-
-
-ESTIMATE = f"{diagnose(DECODER_468M).verdict.estimated_speedup:.2f}"
-
-
-@pytest.mark.parametrize(
-    ("report", "wanted", "said"),
-    [
-        ("untimed.json", "0.1", ""),
-        (
-            "untimed.json",
-            "1",
-            f"FP8 runs at {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
-            "--min-estimated-speedup asks for 1x.",
-        ),
-        ("watched.json", "0.1", ""),
-        ("cpu.json", "0.1", ""),
-        (
-            "cpu.json",
-            "1",
-            f"FP8 runs at {ESTIMATE}x of the best BF16, estimated for H100, not measured. "
-            "--min-estimated-speedup asks for 1x.",
-        ),
-        ("80.json", "1.2", ""),
-        (
-            "80.json",
-            "1.3",
-            "FP8 runs at 1.25x of the best BF16, measured. --min-estimated-speedup asks for 1.3x.",
-        ),
-        (
-            "bf16.json",
-            "0.1",
-            f"No speedup of FP8 can be estimated. {NOTHING}169 Linears). {MOD001} "
-            "--min-estimated-speedup 0.1 needs an estimate.",
-        ),
-    ],
-)
-def test_without_a_gpu_the_estimate_is_held_to_a_gate(report: str, wanted: str, said: str) -> None:
-    args = ("report", report, "--fail-on", "never", "--min-estimated-speedup", wanted)
-    assert why(fp8doctor(*args)) == said
-
-
-@pytest.mark.slow
 def test_the_estimate_is_the_one_on_the_screen() -> None:
     told = json.loads(fp8doctor("report", "untimed.json", "--format", "json").stdout)["verdict"]
-    assert f"{told['estimated_speedup']:.2f}" == ESTIMATE
+    assert told["estimated_speedup"] == diagnose(DECODER_468M).verdict.estimated_speedup > 0
     assert diagnose(timed(80.0)).verdict.estimated_speedup is None
-
-
-@pytest.mark.slow
-def test_the_gate_is_held_to_the_ratio_of_the_screen() -> None:
-    """The median of the rounds is 1.06, the quotient of the two times 1.05."""
-    assert "95.0 and 100.0 ms/step" in fp8doctor("report", "apart.json").stdout
-    assert why(fp8doctor("report", "apart.json", "--min-speedup", "1.052")) == ""
-    told = why(fp8doctor("report", "apart.json", "--min-speedup", "1.053"))
-    assert told == "FP8 runs at 1.05x of the best BF16, measured. --min-speedup asks for 1.053x."
-
-
-@pytest.mark.slow
-def test_a_comparison_that_tells_nothing_passes_no_gate() -> None:
-    assert "too close to tell apart" in fp8doctor("compare", "90.json", "noisy.json").stdout
-    told = why(fp8doctor("compare", "90.json", "noisy.json", "--min-speedup", "0.9"))
-    assert told == "The timing is too noisy to tell which is faster. --min-speedup 0.9 needs a clear answer."
-
-
-@pytest.mark.slow
-def test_only_what_the_second_report_adds_fails_a_comparison(folder: Path) -> None:
-    healthy = msgspec.structs.replace(
-        DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=())
-    )
-    Report.of(diagnose(healthy)).save(folder / "healthy.json")
-    assert why(fp8doctor("compare", "80.json", "84.json", "--fail-on", "warning")) == ""
-    told = why(fp8doctor("compare", "healthy.json", "80.json", "--fail-on", "warning"))
-    assert told.startswith("Only the second has CMP001")
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (
-            ("80.json", "--baseline", "untimed.json"),
-            "untimed.json is no baseline, it holds no time of a step",
-        ),
-        (("80.json", "--baseline", "none.json"), "cannot read none.json"),
-        (("80.json", "--max-regression", "3"), "--max-regression needs --baseline"),
-        (("80.json", "--baseline", "84.json", "-o", "84.json"), "would overwrite 84.json"),
-    ],
-)
-def test_a_gate_that_cannot_be_held_is_wrong_usage(args: tuple[str, ...], said: str) -> None:
-    result = fp8doctor("report", *args)
-    assert result.exit_code == 2
-    assert said in result.stderr
 
 
 def project(text: str, file: str = "pyproject.toml") -> None:
@@ -444,31 +324,26 @@ def test_a_project_holds_its_own_gates() -> None:
         """
     )
     result = fp8doctor("report", "84.json")
-    assert (
-        why(result)
-        == "The step takes 84.0 ms, 5.0% more than the 80.0 ms of 80.json. --max-regression allows 1.5%."
-    )
+    assert "--max-regression allows 1.5%" in why(result)
     assert "Ignored: CMP001 (compiled by the launcher)" in result.stdout
     assert "(CMP001)" not in result.stdout
-    assert Report.of(diagnose(timed(84.0), ignore=("CMP001",), reasons={"CMP001": "why"})).to_dict()[
-        "ignored"
-    ]
-    assert "Ignored: CMP001" in fp8doctor("report", "84.json", "--format", "markdown").stdout
+    ignoring = diagnose(timed(84.0), ignore=("CMP001",), reasons={"CMP001": "why"})
+    assert Report.of(ignoring).to_dict()["ignored"]
 
 
-def test_a_project_may_require_fp8_and_an_estimate() -> None:
-    project("[tool.fp8doctor]\nfail-on = 'never'\nrequire-fp8 = true\nmin-estimated-speedup = 1\n")
-    told = why(fp8doctor("report", "bf16.json"))
-    assert told.startswith("FP8 is required. ")
-    assert "No speedup of FP8 can be estimated." in told
-    assert why(fp8doctor("report", "80.json")) == ""
-
-
-def test_the_command_line_goes_before_the_project() -> None:
-    project("[tool.fp8doctor]\nfail-on = 'warning'\nselect = 'CMP001'\n")
-    assert why(fp8doctor("report", "80.json")) == FOUND
-    assert why(fp8doctor("report", "80.json", "--fail-on", "never")) == ""
-    assert why(fp8doctor("report", "80.json", "--select", "SHP")) == ""
+@pytest.mark.parametrize(
+    ("keys", "args", "missed"),
+    [
+        ("fail-on = 'never'\nrequire-fp8 = true\nmin-estimated-speedup = 1", ("bf16.json",), True),
+        ("fail-on = 'never'\nrequire-fp8 = true\nmin-estimated-speedup = 1", ("80.json",), False),
+        ("fail-on = 'warning'\nselect = 'CMP001'", ("80.json",), True),
+        ("fail-on = 'warning'\nselect = 'CMP001'", ("80.json", "--fail-on", "never"), False),
+        ("fail-on = 'warning'\nselect = 'CMP001'", ("80.json", "--select", "SHP"), False),
+    ],
+)
+def test_the_command_line_goes_before_the_project(keys: str, args: tuple[str, ...], missed: bool) -> None:
+    project(f"[tool.fp8doctor]\n{keys}\n")
+    assert bool(why(fp8doctor("report", *args))) == missed
 
 
 def test_the_nearest_project_above_the_target_holds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,14 +354,7 @@ def test_the_nearest_project_above_the_target_holds(folder: Path, monkeypatch: p
     monkeypatch.chdir(deep)
     assert why(fp8doctor("report", "../../80.json")) == ""
     project("[tool.fp8doctor]\nfail-on = 'warning'\n", "../pyproject.toml")
-    assert why(fp8doctor("report", "../../80.json")) == FOUND
-
-
-@pytest.mark.slow
-def test_a_target_with_a_name_that_no_file_has_is_a_sentence(folder: Path) -> None:
-    done = fp8doctor("x" * 5000)
-    assert done.exit_code == 2
-    assert "internal error" not in done.stderr
+    assert why(fp8doctor("report", "../../80.json"))
 
 
 def test_the_project_of_a_target_is_that_of_its_folder(folder: Path) -> None:
