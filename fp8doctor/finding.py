@@ -99,7 +99,7 @@ class Outcome(Record, frozen=True, kw_only=True):
     """The result of one check."""
 
     code: str
-    outcome: Literal["sick", "refuted", "healthy", "not_applicable", "unknown", "crashed"]
+    outcome: Literal["fires", "refuted", "silent", "not_applicable", "unknown", "crashed"]
     reason: Prose | None = None
     missing: str = NOT_RECORDED
     """Path of the fact that an ``unknown`` check could not read; otherwise not set."""

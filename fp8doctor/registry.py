@@ -25,7 +25,7 @@ from fp8doctor.finding import Finding, NotApplicable, Outcome
 from fp8doctor.retired import RETIRED
 from fp8doctor.wording import error_in_words, escaped
 
-GRAVEST_FIRST = ("sick", "crashed", "unknown", "healthy", "not_applicable", "refuted")
+GRAVEST_FIRST = ("fires", "crashed", "unknown", "silent", "not_applicable", "refuted")
 """Which outcome a code has whose rules answer differently."""
 
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
@@ -77,28 +77,29 @@ def check(
     code: str,
     name: str,
     *,
-    area: str,
     severity: Severity,
+    area: str = "",
     explained_by: Iterable[str] = (),
     was: str | tuple[str, ...] = (),
     **properties: bool,
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a rule; rules of one file have one code. ``properties`` are those of `Check`.
 
-    Raises ValueError if the code or name is malformed or taken.
+    The area is by default the file's folder. Raises ValueError if the code or name is malformed or taken.
     """
 
     def register(function: CheckFunction) -> CheckFunction:
         former = (was,) if isinstance(was, str) else was
-        new = Check(code, name, area, severity, tuple(explained_by), function, former, **properties)
+        where = area or function.__module__.split(".")[-2:][0]
+        new = Check(code, name, where, severity, tuple(explained_by), function, former, **properties)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
         if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):
             raise ValueError(f"{code}: {name!r} is not a name: words joined by hyphens")
         if severity not in SEVERITIES:
             raise ValueError(f"{code}: {severity!r} is not a severity; they are {', '.join(SEVERITIES)}")
-        if area not in AREAS:
-            raise ValueError(f"{code}: {area!r} is not an area; areas are {', '.join(AREAS)}")
+        if where not in AREAS:
+            raise ValueError(f"{code}: {where!r} is not an area; areas are {', '.join(AREAS)}")
         for other in _checks.values():
             if (
                 other.code == code or other.name == name
@@ -196,7 +197,7 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
             if not any(cause.severity != "info" for cause in own):
                 codes = tuple(dict.fromkeys(code for code, _ in causes if code != each.code))
                 findings.append(msgspec.structs.replace(answer, caused_by=codes))
-            answer = Outcome(code=each.code, outcome="sick", area=each.area)
+            answer = Outcome(code=each.code, outcome="fires", area=each.area)
         outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)
     never_graver = {each.name for each in checks if each.severity == "info"}
     in_order = sorted(findings, key=lambda each: (each.severity == "info", each.name in never_graver))
@@ -227,7 +228,7 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
         )
     if isinstance(answer, NotApplicable):
         return Outcome(code=check.code, outcome="not_applicable", reason=answer.reason, area=check.area)
-    return Outcome(code=check.code, outcome="healthy", area=check.area)
+    return Outcome(code=check.code, outcome="silent", area=check.area)
 
 
 def _well_formed(answer: Any) -> Finding | NotApplicable | None:

@@ -110,11 +110,11 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
             seen[check.name, outcome.outcome].append(name)
     rows, complete = [], True
     for check in checks:
-        healthy = seen[check.name, "healthy"]
+        healthy = seen[check.name, "silent"]
         if not healthy and check.severity == "info":
             # What is only told may have no healthy answer: with a GPU the question does not arise.
             healthy = seen[check.name, "not_applicable"]
-        cells = {"sick": seen[check.name, "sick"], "healthy": healthy}
+        cells = {"fires": seen[check.name, "fires"], "silent": healthy}
         rows.append(
             (
                 f"{check.code} {check.name}",
@@ -128,13 +128,13 @@ def matrix() -> tuple[list[tuple[str, str, str]], bool]:
 def empty() -> set[tuple[str, str]]:
     """Find the cells that no object fills, asking each rule until both of its cells are filled."""
     checks = registry.discover()
-    left = {(check.name, state) for check in checks for state in ("sick", "healthy")}
+    left = {(check.name, state) for check in checks for state in ("fires", "silent")}
     for _, facts in chain(on_file(), machines(), jobs_of_tests()):
-        for check in [each for each in checks if left & {(each.name, "sick"), (each.name, "healthy")}]:
+        for check in [each for each in checks if left & {(each.name, "fires"), (each.name, "silent")}]:
             ((outcome,),) = registry.run([check], facts)[1:]
             left.discard((check.name, outcome.outcome))
             if check.severity == "info" and outcome.outcome == "not_applicable":
-                left.discard((check.name, "healthy"))
+                left.discard((check.name, "silent"))
     return left
 
 
@@ -146,7 +146,7 @@ def cell(names: list[str]) -> str:
 
 def main() -> int:
     rows, complete = matrix()
-    print(tabulate(rows, headers=("check", "sick", "healthy"), tablefmt="github"))
+    print(tabulate(rows, headers=("check", "fires", "silent"), tablefmt="github"))
     return 0 if complete else 1
 
 

@@ -128,8 +128,8 @@ def test_a_check_that_crashes_costs_no_other() -> None:
     findings, outcomes = run(checks, Facts())
     assert [(each.code, each.outcome, each.reason) for each in outcomes] == [
         ("ZZZ001", "crashed", "KeyError: 'oops'"),
-        ("ZZZ002", "sick", None),
-        ("ZZZ003", "healthy", None),
+        ("ZZZ002", "fires", None),
+        ("ZZZ003", "silent", None),
         ("ZZZ004", "not_applicable", "no LoRA"),
         ("ZZZ005", "unknown", "network was not recorded"),
     ]
@@ -156,12 +156,12 @@ def test_rules_of_one_code_run_alone_and_have_one_outcome() -> None:
     silent, fires = rule("silent", lambda facts: None), rule("fires", sick, was=("YYY001",))
     symptom = replace(rule("symptom", sick), explained_by=("fires",))
     for rules, outcome, names in (
-        ((unknown, fires, silent), "sick", ["fires"]),
+        ((unknown, fires, silent), "fires", ["fires"]),
         ((unknown, silent), "unknown", []),
-        ((fires, symptom), "sick", ["fires"]),
-        ((symptom,), "sick", ["symptom"]),
-        ((fires, replace(symptom, explained_by=("YYY001",))), "sick", ["fires"]),
-        ((replace(symptom, explained_by=("ZZZ001",)),), "sick", ["symptom"]),
+        ((fires, symptom), "fires", ["fires"]),
+        ((symptom,), "fires", ["symptom"]),
+        ((fires, replace(symptom, explained_by=("YYY001",))), "fires", ["fires"]),
+        ((replace(symptom, explained_by=("ZZZ001",)),), "fires", ["symptom"]),
     ):
         findings, outcomes = run(rules, Facts())
         assert [each.outcome for each in outcomes] == [outcome]
@@ -238,7 +238,7 @@ def test_a_file_that_cannot_be_a_check_is_the_users_mistake(tmp_path: Path, text
         ("return Finding(title='t', explanation='e', severity='fatal')", "severity"),
         ("return Finding(title='t', explanation='e', treatment='compile')", "treatment"),
         ("return NotApplicable(reason=7)", "reason"),
-        ("return 'sick'", "returned a str"),
+        ("return 'fires'", "returned a str"),
         ("return facts.nothing", "AttributeError"),
         ("return own(facts)", "RecursionError"),
     ],
@@ -252,7 +252,7 @@ def test_a_check_that_answers_nonsense_is_crashed_and_the_report_is_whole(
     outcomes = {each["code"]: each for each in json.loads(result.stdout)["outcomes"]}
     assert outcomes["OWN001"]["outcome"] == "crashed"
     assert said in outcomes["OWN001"]["reason"]
-    assert outcomes["CMP001"]["outcome"] == "sick"
+    assert outcomes["CMP001"]["outcome"] == "fires"
     assert {"imported", "run"} <= {*result.stderr.split()}
 
 

@@ -25,69 +25,35 @@ https://github.com/pytorch/torchtitan/issues/778
 
 from __future__ import annotations
 
-from fp8doctor.kit import (
-    Blocks,
-    CompileMark,
-    Facts,
-    Finding,
-    Linear,
-    NotApplicable,
-    Unrecorded,
-    check,
-    compile_coverage,
-    compile_treatment,
-    eager_balance,
-    eager_cast_saving,
-    example,
-    float8,
-    flops_share_pct,
-    in_words,
-    is_below,
-    is_inside,
-    keep_in_bf16,
-    makes_logits,
-    named,
-    needs_compile,
-    percent,
-    unaligned,
-    under_unsloth,
-)
+from fp8doctor import kit
 
 EAGER_KERNELS = 83
 """Extra kernels per uncompiled Float8Linear and step on one H200 (82.4, 83.0; torch 2.11, torchao 0.18)."""
 
-NAMED = 3
-"""Layers to name if only some are not compiled. A choice of length."""
 
-
-def _idle(linear: Linear, facts: Facts) -> bool:
-    """Whether a mark that compiles nothing covers the layer: CMP002 says so."""
-    return any(is_below(linear, mark.name) for mark in compile_coverage.idle_marks(facts))
-
-
-@check("CMP001", "eager-float8", area="compilation", severity="warning", changes_fp8=True)
-def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
-    fp8 = [linear for linear in facts.network.linears if needs_compile(linear)]
+@kit.check("CMP001", "eager-float8", severity="warning", changes_fp8=True)
+def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    fp8 = [linear for linear in facts.network.linears if kit.needs_compile(linear)]
     if not fp8:
-        return NotApplicable(reason="no torchao FP8 Linear in the model")
-    if compile_coverage.without_effect(facts):
-        return NotApplicable(reason="CMP002 says why nothing is compiled")
-    eager = [linear for linear in fp8 if linear.compiled is None and not _idle(linear, facts)]
+        return kit.NotApplicable(reason="no torchao FP8 Linear in the model")
+    if kit.compile_coverage.without_effect(facts):
+        return kit.NotApplicable(reason="CMP002 says why nothing is compiled")
+    idle = under_an_idle_mark(facts)
+    eager = [linear for linear in fp8 if linear.compiled is None and linear not in idle]
     if not eager:
         return None
-    if under_unsloth(facts):
-        raise Unrecorded(
-            Linear, "compiled", "Unsloth compiles blocks itself; fp8doctor did not see if it did"
-        )
-    runs = [linear for linear in eager if not unaligned(linear)]
-    only_heads = len(eager) < len(fp8) and all(makes_logits(linear, facts.network) for linear in runs)
-    uncovered = [linear for linear in fp8 if linear in runs or _idle(linear, facts)]
+    if kit.under_unsloth(facts):
+        why = "Unsloth compiles blocks itself; fp8doctor did not see if it did"
+        raise kit.Unrecorded(kit.Linear, "compiled", why)
+    runs = [linear for linear in eager if not kit.unaligned(linear)]
+    only_heads = len(eager) < len(fp8) and all(kit.makes_logits(linear, facts.network) for linear in runs)
+    uncovered = [linear for linear in fp8 if linear in runs or linear in idle]
     which = cost = ""
     if len(eager) < len(fp8):
-        more = f" and {len(eager) - NAMED} more" if len(eager) > NAMED else ""
-        names = ", ".join(in_words(linear.name, facts.network) for linear in eager[:NAMED])
+        more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
+        names = ", ".join(kit.in_words(linear.name, facts.network) for linear in eager[:3])
         which = f"Not compiled: {names}{more}. "
-    if balance := eager_balance(facts, eager):
+    if balance := kit.eager_balance(facts, eager):
         cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"
         if balance.host_ms > balance.casts_ms:
             cost = (
@@ -95,9 +61,9 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
                 f"host busy for {balance.host_ms:,.0f} ms"
             )
         cost = f" Estimated for {balance.gpu}: {cost}; the FP8 matmuls save {balance.gemms_saved_ms:,.1f} ms."
-    return Finding(
+    return kit.Finding(
         title=f"{len(eager)} of {len(fp8)} FP8 Linears {'is' if len(eager) == 1 else 'are'} not compiled"
-        f"{named(eager, len(fp8))}",
+        f"{kit.named(eager, len(fp8))}",
         explanation=f"{which}Each of them casts its input, weight and gradient in about {EAGER_KERNELS} "
         f"kernels per step; compiled, it takes about 9.{cost}",
         evidence={
@@ -109,56 +75,58 @@ def eager_float8(facts: Facts) -> Finding | NotApplicable | None:
             "modelled_host_ms": balance.host_ms if balance else None,
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
-        saving_ms=eager_cast_saving(facts, eager),
-        treatment=keep_in_bf16([linear.name for linear in eager], facts)
+        saving_ms=kit.eager_cast_saving(facts, eager),
+        treatment=kit.keep_in_bf16([linear.name for linear in eager], facts)
         if only_heads
-        else compile_treatment(facts, uncovered or eager),
+        else kit.compile_treatment(facts, uncovered or eager),
     )
 
 
-@check(
+@kit.check(
     "CMP001",
     "only-linears-compiled",
-    area="compilation",
     severity="warning",
     was="CMP004",
     changes_fp8=True,
     invalidates_model=True,
 )
-def only_linears_compiled(facts: Facts) -> Finding | NotApplicable | None:
-    compiled = [each for each in facts.network.linears if needs_compile(each) and each.compiled is not None]
+def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    fp8 = filter(kit.needs_compile, facts.network.linears)
+    compiled = [linear for linear in fp8 if linear.compiled is not None]
     if not compiled:
-        return NotApplicable(reason="no torchao FP8 Linear is compiled")
-    idle = compile_coverage.idle_marks(facts)
-    regions = {mark.name for mark in facts.training.compile_marks if mark not in idle}
+        return kit.NotApplicable(reason="no torchao FP8 Linear is compiled")
+    idle_marks, idle = kit.compile_coverage.idle_marks(facts), under_an_idle_mark(facts)
+    regions = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks}
     alone = [
         linear
         for linear in compiled
-        if linear.name and linear.compiled == linear.name and not _idle(linear, facts)
-        if not any(linear.name != name and is_below(linear, name) for name in regions)
+        if linear.name and linear.compiled == linear.name and linear not in idle
+        if not any(linear.name != name and kit.is_below(linear, name) for name in regions)
     ]
-    inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
-    few_beside = len(alone) - len(inside) <= compile_coverage.BESIDE_AT_MOST
+    inside = [linear for linear in alone if any(kit.is_inside(linear, each) for each in facts.network.blocks)]
+    few_beside = len(alone) - len(inside) <= kit.compile_coverage.BESIDE_AT_MOST
     if not inside and few_beside:
         return None
-    return Finding(
+    return kit.Finding(
         title=f"{len(alone)} of {len(compiled)} compiled FP8 Linears are compiled one by one"
-        f"{named(alone, len(compiled))}",
-        explanation=f"Each is a region of its own ({percent(flops_share_pct(alone, facts))} of the matmul "
-        "FLOPs). No cast is fused with the norm or activation next to it, and everything between the Linears "
-        "is not compiled.",
-        evidence={
-            "compiled_alone": len(alone),
-            "compiled_fp8_linears": len(compiled),
-            "first": alone[0].name,
-        },
-        treatment=compile_treatment(facts, inside if few_beside else alone),
+        f"{kit.named(alone, len(compiled))}",
+        explanation=f"They do {kit.percent(kit.flops_share_pct(alone, facts))} of the matmul FLOPs. Their "
+        "casts are not fused with the norm or activation next to them, and nothing else is compiled.",
+        evidence={"alone": len(alone), "compiled_fp8_linears": len(compiled), "first": alone[0].name},
+        treatment=kit.compile_treatment(facts, inside if few_beside else alone),
     )
 
 
-def _decoder(compiled: str | None, *marks: str) -> Facts:
-    model = {"linears": (float8(compiled=compiled),), "blocks": (Blocks(name="blocks", count=1),)}
-    return example(**model, compile_marks=tuple(CompileMark(name=each) for each in marks), tokens=16384)
+def under_an_idle_mark(facts: kit.Facts) -> list[kit.Linear]:
+    """List the layers under a mark that compiles nothing, which CMP002 reports."""
+    names = [mark.name for mark in kit.compile_coverage.idle_marks(facts)]
+    return [each for each in facts.network.linears if any(kit.is_below(each, name) for name in names)]
+
+
+def _decoder(compiled: str | None, *marks: str) -> kit.Facts:
+    model = {"linears": (kit.float8(compiled=compiled),), "blocks": (kit.Blocks(name="blocks", count=1),)}
+    compile_marks = tuple(kit.CompileMark(name=each) for each in marks)
+    return kit.example(**model, compile_marks=compile_marks, tokens=16384)
 
 
 FIRES = (_decoder(None), _decoder("blocks.0.up", "blocks.0.up"))

@@ -25,20 +25,7 @@ from __future__ import annotations
 
 import re
 
-from fp8doctor.kit import (
-    ArmName,
-    Blocks,
-    CompileMark,
-    Facts,
-    Finding,
-    NotApplicable,
-    Reason,
-    Treatment,
-    check,
-    compile_coverage,
-    example,
-    why_of,
-)
+from fp8doctor import kit
 
 RECOMPILE_LIMIT = 8
 """Versions of one function that Dynamo keeps by default. Source: ``recompile_limit`` in
@@ -47,71 +34,47 @@ RECOMPILE_LIMIT = 8
 SHAPES = re.compile(r"size mismatch|stride mismatch|\.(size|stride)\(|shape", re.IGNORECASE)
 """Guards on a shape: ``tensor 'x' size mismatch at index 0. ...`` Source: torch/csrc/dynamo/guards.cpp."""
 
-PAD = "collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths"
+PAD = kit.Treatment(
+    name="pad-to-few-lengths",
+    summary="pad batches to a few lengths, or compile with dynamic=True",
+    code="collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of=256)   # a few lengths",
+)
 
 
-@check(
+@kit.check(
     "CMP005",
     "recompilation",
-    area="compilation",
     severity="warning",
     changes_fp8=True,
     invalidates_model=True,
     stays_in_bf16=True,
 )
-def recompilation(facts: Facts) -> Finding | NotApplicable | None:
+def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     training = facts.training
     if not training.compile_marks:
-        return NotApplicable(reason="nothing asks for torch.compile")
-    timed = next((arm for arm in facts.arms() if arm.name == ArmName.AS_IS), None)
+        return kit.NotApplicable(reason="nothing asks for torch.compile")
+    timed = next((arm for arm in facts.arms() if arm.name == kit.ArmName.AS_IS), None)
     cut = timed.cuts[-1] if timed and timed.get("cuts") else None
     left_eager, reasons = (cut.get("left_eager"), cut.get("recompile_reasons", ())) if cut else ((), ())
-    compiling = timed is not None and why_of(timed) is Reason.STILL_COMPILING
+    compiling = timed is not None and kit.why_of(timed) is kit.Reason.STILL_COMPILING
     versions = cached_blocks(facts) if training.use_cache else 0
     limit = facts.get("training.dynamo.recompile_limit") or RECOMPILE_LIMIT
     if cut and left_eager == () and (sum(cut.blocks.values()) or versions) > limit:
-        versions = (
-            0  # more blocks ran than the limit, and none was left: the step switches the cache off itself
-        )
-    cases = (
-        (
-            versions > limit,
-            f"A KV cache leaves {versions - limit} of {versions} blocks uncompiled in training",
-        ),
-        (versions > 1, f"A KV cache makes {versions} blocks compile {versions} times instead of once"),
-        (left_eager, f"{(left_eager or ('',))[0]} reached the recompile limit and is no longer compiled"),
-        (compiling, "Dynamo was still compiling after the warm-up"),
-    )
-    title = next((title for holds, title in cases if holds), None)
-    if title is None:
-        return None if timed else NotApplicable(reason="only a trial shows whether frames are compiled again")
-    of_cache = training.use_cache and any("past_key_values" in reason for reason in reasons)
-    name = "cache_size_limit" if (facts.get("software.torch") or "").startswith("2.6.") else "recompile_limit"
-    fixes = (
-        (
-            versions > 1 or of_cache,
-            "cache-off",
-            "train without a KV cache",
-            compile_coverage.cache_off(facts),
-        ),
-        (
-            any(map(SHAPES.search, reasons)),
-            "pad-to-few-lengths",
-            "pad batches to a few lengths, or compile with dynamic=True",
-            PAD,
-        ),
-        (
-            True,
-            "raise-recompile-limit",
-            "raise the limit, so Dynamo compiles every version",
-            f"torch._dynamo.config.{name} = 64",
-        ),
-    )
-    fix = next(fix for holds, *fix in fixes if holds)
+        versions = 0  # more blocks ran than the limit, and none was left: the step switches the cache off
+    if versions > limit:
+        title = f"A KV cache leaves {versions - limit} of {versions} blocks uncompiled in training"
+    elif versions > 1:
+        title = f"A KV cache makes {versions} blocks compile {versions} times instead of once"
+    elif left_eager:
+        title = f"{left_eager[0]} reached the recompile limit and is no longer compiled"
+    elif compiling:
+        title = "Dynamo was still compiling after the warm-up"
+    else:
+        return None if timed else kit.NotApplicable(reason="only a trial shows if frames are compiled again")
     seen = ""
     if cut and reasons:
         seen = f" The trial counted {cut.recompilations} recompilations; the first reason: {reasons[0]}."
-    return Finding(
+    return kit.Finding(
         severity="warning" if left_eager or compiling or versions > limit else "info",
         title=title,
         explanation=f"Dynamo keeps {limit} versions of a function. If it needs another one, it runs the "
@@ -123,11 +86,26 @@ def recompilation(facts: Facts) -> Finding | NotApplicable | None:
             "recompilations": cut.get("recompilations") if cut else None,
             "reasons": reasons,
         },
-        treatment=Treatment(name=fix[0], summary=fix[1], code=fix[2]),
+        treatment=treatment(facts, reasons, cached=versions > 1),
     )
 
 
-def cached_blocks(facts: Facts) -> int:
+def treatment(facts: kit.Facts, reasons: tuple[str, ...], cached: bool) -> kit.Treatment:
+    """Remove the cause of the versions, or allow more of them."""
+    if cached or (facts.training.use_cache and any("past_key_values" in reason for reason in reasons)):
+        code = kit.compile_coverage.cache_off(facts)
+        return kit.Treatment(name="cache-off", summary="train without a KV cache", code=code)
+    if any(map(SHAPES.search, reasons)):
+        return PAD
+    old = (facts.get("software.torch") or "").startswith("2.6.")
+    return kit.Treatment(
+        name="raise-recompile-limit",
+        summary="raise the limit, so Dynamo compiles every version",
+        code=f"torch._dynamo.config.{'cache_size_limit' if old else 'recompile_limit'} = 64",
+    )
+
+
+def cached_blocks(facts: kit.Facts) -> int:
     """Count the blocks compiled one by one below the cache's module; each is a version of one function."""
     marked = [mark.name.rpartition(".")[0] for mark in facts.training.compile_marks if mark.name]
     holder = facts.get("training.cache_holder")
@@ -136,10 +114,10 @@ def cached_blocks(facts: Facts) -> int:
     return max(map(marked.count, lists), default=0)
 
 
-def _blocks(use_cache: bool) -> Facts:
-    marks = tuple(CompileMark(name=f"model.layers.{number}") for number in range(32))
-    blocks = (Blocks(name="model.layers", count=32),)
-    return example(blocks=blocks, wrappers=(), compile_marks=marks, use_cache=use_cache)
+def _blocks(use_cache: bool) -> kit.Facts:
+    marks = tuple(kit.CompileMark(name=f"model.layers.{number}") for number in range(32))
+    blocks = (kit.Blocks(name="model.layers", count=32),)
+    return kit.example(blocks=blocks, wrappers=(), compile_marks=marks, use_cache=use_cache)
 
 
 FIRES = _blocks(use_cache=True)

@@ -250,7 +250,7 @@ def area_marks(
     for each in outcomes:
         if each.outcome == "crashed":
             troubled.add(each.area)
-        elif each.outcome != "sick":
+        elif each.outcome != "fires":
             mark = MARK_OF_OUTCOME.get(each.outcome, "healthy")
             unexplained = each.area == "step" and status in ("fp8_slower", *GRAVE) and mark == "healthy"
             aside = unexplained or _asks_of_another_way(each, facts)
@@ -287,7 +287,8 @@ def without_findings(outcomes: Iterable[Outcome]) -> tuple[Checked, ...]:
     """List the checks that found nothing, those with the same answer together."""
     together: dict[tuple[Mark, str], list[str]] = {}
     for each in outcomes:
-        if each.outcome != "sick":
-            said = ", ".join(filter(None, (each.outcome.replace("_", " "), each.reason)))
+        if each.outcome != "fires":
+            word = "nothing found" if each.outcome == "silent" else each.outcome.replace("_", " ")
+            said = ", ".join(filter(None, (word, each.reason)))
             together.setdefault((MARK_OF_OUTCOME.get(each.outcome, "healthy"), said), []).append(each.code)
     return tuple(Checked(mark, f"{' '.join(codes)}: {said}") for (mark, said), codes in together.items())

@@ -64,7 +64,7 @@ def test_whatever_its_file_is_called(name: str) -> None:
 
 
 def test_every_outcome_is_a_test_case() -> None:
-    kinds = ("healthy", "refuted", "not_applicable", "unknown", "crashed")
+    kinds = ("silent", "refuted", "not_applicable", "unknown", "crashed")
     outcomes = tuple(
         Outcome(code=f"ZZZ00{at}", outcome=kind, reason="because", missing="trial", area="step")
         for at, kind in enumerate(kinds)

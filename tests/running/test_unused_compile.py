@@ -50,10 +50,6 @@ def test_a_wrapper_beside_the_model_that_is_called(observer: ScriptObserver, hea
     train(model, ALL)
     assert compiled is not model
     finding = finding_of(heard)
-    assert (
-        finding.title
-        == "torch.compile has no effect: the training step calls the model, not the compiled one"
-    )
     assert finding.treatment.name == "use-compiled-object"
     assert finding.evidence["idle_fp8_linears"] == 4
     facts = heard.facts
@@ -66,10 +62,6 @@ def test_a_model_whose_forward_is_called(observer: ScriptObserver, heard: Heard)
     model.compile()
     train(model, ALL, call=model.forward)
     finding = finding_of(heard)
-    assert (
-        finding.title
-        == "torch.compile has no effect: the training step calls model.forward(), which is not compiled"
-    )
     assert finding.treatment.code.splitlines()[0].startswith("output = model(")
     assert finding.evidence["idle_fp8_linears"] == 4
     assert {each.compiled for each in heard.facts.network.linears} == {None}
@@ -85,6 +77,5 @@ def test_a_compiled_model_that_is_called(observer: ScriptObserver, heard: Heard,
         model.compile(backend="aot_eager")
         called = model
     train(model, ALL, call=called)
-    assert "use-compiled-object" not in finding_of(heard).treatment.name
-    assert "generates no kernel" in finding_of(heard).title
+    assert finding_of(heard).treatment.name == "default-backend"
     assert {each.compiled for each in heard.facts.network.linears} == {""}

@@ -220,7 +220,7 @@ class Around(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("made", "sick"),
+    ("made", "fires"),
     [((False, True), True), ((False, False), True), ((True, False), False)],
 )
 def test_an_autocast_around_the_call_is_closed_before_the_recompute(
@@ -231,7 +231,7 @@ def test_an_autocast_around_the_call_is_closed_before_the_recompute(
     assert not sick or finding.severity == "error"
 
 
-@pytest.mark.parametrize(("counted", "sick"), [(4, True), (15, False), (16, False)])
+@pytest.mark.parametrize(("counted", "fires"), [(4, True), (15, False), (16, False)])
 def test_the_count_of_matmuls_decides(counted: int, sick: bool, look: Look) -> None:
     as_is = ran("as_is", fp8_gemms=counted, cuts=())
     finding = recompute_not_fp8(timed(look(Around(False, True), batch=BATCH), as_is))

@@ -61,10 +61,8 @@ def in_dict(blocks: list[nn.Module]) -> nn.ModuleDict:
     return nn.ModuleDict({f"layer-{i}": block for i, block in enumerate(blocks)})
 
 
-def float8(build: Callable[[], nn.Module] = Decoder, *only: str) -> Any:
-    return convert_to_float8_training(
-        build().bfloat16(), module_filter_fn=lambda layer, name: name in (only or (name,))
-    )
+def float8(build: Callable[[], nn.Module] = Decoder) -> Any:
+    return convert_to_float8_training(build().bfloat16())
 
 
 def fix_of(name: str, facts: Facts) -> Treatment:
@@ -89,14 +87,11 @@ def test_an_uncompiled_decoder(tokens: int, host: bool, look: Look) -> None:
         Decoder,
         lambda: Decoder(in_dict, head=512),
         lambda: nn.Sequential(Block(), Block()),
-        lambda: nn.Sequential(nn.Linear(256, 256), Decoder()),
         lambda: nn.Sequential(*(nn.Linear(256, 256) for _ in range(6))),
         lambda: nn.DataParallel(Decoder()),
-        OfSequentials,
         lambda: OfSequentials(in_dict),
-        lambda: nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(2))),
     ],
-    ids=["list", "dict", "root", "in a Sequential", "no blocks", "parallel", *"abc"],
+    ids=["list", "dict", "root", "no blocks", "parallel", "of torch.nn"],
 )
 def test_the_printed_lines_compile_wherever_the_blocks_are(
     build: Callable[[], nn.Module], look: Look
@@ -105,7 +100,7 @@ def test_the_printed_lines_compile_wherever_the_blocks_are(
     names = {"model": model, "torch": torch}
     exec(fix_of(EAGER, look(model, tokens=4096)).code, names)
     facts = look(names["model"], tokens=4096)
-    assert [outcome_of(name, facts) for name in (EAGER, ALONE, VAIN)] == ["healthy"] * 3
+    assert [outcome_of(name, facts) for name in (EAGER, ALONE, VAIN)] == ["silent"] * 3
 
 
 def in_place(model: Any) -> Any:
@@ -119,14 +114,9 @@ def compile_forwards(model: Any) -> Any:
     return model
 
 
-def compile_children(model: Any) -> Any:
-    model.blocks = nn.ModuleList(torch.compile(block) for block in model.blocks)
-    return model
-
-
-@pytest.mark.parametrize("compiled", [torch.compile, in_place, compile_forwards, compile_children])
+@pytest.mark.parametrize("compiled", [torch.compile, in_place, compile_forwards])
 def test_every_form_of_compile_is_seen(compiled: Callable[[Any], Any], look: Look) -> None:
-    assert outcome_of(EAGER, look(compiled(float8()), tokens=4096)) == "healthy"
+    assert outcome_of(EAGER, look(compiled(float8()), tokens=4096)) == "silent"
     assert outcome_of(EAGER, look(Decoder().bfloat16(), tokens=4096)) == "not_applicable"
 
 
@@ -135,7 +125,6 @@ def test_blocks_left_out_are_named(look: Look) -> None:
     model.blocks[0].compile()
     finding = found_by(EAGER, look(model, tokens=4096))
     assert (finding.evidence["eager_linears"], finding.evidence["first"]) == (4, "blocks.1.up")
-    assert "model.blocks[1].up, model.blocks[1].down, model.blocks[2].up and 1 more" in finding.explanation
 
 
 def test_a_layer_beside_compiled_blocks_is_compiled_alone(look: Look) -> None:
@@ -146,9 +135,7 @@ def test_a_layer_beside_compiled_blocks_is_compiled_alone(look: Look) -> None:
     assert (treatment.name, treatment.code) == ("compile-layers", "model.head.compile()")
     exec(treatment.code, {"model": model})
     facts = look(model, tokens=4096)
-    assert [outcome_of(name, facts) for name in (EAGER, ALONE, VAIN)] == ["healthy"] * 3
-    only_head = float8(lambda: Decoder(head=512), "head")
-    assert fix_of(EAGER, look(only_head, tokens=4096)).name == "compile-model", "the blocks are not compiled"
+    assert [outcome_of(name, facts) for name in (EAGER, ALONE, VAIN)] == ["silent"] * 3
 
 
 def vocabulary() -> nn.Module:
@@ -184,42 +171,28 @@ def each_in_place(model: Any) -> None:
             module.compile()
 
 
-def each_wrapped(model: Any) -> None:
-    for block in model.blocks:
-        block.up, block.down = torch.compile(block.up), torch.compile(block.down)
-    model.head = torch.compile(model.head)
-
-
-def each_forward(model: Any) -> None:
-    for module in model.modules():
-        if isinstance(module, Float8Linear):
-            module.forward = torch.compile(module.forward)
-
-
-@pytest.mark.parametrize("compiled", [each_in_place, each_wrapped, each_forward])
-def test_linears_that_are_compiled_one_by_one(compiled: Callable[[Any], None], look: Look) -> None:
+def test_linears_that_are_compiled_one_by_one(look: Look) -> None:
     model = float8(lambda: Decoder(head=512))
-    compiled(model)
+    each_in_place(model)
     finding = found_by(ALONE, look(model))
-    assert (finding.severity, finding.evidence["compiled_alone"]) == ("warning", 7)
+    assert (finding.severity, finding.evidence["alone"]) == ("warning", 7)
     assert finding.treatment is not None
     assert finding.treatment.name == "compile-blocks"
     exec(finding.treatment.code, {"model": model})
-    assert outcome_of(ALONE, look(model)) == "healthy"
+    assert outcome_of(ALONE, look(model)) == "silent"
 
 
 @pytest.mark.parametrize("whole", [torch.compile, in_place])
 def test_a_region_around_them_is_what_counts(whole: Callable[[Any], Any], look: Look) -> None:
     model = float8()
     each_in_place(model)
-    assert outcome_of(ALONE, look(whole(model))) == "healthy"
+    assert outcome_of(ALONE, look(whole(model))) == "silent"
 
 
-@pytest.mark.parametrize("blocks", [0, 2])
-def test_many_linears_beside_the_blocks(blocks: int, look: Look) -> None:
+def test_many_linears_beside_the_blocks(look: Look) -> None:
     many = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
-    model = float8(lambda: nn.Sequential(many, nn.Sequential(*(Block() for _ in range(blocks)))))
+    model = float8(lambda: nn.Sequential(many, nn.Sequential(Block(), Block())))
     each_in_place(model)
     names = {"model": model, "torch": torch}
     exec(fix_of(ALONE, look(model)).code, names)
-    assert outcome_of(ALONE, look(names["model"])) == "healthy"
+    assert outcome_of(ALONE, look(names["model"])) == "silent"

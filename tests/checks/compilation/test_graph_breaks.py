@@ -1,4 +1,4 @@
-"""CMP003 on float8 models that a trial compiles: where a break is decides, and what it is names the fix."""
+"""CMP003 on float8 models that a trial compiles: where a break is decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Facts
-from fp8doctor.finding import Finding
 from tests.checks.arms import timed
 from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.rules import finding_of, found_by, outcome_of
@@ -38,14 +37,6 @@ def prints_outside_the_graph(x: torch.Tensor) -> torch.Tensor:
     if not torch.compiler.is_compiling():
         print(end="")
     return x
-
-
-def reads_a_value(x: torch.Tensor) -> torch.Tensor:
-    return x * x.float().mean().item()
-
-
-def takes_a_branch(x: torch.Tensor) -> torch.Tensor:
-    return x + 1 if x.float().sum() > 0 else x
 
 
 def gives_up(x: torch.Tensor) -> torch.Tensor:
@@ -99,26 +90,7 @@ def severity_of(facts: Facts) -> str | None:
     return finding.severity if finding else None
 
 
-def fix_of(finding: Finding) -> str:
-    assert finding.treatment is not None
-    return finding.treatment.name
-
-
 NIGHTLY = pytest.mark.nightly
-
-
-@pytest.mark.parametrize(
-    ("between", "treatment"),
-    [
-        (gives_up, "log-outside-graph"),
-        (reads_a_value, "keep-values-on-gpu"),
-        pytest.param(takes_a_branch, "select-without-branch", marks=NIGHTLY),
-    ],
-)
-def test_a_break_inside_the_blocks(between: Any, treatment: str) -> None:
-    finding = found_by(BREAKS, tried(by_block(float8(Decoder(inside=between))), BATCH, "as_is"))
-    assert (finding.severity, fix_of(finding)) == ("warning", treatment)
-    assert finding.evidence["graph_breaks"]
 
 
 @pytest.mark.parametrize(
@@ -137,26 +109,19 @@ def test_where_a_break_is_decides(build: Callable[[], nn.Module], severity: str 
     assert severity_of(tried(build(), BATCH, "as_is")) == severity
 
 
-def test_pieces_without_a_counted_break_and_a_recording_without_reasons() -> None:
+def test_pieces_count_with_or_without_a_counted_break_and_per_micro_batch() -> None:
     """Not every torch counts a frame that it gives up as a break."""
     facts = tried(by_block(float8(Decoder(inside=gives_up))), BATCH, "as_is")
     (arm,) = facts.trial.arms
+    assert arm.cuts[-1].graph_breaks
     for breaks in (0, 2):
         cut = type(arm.cuts[-1])(blocks={}, graph_breaks=breaks)
         finding = found_by(BREAKS, timed(facts, msgspec.structs.replace(arm, cuts=(cut,))))
-        assert (finding.severity, fix_of(finding)) == ("warning", "show-graph-breaks")
+        assert finding.severity == "warning"
         assert (finding.evidence["graphs_run"], finding.evidence["whole_regions"]) == (8, 4)
-
-
-@pytest.mark.gate("256-True")
-@pytest.mark.parametrize(("regions", "split"), [(128, False), (256, True)])
-def test_regions_are_counted_per_micro_batch(regions: int, split: bool) -> None:
-    """The trial's step has one micro-batch; one of 32 enters 32 times as many regions."""
-    facts = tried(by_block(float8(Decoder(inside=gives_up if split else nothing))), BATCH, "as_is")
-    (arm,) = facts.trial.arms
-    assert arm.graphs_run == regions / 32
     facts = msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, accumulate=32))
-    assert (severity_of(timed(facts, msgspec.structs.replace(arm, graphs_run=regions))) == "warning") is split
+    for regions, severity in ((256, "warning"), (191, "info")):  # 1.5 times as many regions as blocks
+        assert severity_of(timed(facts, msgspec.structs.replace(arm, graphs_run=regions))) == severity
 
 
 class Checkpointing(Decoder):
@@ -199,16 +164,12 @@ def test_what_checkpointing_recomputes_is_entered_twice(
     batch = {"input_ids": ids, "labels": ids} if build is transformers_own else BATCH
     facts = tried(float8(build(nothing)), batch, "as_is")
     assert facts.trial.arms[0].graphs_run in regions
-    assert outcome_of(BREAKS, facts) == "healthy"
+    assert outcome_of(BREAKS, facts) == "silent"
 
 
 @NIGHTLY
 def test_a_break_beside_a_checkpoint_is_found() -> None:
     assert severity_of(tried(float8(called(gives_up)), BATCH, "as_is")) == "warning"
-    facts = tried(float8(wrapped_inside(gives_up)), BATCH, "as_is")
-    (arm,) = facts.trial.arms
-    assert arm.cuts[-1].graph_breaks  # whose names do not tell which is around the other
-    assert severity_of(timed(facts, msgspec.structs.replace(arm, graphs_run=8))) == "warning"
 
 
 @pytest.mark.parametrize(
@@ -244,8 +205,4 @@ def test_known_breaks_need_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     model.compile()
     report = inspect_model(model, torch.ones(32, 32), trial=False, progress=False)
     assert "CMP003" in {each.code for each in report.findings}
-    assert outcome_of(BREAKS, timed(report.facts)) == "sick"
-    assert (
-        outcome_of(BREAKS, inspect_model(nn.Linear(32, 32), trial=False, progress=False).facts)
-        == "not_applicable"
-    )
+    assert severity_of(timed(report.facts)) == "info"

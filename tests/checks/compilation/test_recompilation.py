@@ -68,7 +68,7 @@ def test_a_cache_in_twelve_compiled_blocks_is_switched_off_by_the_printed_line(l
     assert finding.treatment is not None
     exec(finding.treatment.code, {"model": model})
     assert outcome_of(AGAIN, look(model)) == "not_applicable"
-    assert outcome_of(AGAIN, tried(model, text(), "as_is")) == "healthy"
+    assert outcome_of(AGAIN, tried(model, text(), "as_is")) == "silent"
 
 
 def test_fewer_blocks_than_the_limit_are_information(look: Look) -> None:
@@ -79,10 +79,8 @@ def test_fewer_blocks_than_the_limit_are_information(look: Look) -> None:
 
 
 def test_a_cache_that_compiles_nothing_again(look: Look) -> None:
-    checkpointed = cached(12)
+    checkpointed, whole = cached(12), llama(num_hidden_layers=12, use_cache=True).train()
     checkpointed.gradient_checkpointing_enable()
-    whole = llama(num_hidden_layers=12, use_cache=True).train()
-    assert outcome_of(AGAIN, look(whole)) == "not_applicable"
     whole.compile(backend="eager")
     for model in (checkpointed, whole):
         assert outcome_of(AGAIN, look(model)) == "not_applicable"
@@ -93,10 +91,8 @@ def test_the_trial_sees_the_blocks_that_the_cache_leaves_eager() -> None:
     finding = found_by(AGAIN, tried(cached(10), text(), "as_is"))
     assert (finding.severity, fix_of(finding)) == ("warning", "cache-off")
     assert finding.evidence["left_eager"]
-    reasons = finding.evidence["reasons"]
-    assert any("cache" in each or "past_key_values" in each for each in reasons) is SAYS_WHY  # type: ignore[operator, union-attr]
     without = text() | {"use_cache": False}  # a step that switches the cache off itself
-    assert outcome_of(AGAIN, tried(cached(10), without, "as_is")) == "healthy"
+    assert outcome_of(AGAIN, tried(cached(10), without, "as_is")) == "silent"
 
 
 class Numbered(nn.Module):
@@ -134,6 +130,8 @@ def test_blocks_that_differ() -> None:
     assert (finding.severity, finding.evidence["left_eager"]) == ("warning", ("Numbered.forward",))
     assert finding.treatment is not None
     assert finding.treatment.code == f"torch._dynamo.config.{LIMIT} = 64"
+    with torch._dynamo.config.patch({LIMIT: 64}):
+        assert outcome_of(AGAIN, tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) == "silent"
 
 
 @pytest.mark.parametrize("words", ["Dynamo recompile limit exceeded", "recompile_limit", "cache_size_limit"])
@@ -148,11 +146,6 @@ def test_the_words_of_every_torch_for_a_frame_that_is_given_up(words: str) -> No
 def test_compiling_while_it_is_timed(look: Look) -> None:
     late = failed("as_is", "", why=Reason.STILL_COMPILING)
     assert found_by(AGAIN, timed(look(stack(Lengths, 1)), late)).severity == "warning"
-
-
-def test_the_raised_limit_makes_it_silent() -> None:
-    with torch._dynamo.config.patch({LIMIT: 64}):
-        assert outcome_of(AGAIN, tried(stack(Numbered, 11), torch.ones(4, 16), "as_is")) == "healthy"
 
 
 def shrinking(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ def float8(recipe: str) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("capability", "outcome"),
-    [((8, 0), "sick"), ((8, 7), "sick"), ((8, 9), "healthy"), ((9, 0), "healthy"), ((12, 1), "healthy")],
+    [((8, 0), "fires"), ((8, 7), "fires"), ((8, 9), "silent"), ((9, 0), "silent"), ((12, 1), "silent")],
 )
 def test_tensor_cores_begin_with_8_9(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], outcome: str
@@ -99,14 +99,14 @@ def test_only_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert outcome_of(CORES, machine(monkeypatch, a100(), h100())).outcome == "unknown", "which is 0?"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    for visible, outcome in (("1", "healthy"), ("0,1", "sick"), ("", "not_applicable")):
+    for visible, outcome in (("1", "silent"), ("0,1", "fires"), ("", "not_applicable")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert outcome_of(CORES, machine(monkeypatch, a100(), h100())).outcome == outcome
 
 
 @pytest.mark.parametrize(
     ("architecture", "outcome"),
-    [("gfx90a", "sick"), ("gfx942:sramecc+:xnack-", "healthy"), ("gfx1100", "sick"), ("gfx1201", "healthy")],
+    [("gfx90a", "fires"), ("gfx942:sramecc+:xnack-", "silent"), ("gfx1100", "fires"), ("gfx1201", "silent")],
 )
 def test_amd_has_them_by_architecture(
     monkeypatch: pytest.MonkeyPatch, architecture: str, outcome: str
@@ -134,10 +134,10 @@ def test_on_such_a_gpu_it_is_told_alone() -> None:
 @pytest.mark.parametrize(
     ("capability", "cuda", "outcome"),
     [
-        ((9, 0), "13.0", "sick"),
-        ((10, 0), "13.0", "healthy"),
-        ((12, 0), "13.0", "sick"),
-        ((10, 0), "12.6", "sick"),
+        ((9, 0), "13.0", "fires"),
+        ((10, 0), "13.0", "silent"),
+        ((12, 0), "13.0", "fires"),
+        ((10, 0), "12.6", "fires"),
         ((8, 0), "13.0", "not_applicable"),
     ],
 )
@@ -146,7 +146,7 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
 ) -> None:
     machine(monkeypatch, capability, cuda=cuda)
     assert outcome_of(RECIPE, look(mxfp8())).outcome == outcome
-    assert outcome_of(RECIPE, look(float8("rowwise"))).outcome in ("healthy", "not_applicable")
+    assert outcome_of(RECIPE, look(float8("rowwise"))).outcome in ("silent", "not_applicable")
     assert outcome_of(RECIPE, look(mxfp8("MXFP8_EMULATED_RCEIL"))).outcome == "not_applicable"
 
 
@@ -160,10 +160,10 @@ def test_the_treatment_makes_it_silent(monkeypatch: pytest.MonkeyPatch, look: Lo
     exec(finding.treatment.code, names | {"convert_to_float8_training": convert_to_float8_training})
     facts = look(model)
     assert {linear.recipe for linear in facts.network.linears} == {"tensorwise"}
-    assert outcome_of(RECIPE, facts).outcome == "healthy"
+    assert outcome_of(RECIPE, facts).outcome == "silent"
 
 
-@pytest.mark.parametrize(("name", "outcome"), [("RTX5090", "sick"), ("B200", "healthy")])
+@pytest.mark.parametrize(("name", "outcome"), [("RTX5090", "fires"), ("B200", "silent")])
 def test_a_gpu_that_is_assumed_counts_without_another(
     monkeypatch: pytest.MonkeyPatch, name: str, outcome: str, look: Look
 ) -> None:
@@ -171,15 +171,15 @@ def test_a_gpu_that_is_assumed_counts_without_another(
     facts = look(mxfp8())
     assert outcome_of(RECIPE, facts).outcome == outcome_of(CORES, facts).outcome == "not_applicable"
     assert outcome_of(RECIPE, replace(facts, assumed_gpu=name)).outcome == outcome
-    assert outcome_of(CORES, replace(facts, assumed_gpu="A100")).outcome == "sick"
+    assert outcome_of(CORES, replace(facts, assumed_gpu="A100")).outcome == "fires"
 
 
 @pytest.mark.parametrize(
     ("architecture", "recipe", "outcome"),
     [
-        ("gfx942", "mxfp8", "sick"),
-        ("gfx950", "mxfp8", "healthy"),
-        ("gfx942", "tensorwise", "healthy"),
+        ("gfx942", "mxfp8", "fires"),
+        ("gfx950", "mxfp8", "silent"),
+        ("gfx942", "tensorwise", "silent"),
         ("gfx90a", "tensorwise", "not_applicable"),
     ],
 )
@@ -223,15 +223,15 @@ NO_RHT = {"disable_rht": True, "disable_stochastic_rounding": True}
 @pytest.mark.parametrize(
     ("recipe", "settings", "capability", "version", "cuda", "outcome"),
     [
-        ("MXFP8BlockScaling", {}, (9, 0), "2.20.2", "13.0", "sick"),
-        ("DelayedScaling", {}, (8, 9), "2.20.2", "11.8", "sick"),
-        ("DelayedScaling", {}, (8, 9), "2.20.2", "12.4", "healthy"),
-        ("NVFP4BlockScaling", {}, (10, 0), "2.18.0", "13.0", "healthy"),
-        ("NVFP4BlockScaling", {"disable_rht": True}, (12, 0), "2.18.0", "13.0", "sick"),
-        ("NVFP4BlockScaling", NO_RHT, (12, 0), "2.18.0", "13.0", "healthy"),
-        ("NVFP4BlockScaling", {}, (12, 0), "2.19.0", "13.0", "healthy"),
+        ("MXFP8BlockScaling", {}, (9, 0), "2.20.2", "13.0", "fires"),
+        ("DelayedScaling", {}, (8, 9), "2.20.2", "11.8", "fires"),
+        ("DelayedScaling", {}, (8, 9), "2.20.2", "12.4", "silent"),
+        ("NVFP4BlockScaling", {}, (10, 0), "2.18.0", "13.0", "silent"),
+        ("NVFP4BlockScaling", {"disable_rht": True}, (12, 0), "2.18.0", "13.0", "fires"),
+        ("NVFP4BlockScaling", NO_RHT, (12, 0), "2.18.0", "13.0", "silent"),
+        ("NVFP4BlockScaling", {}, (12, 0), "2.19.0", "13.0", "silent"),
         ("NVFP4BlockScaling", {}, (12, 0), None, "13.0", "unknown"),
-        ("NVFP4BlockScaling", NO_RHT, (9, 0), "2.20.2", "13.0", "sick"),
+        ("NVFP4BlockScaling", NO_RHT, (9, 0), "2.20.2", "13.0", "fires"),
     ],
 )
 def test_transformer_engine(
@@ -257,7 +257,7 @@ def test_transformer_engine(
     if finding and capability == (12, 0):
         assert "disable_stochastic_rounding=True" in finding.treatment.code
         assert "gradients" in finding.explanation
-    assert outcome_of(RECIPE, replace(facts, gpus=(amd("gfx1201"),))).outcome == "sick", "no RDNA"
+    assert outcome_of(RECIPE, replace(facts, gpus=(amd("gfx1201"),))).outcome == "fires", "no RDNA"
 
 
 def test_mxfp8_that_accelerate_was_asked_for(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:

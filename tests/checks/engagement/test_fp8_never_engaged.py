@@ -35,7 +35,7 @@ def test_transformer_engine_layers_note_whether_they_ran_in_fp8(
     with te.autocast(enabled=inside, recipe=te.Float8CurrentScaling()):
         model(torch.ones(16, 32)).sum().backward()
     report = inspect_model(model, torch.ones(16, 32), trial=False)
-    assert outcome(report) == ("healthy" if inside else "sick")
+    assert outcome(report) == ("silent" if inside else "fires")
     if not inside:
         finding = next(each for each in report.findings if each.code == "MOD002")
         assert finding.title == (
@@ -99,12 +99,12 @@ class Bypassed(nn.Module):
 def test_converted_layers_that_are_never_called_are_seen_by_the_trial() -> None:
     model = convert_to_float8_training(Bypassed().bfloat16())
     report = inspect_model(model, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5)
-    assert outcome(report) == "sick"
+    assert outcome(report) == "fires"
     assert report.verdict.status == "fp8_not_engaged"
     called = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32, bias=False)).bfloat16())
     assert (
         outcome(inspect_model(called, torch.ones(16, 32, dtype=torch.bfloat16), device="cpu", budget_s=5))
-        == "healthy"
+        == "silent"
     )
 
 
@@ -112,7 +112,7 @@ ENGAGED, EMULATED = "fp8-never-engaged", "emulated-fp8"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("counted", "sick"), [(9, False), (7, False), (6, True)])
+@pytest.mark.parametrize(("counted", "fires"), [(9, False), (7, False), (6, True)])
 def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) -> None:
     model = convert_to_float8_training(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))))
     facts = inspect_model(model, torch.ones(16, 32, requires_grad=True), trial=False).facts
@@ -151,7 +151,7 @@ def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
     assert finding.title == "2 of 2 FP8 layers emulate FP8: 0 (64 x 128) and 2 (128 x 64)"
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
-    assert outcome_of(EMULATED, look(build(False))).outcome == "healthy"
+    assert outcome_of(EMULATED, look(build(False))).outcome == "silent"
     assert outcome_of(EMULATED, look(mlp())).outcome == "not_applicable"
     none_ran = Trial(device="cuda", arms=(Arm(name=ArmName.AS_IS, tried=False, why=Reason.NO_FP8_GEMM),))
     assert finding_of(ENGAGED, replace(facts, trial=none_ran)) is None, "it uses no FP8 matmul"

@@ -259,7 +259,7 @@ def test_treatment_a_bf16_base_makes_it_silent(look: Look) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "sick"),
+    ("method", "fires"),
     [
         ("gptq", True),
         ("bitsandbytes", True),

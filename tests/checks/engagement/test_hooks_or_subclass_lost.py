@@ -98,7 +98,7 @@ def test_what_the_conversion_drops(facts_of: Callable[[str], Facts], lost: str) 
     assert lost in finding.title
     assert finding.treatment is not None
     assert finding.treatment.name == treatment
-    assert outcome_of(LOST, facts_of(right)).outcome == "healthy"
+    assert outcome_of(LOST, facts_of(right)).outcome == "silent"
 
 
 def test_accelerate_is_watched_as_well(facts_of: Callable[[str], Facts], forget_accelerate: None) -> None:

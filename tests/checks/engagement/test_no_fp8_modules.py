@@ -80,7 +80,7 @@ def test_the_printed_lines_for_conv1d_and_a_model_that_was_converted(
                 names = {"nn": nn, "conv1d": conv1d}
                 exec(treatment.code, names)
                 setattr(parent, name, names["linear"])
-    assert outcome_of("MOD001", look(prepare(model))).outcome == "healthy"
+    assert outcome_of("MOD001", look(prepare(model))).outcome == "silent"
 
 
 def test_before_prepare_it_is_information(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

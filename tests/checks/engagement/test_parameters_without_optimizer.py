@@ -83,7 +83,7 @@ def test_a_lora_base_that_accelerate_unfroze_is_frozen_again(
         names = {"model": model, "optimizer": optimizer, "accelerator": accelerator}
         exec(lines(OUTSIDE, look(model, optimizer=optimizer)), names)
         model = names["model"]
-        assert outcome_of(OUTSIDE, look(model, optimizer=optimizer)).outcome == "healthy"
+        assert outcome_of(OUTSIDE, look(model, optimizer=optimizer)).outcome == "silent"
         now = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert {name.replace("_orig_mod.", "").removeprefix("module.") for name in now} == trained
         tokens = torch.arange(16).reshape(1, 16)
@@ -139,15 +139,15 @@ def test_accelerate_wraps_the_weights_that_the_optimizer_holds(
 def test_an_optimizer_that_was_created_too_early(look: Look) -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
     early, zero = sgd(model.parameters()), ZeroOptimizer(sgd(model.parameters()))
-    assert outcome_of(OUTSIDE, look(model, optimizer=early)).outcome == "healthy"
-    assert outcome_of(OUTSIDE, look(model, optimizer=zero)).outcome == "healthy", "DeepSpeed writes it back"
+    assert outcome_of(OUTSIDE, look(model, optimizer=early)).outcome == "silent"
+    assert outcome_of(OUTSIDE, look(model, optimizer=zero)).outcome == "silent", "DeepSpeed writes it back"
     model[1] = convert_to_float8_training(nn.Linear(32, 32))
     for optimizer in (early, zero):
         finding = found(OUTSIDE, look(model, optimizer=optimizer))
         assert finding.evidence["first"] == ("1.weight", "1.bias")
         assert finding.treatment is not None
         assert finding.treatment.name == "optimizer-after-conversion"
-    assert outcome_of(OUTSIDE, look(model, optimizer=sgd(model.parameters()))).outcome == "healthy"
+    assert outcome_of(OUTSIDE, look(model, optimizer=sgd(model.parameters()))).outcome == "silent"
     model[1] = nn.Linear(32, 32)
     finding = found(OUTSIDE, look(model, optimizer=early))
     assert finding.treatment is not None
@@ -192,18 +192,18 @@ def test_accelerate_unties_the_head(
     assert outcome_of(UNTIED, look(model)).outcome == "not_applicable"
     assert (
         outcome_of(UNTIED, look(convert_to_float8_training(llama(tie_word_embeddings=True)))).outcome
-        == "healthy"
+        == "silent"
     )
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
     assert found(UNTIED, look(model)).title == "lm_head.weight is no longer tied to model.embed_tokens.weight"
     model.tie_weights()
-    assert outcome_of(UNTIED, look(model)).outcome == "healthy"
+    assert outcome_of(UNTIED, look(model)).outcome == "silent"
 
 
 @pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}], ids=["all linears", "head"])
 def test_peft_leaves_ties_alone(look: Look, settings: dict[str, list[str]]) -> None:
     base = convert_to_float8_training(llama(tie_word_embeddings=True))
-    assert outcome_of(UNTIED, look(lora(base, **settings))).outcome == "healthy"
+    assert outcome_of(UNTIED, look(lora(base, **settings))).outcome == "silent"
     broken = llama(tie_word_embeddings=True)
     broken.lm_head.weight = nn.Parameter(broken.lm_head.weight.detach().clone())
     assert len(network(torch.compile(lora(broken), backend="eager")).broken_ties) == 1
@@ -246,7 +246,7 @@ def test_a_tie_that_is_lost_under_watch(look: Look, tied_again: bool) -> None:
     facts = look(model, watched=watch)
     assert (lines(UNTIED, facts)).startswith("model[1].weight = model[0].weight ")
     exec(lines(UNTIED, facts), {"model": model})
-    assert outcome_of(UNTIED, look(model, watched=watch)).outcome == "healthy"
+    assert outcome_of(UNTIED, look(model, watched=watch)).outcome == "silent"
 
 
 INVALID = "Attempted to access the data pointer on an invalid python storage."
@@ -288,7 +288,7 @@ def test_a_trainer_stops_at_its_first_checkpoint(
     assert {*step.names} >= {OUTSIDE, UNSAVED}, "one change mends them all"
     monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
     report = inspect_model(trained(tmp_path, save="steps"), trial=False)
-    assert outcome_of(UNSAVED, report.facts).outcome == "healthy"
+    assert outcome_of(UNSAVED, report.facts).outcome == "silent"
     assert list(tmp_path.rglob("model.safetensors"))
 
 
@@ -384,7 +384,7 @@ def test_mxfp8_layers_lose_their_bias(look: Look) -> None:
     assert finding_of(BIAS, look(mxfp8(built(False, False)))) is None
     float8 = built()
     quantize_(float8, prototypes.float8(float8_linear_recipe="tensorwise"), filter_fn=is_body)
-    assert outcome_of(BIAS, look(float8)).outcome == "healthy"
+    assert outcome_of(BIAS, look(float8)).outcome == "silent"
 
 
 def test_what_cannot_be_tried_goes_by_the_version(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +402,7 @@ def test_what_cannot_be_tried_goes_by_the_version(look: Look, monkeypatch: pytes
     monkeypatch.setattr(stack, "ADDS_BIAS", {})
     monkeypatch.setattr(functional, "linear", refuses)
     facts = look(model)
-    for version, outcome in (("0.18.0", "sick"), ("0.19.0", "unknown")):
+    for version, outcome in (("0.18.0", "fires"), ("0.19.0", "unknown")):
         packages = {"torchao": Package(version=version, imported=True)}
         there = replace(facts, software=replace(facts.software, packages=packages))
         assert outcome_of(BIAS, there).outcome == outcome

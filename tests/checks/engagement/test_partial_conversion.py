@@ -228,7 +228,7 @@ def test_projections_inside_multi_head_attention(look: Look) -> None:
     )
 
 
-@pytest.mark.parametrize(("rows", "outcome"), [(35, "healthy"), (16384, "sick")])
+@pytest.mark.parametrize(("rows", "outcome"), [(35, "silent"), (16384, "fires")])
 def test_layers_that_gain_less_than_the_model_can_tell_are_not_missed(rows: int, outcome: str) -> None:
     """Lightning's FP8 example trains on 35 tokens, with which converting more gains nothing."""
     width = 1024 if rows == 35 else 2048
@@ -353,7 +353,7 @@ def test_the_line_lets_the_wrapper_see_the_product(implementation: str, look: Lo
     assert finding.treatment.kind == "python"
     exec(finding.treatment.code, {"model": model})
     facts = look(model)
-    assert outcome_of("experts-not-reached", facts).outcome == "healthy"
+    assert outcome_of("experts-not-reached", facts).outcome == "silent"
     assert sum(linear.use == "training" for linear in facts.network.linears) == 2
 
 
@@ -366,7 +366,7 @@ def test_small_experts_beside_attention_in_fp8_are_told(look: Look) -> None:
     assert finding is not None
     assert (finding.severity, finding.evidence["ceiling"]) == ("info", 1.1)
     assert finding.treatment is None
-    assert outcome_of("partial-conversion", facts).outcome == "healthy"
+    assert outcome_of("partial-conversion", facts).outcome == "silent"
 
 
 @pytest.mark.parametrize("vocabulary", [1024, 151936])

@@ -58,7 +58,7 @@ def test_each_switch_is_found_and_switched_off(switch: Switch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "healthy"),
+    ("variable", "silent"),
     [
         ("TORCH_LOGS", ("recompiles,graph_breaks", "perf_hints", "-dynamo", "dynamo,inductor", "+help")),
         ("TORCH_DISTRIBUTED_DEBUG", ("INFO",)),

@@ -229,7 +229,7 @@ def test_the_format_of_mxfp8(
 
 
 @pytest.mark.parametrize(
-    ("modules", "attention", "sick"),
+    ("modules", "attention", "fires"),
     [("core_attn", True, True), ("core_attn", False, False), ("gdn", False, True), ("moe_act", True, False)],
 )
 def test_what_megatron_recomputes_outside_of_fp8(
@@ -260,7 +260,7 @@ def test_another_recipe_or_none_yet(te: Any, look: Look) -> None:
     unknown = outcome_of(INCORRECT, with_releases(look(model), transformer_engine="2.3"))
     assert (unknown.outcome, unknown.reason) == ("unknown", "only a forward in FP8 shows the recipe")
     ran(layer, recipe=stand_in.Float8CurrentScaling())
-    assert outcome_of(INCORRECT, with_releases(look(model), transformer_engine="2.3")).outcome == "healthy"
+    assert outcome_of(INCORRECT, with_releases(look(model), transformer_engine="2.3")).outcome == "silent"
 
 
 def asked(*, prepared: bool = False, by: str = "variable", backend: str = "AO", **packages: str) -> Facts:
@@ -308,7 +308,7 @@ def test_a_real_float8_model_with_an_old_peft(look: Look, forget_accelerate: Non
 
     assert peft
     facts = look(convert_to_float8_training(nn.Sequential(nn.Linear(64, 64))))
-    assert outcome_of(VERSIONS, facts).outcome == "healthy"
+    assert outcome_of(VERSIONS, facts).outcome == "silent"
     assert finding_of(VERSIONS, with_releases(facts, peft="0.18.1", torchao="0.18.0")) is not None
 
 

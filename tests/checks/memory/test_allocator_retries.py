@@ -76,7 +76,7 @@ def test_counters_that_cannot_be_read_are_unknown(
 
 @pytest.mark.parametrize(
     ("peak_gib", "retries", "expected"),
-    [(76.0, (0, 3), "sick"), (76.0, (0, 0), "healthy"), (66.0, (0, 3), "healthy"), (None, (3,), "healthy")],
+    [(76.0, (0, 3), "fires"), (76.0, (0, 0), "silent"), (66.0, (0, 3), "silent"), (None, (3,), "silent")],
     ids=["the step fills the GPU", "full, without retries", "our copies filled it", "peak unknown"],
 )
 def test_retries_of_the_trial(

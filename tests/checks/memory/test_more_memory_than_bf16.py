@@ -189,16 +189,16 @@ def test_the_ledger_of_a_step_that_was_not_timed(look: Look, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("optimizer", "layers", "outcome"),
     [
-        (torch.optim.SGD, 128, "sick"),
+        (torch.optim.SGD, 128, "fires"),
         (torch.optim.Rprop, 32, "not_applicable"),
-        (torch.optim.AdamW, 2, "healthy"),
+        (torch.optim.AdamW, 2, "silent"),
     ],
 )
 def test_the_optimizers_state(look: Look, optimizer: Callable[..., Any], layers: int, outcome: str) -> None:
     model = convert_to_float8_training(mlp(layers=layers))
     facts = look(model, tokens=64, optimizer=optimizer(model.parameters()))
     assert outcome_of(LEDGER, facts).outcome == outcome
-    if outcome == "sick":
+    if outcome == "fires":
         finding = ledger(facts)
         assert (finding.evidence["optimizer_gib"], finding.treatment) == (0.0, None)
     assert outcome_of(LEDGER, look(mlp(), tokens=64)).outcome == "not_applicable", "no FP8"

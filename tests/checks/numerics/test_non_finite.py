@@ -68,7 +68,7 @@ def test_only_a_step_of_the_user_breaks_the_job() -> None:
     later = found_by(NAN, with_arms(*FINITE, ran("prescribed", non_finite=("loss",))))
     assert (later.severity, recorded(later, "breaks"), later.treatment) == ("error", False, None)
     assert later.evidence["arms"] == ("prescribed",)
-    assert outcome_of(NAN, with_arms(*FINITE)) == "healthy"
+    assert outcome_of(NAN, with_arms(*FINITE)) == "silent"
 
 
 @pytest.mark.parametrize("names", [("bf16",), ("bf16_compiled",), ("bf16", "bf16_compiled")])

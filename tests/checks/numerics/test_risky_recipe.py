@@ -38,7 +38,7 @@ def test_e5m2_in_the_forward(operand: str, look: Look) -> None:
     assert finding.treatment is not None
     names: dict[str, Any] = {"model": two()}
     exec(finding.treatment.code, names)
-    assert outcome_of(RISKY, look(names["model"])) == "healthy"
+    assert outcome_of(RISKY, look(names["model"])) == "silent"
     assert outcome_of(RISKY, look(two())) == "not_applicable"
 
 
@@ -47,7 +47,7 @@ def test_recipes_of_torchao_are_healthy(recipe: str, look: Look) -> None:
     facts = look(convert_to_float8_training(two(), config=Float8LinearConfig.from_recipe_name(recipe)))
     (scaling,) = facts.network.scalings
     assert (scaling.layers, scaling.forward_dtypes) == (2, ("float8_e4m3fn",))
-    assert outcome_of(RISKY, facts) == "healthy"
+    assert outcome_of(RISKY, facts) == "silent"
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_variables_of_accelerate(
     assert finding.treatment is not None
     assert finding.treatment.code == fix.format(variable)
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
-    assert outcome_of(RISKY, look(two())) == "healthy"
+    assert outcome_of(RISKY, look(two())) == "silent"

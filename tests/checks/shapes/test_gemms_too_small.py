@@ -70,7 +70,7 @@ def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, 
     assert finding.treatment is not None
     exec(finding.treatment.code, scope)
     facts = look(scope["model"], tokens=TOKENS)
-    assert outcome_of(SMALL, facts) == "healthy"
+    assert outcome_of(SMALL, facts) == "silent"
     converted = {linear.name: linear.recipe for linear in facts.network.fp8}
     assert (len(converted), {*converted.values()}, "lm_head" in converted) == (15, {recipe}, False)
 
@@ -81,7 +81,7 @@ def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, 
     ids=["the widths of a 1B", "of a 468M", "of an 8B"],
 )
 def test_ordinary_decoders_are_healthy(kv_heads: int, width: int, hidden: int, look: Look) -> None:
-    assert outcome_of(SMALL, look(float8(llama(kv_heads, width, hidden)), tokens=TOKENS)) == "healthy"
+    assert outcome_of(SMALL, look(float8(llama(kv_heads, width, hidden)), tokens=TOKENS)) == "silent"
 
 
 def test_frozen_layers_of_a_lora_have_too_few_tokens_and_not_too_small_a_shape(look: Look) -> None:
@@ -89,7 +89,7 @@ def test_frozen_layers_of_a_lora_have_too_few_tokens_and_not_too_small_a_shape(l
     convert_to_float8_training(
         model, module_filter_fn=lambda layer, name: "lora" not in name and "head" not in name
     )
-    assert outcome_of(SMALL, look(model, tokens=2048)) == "healthy"
+    assert outcome_of(SMALL, look(model, tokens=2048)) == "silent"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_when_the_question_does_not_arise(look: Look) -> None:
     assert outcome_of(SMALL, look(llama(), tokens=TOKENS)) == "not_applicable"
     assert outcome_of(SMALL, look(float8(llama()), tokens=None)) == "not_applicable"
     few = look(float8(llama(8)), tokens=256)
-    assert (outcome_of(SMALL, few), outcome_of("too-few-tokens", few)) == ("healthy", "sick")
+    assert (outcome_of(SMALL, few), outcome_of("too-few-tokens", few)) == ("silent", "fires")
 
 
 def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
@@ -146,12 +146,12 @@ def test_what_was_timed_alone_decides(look: Look) -> None:
     )
     assert kept(finding) == {f"model.layers.{i}.self_attn.{qo}_proj" for i in range(3) for qo in "qo"}
     modelled = look(float8(llama()), tokens=TOKENS)
-    assert (outcome_of(SMALL, modelled), outcome_of(SMALL, timed(modelled, "none"))) == ("sick", "healthy")
+    assert (outcome_of(SMALL, modelled), outcome_of(SMALL, timed(modelled, "none"))) == ("fires", "silent")
 
 
 @pytest.mark.parametrize(
     ("kept_ms", "outcome"),
-    [(99.8, "sick"), (99.95, "healthy"), (100.5, "refuted")],
+    [(99.8, "fires"), (99.95, "silent"), (100.5, "refuted")],
     ids=["gains", "too little", "costs"],
 )
 def test_the_whole_step_without_them_decides_last(kept_ms: float, outcome: str, look: Look) -> None:
@@ -212,7 +212,7 @@ def test_narrow_heads_and_routers_are_left_out(
     finding = found_by(SMALL, look(on_meta(make), tokens=8192))
     assert (finding.severity, kept(finding)) == ("warning", layers)
     assert finding.evidence["first"] in finding.title
-    assert outcome_of(SMALL, look(on_meta(make, *layers), tokens=8192)) == "healthy"
+    assert outcome_of(SMALL, look(on_meta(make, *layers), tokens=8192)) == "silent"
 
 
 @pytest.mark.parametrize("tokens", [8192, 512])
@@ -246,15 +246,15 @@ def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) 
     model = lora(base())
     exec(finding.treatment.code, {"model": model})
     mended = look(model)
-    assert (len(mended.network.fp8), outcome_of(ADAPTERS, mended)) == (15, "healthy")
+    assert (len(mended.network.fp8), outcome_of(ADAPTERS, mended)) == (15, "silent")
     assert not any("lora" in name for name in kept(found_by(SMALL, facts)))
 
 
 @pytest.mark.parametrize(
     ("build", "outcome"),
     [
-        (lambda: lora(convert_to_float8_training(base())), "healthy"),
-        (lambda: lora(base(), rank=8), "healthy"),
+        (lambda: lora(convert_to_float8_training(base())), "silent"),
+        (lambda: lora(base(), rank=8), "silent"),
         (lambda: convert_to_float8_training(base()), "not_applicable"),
     ],
     ids=["base first", "no FP8", "no LoRA"],

@@ -52,7 +52,7 @@ def test_the_printed_batch_makes_it_silent(look: Look) -> None:
     scope: dict[str, int] = {}
     exec(finding.treatment.code, scope)
     assert (scope["batch_size"], scope["accumulate"]) == (16, 2), "the same samples for each optimizer step"
-    assert outcome_of(FEW, with_batch(facts, scope["batch_size"], 256, scope["accumulate"])) == "healthy"
+    assert outcome_of(FEW, with_batch(facts, scope["batch_size"], 256, scope["accumulate"])) == "silent"
 
 
 @pytest.mark.parametrize(("accumulate", "treatment"), [(1, "stay-in-bf16"), (128, "more-tokens")])
@@ -66,13 +66,13 @@ def test_no_batch_has_to_grow_a_hundredfold(accumulate: int, treatment: str, loo
 @pytest.mark.parametrize("gpu", [spec.name for spec in GPUS if spec.fp8_tflops])
 def test_on_every_gpu_few_tokens_are_too_few_and_many_are_not(gpu: str, look: Look) -> None:
     facts = msgspec.structs.replace(look(llama()), assumed_gpu=gpu)
-    assert outcome_of(FEW, with_batch(facts, 1, 64)) == "sick"
-    assert outcome_of(FEW, with_batch(facts, 16, 2048)) == "healthy"
+    assert outcome_of(FEW, with_batch(facts, 1, 64)) == "fires"
+    assert outcome_of(FEW, with_batch(facts, 16, 2048)) == "silent"
 
 
 def test_only_a_batch_of_the_users_on_a_gpu_with_fp8_is_judged(look: Look) -> None:
     facts = look(llama())
-    assert outcome_of(FEW, with_batch(facts, 4, 256)) == "sick"
+    assert outcome_of(FEW, with_batch(facts, 4, 256)) == "fires"
     assert outcome_of(FEW, with_batch(facts, 1, 256, source="made up")) == "not_applicable"
     ampere = msgspec.structs.replace(facts, assumed_gpu="A100")
     assert outcome_of(FEW, with_batch(ampere, 1, 256)) == "not_applicable"
@@ -80,12 +80,12 @@ def test_only_a_batch_of_the_users_on_a_gpu_with_fp8_is_judged(look: Look) -> No
 
 def test_layers_that_no_number_of_tokens_helps_are_too_small_instead(look: Look) -> None:
     facts = with_batch(look(llama(256)), 1, 256)
-    assert (outcome_of(FEW, facts), outcome_of("gemms-too-small", facts)) == ("healthy", "sick")
+    assert (outcome_of(FEW, facts), outcome_of("gemms-too-small", facts)) == ("silent", "fires")
 
 
 @pytest.mark.parametrize(
     ("prescribed_ms", "device", "outcome"),
-    [(92.0, "cuda", "healthy"), (102.0, "cuda", "healthy"), (110.0, "cuda", "sick"), (92.0, "cpu", "sick")],
+    [(92.0, "cuda", "silent"), (102.0, "cuda", "silent"), (110.0, "cuda", "fires"), (92.0, "cpu", "fires")],
     ids=["faster", "even", "slower", "on a CPU"],
 )
 def test_a_whole_step_that_is_not_slower_shows_that_the_tokens_suffice(

@@ -84,7 +84,7 @@ def test_widths_that_raise_are_padded(look: Look) -> None:
     )
     assert finding.treatment is not None
     assert "nn.Linear(1008, 512)" in finding.treatment.code
-    assert outcome_of(SIDES, look(converted(mlp(1008)), tokens=1008)) == "healthy"
+    assert outcome_of(SIDES, look(converted(mlp(1008)), tokens=1008)) == "silent"
     assert outcome_of(SIDES, look(mlp(1000), tokens=1003)) == "not_applicable"
     assert finding_of(SIDES, look(converted(mlp(1000), emulate=True), tokens=1003)) is None
 
@@ -187,10 +187,10 @@ def test_tokens_that_raise_are_padded(look: Look, length: int | None, line: str)
         exec(finding.treatment.code, names)
         assert names["x"].shape == (1008, 256)
     assert outcome_of(ROWS, replaced(facts, "workload", batch_source="made up")) == "not_applicable"
-    assert outcome_of(ROWS, look(converted(mlp(), "rowwise"), tokens=1003)) == "sick"
-    assert outcome_of(ROWS, look(converted(mlp(), "rowwise_with_gw_hp"), tokens=1003)) == "healthy"
-    assert outcome_of(ROWS, look(converted(mlp(), pad_inner_dim=True), tokens=1003)) == "healthy"
-    assert outcome_of(ROWS, look(converted(mlp()), tokens=1008)) == "healthy"
+    assert outcome_of(ROWS, look(converted(mlp(), "rowwise"), tokens=1003)) == "fires"
+    assert outcome_of(ROWS, look(converted(mlp(), "rowwise_with_gw_hp"), tokens=1003)) == "silent"
+    assert outcome_of(ROWS, look(converted(mlp(), pad_inner_dim=True), tokens=1003)) == "silent"
+    assert outcome_of(ROWS, look(converted(mlp()), tokens=1008)) == "silent"
 
 
 @pytest.mark.parametrize(
@@ -250,12 +250,12 @@ def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
     assert (finding.severity, finding.evidence["layers"], finding.evidence["rows"]) == ("error", 2, 4)
     assert finding.treatment is not None
     assert finding.treatment.layers == ("time.0", "time.2")
-    assert outcome_of(SIDES, facts) == "healthy"
-    assert outcome_of(ROWS, counted(samples=4, keep=finding.treatment.layers)) == "healthy"
-    assert outcome_of(ROWS, counted(samples=4, pad_inner_dim=True)) == "healthy"
-    assert outcome_of(ROWS, counted(samples=16)) == "healthy"
+    assert outcome_of(SIDES, facts) == "silent"
+    assert outcome_of(ROWS, counted(samples=4, keep=finding.treatment.layers)) == "silent"
+    assert outcome_of(ROWS, counted(samples=4, pad_inner_dim=True)) == "silent"
+    assert outcome_of(ROWS, counted(samples=16)) == "silent"
     ran = {"device": "cuda", "arms": (Arm(name=ArmName.AS_IS, tried=True, step_ms=1.0),)}
-    assert outcome_of(ROWS, replaced(facts, "trial", **ran)) == "healthy"
+    assert outcome_of(ROWS, replaced(facts, "trial", **ran)) == "silent"
     every_call = {**counted(samples=16).trial.rows, "blocks.1": (16 * 16, 4)}
     assert (
         found_by(ROWS, replaced(counted(samples=16), "trial", rows=every_call)).evidence["first"]
@@ -334,7 +334,7 @@ def test_experts_that_the_users_code_may_pad_are_unknown_unless_counted() -> Non
     te = {"role": "experts", "stack": "transformer_engine", "kind": "te.GroupedLinear", "recipe": "delayed"}
     in_te = tuple(msgspec.structs.replace(each, **te) for each in counted(samples=16).network.linears)
     padded = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
-    for rows, outcome in (((16, 32, 0, 48), "healthy"), ((16, 8, 16, 24), "sick")):
+    for rows, outcome in (((16, 32, 0, 48), "silent"), ((16, 8, 16, 24), "fires")):
         seen = replaced(padded, "workload", batch_source="given", rows={"experts.w1": rows})
         assert outcome_of(ROWS, seen) == outcome
     for unknown in (
@@ -367,12 +367,12 @@ def test_an_odd_vocabulary_is_found_and_padding_it_makes_it_silent(look: Look) -
     model = headed(fp8=False)
     exec(line, {"model": model})
     assert model.lm_head.out_features == 50304
-    assert outcome_of(SLOW, look(headed(50304), tokens=16384)) == "healthy"
-    assert outcome_of(SLOW, look(headed(257), tokens=16384)) == "healthy"
+    assert outcome_of(SLOW, look(headed(50304), tokens=16384)) == "silent"
+    assert outcome_of(SLOW, look(headed(257), tokens=16384)) == "silent"
     assert outcome_of(SLOW, look(headed(fp8=False), tokens=16384)) == "not_applicable"
     model = headed()
     model.lm_head.compile()  # Inductor pads what a compiled region holds
-    assert outcome_of(SLOW, look(torch.compile(model), tokens=16384)) == "healthy"
+    assert outcome_of(SLOW, look(torch.compile(model), tokens=16384)) == "silent"
 
 
 def test_the_profile_decides_where_there_is_one() -> None:
@@ -384,4 +384,4 @@ def test_the_profile_decides_where_there_is_one() -> None:
     fast = facts.to_dict()
     arm = next(each for each in fast["trial"]["arms"] if each["name"] == "as_is")
     arm["breakdown"]["families_ms"]["gemm_16bit"] = 8.0
-    assert outcome_of(SLOW, Facts.from_dict(fast)) == "healthy"
+    assert outcome_of(SLOW, Facts.from_dict(fast)) == "silent"

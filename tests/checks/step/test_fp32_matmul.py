@@ -151,7 +151,7 @@ def test_adapters_that_peft_left_in_fp32(
     assert finding.evidence["fp32_adapters"] == finding.evidence["adapters"] > 0
     if not given:
         exec(finding.treatment.code, {"model": model, "torch": torch})
-        assert outcome_of(ADAPTERS, look(model)).outcome == "healthy"
+        assert outcome_of(ADAPTERS, look(model)).outcome == "silent"
         trained(model)
         assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
 
@@ -159,7 +159,7 @@ def test_adapters_that_peft_left_in_fp32(
 @pytest.mark.parametrize(
     ("build", "outcome"),
     [
-        (lambda: lora(float8_base(), autocast_adapter_dtype=False), "healthy"),
+        (lambda: lora(float8_base(), autocast_adapter_dtype=False), "silent"),
         (lambda: lora(base(torch.float32)), "not_applicable"),
         (lambda: lora(base(torch.float16)), "not_applicable"),
         (base, "not_applicable"),
@@ -202,7 +202,7 @@ def test_a_conversion_in_fp32_and_its_treatment(look: Look) -> None:
     exec(finding.treatment.code, {"model": model, "torch": torch})
     facts = look(model)
     assert facts.training.autocast == "bfloat16"
-    assert outcome_of(PARAMETERS, facts).outcome == "healthy"
+    assert outcome_of(PARAMETERS, facts).outcome == "silent"
     seen: list[torch.dtype] = []
     model[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     model(torch.zeros(16, 64)).sum().backward()
@@ -240,15 +240,15 @@ class Decoder(nn.Module):
 @pytest.mark.parametrize(
     ("model", "given", "outcome"),
     [
-        (lambda: in_fp8(torch.bfloat16), {}, "healthy"),
-        (in_fp8, {"autocast": torch.bfloat16}, "healthy"),
-        (lambda: nn.Sequential(in_fp8(torch.bfloat16), nn.Linear(16, 16)), {}, "healthy"),
-        (Decoder, {}, "healthy"),
+        (lambda: in_fp8(torch.bfloat16), {}, "silent"),
+        (in_fp8, {"autocast": torch.bfloat16}, "silent"),
+        (lambda: nn.Sequential(in_fp8(torch.bfloat16), nn.Linear(16, 16)), {}, "silent"),
+        (Decoder, {}, "silent"),
         (mlp, {}, "not_applicable"),
         (Inside, {}, "unknown"),
-        (Inside, {"batch": torch.ones(16, 64)}, "healthy"),
+        (Inside, {"batch": torch.ones(16, 64)}, "silent"),
         (in_fp8, {"training_step": step_inside}, "unknown"),
-        (in_fp8, {"training_step": step_inside, "batch": torch.ones(16, 64)}, "healthy"),
+        (in_fp8, {"training_step": step_inside, "batch": torch.ones(16, 64)}, "silent"),
     ],
     ids=[
         *("BF16", "autocast", "a small part", "a head", "nobody asked for less", "in a forward not seen"),
@@ -261,7 +261,7 @@ def test_fp32_weights_that_are_right_or_not_known(
     assert outcome_of(PARAMETERS, look(model(), **given)).outcome == outcome
 
 
-@pytest.mark.parametrize(("device", "outcome"), [("cuda", "sick"), ("cpu", "not_applicable")])
+@pytest.mark.parametrize(("device", "outcome"), [("cuda", "fires"), ("cpu", "not_applicable")])
 def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
     facts = timed(look(mlp()), ran("as_is", 10.0), device=device)
     assert outcome_of(PARAMETERS, facts).outcome == outcome
@@ -273,9 +273,9 @@ def test_an_accelerator_of_another_model_says_nothing_of_this_one(look: Look) ->
     assert fp8_was_asked_for(look(mlp())) == "Accelerator(mixed_precision='fp8')"
     accelerator.prepare(mlp())
     assert fp8_was_asked_for(look(mlp())) is None
-    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "sick"
+    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "fires"
     del accelerator
-    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "sick"
+    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "fires"
 
 
 ANNOUNCED = """
@@ -289,8 +289,8 @@ CONVERTED = "from torchao.float8 import convert_to_float8_training\nconvert_to_f
 @pytest.mark.parametrize(
     ("program", "outcome"),
     [
-        (PREPARED, "healthy"),
-        (PREPARED + "model.forward = model._original_forward", "sick"),
+        (PREPARED, "silent"),
+        (PREPARED + "model.forward = model._original_forward", "fires"),
         (ANNOUNCED, "not_applicable"),
         (ANNOUNCED + CONVERTED, "not_applicable"),
     ],

@@ -158,9 +158,9 @@ def test_there_is_no_answer(in_te: Facts) -> None:
 @pytest.mark.parametrize(
     ("seen", "outcome"),
     [
-        ({}, "sick"),
-        ({"behind_ms": (40.0,) * 10}, "healthy"),
-        ({"data_ms": (65.0,) * 10}, "healthy"),
+        ({}, "fires"),
+        ({"behind_ms": (40.0,) * 10}, "silent"),
+        ({"data_ms": (65.0,) * 10}, "silent"),
         ({"clock": "host"}, "unknown"),
     ],
     ids=["a script that waits", "the host is ahead", "it waits for data", "a CPU"],
