@@ -77,6 +77,7 @@ class Watching:
             _check_count("every", every, 1)
         self._health_file, self._every = Path(health) if health is not None else None, every
         self._health: HealthMonitor | None = None
+        self._losses: Any = None
         check_fail_on(fail_on)
         self._output = Path(output) if output is not None else None
         self._fail_on, self._require_fp8 = fail_on, require_fp8
@@ -98,22 +99,26 @@ class Watching:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the observer: a copy has watched nothing."""
-        return {**vars(self), "_observer": None, "_health": None}
+        return {**vars(self), "_observer": None, "_health": None, "_losses": None}
 
     def _observe(self, model: Any) -> None:
         from fp8doctor.examine.fp8_conversion import is_fp8
         from fp8doctor.running.health_monitor import monitor
+        from fp8doctor.running.losses import Losses
         from fp8doctor.running.observer import ScriptObserver
         from fp8doctor.stacks.looking import modules_of
 
         target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
         if self._observer is not None and not self._observer.all_steps:
-            self._observer.name_target(target)
+            self._observer.examination.target = target
             return
         self._abandon()
         self._heard = Heard()
         if self._health_file is not None and self._health is None:
-            self._health = monitor(self._health_file, self._every, target.name, say)
+            self._losses = Losses()
+            self._losses.begin()
+            weakref.finalize(self, self._losses.end).atexit = False
+            self._health = monitor(self._health_file, self._every, target.name, say, self._losses)
         self._observer = observer = ScriptObserver(self._heard, self._options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.release).atexit = False
@@ -137,6 +142,7 @@ class Watching:
         """Report at the end of the training, if the window was still open."""
         if self._health is not None:
             self._health.stop()
+            self._losses.end()
         observer = self._observer
         if observer is None:
             return

@@ -16,8 +16,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from fp8doctor.running.patches import without_own_frame
 from fp8doctor.running.script_messages import Channel, Ended, Imported, Note, WatchOptions
-from fp8doctor.running.traceback_frames import without_own_frame
 
 REPORT_TAKES_S = 120.0
 """Seconds that the script's end waits for the report. A choice: the report of an 8B Llama takes seconds on a

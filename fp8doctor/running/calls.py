@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.running.patches import without_own_frame
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.torch_private import COMPILED_CALL, without_modes

@@ -20,7 +20,7 @@ from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.examine.fp8_support import fp8_arguments
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
-from fp8doctor.facts import NOT_RECORDED, Facts, Observation, Target, Training, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import Batch, describe
@@ -70,27 +70,18 @@ class ScriptExaminer:
         owner: Ownership | None,
         optimizer: Optimizer,
         window: StepWindow,
-        observation: Observation | None,
         *,
         closure: bool,
     ) -> tuple[Job | None, Facts]:
-        """Examine the job with its batch and its times."""
+        """Examine the job with its batch."""
         captured = window.captured
         if captured is not None and captured.batch is not None:
             batch = Batch(captured.batch, "given", None)
         else:
-            batch = Batch(None, None, self._why_no_batch(owner, window, closure))
-        job, facts = self._facts(owner, optimizer, batch, window)
-        if observation is not None:
-            facts = msgspec.structs.replace(facts, observed=observation)
-        return job, facts
-
-    def _why_no_batch(self, owner: Ownership | None, window: StepWindow, closure: bool) -> str:
-        if closure:
-            return CLOSURE
-        if owner is not None and not window.marked:
-            return COMPILED_FUNCTION
-        return (window.captured.problem if window.captured else None) or NO_CALL
+            function = COMPILED_FUNCTION if owner is not None and not window.marked else None
+            problem = window.captured.problem if window.captured else None
+            batch = Batch(None, None, (CLOSURE if closure else function) or problem or NO_CALL)
+        return self._facts(owner, optimizer, batch, window)
 
     def _facts(
         self, owner: Ownership | None, optimizer: Optimizer, batch: Batch, window: StepWindow | None
@@ -128,7 +119,7 @@ class ScriptExaminer:
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
             autocast=autocast,
             unseen=unseen,
-            opens_autocast=window is not None and window.autocasts.seen,
+            opens_autocast=window is not None and window.opened,
             around=captured.around if captured is not None else nullcontext,
             trainer=owner.trainer,
             watched=self.watch,

@@ -1,17 +1,14 @@
 """Sample FP8's health every so many steps of a training, and append it to a file.
 
 Between samples nothing is left on the script's modules. If the user names no distance, the next sample comes
-when the last one's cost is at most `SHARE` of the time between the two. Trackers that the script has open get
-the worst layer's numbers.
+when the last one's cost is at most `SHARE` of the time between the two.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import os
-import sys
 import time
 import weakref
 from collections.abc import Callable
@@ -24,50 +21,13 @@ from torch.optim.optimizer import Optimizer
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.health.record import OPERANDS, HealthFile, Sample, header, last_step, significant
+from fp8doctor.health.record import HealthFile, Sample, header, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
-from fp8doctor.running.losses import StepLosses
+from fp8doctor.running.losses import Losses
 from fp8doctor.running.stepped_model import held
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
-
-WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
-"""Modules of a ``SummaryWriter``."""
-
-_writers: list[weakref.ref[Any]] = []
-
-
-def log_to_trackers(sample: Sample) -> None:
-    """Log the lowest ratio and the largest shares of all layers. Failures are left out."""
-    numbers: dict[str, float] = {}
-    for operand, casts in zip(OPERANDS, zip(*sample.layers, strict=True), strict=False):
-        for name, choose in (("sqnr_db", min), ("saturated_pct", max), ("flushed_pct", max)):
-            known = [value for each in casts if each and (value := getattr(each, name)) is not None]
-            if known:
-                numbers[f"fp8doctor/{operand}_{name}"] = choose(known)
-    try:
-        run = getattr(sys.modules.get("wandb"), "run", None)
-        if run is not None:
-            run.log(numbers, commit=False)  # it joins the script's next line
-        for writer in _open_writers():
-            for name, number in numbers.items():
-                writer.add_scalar(name, number, sample.step)
-    except Exception:
-        _log.debug("a sample could not be logged", exc_info=True)
-
-
-def _open_writers() -> list[Any]:
-    """Return TensorBoard's open writers; looked for again only if none is left."""
-    found = [getattr(sys.modules.get(name), "SummaryWriter", None) for name in WRITERS]
-    if kinds := tuple(kind for kind in found if kind is not None):
-        if not any(each() for each in _writers):
-            _writers[:] = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, kinds)]
-        return [
-            each for each in (ref() for ref in _writers) if getattr(each, "file_writer", None) is not None
-        ]
-    return []
-
 
 EVERY = 100
 """Least steps between two samples if the user names none. A choice: faults are to be named within 100."""
@@ -88,12 +48,12 @@ class HealthMonitor:
         every: int | None,
         script: str,
         note: Callable[[str], object],
-        losses: StepLosses | None = None,
+        losses: Losses,
     ) -> None:
-        """Write to ``path``; ``losses`` are watched already. Raises `UserError` if it cannot write."""
+        """Write to ``path``. Raises `UserError` if it cannot write."""
         self.file = HealthFile(path)
         self._path, self._every, self._script, self._note = path, every, script, note
-        self._losses, self._own_losses = losses or StepLosses(), losses is None
+        self._losses = losses
         self._owner = os.getpid()
         self._model: weakref.ref[nn.Module] | None = None
         self._sampler: LayerSampler | None = None
@@ -126,8 +86,6 @@ class HealthMonitor:
         """End the sampling."""
         if self._sampling and self._sampler is not None:
             self._sampler.release()
-            if self._own_losses:
-                self._losses.end()
         self._sampling, self._over, self._sampler = False, True, None
         if why is not None:
             self._note(why)
@@ -143,9 +101,7 @@ class HealthMonitor:
         self._began_s = time.perf_counter()
         if self._last and self._steps > self._last:
             self._step_s = (self._began_s - self._ended_s) / (self._steps - self._last)
-        if self._own_losses:
-            self._losses.watch(held(optimizer))
-            self._losses.begin()
+        self._losses.watch(held(optimizer))
         self._losses.wants_norm = True
         self._losses.next_step()
         self._sampling = True
@@ -167,8 +123,6 @@ class HealthMonitor:
         self._sampling, losses = False, self._losses
         layers, loss, norm = self._sampler.end(), losses.loss(), losses.norm
         losses.wants_norm = False
-        if self._own_losses:
-            losses.end()
         _wait()
         self._ended_s, self._last = time.perf_counter(), self._steps
         known = self._step_s > 0
@@ -183,13 +137,12 @@ class HealthMonitor:
             notes=tuple(map(scrub, self._sampler.notes)),
         )
         self.file.append(sample)
-        log_to_trackers(sample)
         enough = math.ceil(self._cost_s / (SHARE * self._step_s)) if known else 0
         self._due = self._steps + (self._every or max(EVERY, enough)) - 1
 
 
 def monitor(
-    path: Path, every: int | None, script: str, note: Callable[[str], Any], losses: StepLosses | None = None
+    path: Path, every: int | None, script: str, note: Callable[[str], Any], losses: Losses
 ) -> HealthMonitor | None:
     """Make a monitor; None, with a note, if its file cannot be written."""
     try:

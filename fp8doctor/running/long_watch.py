@@ -24,7 +24,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fp8doctor.health.record import FirstBad
 from fp8doctor.running.health_monitor import monitor
-from fp8doctor.running.losses import StepLosses
+from fp8doctor.running.losses import Losses
 from fp8doctor.running.script_messages import Message, Note, Progress, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
 from fp8doctor.signals import signals_deferred
@@ -50,9 +50,10 @@ Owner = tuple[str, nn.Module, nn.Parameter, str]
 class LongWatch:
     """Watches every step of the main optimizer; no hook is left on modules between samples."""
 
-    def __init__(self, settings: WatchOptions, send: Callable[[Message], None]) -> None:
-        self._stops, self._send = settings.stop_on_nan, send
-        self.losses = StepLosses()
+    def __init__(self, settings: WatchOptions, send: Callable[[Message], None], losses: Losses) -> None:
+        """Read ``losses``, which are watched already."""
+        self._stops, self._send, self.losses = settings.stop_on_nan, send, losses
+        losses.wants_largest = True
         self.found: FirstBad | None = None
         """The first step that is not finite so far."""
         self._recent: deque[tuple[int, list[int], list[torch.Tensor]]] = deque(maxlen=KEPT)
@@ -69,8 +70,7 @@ class LongWatch:
         self._frames = frames_compiled()
 
     def install(self) -> None:
-        """Watch backward passes and the beginning of optimizer steps."""
-        self.losses.begin()
+        """Watch the beginning of optimizer steps."""
         self._removable = register_optimizer_step_pre_hook(self._before)
 
     def know(self, found: Ownership | None, optimizer: Optimizer) -> None:

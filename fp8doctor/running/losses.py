@@ -1,7 +1,7 @@
 """Read the loss and the gradients of each step where its backward passes begin and end.
 
-Nothing waits for the GPU until someone asks: numbers stay on the device, or are copied to pinned memory and
-an event tells when they are there.
+Nothing waits for the GPU until someone asks: numbers are copied to pinned memory, and an event tells when
+they are there.
 """
 
 from __future__ import annotations
@@ -17,60 +17,14 @@ from typing import Any
 
 import torch
 
-from fp8doctor.running.traceback_frames import without_own_frame
+from fp8doctor.running.patches import Patch, without_own_frame
 from fp8doctor.stacks.tensors import captured, local
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 
-
-class Backwards:
-    """Hears of each backward pass of this thread from `begin` to `end`, with copies of its losses.
-
-    These are a step's micro-batches: a model may be called several times for one.
-    ``Tensor.backward`` reads the patched function. The passes inside of a recomputed region are none.
-    """
-
-    def __init__(self) -> None:
-        self.thread, self._watches = get_ident(), False
-        self.heard: Callable[[list[torch.Tensor]], object] | None = None
-        """Also takes the losses, for a window."""
-
-    def begin(self) -> None:
-        """Patch ``torch.autograd.backward``."""
-        own: Any = torch.autograd.backward
-        watch = self
-
-        @functools.wraps(own)  # so that it pickles
-        def backward(*arguments: Any, **settings: Any) -> Any:
-            then = None
-            if watch._watches and get_ident() == watch.thread and in_backward() is False:
-                losses = numbers(arguments[0] if arguments else settings.get("tensors"))
-                if watch.heard is not None:
-                    watch.heard(losses)
-                then = watch.ran(losses)
-            try:
-                result = own(*arguments, **settings)
-            except BaseException as error:
-                without_own_frame(error)
-                raise
-            if then is not None:
-                then()
-            return result
-
-        self._own, self._placed, self._watches = own, backward, True
-        torch.autograd.backward = backward
-
-    def end(self) -> None:
-        """Restore it, unless other code has patched it meanwhile; a second call does nothing."""
-        if self._watches and torch.autograd.backward is self._placed:
-            torch.autograd.backward = self._own
-        self._watches = False
-
-    def ran(self, losses: list[torch.Tensor]) -> Callable[[], None] | None:
-        """Take the losses of a pass that begins; may return a function to call after the pass."""
-        raise NotImplementedError
-
-
 _log = logging.getLogger("fp8doctor")
+
+SHARE = 0.004
+"""Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
 
 
 def numbers(roots: Any) -> list[torch.Tensor]:
@@ -85,39 +39,6 @@ def numbers(roots: Any) -> list[torch.Tensor]:
     except Exception:
         _log.debug("a loss could not be read", exc_info=True)
         return []
-
-
-class LossLog(Backwards):
-    """Keeps copies of each step's losses. Only `first_bad` waits for the GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._step: list[torch.Tensor] = []
-        self._unread: list[tuple[int, list[torch.Tensor]]] = []
-        self._bad: int | None = None
-
-    def stepped(self, step: int) -> None:
-        """Note the end of this step of an optimizer."""
-        if self._step:
-            self._unread.append((step, self._step))
-        self._step = []
-
-    def first_bad(self) -> int | None:
-        """Return the first step with a loss that is not finite, None if none was seen."""
-        unread, self._unread = self._unread, []
-        with without_modes():
-            for step, losses in unread:
-                if self._bad is None and not all(math.isfinite(float(each)) for each in losses):
-                    self._bad = step
-        return self._bad
-
-    def ran(self, losses: list[torch.Tensor]) -> None:
-        """Keep them, until one was not finite."""
-        self._step += losses if self._bad is None else ()
-
-
-SHARE = 0.004
-"""Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
 
 
 class _Fetched:
@@ -139,21 +60,38 @@ class _Fetched:
         return float(self._loss)
 
 
-class StepLosses(Backwards):
-    """Notes losses and gradients; `next_step` forgets a step's."""
+class Losses:
+    """Hears of each backward pass of one thread from `begin` to `end`.
+
+    A pass is a micro-batch: a model may be called several times for one. ``Tensor.backward`` reads the
+    patched ``torch.autograd.backward``. The passes inside of a recomputed region are none.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._parameters: list[weakref.ref[torch.Tensor]] = []
-        self._losses: list[_Fetched] = []
+        self.thread = get_ident()
+        self.heard: Callable[[list[torch.Tensor]], object] | None = None
+        """Also takes the losses of each pass, for a window."""
         self.largest: tuple[list[int], list[torch.Tensor]] | None = None
         """Indices of parameters, and the largest magnitude of each's gradient after the last pass."""
         self.norm: torch.Tensor | None = None
         """Norm of all gradients after the last pass, if `wants_norm`."""
-        self.wants_norm = False
+        self.wants_norm = self.wants_largest = False
+        self._patch = Patch(torch.autograd, "backward", self._around)
+        self._parameters: list[weakref.ref[torch.Tensor]] = []
+        self._step: list[_Fetched] = []
+        self._unread: list[tuple[int, list[_Fetched]]] = []
+        self._bad: int | None = None
         self._rest = 0
         """Steps to come whose gradients are not read."""
         self._took_s = self._last_s = 0.0
+
+    def begin(self) -> None:
+        """Patch ``torch.autograd.backward``."""
+        self._patch.begin()
+
+    def end(self) -> None:
+        """Restore it."""
+        self._patch.end()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
         """Read the gradients of these parameters; they are not kept alive."""
@@ -163,9 +101,11 @@ class StepLosses(Backwards):
     def parameters(self) -> list[torch.Tensor | None]:
         return [each() for each in self._parameters]
 
-    def next_step(self) -> None:
-        """Forget this step's numbers."""
-        self._losses, self.largest, self.norm = [], None, None
+    def next_step(self, keep: int | None = None) -> None:
+        """Forget this step's numbers; ``keep`` its losses for `first_bad` under this number."""
+        if self._step and keep is not None and self._bad is None:
+            self._unread.append((keep, self._step))
+        self._step, self.largest, self.norm = [], None, None
         now_s = time.perf_counter()
         step_s, self._last_s = now_s - self._last_s, now_s
         self._rest = max(0, (math.ceil(self._took_s / (SHARE * step_s)) if self._took_s else self._rest) - 1)
@@ -173,16 +113,41 @@ class StepLosses(Backwards):
 
     def loss(self) -> float | None:
         """Return the step's loss, None if no backward pass had one. Waits for the GPU's forward."""
-        return sum(each.read() for each in self._losses) if self._losses else None
+        return sum(each.read() for each in self._step) if self._step else None
 
-    def ran(self, losses: list[torch.Tensor]) -> Callable[[], None] | None:
-        """Fetch the losses, and the gradients after the pass."""
+    def first_bad(self) -> int | None:
+        """Return the first kept step with a loss that is not finite, None if none was seen."""
+        unread, self._unread = self._unread, []
         with without_modes():
-            self._losses += map(_Fetched, losses)
-        return self._after if self._parameters and (self.wants_norm or not self._rest) else None
+            for step, losses in unread:
+                if self._bad is None and not all(math.isfinite(each.read()) for each in losses):
+                    self._bad = step
+        return self._bad
 
-    def _after(self) -> None:
-        """Measure the gradients."""
+    def _around(self, own: Any) -> Any:
+        @functools.wraps(own)  # so that it pickles
+        def backward(*arguments: Any, **settings: Any) -> Any:
+            heard = self._patch.active and get_ident() == self.thread and in_backward() is False
+            if heard:
+                self._passes(numbers(arguments[0] if arguments else settings.get("tensors")))
+            try:
+                result = own(*arguments, **settings)
+            except BaseException as error:
+                without_own_frame(error)
+                raise
+            if heard and self._parameters and (self.wants_norm or (self.wants_largest and not self._rest)):
+                self._read_gradients()
+            return result
+
+        return backward
+
+    def _passes(self, losses: list[torch.Tensor]) -> None:
+        if self.heard is not None:
+            self.heard(losses)
+        with without_modes():
+            self._step += map(_Fetched, losses)
+
+    def _read_gradients(self) -> None:
         began_s = time.perf_counter()
         try:
             with torch.no_grad(), without_modes():

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.fp8_conversion import ConversionWatch
@@ -24,12 +24,12 @@ from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
-from fp8doctor.running.losses import LossLog
+from fp8doctor.running.losses import Losses
+from fp8doctor.running.patches import without_own_frames
 from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, held, only_trainer, owner_of
-from fp8doctor.running.traceback_frames import without_own_frames
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks.looking import class_name
 from fp8doctor.stacks.torch_private import frames_compiled
@@ -46,12 +46,6 @@ PROFILED_STEPS = 2
 IDLE_STEPS = 20
 """Forget an optimizer that has been idle for this many steps of the others. A choice: a GAN's critic steps
 five times as often as its generator."""
-
-
-def collect() -> None:
-    """Collect garbage, unless the script has disabled the collector."""
-    if gc.isenabled():
-        gc.collect()
 
 
 @dataclass
@@ -71,13 +65,14 @@ class Stepper:
 
 
 class ScriptObserver:
-    """Watches the steps of one process."""
+    """Watches the steps of one process: warm-up, a window, a profiled step, and then nothing or `long`."""
 
     def __init__(self, channel: Listener, settings: WatchOptions) -> None:
         self.channel, self.settings = channel, settings
         self.living = LiveObjects()
         self.watch = ConversionWatch(self.living.note)
         self.examination = ScriptExaminer(settings, self.watch, channel.send)
+        self.losses = Losses()
         self.steppers: dict[int, Stepper] = {}
         """By the id of the first parameter."""
         self.all_steps = 0
@@ -89,6 +84,8 @@ class ScriptObserver:
         self.window: StepWindow | None = None
         self.recording: StepProfiler | None = None
         """Profiles a step after the window."""
+        self.long: LongWatch | None = None
+        """Watches to the script's end, if asked."""
         self.share = 0.0
         """Share of the stepped parameters that the window's model owns."""
         self.facts: Facts | None = None
@@ -99,32 +96,28 @@ class ScriptObserver:
         self.timing = self.stopping = False
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
-        self.losses = LossLog()
-        """Of all steps until the watching ends, unless `long` looks at them."""
-        self.long: LongWatch | None = None
-        """Watches to the script's end, if asked."""
+
+    @property
+    def steps(self) -> int:
+        """Steps of the main optimizer."""
+        return self.main.steps if self.main is not None else 0
 
     def install(self) -> None:
         """Watch conversions and the steps of all optimizers."""
         self.begin()
         if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
-            self.losses.end()
-            self.long = LongWatch(self.settings, self.channel.send)
+            self.long = LongWatch(self.settings, self.channel.send, self.losses)
             self.long.install()
         self.handle = register_optimizer_step_post_hook(self.hook)
 
     def begin(self, target: Target | None = None, *, converted: bool = False) -> None:
         """Watch conversions; ``converted`` if one happened before."""
         if target is not None:
-            self.name_target(target)
+            self.examination.target = target
         if converted:
             self.examination.watch = None
         self.watch.__enter__()
         self.losses.begin()
-
-    def name_target(self, target: Target) -> None:
-        """Name the model in the report."""
-        self.examination.target = target
 
     def conversions_end(self) -> None:
         """Stop watching conversions: compiled code, which guards hooks, will run."""
@@ -147,9 +140,7 @@ class ScriptObserver:
 
     def hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note a step; torch calls this after each one, and compiled code skips it."""
-        if torch.compiler.is_compiling():
-            return
-        if self.timing:  # a copy's
+        if torch.compiler.is_compiling() or self.timing:  # a step of a copy
             return
         if self.stopping:
             raise SystemExit(0)
@@ -210,7 +201,7 @@ class ScriptObserver:
             return
         if self.recording is not None:
             if self.recording.stepped():
-                self.finish()
+                self.finish(self.recording)
         elif self.window is not None:
             if self.window.stepped():
                 self.close(optimizer, stepper)
@@ -223,15 +214,14 @@ class ScriptObserver:
         first = parameters[0] if parameters else optimizer
         stepper = self.steppers.get(id(first))
         if stepper is None or stepper.first() is not first:
-            stepper = self.steppers[id(first)] = Stepper(
-                weakref.ref(first),
-                class_name(type(optimizer)),
-                sum(each.numel() for each in parameters),
-            )
+            elements = sum(each.numel() for each in parameters)
+            stepper = Stepper(weakref.ref(first), class_name(type(optimizer)), elements)
+            self.steppers[id(first)] = stepper
         self.all_steps += 1
         stepper.steps += 1
         stepper.last = self.all_steps
-        self.losses.stepped(stepper.steps)
+        if self.long is None:
+            self.losses.next_step(keep=stepper.steps)
         return stepper
 
     def choose_main(self) -> None:
@@ -248,7 +238,7 @@ class ScriptObserver:
                 self.window = None
             if self.recording is not None:
                 self.recording.end("another optimizer began to step")
-                self.finish()
+                self.finish(self.recording)
         self.main = main
 
     def warm(self, main: Stepper) -> bool:
@@ -264,7 +254,7 @@ class ScriptObserver:
         self.facts = self.examination.early(found, optimizer)
         if self.long is not None:
             self.long.know(found, optimizer)
-        collect()  # what was looked at refers to itself, and would keep a model that the script deletes
+        self.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.tell()
 
     def open(self, main: Stepper, optimizer: Optimizer) -> None:
@@ -286,7 +276,7 @@ class ScriptObserver:
             capture=not main.closure,
             keep=self.settings.budget_s is not None,
             mark=not function,
-            losses=self.losses if self.long is None else self.long.losses,
+            losses=self.losses,
         )
         self.window.begin()
 
@@ -295,30 +285,26 @@ class ScriptObserver:
         assert self.window is not None
         self.window.end()
         observation = self.window.observation(self.names(), self.share)
+        assert observation is not None  # the fewest steps that can be asked for are enough
         found = owner_of(optimizer, self.living)
-        self.job, self.facts = self.examination.whole(
-            found, optimizer, self.window, observation, closure=main.closure
-        )
+        job, facts = self.examination.whole(found, optimizer, self.window, closure=main.closure)
+        self.facts = replace(facts, observed=observation)
+        self.job = job if self.settings.budget_s is not None else None
         if self.long is not None:
             self.long.know(found, optimizer)
         self.forget()
         self.tell(complete=True)
-        if self.settings.budget_s is None:
-            self.job = None
-        assert observation is not None  # the fewest steps that can be asked for are enough
-        self.recording = StepProfiler(
-            on_gpu=observation.clock == "cuda", step_ms=statistics.median(observation.steps_ms)
-        )
+        step_ms = statistics.median(observation.steps_ms)
+        self.recording = StepProfiler(on_gpu=observation.clock == "cuda", step_ms=step_ms)
         self.recording.begin()
         if self.recording.problem is not None:
-            self.finish()
+            self.finish(self.recording)
 
-    def finish(self) -> None:
+    def finish(self, recording: StepProfiler) -> None:
         """Add the profiled step, and stop watching."""
         assert self.facts is not None
-        assert self.recording is not None
-        recording, self.recording, self.done = self.recording, None, True
-        self.losses.end()
+        self.recording, self.done = None, True
+        self.end_losses()
         observed, gaps = self.facts.observed, dict(self.facts.gaps) if recorded(self.facts, "gaps") else {}
         try:
             observed = recording.added_to(observed) if recording.problem is None else observed
@@ -328,20 +314,18 @@ class ScriptObserver:
         if recording.problem is not None:
             gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
             self.channel.send(Note(f"no step was profiled: {recording.problem}"))
-        self.facts = msgspec.structs.replace(self.facts, observed=observed, gaps=gaps)
+        self.facts = replace(self.facts, observed=observed, gaps=gaps)
         self.tell()
-        if self.settings.stop and self.settings.rank is None:
-            return
         if not self.settings.stop:
-            self.channel.send(Watched(self.main.steps if self.main is not None else 0))
+            self.channel.send(Watched(self.steps))
 
     def stop(self) -> None:
         """Time copies, if asked, before the script is stopped."""
-        steps = self.main.steps if self.main is not None else 0
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the other ranks may still need this one in their last exchange
         if not self.settings.rank:
-            self.channel.send(Note(f"the script was stopped after {plural(steps, 'step')}, as --stop asks"))
+            said = f"the script was stopped after {plural(self.steps, 'step')}, as --stop asks"
+            self.channel.send(Note(said))
         self.time_copies()
 
     def time_copies(self) -> None:
@@ -370,14 +354,25 @@ class ScriptObserver:
         self.window = None
         self.watch.rest()
         self.living.forget()
-        collect()
+        self.collect()
+
+    @staticmethod
+    def collect() -> None:
+        """Collect garbage, unless the script has disabled the collector."""
+        if gc.isenabled():
+            gc.collect()
+
+    def end_losses(self) -> None:
+        """Stop hearing of losses, which a long watch needs to the end."""
+        if self.long is None:
+            self.losses.end()
 
     def give_up(self, why: str) -> None:
         """Stop watching, and report why."""
         self.done = True
         if self.window is not None:
             self.window.end()
-        self.losses.end()
+        self.end_losses()
         if self.recording is not None:
             self.recording.end(why)
         self.forget()
@@ -391,25 +386,24 @@ class ScriptObserver:
 
     def closed(self) -> int:
         """Report an unfinished window at the end. Return the main optimizer's steps."""
-        steps = self.main.steps if self.main is not None else 0
         if self.long is not None:
             self.guarded(self.long.ended)
         if self.recording is not None:
             self.recording.end(CUT_SHORT)
-            self.finish()
+            self.finish(self.recording)
         if self.window is not None:
             self.window.end()
         self.losses.end()
-        if self.facts is None:
-            return steps
         told = self.facts
+        if told is None:
+            return self.steps
         if not self.done and self.window is not None:
             observation = self.window.observation(self.names(), self.share)
             if observation is not None:
-                self.facts = msgspec.structs.replace(self.facts, observed=observation)
+                self.facts = replace(told, observed=observation)
         if self.facts is not told or (self._not_finite() is not None and not recorded(told, "not_finite")):
             self.tell()
-        return steps
+        return self.steps
 
     def _not_finite(self) -> NotFinite | None:
         """Return the first step that was not finite so far, None if none was seen. Waits for the GPU."""
@@ -425,5 +419,5 @@ class ScriptObserver:
         assert self.facts is not None
         self.complete = self.complete or complete
         if (found := self._not_finite()) is not None:
-            self.facts = msgspec.structs.replace(self.facts, not_finite=found)
+            self.facts = replace(self.facts, not_finite=found)
         self.channel.send(Observed(self.facts.to_dict(), complete=self.complete))

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median_low
 from threading import get_ident
@@ -23,10 +23,10 @@ from torch import nn
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.calls import Calls
-from fp8doctor.running.capture import AutocastsOpened, Capture, autocast_around
-from fp8doctor.running.losses import Backwards
+from fp8doctor.running.capture import Capture, autocast_around
+from fp8doctor.running.losses import Losses
+from fp8doctor.running.patches import Patch, without_own_frame
 from fp8doctor.running.stepped_model import outside_compiled
-from fp8doctor.running.traceback_frames import without_own_frame
 from fp8doctor.stacks.torch_private import (
     counters,
     frames_compiled,
@@ -76,7 +76,7 @@ class StepWindow:
         capture: bool,
         keep: bool = False,
         mark: bool = True,
-        losses: Backwards,
+        losses: Losses,
     ) -> None:
         """Watch calls of ``modules``.
 
@@ -92,17 +92,19 @@ class StepWindow:
         self._compiled: tuple[int, ...] = ()
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
-        self._calls, self._waits = (
-            Calls(modules if mark else (), self._called, inside if mark else ()),
-            LoaderWaits(self._clock.now, self._waited),
-        )
-        self.autocasts, self._backwards = AutocastsOpened(), losses
+        self._calls = Calls(modules if mark else (), self._called, inside if mark else ())
+        self._waits = Patch(loader_iterator(), "__next__", self._waiting)  # existing iterators are seen too
+        self._autocasts = Patch(torch.autocast, "__enter__", self._opening)  # Dynamo never traces into it
+        self._thread, self._waiting_now = get_ident(), 0
+        self._losses_of_passes = losses
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
         self.marked = mark and bool(modules)
         """Calls of a model could be seen."""
         self.seen = False
         """A call was seen."""
+        self.opened = False
+        """The script opened an autocast while gradients were computed."""
         self.autocast: torch.dtype | None = None
         """Dtype of the autocast around a step's first call."""
 
@@ -110,8 +112,8 @@ class StepWindow:
         """Start at the end of a step."""
         self._calls.begin()
         self._waits.begin()
-        self.autocasts.begin()
-        self._backwards.thread, self._backwards.heard = get_ident(), self._ran_backward
+        self._autocasts.begin()
+        self._losses_of_passes.thread, self._losses_of_passes.heard = get_ident(), self._ran_backward
         self._step = _TimedStep(self._clock.now())
 
     def stepped(self) -> bool:
@@ -130,8 +132,8 @@ class StepWindow:
         """Stop watching."""
         self._calls.end()
         self._waits.end()
-        self.autocasts.end()
-        self._backwards.heard = None
+        self._autocasts.end()
+        self._losses_of_passes.heard = None
 
     def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""
@@ -183,9 +185,8 @@ class StepWindow:
         """Tell what the wanted layers ran in, and their rows; none if compiled code ran one of them."""
         whole = depth.Plan((), (depth.Cut({}),))
         layers, _ = rows.found(model, whole, model, wanted)
-        seen = msgspec.structs.replace(
-            self._seen.seen(layers, model, self._compiled), autocast=self.autocasts.seen
-        )
+        seen = self._seen.seen(layers, model, self._compiled)
+        seen = msgspec.structs.replace(seen, autocast=self.opened)
         return seen, {} if seen.compiled else self._seen.rows(layers)
 
     def _losses(self) -> tuple[float | None, ...] | None:
@@ -194,12 +195,40 @@ class StepWindow:
         with without_modes():
             return tuple(each.loss() for each in self._done)
 
+    def _opening(self, own: Any) -> Any:
+        """Make the ``__enter__`` that notes this thread's autocasts."""
+
+        def enter(context: Any) -> Any:
+            if get_ident() == self._thread and torch.is_grad_enabled() and context._enabled:
+                self.opened = True
+            return own(context)
+
+        return enter
+
     def _ran_backward(self, losses: list[torch.Tensor]) -> None:
         self._step.backwards += 1
         self._step.losses += losses
 
-    def _waited(self, begin: Moment, end: Moment) -> None:
-        self._step.waits.append((begin, end))
+    def _waiting(self, own: Any) -> Any:
+        """Make the ``__next__`` that notes this thread's waits."""
+
+        def next_batch(iterator: Any) -> Any:
+            if get_ident() != self._thread:
+                return own(iterator)
+            began = self._clock.now()
+            self._waiting_now += 1
+            try:
+                batch = own(iterator)
+            except BaseException as error:
+                without_own_frame(error)
+                raise
+            finally:
+                self._waiting_now -= 1
+                if not self._waiting_now:  # a DataLoader may read from another
+                    self._step.waits.append((began, self._clock.now()))
+            return batch
+
+        return next_batch
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing
@@ -292,46 +321,3 @@ def _event(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-class LoaderWaits:
-    """Calls ``waited(begin, end)`` after each batch this thread takes from a loader.
-
-    From `begin` to `end` the iterator's class is patched, so existing iterators are seen too.
-    """
-
-    def __init__(self, now: Callable[[], Moment], waited: Callable[[Moment, Moment], None]) -> None:
-        self._now, self._waited, self._thread = now, waited, get_ident()
-        self._kind = loader_iterator()
-        self._own: Callable[[Any], Any] | None = getattr(self._kind, "__next__", None)
-        self._depth = 0
-
-    def begin(self) -> None:
-        """Patch the iterator's ``__next__``, if this torch has that iterator."""
-        own, waits = self._own, self
-        if own is None:
-            return
-
-        def next_batch(iterator: Any) -> Any:
-            if get_ident() != waits._thread:
-                return own(iterator)
-            began = waits._now()
-            waits._depth += 1
-            try:
-                batch = own(iterator)
-            except BaseException as error:
-                without_own_frame(error)
-                raise
-            finally:
-                waits._depth -= 1
-                if not waits._depth:  # a DataLoader may read from another
-                    waits._waited(began, waits._now())
-            return batch
-
-        self._placed = next_batch
-        self._kind.__next__ = next_batch
-
-    def end(self) -> None:
-        """Restore the iterator, unless other code has patched it meanwhile."""
-        if self._own is not None and self._kind.__next__ is self._placed:
-            self._kind.__next__ = self._own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from fp8doctor.health.record import Health, read_health
 from fp8doctor.health.verdict import HealthVerdict, conclude
 from fp8doctor.running.health_monitor import HealthMonitor
+from fp8doctor.running.losses import Losses
 from tests.running.loops import Net
 
 
@@ -35,7 +37,12 @@ class Training:
         self.wanted = nn.Linear(16, 16).requires_grad_(False)
         self.notes: list[str] = []
         self.path = path
-        self.monitor = None if path is None else HealthMonitor(path, every, "train.py", self.notes.append)
+        self.monitor = None
+        if path is not None:
+            losses = Losses()
+            losses.begin()
+            self.monitor = HealthMonitor(path, every, "train.py", self.notes.append, losses)
+            weakref.finalize(self, losses.end)
         self.steps = 0
 
     def run(self, steps: int, before: Callable[[int], Any] = lambda step: None) -> torch.Tensor:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from fp8doctor.health.record import CastHealth, Sample, read_health
-from fp8doctor.running.health_monitor import log_to_trackers
+from fp8doctor.health.record import read_health
 from tests.running.jobs import PLAIN_LOOP
 from tests.running.test_script import both, run, script, without_ours
 
@@ -54,35 +51,3 @@ def test_it_stops_with_the_report_if_asked(tmp_path: Path) -> None:
     assert code == 1
     assert "step 1: the loss is not finite." in err
     assert "Traceback" not in without_ours(err)
-
-
-def test_open_trackers_are_logged_to_and_none_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = Sample(7, 1.0, 1.0, ((CastHealth(31.0, 0.0, 0.5), None, CastHealth(25.0, 1.0, 4.0)),))
-    logged: list[object] = []
-
-    class SummaryWriter:
-        """Stands in for TensorBoard's, which the tests do not install."""
-
-        file_writer: object = object()
-
-        def add_scalar(self, name: str, number: float, step: int) -> None:
-            logged.append((name, number, step))
-
-    run = SimpleNamespace(log=lambda numbers, commit: logged.append((numbers, commit)))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=None))
-    monkeypatch.setitem(
-        sys.modules, "torch.utils.tensorboard.writer", SimpleNamespace(SummaryWriter=SummaryWriter)
-    )
-    log_to_trackers(sample)
-    assert logged == []
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
-    writer = SummaryWriter()
-    log_to_trackers(sample)
-    numbers, commit = logged[0]  # type: ignore[misc]
-    assert numbers["fp8doctor/gradient_flushed_pct"] == 4.0
-    assert commit is False
-    assert ("fp8doctor/gradient_flushed_pct", 4.0, 7) in logged
-    logged.clear()
-    writer.file_writer = None
-    log_to_trackers(sample)
-    assert len(logged) == 1

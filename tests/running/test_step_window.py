@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from fp8doctor.facts import Observation
 from fp8doctor.running import step_window
-from fp8doctor.running.losses import LossLog
+from fp8doctor.running.losses import Losses
 from fp8doctor.running.step_window import Clock
 
 STEPS = 4
@@ -65,7 +65,7 @@ class Machine:
                 machine.launch(host_ms, gpu_ms)
 
         machine, model = self, Net()
-        watched = step_window.StepWindow(STEPS, 1, (model,), capture=False, losses=LossLog())
+        watched = step_window.StepWindow(STEPS, 1, (model,), capture=False, losses=Losses())
         watched.begin()
         try:
             for _ in range(STEPS):

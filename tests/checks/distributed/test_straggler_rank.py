@@ -16,7 +16,7 @@ from fp8doctor.checks.distributed.straggler_rank import exposed_communication, s
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
 from fp8doctor.finding import Finding, NotApplicable
-from fp8doctor.running.losses import LossLog
+from fp8doctor.running.losses import Losses
 from fp8doctor.running.rank_reports import rank_of
 from fp8doctor.running.script_messages import ScriptState
 from fp8doctor.running.step_window import StepWindow
@@ -107,7 +107,7 @@ def real_window(late: bool) -> Facts:
     """Facts of a rank from three real steps; a late one calls its model at the end of the step."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    window = StepWindow(3, 5, (model,), capture=False, losses=LossLog())
+    window = StepWindow(3, 5, (model,), capture=False, losses=Losses())
     window.begin()
     for _ in range(3):
         for _ in range(4000 * late):

@@ -1,0 +1,47 @@
+"""Replace functions of libraries for a while, and keep our frames out of the script's tracebacks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+_FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+
+
+class Patch:
+    """Replaces an attribute from `begin` to `end`, unless other code has replaced it meanwhile."""
+
+    def __init__(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        """``around`` makes the replacement from the original."""
+        self._owner, self._name, self._around = owner, name, around
+        self.active = False
+
+    def begin(self) -> None:
+        """Replace it, if the owner has it."""
+        own = getattr(self._owner, self._name, None)
+        if own is not None and not self.active:
+            self._own, self._placed, self.active = own, self._around(own), True
+            setattr(self._owner, self._name, self._placed)
+
+    def end(self) -> None:
+        """Restore it; a second call does nothing."""
+        if self.active and getattr(self._owner, self._name) is self._placed:
+            setattr(self._owner, self._name, self._own)
+        self.active = False
+
+
+def without_own_frame(error: BaseException) -> None:
+    """Drop the frame that handles ``error``; a bare ``raise`` adds none."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
+def without_own_frames(error: BaseException) -> None:
+    """Drop our leading frames; a handler of the script's raised below them."""
+    ours = (_FOLDER, contextlib.__file__)
+    while error.__traceback__ is not None:
+        if not error.__traceback__.tb_frame.f_code.co_filename.startswith(ours):
+            return
+        error.__traceback__ = error.__traceback__.tb_next
