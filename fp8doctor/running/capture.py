@@ -17,7 +17,7 @@ from torch import nn
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import without_modes
-from fp8doctor.trial.state.library_state import open_autocast
+from fp8doctor.trial.state.te_state import open_autocast
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

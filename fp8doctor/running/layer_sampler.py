@@ -31,7 +31,7 @@ from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_te
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.state.library_state import open_autocast
+from fp8doctor.trial.state.te_state import open_autocast
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

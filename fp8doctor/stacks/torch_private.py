@@ -215,10 +215,16 @@ def skip(code: CodeType) -> None:
         function(code)
 
 
-def compiled_entries(code: CodeType) -> list[CodeType] | None:
+def seen_codes() -> list[CodeType]:
+    """List the code objects that Dynamo has met (2.11 and 2.13)."""
+    seen = _loaded("torch._dynamo.convert_frame", "input_codes", "seen") or ()
+    return [code for each in list(seen) if (code := each()) is not None]
+
+
+def compiled_entries(code: CodeType) -> list[CodeType]:
     """List the code of every valid entry for a code object (2.11 and 2.13)."""
     entries = _loaded("torch._C", "_dynamo", "eval_frame", "_debug_get_cache_entry_list")
-    return None if entries is None else [each.code for each in entries(code) if each.code is not None]
+    return [] if entries is None else [each.code for each in entries(code) if each.code is not None]
 
 
 def reset_code(code: CodeType) -> None:

@@ -32,8 +32,7 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.rounds import time_in_turn
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import CONTEXT, ProcessSnapshot, digest, free, harm, with_harm
-from fp8doctor.trial.state.user_state import of_the_job
+from fp8doctor.trial.state.snapshot import CONTEXT, ProcessSnapshot, free, with_harm
 from fp8doctor.trial.variant import VariantPlan, explores
 from fp8doctor.wording import sentence
 
@@ -47,19 +46,18 @@ def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Tr
     """
     run.progress("noting the state of the model", None)
     began = time.monotonic()
-    users = of_the_job(job)
-    before = digest(job, users)
-    run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
     kept, guard = ProcessSnapshot(job), Guard(job)
-    with kept, kept as put_back, guard.standing():
+    before = guard.sums()
+    run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
+    with kept, kept as changed, guard.standing():
         trial = work(replace(run, guard=guard))
         run.keep(trial)
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
     except DeviceLost:
-        return with_harm(trial, (*put_back, CONTEXT))
-    return with_harm(trial, (*put_back, *harm(before, digest(job, users))))
+        return with_harm(trial, (*changed, CONTEXT))
+    return with_harm(trial, (*changed, *guard.changed(before)))
 
 
 def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:

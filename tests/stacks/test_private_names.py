@@ -111,6 +111,7 @@ def test_dynamos_settings() -> None:
 
 def test_entries_of_compiled_code() -> None:
     compiled_double()
+    assert any(each is double.__code__ for each in torch_private.seen_codes())
     assert torch_private.compiled_entries(double.__code__)
     torch_private.reset_code(double.__code__)
     assert torch_private.compiled_entries(double.__code__) == []
@@ -215,7 +216,7 @@ def test_a_name_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch_private.compilation_metrics() is None
     assert torch_private.in_backward() is None
     assert torch_private.scaled_mm() is None
-    assert torch_private.compiled_entries(double.__code__) is None
+    assert torch_private.compiled_entries(double.__code__) == []
 
 
 def test_torchaos_converter_leaves_its_trace() -> None:

@@ -15,18 +15,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Trial
-from fp8doctor.trial.measure import bench, timer
+from tests.trial.users_state import owned
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
 X = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.fixture(autouse=True)
-def _one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "MOST_WARM_UP", bench.LEAST_WARM_UP)
-    monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
-    monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
 
 
 class Mine:
@@ -35,200 +28,127 @@ class Mine:
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 16))
+        self.weight: Any = self.model[0].weight
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.other = nn.BatchNorm1d(16)
+        self.parts = {"norms": [self.other]}
         self.model(X).sum().backward()
         self.optimizer.step()
         self.scheduler = StepLR(self.optimizer, 1)
 
     def now(self) -> list[Any]:
-        states = [*self.optimizer.state.values()]
-        held = [
-            *self.model.parameters(),
-            *self.model.buffers(),
-            *self.other.parameters(),
-            *self.other.buffers(),
-            *(value for state in states for value in state.values()),
-            *(each.grad for each in self.model.parameters()),
-        ]
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
-        ]
         scheduler = {name: value for name, value in vars(self.scheduler).items() if name != "optimizer"}
-        hooks = [each._backward_hooks for each in self.model.parameters()]
-        return [
-            [None if each is None else (id(each), each._version, each.tolist()) for each in held],
-            groups,
-            repr(scheduler),
-            hooks,
-        ]
+        parts = nn.ModuleList([self.model, self.other])
+        return [owned(parts, self.optimizer, X)[each] for each in PARTS] + [repr(scheduler)]
+
+    def trial(self, step: Callable[..., Any], given: bool = True, budget_s: float = 0.5) -> Trial:
+        optimizer = self.optimizer if given else None
+        return inspect_model(
+            self.model, X, training_step=step, optimizer=optimizer, device="cpu", budget_s=budget_s
+        ).facts.trial
+
+
+PARTS = ("tensors", "gradients", "tensor hooks", "optimizer", "groups")
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).pow(2).mean()
 
 
-def steps_of(mine: Mine) -> dict[str, tuple[Callable[..., Any], str]]:
-    """Training steps that would change what is the user's, and what the trial says of them."""
-    model, optimizer, scheduler, other = mine.model, mine.optimizer, mine.scheduler, mine.other
-    weight = model[0].weight
-
-    def trains_the_original(_: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(batch).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach().requires_grad_()
-
-    def steps_the_optimizer(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        loss = loss_of(copied, batch)
-        optimizer.step()
-        return loss
-
-    def steps_the_scheduler(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        loss = loss_of(copied, batch)
-        scheduler.step()
-        return loss
-
-    def sets_the_rate(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        optimizer.param_groups[0]["lr"] = 1.0
-        return loss_of(copied, batch)
-
-    def runs_another_batch_norm(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return loss_of(copied, other(batch))
-
-    def averages(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            weight.mul_(0.9)
-        return loss_of(copied, batch)
-
-    def writes_to_data(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        weight.data.copy_(torch.zeros(16, 16))
-        return loss_of(copied, batch)
-
-    def writes_into_out(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        torch.add(weight.detach(), 1, out=weight.detach())
-        return loss_of(copied, batch)
-
-    def decays_the_originals_weight(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return loss_of(copied, batch) + weight.pow(2).sum()
-
-    def swallows(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        with suppress(Exception):
-            weight.data.zero_()
-        return loss_of(copied, batch)
-
-    def wraps(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        try:
-            weight.data.zero_()
-        except Exception as error:
-            raise ValueError("mine") from error
-        return loss_of(copied, batch)
-
-    write = "it would write to '0.weight' of the original"
-    return {
-        "trains the original": (trains_the_original, "it runs the original itself"),
-        "steps the optimizer": (steps_the_optimizer, "it would step your optimizer (AdamW)"),
-        "steps the scheduler": (
-            steps_the_scheduler,
-            "it would step your learning-rate scheduler (StepLR)",
-        ),
-        "sets the rate": (sets_the_rate, "it would change 'lr' of your optimizer"),
-        "runs another BatchNorm": (
-            runs_another_batch_norm,
-            "it would write to 'num_batches_tracked' of BatchNorm1d, which the step names",
-        ),
-        "averages": (averages, write),
-        "writes to data": (writes_to_data, write),
-        "writes into out": (writes_into_out, write),
-        "decays the original's weight": (
-            decays_the_originals_weight,
-            "its backward would reach '0.weight' of the original",
-        ),
-        "swallows": (swallows, write),
-        "wraps": (wraps, write),
-    }
+def trains_the_original(mine: Mine) -> None:
+    mine.optimizer.zero_grad()
+    mine.model(X).pow(2).mean().backward()
+    mine.optimizer.step()
 
 
-WAYS = tuple(steps_of(Mine()))
+@torch.no_grad()
+def averages(mine: Mine) -> None:
+    mine.weight.mul_(0.9)
+
+
+def swallows(mine: Mine) -> None:
+    with suppress(Exception):
+        mine.weight.data.zero_()
+
+
+def wraps(mine: Mine) -> None:
+    try:
+        mine.weight.data.zero_()
+    except Exception as error:
+        raise ValueError("mine") from error
+
+
+RUNS = "it runs the original itself"
+STEPS = "it would step your optimizer (AdamW)"
+REACHES = "its backward would reach '0.weight' of the original"
+WRITES = "it would write to '0.weight' of the original"
+OTHER = "it would write to 'num_batches_tracked' of BatchNorm1d, which the step names"
+
+DEEDS: dict[str, tuple[Callable[[Mine], Any], str]] = {
+    "trains the original": (trains_the_original, RUNS),
+    "steps the optimizer": (lambda mine: mine.optimizer.step(), STEPS),
+    "steps the scheduler": (
+        lambda mine: mine.scheduler.step(),
+        "it would change 'lr' of your optimizer or its scheduler",
+    ),
+    "sets the rate": (
+        lambda mine: mine.optimizer.param_groups[0].update(lr=1.0),
+        "it would change 'lr' of your optimizer or its scheduler",
+    ),
+    "runs another BatchNorm": (lambda mine: mine.other(X), OTHER),
+    "runs one in a container": (lambda mine: mine.parts["norms"][0](X), OTHER),
+    "averages": (averages, WRITES),
+    "writes to data": (lambda mine: mine.weight.data.copy_(torch.zeros(16, 16)), WRITES),
+    "writes into out": (
+        lambda mine: torch.add(mine.weight.detach(), 1, out=mine.weight.detach()) and None,
+        WRITES,
+    ),
+    "decays the original's weight": (lambda mine: mine.weight.pow(2).sum().backward(), REACHES),
+    "swallows": (swallows, WRITES),
+    "wraps": (wraps, WRITES),
+}
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["optimizer given", "optimizer not given"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", DEEDS)
 def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: bool) -> None:
     mine = Mine()
-    step, reason = steps_of(mine)[way]
+    deed, reason = DEEDS[way]
     before = mine.now()
-    trial = inspect_model(
-        mine.model,
-        X,
-        training_step=step,
-        optimizer=mine.optimizer if given else None,
-        device="cpu",
-        budget_s=0.5,
-    ).facts.trial
+
+    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        deed(mine)
+        return loss_of(copied, batch)
+
+    trial = mine.trial(step, given)
     assert (trial.reason, trial.arms) == (reason, ())
     assert mine.now() == before
 
 
 LATE = {
-    "runs the original": (
-        lambda mine, copied: mine.model(X),
-        "it runs the original itself",
-    ),
-    "steps the optimizer": (
-        lambda mine, copied: mine.optimizer.step(),
-        "it would step your optimizer (AdamW)",
-    ),
-    "steps the scheduler": (
-        lambda mine, copied: mine.scheduler.step(),
-        "it would step your learning-rate scheduler (StepLR)",
-    ),
-    "decays the original's weight": (
-        lambda mine, copied: mine.model[0].weight.pow(2).sum().backward(),
-        "its backward would reach '0.weight' of the original",
-    ),
+    "trains the original": RUNS,
+    "steps the optimizer": STEPS,
+    "steps the scheduler": "it changed what it had to leave alone: optimizer settings (put back)",
+    "decays the original's weight": REACHES,
 }
 
 
-def deed_at(
-    mine: Mine, at: int, every: int, deed: Callable[[Mine, nn.Module], Any]
-) -> tuple[Callable[..., Any], list[int]]:
-    """A training step that does something at one call, and again so many calls later; and its calls."""
-    calls: list[int] = []
-
-    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        calls.append(0)
-        loss = loss_of(copied, batch)
-        if len(calls) >= at and (len(calls) - at) % every == 0:
-            calls[-1] = 1
-            deed(mine, copied)
-        return loss
-
-    return step, calls
-
-
-@pytest.mark.gate(
-    "runs the original-call 9",
-    "steps the optimizer-call 9",
-    "steps the scheduler-call 9",
-    "decays the original's weight-call 9",
-)
+@pytest.mark.gate(*(f"{way}-call 9" for way in LATE))
 @pytest.mark.parametrize("at", [4, 9], ids="call {}".format)
 @pytest.mark.parametrize("way", LATE)
-def test_what_is_refused_is_refused_in_every_step(way: str, at: int) -> None:
+def test_a_late_deed_is_refused_or_put_back(way: str, at: int) -> None:
     mine = Mine()
-    deed, reason = LATE[way]
-    before = mine.now()
-    step, calls = deed_at(mine, at, 1, deed)
-    trial = inspect_model(
-        mine.model, X, training_step=step, optimizer=mine.optimizer, device="cpu", budget_s=0.5
-    ).facts.trial
-    assert sum(calls) >= 1
-    reasons = [trial.reason, *(arm.reason for arm in trial.arms)]
-    assert any((each or "").startswith(reason) for each in reasons)
-    assert trial.harm in ((), ("optimizer settings (put back)",))  # a scheduler notes that a step began
+    before, calls = mine.now(), itertools.count(1)
+
+    def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(copied, batch)
+        if next(calls) >= at:
+            DEEDS[way][0](mine)
+        return loss
+
+    trial = mine.trial(step)
+    assert next(calls) > at
+    assert any(LATE[way] in (each or "") for each in (trial.reason, *(arm.reason for arm in trial.arms)))
     assert mine.now() == before
 
 
@@ -240,16 +160,13 @@ def test_a_late_write_is_found_and_ends_the_trial(at: int) -> None:
 
     def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         if next(calls) >= at and not writes and _get_current_dispatch_mode() is None:
-            writes.append(mine.model[0].weight.data_ptr())
-            with torch.no_grad():
-                mine.model[0].weight.mul_(0.9)
+            writes.append(at)
+            averages(mine)
         return loss_of(copied, batch)
 
-    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=20).facts.trial
-    assert len(writes) == 1
-    assert trial.arms == ()
+    trial = mine.trial(step, given=False, budget_s=20)
+    assert (writes, trial.arms, trial.harm) == ([at], (), ("parameters",))
     assert (trial.reason or "").startswith("it writes to '0.weight' of the original")
-    assert trial.harm == ("parameters",)
 
 
 class Centre(nn.Module):
@@ -264,48 +181,11 @@ class Centre(nn.Module):
         self.centre.mul_(0.9).add_(output.detach().mean(0), alpha=0.1)
         return self.scale * (output - self.centre).pow(2).mean()
 
-    def method(self, output: torch.Tensor, batch: Any) -> torch.Tensor:
-        return self.forward(output, batch)
-
-
-def trial_with(loss: Any) -> Trial:
-    return inspect_model(Mine().model, X, loss=loss, device="cpu", budget_s=0.5).facts.trial
-
 
 @pytest.mark.parametrize("how", ["module", "method"])
 def test_a_loss_that_is_a_module_is_copied(how: str) -> None:
     centre = Centre()
-    trial = trial_with(centre if how == "module" else centre.method)
-    assert trial.harm == ()
-    assert trial.arms[0].tried
+    loss = centre if how == "module" else centre.forward
+    trial = inspect_model(Mine().model, X, loss=loss, device="cpu", budget_s=0.5).facts.trial
+    assert (trial.harm, trial.arms[0].tried) == ((), True)
     assert (centre.centre._version, centre.centre.tolist(), centre.scale.grad) == (0, [0.0] * 16, None)
-
-
-class Trainer:
-    """As users write them: all that a training needs, held by one object."""
-
-    def __init__(self, mine: Mine) -> None:
-        self.optimizer, self.parts = mine.optimizer, {"norms": [mine.other]}
-
-    def step_of(self, way: str) -> Callable[..., Any]:
-        def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-            self.optimizer.step() if way == "optimizer" else self.parts["norms"][0](batch)
-            return loss_of(copied, batch)
-
-        return step
-
-
-@pytest.mark.parametrize(
-    ("way", "reason"),
-    [
-        ("optimizer", "it would step your optimizer (AdamW)"),
-        ("container", "it would write to 'num_batches_tracked' of BatchNorm1d, which the step names"),
-    ],
-)
-def test_what_an_object_holds_that_the_step_names_is_the_users_too(way: str, reason: str) -> None:
-    mine = Mine()
-    before = mine.now()
-    step = Trainer(mine).step_of(way)
-    trial = inspect_model(mine.model, X, training_step=step, device="cpu", budget_s=0.5).facts.trial
-    assert (trial.reason, trial.arms) == (reason, ())
-    assert mine.now() == before

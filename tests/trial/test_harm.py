@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import logging
 import os
 import random
 import signal
@@ -65,14 +64,8 @@ SETTINGS: dict[str, Callable[[Reach], object]] = {
     "a new environment variable": lambda reach: os.environ.__setitem__("PLANTED", "1"),
     "a deleted environment variable": lambda reach: os.environ.pop("PATH"),
     "sys.path": lambda reach: sys.path.append("planted"),
-    "sys.argv": lambda reach: sys.argv.append("planted"),
-    "the current folder": lambda reach: os.chdir("/"),
-    "standard streams": lambda reach: setattr(sys, "stderr", sys.__stderr__),
     "garbage collection": lambda reach: gc.disable(),
-    "the recursion limit": lambda reach: sys.setrecursionlimit(12345),
     "signal handlers": lambda reach: signal.signal(signal.SIGUSR1, signal.SIG_IGN),
-    "logging": lambda reach: logging.basicConfig(level=logging.ERROR, force=True),
-    "logging disabled": lambda reach: logging.disable(logging.ERROR),
     "warning filters": lambda reach: warnings.simplefilter("error", ResourceWarning),
     "Dynamo's settings": lambda reach: setattr(torch._dynamo.config, "recompile_limit", 99),
     "Inductor's settings": lambda reach: setattr(torch._inductor.config, "max_autotune", True),

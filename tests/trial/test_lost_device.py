@@ -10,12 +10,12 @@ import torch
 import fp8doctor.trial
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial, recorded
-from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
-from fp8doctor.trial.state.undisturbed import CONTEXT
+from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.snapshot import CONTEXT
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, CPU, job, trial
@@ -76,11 +76,10 @@ def test_a_context_that_is_gone_afterwards_is_harm_and_nothing_on_it_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost_at(monkeypatch, "")
-    digests: list[Job] = []
-    monkeypatch.setattr(conductor, "digest", lambda of, users: digests.append(of) or {})
+    monkeypatch.setattr(Guard, "changed", lambda guard, before: pytest.fail("it reads tensors"))
     result = trial(job(blocks=3, loss=lambda output, batch: output.nonsense), AS_IS)
     assert "the training step raises AttributeError" in (result.reason or "")
-    assert (result.harm, result.reliable, len(digests)) == ((CONTEXT,), False, 1)
+    assert (result.harm, result.reliable) == ((CONTEXT,), False)
 
 
 def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

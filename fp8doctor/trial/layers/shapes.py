@@ -35,7 +35,7 @@ from fp8doctor.trial.layers.linear_operations import (
     fp8_gemms,
 )
 from fp8doctor.trial.measure.trial_run import still_there
-from fp8doctor.trial.state.undisturbed import free
+from fp8doctor.trial.state.snapshot import free
 from fp8doctor.wording import percent, sentence
 
 _log = logging.getLogger("fp8doctor")

@@ -31,8 +31,8 @@ from fp8doctor.trial.measure.observers import HostObserver, Observer
 from fp8doctor.trial.measure.peak_memory import Turns, alloc_retries, gradients_of, held, rounding
 from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.library_state import Buffers, buffers_apart
-from fp8doctor.trial.state.undisturbed import free
+from fp8doctor.trial.state.snapshot import free
+from fp8doctor.trial.state.te_state import Buffers, buffers_apart
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan
 

@@ -31,7 +31,7 @@ from fp8doctor.trial.measure.memory_fit import (
     whole_gib,
 )
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.undisturbed import free
+from fp8doctor.trial.state.snapshot import free
 from fp8doctor.trial.treatments.compilation import without_compile_marks
 from fp8doctor.trial.variant import Variant
 

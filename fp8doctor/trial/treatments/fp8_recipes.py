@@ -20,7 +20,7 @@ from fp8doctor.stacks.te_private import autocast_is_open, meta
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.state.library_state import opened_with
+from fp8doctor.trial.state.te_state import opened_with
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
 from fp8doctor.trial.variant import Variant
 

@@ -1,4 +1,4 @@
-"""Read process-wide settings of Python and torch, and put them back.
+"""Read process-wide settings of Python, torch, torch.compile and Transformer Engine, and put them back.
 
 Reading changes nothing: it makes no CUDA context and imports no package. A setting that this torch or machine
 lacks is left out. A setting is written only if it differs.
@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from fp8doctor.stacks import torch_private
-from fp8doctor.trial.state import library_state
+from fp8doctor.stacks import te_private, torch_private
+from fp8doctor.trial.state.users import Contents, contents, restore
 
 _log = logging.getLogger("fp8doctor")
 
@@ -118,20 +118,15 @@ def _settings() -> Iterator[Setting]:
     yield from _of_python()
     yield from _random_numbers()
     yield from _of_torch()
-    yield from library_state.SETTINGS
+    yield from _of_libraries()
 
 
 def _of_python() -> tuple[Setting, ...]:
     return (
         ("environment variables", lambda: dict(os.environ), _write_environment),
         ("sys.path", lambda: list(sys.path), lambda value: sys.path.__setitem__(slice(None), value)),
-        ("sys.argv", lambda: list(sys.argv), lambda value: sys.argv.__setitem__(slice(None), value)),
-        ("the current folder", os.getcwd, os.chdir),
-        ("standard streams", lambda: (sys.stdin, sys.stdout, sys.stderr), _write_streams),
         ("garbage collection", lambda: (gc.isenabled(), gc.get_threshold()), _write_collection),
-        ("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
         (HANDLERS, lambda: {each: signal.getsignal(each) for each in signal.valid_signals()}, write_handlers),
-        ("logging", _read_logging, _write_logging),
     )
 
 
@@ -139,10 +134,6 @@ def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():
         del os.environ[name]
     os.environ.update({name: text for name, text in value.items() if os.environ.get(name) != text})
-
-
-def _write_streams(value: tuple[Any, Any, Any]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = value
 
 
 def _write_collection(value: tuple[bool, tuple[int, int, int]]) -> None:
@@ -157,18 +148,6 @@ def write_handlers(value: Mapping[int, Any]) -> None:
     for number, handler in value.items():
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
-
-
-def _read_logging() -> tuple[Any, ...]:
-    root = logging.getLogger()
-    return (root.level, list(root.handlers), list(root.filters), root.disabled, root.manager.disable)
-
-
-def _write_logging(value: tuple[Any, ...]) -> None:
-    root = logging.getLogger()
-    level, root.handlers[:], root.filters[:], root.disabled, disabled = value
-    root.setLevel(level)
-    logging.disable(disabled)
 
 
 def _random_numbers() -> Iterator[Setting]:
@@ -224,3 +203,63 @@ def _sdp(function: str, *arguments: Any) -> Any:
 def _refill(mapping: dict[Any, Any], value: Mapping[Any, Any]) -> None:
     mapping.clear()
     mapping.update(value)
+
+
+def _of_libraries() -> tuple[Setting, ...]:
+    """Return what a library keeps elsewhere or has not loaded as None, which nothing writes."""
+    counters, metrics = torch_private.all_counters(), torch_private.compilation_metrics()
+    return (
+        ("counters of torch.compile", lambda: _counted(counters), partial(_write_counters, counters)),
+        ("metrics of torch.compile", lambda: list(metrics or ()), partial(_rewrite, metrics)),
+        ("settings of torch.compile", _read_configs, _write_configs),
+        ("stance of torch.compile", torch_private.stance, torch_private.set_stance),
+        ("FP8 state of Transformer Engine", lambda: contents(_te_attributes()), _write_te),
+    )
+
+
+def _counted(counters: Any) -> dict[str, dict[str, int]]:
+    return {key: dict(value) for key, value in (counters or {}).items()}
+
+
+def _write_counters(counters: Any, before: dict[str, dict[str, int]]) -> None:
+    counters.clear()
+    for key, counted in before.items():
+        counters[key].update(counted)
+
+
+def _rewrite(values: Any, before: list[Any]) -> None:
+    values.clear()
+    values.extend(before)
+
+
+def _read_configs() -> dict[str, dict[str, Any]]:
+    return {
+        name: sys.modules[name].get_config_copy() for name in torch_private.CONFIGS if name in sys.modules
+    }
+
+
+def _write_configs(before: dict[str, dict[str, Any]]) -> None:
+    for name, values in before.items():
+        config: Any = sys.modules[name]
+        now = config.get_config_copy()
+        for key, value in values.items():
+            if now.get(key) != value:
+                setattr(config, key, value)
+
+
+def _te_attributes() -> dict[str, Any]:
+    """Collect the plain attributes of Transformer Engine's state."""
+    state = te_private.state()
+    names = getattr(type(state), "__slots__", None) or list(getattr(state, "__dict__", ()))
+    values = {name: getattr(state, name, None) for name in names if not name.startswith("_")}
+    kinds = (classmethod, staticmethod)
+    return {
+        name: value for name, value in values.items() if not callable(value) and not isinstance(value, kinds)
+    }
+
+
+def _write_te(before: Contents) -> None:
+    attributes = _te_attributes()
+    for name in restore(attributes, before):
+        if name in before:
+            setattr(te_private.state(), name, attributes[name])

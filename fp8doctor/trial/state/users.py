@@ -1,7 +1,6 @@
 """The user's modules, tensors and optimizers: found, noted before a trial, and put back if they changed.
 
-A trial needs none of these changes, but a training step that names the user's objects may make them. Nothing
-is taken away during the trial, so an interrupt loses nothing.
+Nothing is taken away during the trial, so an interrupt loses nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import is_a, is_module, state_of
-from fp8doctor.trial.state.process_settings import alike
 
 _log = logging.getLogger("fp8doctor")
 
@@ -30,7 +30,6 @@ NAMES = {
     "training": "training flags",
     "_parameters": "parameters",
     "_buffers": "buffers",
-    "_modules": "modules",
     "_non_persistent_buffers_set": "buffers",
 }
 """Attribute of a module -> its name in a report; any other is a hook or an attribute."""
@@ -43,82 +42,39 @@ Contents = dict[Any, tuple[Any, Any]]
 
 
 class UserObjects:
-    """The user's modules and tensors as they were when this was made."""
+    """The user's modules, tensors and optimizers as they were when this was made."""
 
-    def __init__(self, users: UsersOwn) -> None:
-        self._modules = [
-            (module, type(module), contents(vars(module)))
-            for root in users.modules
-            for module in root.modules()
-        ]
+    def __init__(self, job: Job) -> None:
+        users = of_the_job(job)
+        modules = {id(each): each for root in users.modules for each in root.modules()}.values()
         found = [
             tensor
-            for module, _, _ in self._modules
+            for module in modules
             for tensor in (*module._parameters.values(), *module._buffers.values())
             if tensor is not None
         ]
-        found += users.trained
-        tensors = {id(tensor): tensor for tensor in found}.values()
-        self._tensors = [(tensor, tensor.requires_grad, contents(_attributes(tensor))) for tensor in tensors]
-        self._gradients = [(tensor, tensor.grad) for tensor in tensors if tensor.is_leaf]
-        places = [("parameters", tensor) for tensor in tensors]
-        places += [("gradients", gradient) for _, gradient in self._gradients if gradient is not None]
-        self._data = [(each, name, data) for name, each in places if (data := _data_of(each)) is not None]
+        tensors = {id(each): each for each in (*found, *users.trained)}.values()
+        gradients = [(each, each.grad) for each in tensors if each.is_leaf]
+        held = [("parameters", each) for each in tensors]
+        held += [("gradients", gradient) for _, gradient in gradients if gradient is not None]
+        data = [(name, each, moved) for name, each in held if (moved := _data_of(each)) is not None]
+        self._parts: list[Callable[[], list[str]]] = [
+            *(partial(_put_data_back, *each) for each in data),  # before gradients, which need the same dtype
+            *(partial(_put_gradient_back, *each) for each in gradients),
+            *(partial(_put_module_back, each, type(each), contents(vars(each))) for each in modules),
+            *(partial(_put_attributes_back, *_noted_tensor(each)) for each in tensors),
+            partial(_put_settings_back, noted_settings(users.optimizers)),
+        ]
 
     def put_back(self) -> list[str]:
         """Put everything back, and name what had changed. If one part fails, the others are put back."""
         changed: dict[str, None] = {}
-        parts: tuple[tuple[Callable[..., Iterable[str]], Iterable[tuple[Any, ...]]], ...] = (
-            (_put_data_back, self._data),  # before the gradients, which need the same dtype
-            (_put_gradient_back, self._gradients),
-            (_put_module_back, self._modules),
-            (_put_attributes_back, self._tensors),
-        )
-        for put_back, items in parts:
-            for item in items:
-                try:
-                    changed.update(dict.fromkeys(put_back(*item)))
-                except Exception:  # from a user's or a library's class
-                    _log.debug("%s of %s", put_back.__name__, type(item[0]), exc_info=True)
+        for put_back in self._parts:
+            try:
+                changed.update(dict.fromkeys(put_back()))
+            except Exception:  # from a user's or a library's class
+                _log.debug("%s", put_back, exc_info=True)
         return list(changed)
-
-
-def _put_gradient_back(tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[str]:
-    """Put the same gradient object back; clearing it is no change."""
-    found = tensor.grad
-    if found is not gradient:
-        tensor.grad = gradient
-    return [] if found is gradient or found is None else ["gradients"]
-
-
-def _put_module_back(module: nn.Module, kind: type, held: Contents) -> list[str]:
-    changed = [] if type(module) is kind else ["modules"]
-    if changed:
-        module.__class__ = kind
-    names = restore(vars(module), held)
-    return changed + [NAMES.get(name, "hooks" if "hooks" in name else "modules") for name in names]
-
-
-def _put_data_back(tensor: torch.Tensor, name: str, data: torch.Tensor) -> list[str]:
-    if tensor.dtype == data.dtype and tensor.is_set_to(data):
-        return []
-    tensor.data = data
-    return [name]
-
-
-def _put_attributes_back(tensor: torch.Tensor, requires_grad: bool, held: Contents) -> list[str]:
-    changed = []
-    if tensor.requires_grad != requires_grad and tensor.is_leaf:
-        changed.append("requires_grad")
-        tensor.requires_grad_(requires_grad)
-    attributes = _attributes(tensor)
-    for name in HOOKS:
-        if attributes[name] and attributes[name] is not held[name][0]:
-            attributes[name].clear()  # autograd holds on to it
-    for name in restore(attributes, held):
-        changed.append("hooks" if "hooks" in name else "attributes of parameters")
-        setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
-    return changed
 
 
 def _data_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -134,9 +90,75 @@ def _data_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return None
 
 
+def _put_data_back(name: str, tensor: torch.Tensor, data: torch.Tensor) -> list[str]:
+    if tensor.dtype == data.dtype and tensor.is_set_to(data):
+        return []
+    tensor.data = data
+    return [name]
+
+
+def _put_gradient_back(tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[str]:
+    """Put the same gradient object back; clearing it is no change."""
+    found = tensor.grad
+    if found is not gradient:
+        tensor.grad = gradient
+    return [] if found is gradient or found is None else ["gradients"]
+
+
+def _put_module_back(module: nn.Module, kind: type, before: Contents) -> list[str]:
+    changed = [] if type(module) is kind else ["modules"]
+    if changed:
+        module.__class__ = kind
+    names = restore(vars(module), before)
+    return changed + [NAMES.get(name, "hooks" if "hooks" in name else "modules") for name in names]
+
+
+def _noted_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, bool, Contents]:
+    return tensor, tensor.requires_grad, contents(_attributes(tensor))
+
+
+def _put_attributes_back(tensor: torch.Tensor, requires_grad: bool, before: Contents) -> list[str]:
+    changed = []
+    if tensor.requires_grad != requires_grad and tensor.is_leaf:
+        changed.append("requires_grad")
+        tensor.requires_grad_(requires_grad)
+    attributes = _attributes(tensor)
+    for name in HOOKS:
+        if attributes[name] and attributes[name] is not before[name][0]:
+            attributes[name].clear()  # autograd holds on to it
+    for name in restore(attributes, before):
+        changed.append("hooks" if "hooks" in name else "attributes of parameters")
+        setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
+    return changed
+
+
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """Collect a tensor's hooks and the attributes that the user or a library set."""
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
+
+
+Settings = list[tuple[dict[Any, Any], Contents]]
+"""The attributes, state and groups of optimizers and schedulers, each with its contents before."""
+
+
+def noted_settings(optimizers: Iterable[Any]) -> Settings:
+    """Note optimizers and schedulers. A tensor in them is left to the guard of its storage."""
+    held: list[dict[Any, Any]] = []
+    for each in optimizers:
+        places = (getattr(each, "__dict__", None), getattr(each, "state", None))
+        held += [place for place in places if isinstance(place, dict)]
+        held += getattr(each, "param_groups", ())
+    return [(each, contents(each)) for each in held]
+
+
+def restored_settings(settings: Settings) -> list[str]:
+    """Put every setting back, and name those that had changed; a parameter's state is ``state``."""
+    names = [name for held, before in settings for name in restore(held, before)]
+    return [name if isinstance(name, str) else "state" for name in names]
+
+
+def _put_settings_back(settings: Settings) -> list[str]:
+    return ["optimizer settings"] if restored_settings(settings) else []
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:
@@ -151,7 +173,7 @@ def _copied(value: Any) -> Any:
     return kind(value) if kind else None
 
 
-def restore(attributes: dict[Any, Any], before: Contents) -> list[str]:
+def restore(attributes: dict[Any, Any], before: Contents) -> list[Any]:
     """Put back every attribute and every container's contents; name those that had changed."""
     changed = [name for name in attributes if name not in before]
     for name in changed:
@@ -160,7 +182,7 @@ def restore(attributes: dict[Any, Any], before: Contents) -> list[str]:
         if name not in attributes or attributes[name] is not value:
             attributes[name] = value
             changed.append(name)
-        if held is not None and not same(value, held):
+        if held is not None and not _same(value, held):
             _refill(value, held)
             changed.append(name)
     return changed
@@ -174,7 +196,7 @@ def _refill(value: Any, held: Any) -> None:
     value.extend(held) if isinstance(value, (list, deque)) else value.update(held)
 
 
-def same(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any) -> bool:
     """Return whether a generator is in a state, or two containers hold the same objects in the same order."""
     if isinstance(a, torch.Generator):
         return torch.equal(a.get_state(), b)
@@ -183,63 +205,6 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return len(a) == len(b) and all(x is y and a[x] is b[y] for x, y in zip(a, b, strict=True))
     return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
-
-
-def inner(optimizer: Any) -> Any:
-    """Return the optimizer inside Accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)
-
-
-def settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """List the settings of an optimizer's groups, without their parameters."""
-    return [
-        {name: value for name, value in group.items() if name != "params"}
-        for group in getattr(optimizer, "param_groups", ())
-    ]
-
-
-class OptimizerSettings:
-    """Optimizers and their groups as they were when this was made.
-
-    A tensor in them is left to the guard of its storage.
-    """
-
-    def __init__(self, optimizers: Iterable[Any]) -> None:
-        optimizers = list(optimizers)
-        own = [each.__dict__ for each in optimizers if hasattr(each, "__dict__")]
-        states = [each.state for each in optimizers if isinstance(getattr(each, "state", None), dict)]
-        self._held = [(held, contents(held)) for held in (*own, *states)]
-        self._groups = [
-            (group, {name: value for name, value in group.items() if not _is_held(name, value)})
-            for optimizer in optimizers
-            for group in getattr(optimizer, "param_groups", ())
-        ]
-        self._trained = [(group, group["params"], list(group["params"])) for group, _ in self._groups]
-
-    def put_back(self) -> list[str]:
-        """Put everything back, and name what had changed."""
-        changed: dict[str, None] = {}
-        for held, before in self._held:
-            changed.update(
-                (name if isinstance(name, str) else "state", None) for name in restore(held, before)
-            )
-        for group, before in self._groups:
-            for name in [each for each in group if each not in before and not _is_held(each, group[each])]:
-                del group[name]
-                changed[name] = None
-            for name, value in before.items():
-                if name not in group or not alike(group[name], value):
-                    group[name] = value
-                    changed[name] = None
-        for group, parameters, trained in self._trained:
-            if group["params"] is not parameters or not same(parameters, trained):
-                group["params"], parameters[:] = parameters, trained
-                changed["params"] = None
-        return [repr(name) for name in changed]
-
-
-def _is_held(name: str, value: Any) -> bool:
-    return name == "params" or isinstance(value, torch.Tensor)
 
 
 DEPTH = 4
@@ -257,6 +222,7 @@ class UsersOwn(NamedTuple):
     modules: list[nn.Module]
     """The job's model first."""
     optimizers: list[Any]
+    """And learning-rate schedulers."""
     trained: list[torch.Tensor]
     """Tensors with gradients that are in an optimizer, a variable or an attribute."""
 
@@ -269,8 +235,9 @@ def of_the_job(job: Job) -> UsersOwn:
     for function in (job.loss, job.training_step):
         _look(function, found, seen, DEPTH)
     modules = [job.model, *(each for each in found if is_module(each))]
-    optimizers = [job.optimizer, *job.other_optimizers, *(each for each in found if is_a(each, Optimizer))]
-    optimizers = [inner(each) for each in optimizers if each is not None]
+    optimizers = [job.optimizer, *job.other_optimizers]
+    optimizers += [each for each in found if is_a(each, Optimizer) or is_a(each, LRScheduler)]
+    optimizers = [each if is_a(each, LRScheduler) else inner(each) for each in optimizers]
     groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
     attributes = [vars(each) for module in modules for each in module.modules()]
     tensors = chain(
@@ -280,17 +247,22 @@ def of_the_job(job: Job) -> UsersOwn:
     return UsersOwn(_each_once(modules), _each_once(optimizers), _each_once(trained))
 
 
+def inner(optimizer: Any) -> Any:
+    """Return the optimizer inside Accelerate's wrapper."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
 def _each_once(values: Iterable[Any]) -> list[Any]:
-    return list({id(each): each for each in values}.values())
+    return list({id(each): each for each in values if each is not None}.values())
 
 
 def _look(value: Any, found: list[Any], seen: set[int], depth: int) -> None:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if issubclass(type(value), (nn.Module, Optimizer, torch.Tensor)):
+    if issubclass(type(value), (nn.Module, Optimizer, LRScheduler, torch.Tensor)):
         found.append(value)
-    elif depth:
+    if depth and not issubclass(type(value), (nn.Module, Optimizer, torch.Tensor)):
         for each in _named(value):
             _look(each, found, seen, depth - 1)
 
