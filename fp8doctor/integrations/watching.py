@@ -8,7 +8,6 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,19 +21,17 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.report import Report, ReportFailed
-from fp8doctor.running.script_messages import Message, Note, Observed, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import error_in_words, plural
 
 if TYPE_CHECKING:
-    from fp8doctor.running.health_monitor import HealthMonitor
+    from fp8doctor.running.long_watch import LongWatch
     from fp8doctor.running.observer import ScriptObserver
 
 _log = logging.getLogger("fp8doctor")
 
 FailOn = Literal["never", "info", "warning", "error"]
-
-FEWEST_STEPS = 3
 
 HELD_IN = "callback.report"
 """Where a user finds the report in Python."""
@@ -71,13 +68,11 @@ class Watching:
         budget_s: float | None = None,
         device: str | None = None,
     ) -> None:
-        _check_counts(steps, warmup)
+        for name, value, least in (("steps", steps, 3), ("warmup", warmup, 1), ("every", every, 1)):
+            right = isinstance(value, int) and not isinstance(value, bool) and value >= least
+            if not right and not (name == "every" and value is None):
+                raise ValueError(f"{name} has to be a whole number, {least} or more, not {value!r}")
         check_limits(budget_s)
-        if every is not None:
-            _check_count("every", every, 1)
-        self._health_file, self._every = Path(health) if health is not None else None, every
-        self._health: HealthMonitor | None = None
-        self._losses: Any = None
         check_fail_on(fail_on)
         self._output = Path(output) if output is not None else None
         self._fail_on, self._require_fp8 = fail_on, require_fp8
@@ -86,25 +81,26 @@ class Watching:
             registry.select(registry.discover(), self._select, self._ignore)
         except UserError as error:
             raise ValueError(str(error)) from None
-        self._options = WatchOptions("", steps, warmup, stop=False, budget_s=budget_s, device=device)
+        file = None if health is None else str(Path(health))
+        self._options = WatchOptions(
+            "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
+        )
         self._observer: ScriptObserver | None = None
+        self._long: LongWatch | None = None
         self._heard = Heard()
         self._over = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what watches: a copy has watched nothing."""
+        return {**vars(self), "_observer": None, "_long": None}
+
     def _begin(self, leads: bool, model: Any) -> None:
         """Watch a training that begins, or begins again after a failure."""
-        if not leads or self._over:
-            return
-        self._guarded(lambda: self._observe(model))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out the observer: a copy has watched nothing."""
-        return {**vars(self), "_observer": None, "_health": None, "_losses": None}
+        if leads and not self._over:
+            self._guarded(lambda: self._observe(model))
 
     def _observe(self, model: Any) -> None:
         from fp8doctor.examine.fp8_conversion import is_fp8
-        from fp8doctor.running.health_monitor import monitor
-        from fp8doctor.running.losses import Losses
         from fp8doctor.running.observer import ScriptObserver
         from fp8doctor.stacks.looking import modules_of
 
@@ -114,14 +110,26 @@ class Watching:
             return
         self._abandon()
         self._heard = Heard()
-        if self._health_file is not None and self._health is None:
-            self._losses = Losses()
-            self._losses.begin()
-            weakref.finalize(self, self._losses.end).atexit = False
-            self._health = monitor(self._health_file, self._every, target.name, say, self._losses)
+        if self._options.health is not None and self._long is None:
+            self._watch_long(target.name)
         self._observer = observer = ScriptObserver(self._heard, self._options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.release).atexit = False
+
+    def _watch_long(self, name: str) -> None:
+        """Sample FP8's health to the training's end."""
+        from fp8doctor.running.long_watch import LongWatch
+        from fp8doctor.running.losses import Losses
+
+        def tell(message: Message) -> None:
+            if message.note is not None:
+                say(f"fp8doctor: {message.note}")
+
+        losses = Losses()
+        self._long = LongWatch(self._options._replace(script=name), tell, losses)
+        losses.begin()
+        self._long.install()
+        weakref.finalize(self, self._long.ended).atexit = False
 
     def _stepped(self, optimizer: Any, *, closure: bool = False) -> None:
         """Note an optimizer step; report after the window's last."""
@@ -130,8 +138,12 @@ class Watching:
             if self._observer.done:
                 self._guarded(self._observer.time_copies)
                 self._finish()
-        if self._health is not None:
-            self._health.stepped(optimizer, partial(found_model, optimizer) if self._over else None)
+        if self._long is not None:
+            if self._over and not self._long.knows:
+                from fp8doctor.running.stepped_model import LiveObjects, owner_of
+
+                self._long.know(owner_of(optimizer, LiveObjects()), optimizer)
+            self._long.stepped(optimizer, sample=self._over)
 
     def _paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""
@@ -140,9 +152,8 @@ class Watching:
 
     def _end(self, *, failed: bool = False) -> None:
         """Report at the end of the training, if the window was still open."""
-        if self._health is not None:
-            self._health.stop()
-            self._losses.end()
+        if self._long is not None:
+            self._long.ended()
         observer = self._observer
         if observer is None:
             return
@@ -188,14 +199,13 @@ class Watching:
             return
         report = Report.of(diagnose(self._heard.facts, select=self._select, ignore=self._ignore))
         self.report = report
-        if self._output is None:
-            say(report._printed(HELD_IN))
-            return
-        try:
-            write_text(self._output, _rendered(report, self._output))
-        except UserError as error:
-            say(f"fp8doctor: {error}")
-            say(report._printed(HELD_IN))
+        if self._output is not None:
+            try:
+                write_text(self._output, _rendered(report, self._output))
+                return
+            except UserError as error:
+                say(f"fp8doctor: {error}")
+        say(report._printed(HELD_IN))
 
     def _guarded(self, part: Callable[[], None]) -> None:
         """Run a part of ours; a failure is printed, and the training goes on."""
@@ -218,34 +228,14 @@ class Heard:
 
     @property
     def forked(self) -> bool:
-        """Tell if this is a copy in a process that the training forked."""
         return os.getpid() != self.owner
 
     def send(self, message: Message) -> None:
         """Keep what the report needs."""
-        if isinstance(message, Observed):
+        if message.facts is not None:
             self.facts = Facts.from_dict(message.facts)
-        elif isinstance(message, Note):
-            self.notes.append(message.text)
-
-
-def found_model(optimizer: Any) -> tuple[Any, bool] | None:
-    """Find the model that an optimizer trains, and if a compiled function may call it."""
-    from fp8doctor.running.stepped_model import LiveObjects, owner_of
-    from fp8doctor.stacks.torch_private import frames_compiled
-
-    found = owner_of(optimizer, LiveObjects())
-    return None if found is None else (found.model, frames_compiled() > 0 and not found.compiled)
-
-
-def _check_counts(steps: Any, warmup: Any) -> None:
-    _check_count("steps", steps, FEWEST_STEPS)
-    _check_count("warmup", warmup, 1)
-
-
-def _check_count(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} has to be a whole number, {least} or more, not {value!r}")
+        if message.note is not None:
+            self.notes.append(message.note)
 
 
 def check_fail_on(value: Any) -> None:

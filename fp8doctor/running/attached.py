@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from fp8doctor.running.patches import without_own_frame
-from fp8doctor.running.script_messages import Channel, Ended, Imported, Note, WatchOptions
+from fp8doctor.running.script_messages import Channel, Message, WatchOptions
 
 REPORT_TAKES_S = 120.0
 """Seconds that the script's end waits for the report. A choice: the report of an 8B Llama takes seconds on a
@@ -45,7 +45,7 @@ def attach(request: dict[str, Any], before: Collection[str]) -> None:
     shadowed = _shadowed(request["folder"], before)
     attached.pythons.hide(shadowed)
     if "fp8doctor" in shadowed:
-        attached.channel.send(Note(NAMESAKE))
+        attached.channel.send(Message(note=NAMESAKE))
     else:
         sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
 
@@ -81,7 +81,7 @@ class _Attached:
         """Start the observer. Its failure never stops the script's import."""
         if self.channel.forked:
             return
-        self.channel.send(Imported())
+        self.channel.send(Message(torch=True))
         try:
             with self.pythons:
                 from fp8doctor.running.observer import ScriptObserver
@@ -89,7 +89,8 @@ class _Attached:
             self.observer = ScriptObserver(self.channel, self.settings)
             self.observer.install()
         except Exception as error:
-            self.channel.send(Note(f"fp8doctor could not watch: {type(error).__name__}: {error}"))
+            said = f"fp8doctor could not watch: {type(error).__name__}: {error}"
+            self.channel.send(Message(note=said))
 
     def ended(self) -> None:
         """Report the end, and wait for the report to be written."""
@@ -98,10 +99,10 @@ class _Attached:
         try:
             if self.observer is not None and isinstance(getattr(sys, "last_value", None), Exception):
                 self.observer.guarded(self.observer.failed)
-            steps, all_steps = (0, None)
+            end = Message(ended=True, steps=0, error=_uncaught())
             if self.observer is not None:
-                steps, all_steps = self.observer.closed(), self.observer.all_steps
-            self.channel.send(Ended(steps, all_steps, _uncaught()))
+                end.steps, end.all_steps = self.observer.closed(), self.observer.all_steps
+            self.channel.send(end)
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)
         except (KeyboardInterrupt, SystemExit):

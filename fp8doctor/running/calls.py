@@ -49,16 +49,25 @@ class Calls:
         self._depth, self._thread = 0, get_ident()
         self._within: CallsSeen | None = None
         self._marks = self._outer_marks = self._marked(outer.values())
-        self._compiling = _Compiling(self._place, self._take_off)
+        self._handler: Any = None
+        self._callbacks = (("start", lambda *_: self._take_off()), ("end", lambda *_: self._place()))
 
     def begin(self) -> None:
-        """Mark the classes."""
+        """Mark the classes, but not while Dynamo traces; making an optimizer loads it."""
         self._place()
-        self._compiling.begin()
+        self._handler = torch_private.tracing_callbacks()
+        torch_private.skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
+        for when, callback in self._callbacks:
+            if self._handler is not None:
+                getattr(self._handler, f"register_{when}_callback")(callback)
 
     def end(self) -> None:
         """Restore the classes."""
-        self._compiling.end()
+        for when, callback in self._callbacks:
+            if self._handler is not None:
+                with suppress(ValueError):  # torch._dynamo.reset() forgets them
+                    getattr(self._handler, f"remove_{when}_callback")(callback)
+        self._handler = None
         self._take_off()
 
     def tell_within(self, modules: Iterable[nn.Module], seen: CallsSeen) -> None:
@@ -67,11 +76,6 @@ class Calls:
         outer = (alive for mark in self._outer_marks for alive in mark.modules())
         together = {id(each): each for each in (*outer, *modules)}
         self._marks, self._within = self._marked(together.values()), seen
-        self._place()
-
-    def _tell_no_more(self) -> None:
-        self._take_off()
-        self._marks, self._within = self._outer_marks, None
         self._place()
 
     def _marked(self, modules: Iterable[nn.Module]) -> list[_Mark]:
@@ -88,16 +92,12 @@ class Calls:
         for mark in self._marks:
             mark.take_off()
 
-    def _leave_inside(self, called: nn.Module) -> None:
-        """Stop watching inside compiled regions once another module is called."""
-        if self._inside and id(called) in self._outer - self._inside:
-            for mark in (*self._marks, *self._outer_marks):
-                mark.leave(self._inside)
-            self._inside.clear()
-
     def run(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call, and report it if it is the outermost."""
-        self._leave_inside(module)
+        if self._inside and id(module) in self._outer - self._inside:
+            for mark in (*self._marks, *self._outer_marks):  # what compiles now is not called from outside
+                mark.leave(self._inside)
+            self._inside.clear()
         try:
             if get_ident() != self._thread:
                 return call(*args, **kwargs)
@@ -113,7 +113,9 @@ class Calls:
                 if within is not None:
                     within.leave(module)
                     if not self._depth:
-                        self._tell_no_more()
+                        self._take_off()
+                        self._marks, self._within = self._outer_marks, None
+                        self._place()
         except BaseException as error:
             without_own_frame(error)
             raise
@@ -177,44 +179,13 @@ class _Mark:
         return partial(self._calls.run, module, call)
 
     def __set__(self, module: Any, value: Any) -> None:
-        _state(module)[COMPILED_CALL] = value
+        object.__getattribute__(module, "__dict__")[COMPILED_CALL] = value
 
     def __delete__(self, module: Any) -> None:
-        if COMPILED_CALL not in _state(module):
-            raise AttributeError(COMPILED_CALL)
-        del _state(module)[COMPILED_CALL]
+        try:
+            del object.__getattribute__(module, "__dict__")[COMPILED_CALL]
+        except KeyError:
+            raise AttributeError(COMPILED_CALL) from None
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()
-
-
-def _state(module: Any) -> dict[str, Any]:
-    return object.__getattribute__(module, "__dict__")  # type: ignore[no-any-return]
-
-
-class _Compiling:
-    """Reports when Dynamo begins and ends to trace, through Dynamo's callbacks."""
-
-    def __init__(self, ended: Callable[[], None], began: Callable[[], None]) -> None:
-        self._callbacks = [("start", self._calling(began)), ("end", self._calling(ended))]
-        self._handler: Any = None
-
-    def begin(self) -> None:
-        """Register, if Dynamo is loaded: making an optimizer loads it."""
-        self._handler = torch_private.tracing_callbacks()
-        torch_private.skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
-        for when, callback in self._callbacks:
-            if self._handler is not None:
-                getattr(self._handler, f"register_{when}_callback")(callback)
-
-    def end(self) -> None:
-        """Unregister."""
-        for when, callback in self._callbacks:
-            if self._handler is not None:
-                with suppress(ValueError):  # torch._dynamo.reset() forgets them
-                    getattr(self._handler, f"remove_{when}_callback")(callback)
-        self._handler = None
-
-    @staticmethod
-    def _calling(function: Callable[[], None]) -> Callable[[Any], None]:
-        return lambda *_: function()

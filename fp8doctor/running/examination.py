@@ -24,7 +24,7 @@ from fp8doctor.facts import NOT_RECORDED, Facts, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import Batch, describe
-from fp8doctor.running.script_messages import Message, Progress, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.stacks.looking import read
@@ -155,7 +155,7 @@ class ScriptExaminer:
 
         def show(doing: Doing, variant: str | None) -> None:
             if course.take(doing):
-                self.send(Progress(course.line()))
+                self.send(Message(progress=course.line()))
 
         teller = Teller(show, budget.end)
         run = TrialRun(device, budget, teller.say, begin=teller.begin)

@@ -30,18 +30,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Lines, UnreadableDocument, decoder
 from fp8doctor.running.rank_reports import RankCollector, RankSender, is_running
-from fp8doctor.running.script_messages import (
-    Ended,
-    Imported,
-    Message,
-    Note,
-    Observed,
-    Progress,
-    ScriptState,
-    Stepped,
-    Watched,
-    WatchOptions,
-)
+from fp8doctor.running.script_messages import Message, ScriptState, WatchOptions
 
 LOWEST_NUMBER = 200
 """Our file descriptors start here, above the script's. With a lower limit they are among the last."""
@@ -297,26 +286,18 @@ def _listen(listen: int, process: int, say: Say, early: Early, others: Others) -
     for line in _lines(listen, process):
         try:
             message = messages.decode(line)
-            if isinstance(message, Observed):
-                state.facts, state.complete = Facts.from_dict(message.facts), message.complete
+            if message.facts is not None:
+                state.facts = Facts.from_dict(message.facts)
         except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
             continue  # the line broke off
-        if isinstance(message, Imported):
-            state.torch = True
-        elif isinstance(message, Note):
-            state.notes.append(message.text)
-        elif isinstance(message, Progress):
-            say(message.text)
-        elif isinstance(message, Watched):
-            early(state, message.steps)
-        elif isinstance(message, Stepped):
-            state.stepped_in_fork |= message.forked
-            state.stepped |= not message.forked
-        elif isinstance(message, Ended):
-            state.ended, state.steps, state.error = True, message.steps, message.error
-            state.all_steps = message.all_steps
+        state.take(message)
+        if message.progress is not None:
+            say(message.progress)
+        if message.watched is not None:
+            early(state, message.watched)
+        if state.ended:
             break
-        if others is not None and isinstance(message, Imported | Observed):
+        if others is not None and (message.torch or message.facts is not None):
             others.changed(state)
     state.running = False
     return state

@@ -5,12 +5,18 @@ before the optimizer steps, when its forward is long done. The weights are still
 first that is not finite is named. Gradients that are not finite show in the next step's loss, so nothing
 waits for them. A backward pass spoils all layers before the one where it started, so the last spoiled layer
 is named.
+
+FP8's health is sampled every so many steps and appended to a file. If the user names no distance, the next
+sample comes when the last one's cost is at most `SHARE` of the time between the two. Between samples nothing
+is left on the script's modules.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,10 +28,12 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
-from fp8doctor.health.record import FirstBad
-from fp8doctor.running.health_monitor import monitor
+from fp8doctor.errors import UserError
+from fp8doctor.facts.scrub import scrub
+from fp8doctor.health.record import FirstBad, HealthFile, Sample, header, last_step, significant
+from fp8doctor.running.layer_sampler import LayerSampler
 from fp8doctor.running.losses import Losses
-from fp8doctor.running.script_messages import Message, Note, Progress, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import recognise
@@ -43,65 +51,88 @@ KEPT = 2
 STOPPED = 1
 """Exit code of a script that ``--stop-on-nan`` stops."""
 
+EVERY = 100
+"""Least steps between two samples if the user names none. A choice: faults are to be named within 100."""
+
+SHARE = 0.008
+"""Largest share of the time that samples may take if the user names no distance: below the promised 1%."""
+
 Owner = tuple[str, nn.Module, nn.Parameter, str]
 """A module's name, the module, one of its parameters, and the parameter's name."""
 
 
 class LongWatch:
-    """Watches every step of the main optimizer; no hook is left on modules between samples."""
+    """Watches every step of the main optimizer."""
 
     def __init__(self, settings: WatchOptions, send: Callable[[Message], None], losses: Losses) -> None:
         """Read ``losses``, which are watched already."""
-        self._stops, self._send, self.losses = settings.stop_on_nan, send, losses
+        self._settings, self._send, self.losses = settings, send, losses
         losses.wants_largest = True
         self.found: FirstBad | None = None
         """The first step that is not finite so far."""
         self._recent: deque[tuple[int, list[int], list[torch.Tensor]]] = deque(maxlen=KEPT)
         """Largest magnitudes of gradients, on the device."""
-        self._health = None
-        if settings.health is not None:
-            path = Path(settings.health)
-            self._health = monitor(path, settings.every, settings.script, self._note, self.losses)
         self._first: weakref.ref[Any] | None = None
         """First parameter of the main optimizer."""
         self._model: Callable[[], nn.Module | None] = lambda: None
-        self._find: Callable[[], tuple[nn.Module, bool] | None] = lambda: None
-        self._steps, self._over = 0, False
-        self._frames = frames_compiled()
+        self._frames, self._function = frames_compiled(), False
+        self._process, self._over = os.getpid(), False
+        self._file: HealthFile | None = None
+        if settings.health is not None:
+            try:
+                self._file = HealthFile(Path(settings.health))
+            except UserError as error:
+                send(Message(note=f"FP8's health is not sampled: {error}"))
+        self._sampled: Callable[[], nn.Module | None] = lambda: None
+        self._sampler: LayerSampler | None = None
+        self._sampling = False
+        self._steps = self._due = self._last = 0
+        self._base = 0
+        """Steps before the watching, of a checkpoint or the file."""
+        self._ended_s = self._began_s = self._step_s = 0.0
 
     def install(self) -> None:
         """Watch the beginning of optimizer steps."""
         self._removable = register_optimizer_step_pre_hook(self._before)
 
+    @property
+    def knows(self) -> bool:
+        """The model was found."""
+        return self._model() is not None
+
     def know(self, found: Ownership | None, optimizer: Optimizer) -> None:
-        """Name the layers of this model. A later call replaces it."""
+        """Name and sample the layers of this model. A later call replaces it."""
         parameters = held(optimizer)
-        if found is None or not parameters:
-            return
-        self._first, self._model = weakref.ref(parameters[0]), weakref.ref(found.model)
-        function = frames_compiled() > self._frames and not found.compiled
-        self._find = lambda: None if (alive := self._model()) is None else (alive, function)
-        self.losses.watch(parameters)
+        if found is not None and parameters:
+            self._first, self._model = weakref.ref(parameters[0]), weakref.ref(found.model)
+            self._function = frames_compiled() > self._frames and not found.compiled
+            self.losses.watch(parameters)
 
     def stepped(self, optimizer: Optimizer, *, sample: bool) -> None:
         """Note the end of a step; with ``sample``, health may be sampled from now on."""
-        if not self._over and self._is_main(optimizer):
-            with self._guarded():
-                self._steps += 1
-                if self.found is None and self.losses.largest is not None:
-                    self._recent.append((self._step, *self.losses.largest))
-                if self._health is not None:
-                    self._health.stepped(optimizer, self._find if sample else None)
-                self.losses.next_step()
-            self._stop()
+        if self._over or os.getpid() != self._process or not self._is_main(optimizer):
+            return
+        with self._guarded():
+            self._steps += 1
+            if self.found is None and self.losses.largest is not None:
+                self._recent.append((self._base + self._steps, *self.losses.largest))
+            if self._sampling:
+                self._end_sample()
+            self.losses.next_step()
+            if self._file is not None and sample and self._steps >= self._due:
+                self._begin_sample(self._file, optimizer)
+        self._stop()
 
     def ended(self) -> None:
         """End the watching with the script."""
         self._removable.remove()
         self._look_at_gradients()
         self.losses.end()
-        if self._health is not None:
-            self._health.stop()
+        if self._sampling and self._sampler is not None:
+            self._sampler.release()
+        self._sampling, self._over = False, True
+
+    # Values that are not finite
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Look at the loss. Waits for the forward, which the GPU has done long before the host is here."""
@@ -115,7 +146,7 @@ class LongWatch:
         self._stop()
 
     def _look_at_weights(self) -> None:
-        model, step = self._model(), self._step + 1
+        model, step = self._model(), self._base + self._steps + 1
         with without_modes(), torch.no_grad():
             for owner in _owners(model) if model is not None else ():
                 weight = stored(local(owner[2]))  # of this process alone
@@ -152,10 +183,56 @@ class LongWatch:
         told = f"step {step:,}: the {what} is not finite.{started} {note}".strip()
         self.found = FirstBad(step, what, name, tensor or None, fp8, told)
         self._recent.clear()
-        self._send(Progress(told))
-        self._note(told)
-        if self._health is not None:
-            self._health.file.append(self.found)
+        self._send(Message(progress=told, note=told))
+        if self._file is not None:
+            self._file.append(self.found)
+
+    # FP8's health
+
+    def _begin_sample(self, file: HealthFile, optimizer: Optimizer) -> None:
+        if (model := self._model()) is None:
+            self._file = None
+            self._send(Message(note="FP8's health was not sampled: the model was not found"))
+            return
+        if self._sampler is None or self._sampled() is not model:
+            self._sampled = weakref.ref(model)
+            self._sampler = LayerSampler(model, compiled_function=self._function)
+            counted, path = _steps_of(optimizer), Path(self._settings.health or "")
+            self._base = last_step(path) if counted is None else max(0, counted - self._steps)
+            device = next((each.device for each in model.parameters()), torch.device("cpu"))
+            name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+            about = {"torch": str(torch.__version__), "device": name}
+            settings, step = self._settings, self._base + self._steps
+            file.append(header(settings.script, settings.every, step, self._sampler.layers, **about))
+        _wait()
+        self._began_s = time.perf_counter()
+        if self._last and self._steps > self._last:
+            self._step_s = (self._began_s - self._ended_s) / (self._steps - self._last)
+        self.losses.wants_norm = self._sampling = True
+        self._sampler.begin()
+
+    def _end_sample(self) -> None:
+        """Write the sample of the step that just ended, and choose the next."""
+        assert self._sampler is not None
+        assert self._file is not None
+        layers, loss, norm = self._sampler.end(), self.losses.loss(), self.losses.norm
+        self.losses.wants_norm = self._sampling = False
+        _wait()
+        self._ended_s, self._last = time.perf_counter(), self._steps
+        known = self._step_s > 0
+        cost_s = max(0.0, self._ended_s - self._began_s - self._step_s)
+        sample = Sample(
+            step=self._base + self._steps,
+            loss=None if loss is None else significant(loss),
+            gradient_norm=None if norm is None else significant(float(norm)),
+            layers=layers,
+            cost_ms=significant(cost_s * 1e3) if known else None,
+            step_ms=significant(self._step_s * 1e3) if known else None,
+            notes=tuple(map(scrub, self._sampler.notes)),
+        )
+        self._file.append(sample)
+        enough = math.ceil(cost_s / (SHARE * self._step_s)) if known else 0
+        self._due = self._steps + (self._settings.every or max(EVERY, enough)) - 1
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -167,13 +244,10 @@ class LongWatch:
             _log.debug("the long watch failed", exc_info=True)
             self._over = True
             self.losses.end()
-            self._note(
-                f"the script was not watched for values that are not finite any further: {sentence(error)}"
-            )
-
-    @property
-    def _step(self) -> int:
-        return self._health.step if self._health is not None else self._steps
+            if self._sampler is not None and self._sampling:
+                self._sampler.release()
+            told = "neither values that are not finite nor FP8's health were watched any further"
+            self._send(Message(note=f"{told}: {sentence(error)}"))
 
     def _is_main(self, optimizer: Optimizer) -> bool:
         if self._first is None:
@@ -182,11 +256,8 @@ class LongWatch:
         return bool(groups) and next(iter(groups[0]["params"]), None) is self._first()
 
     def _stop(self) -> None:
-        if self._stops and self.found is not None:
+        if self._settings.stop_on_nan and self.found is not None:
             raise SystemExit(STOPPED)
-
-    def _note(self, text: str) -> None:
-        self._send(Note(text))
 
 
 def _owners(model: nn.Module) -> list[Owner]:
@@ -199,3 +270,16 @@ def _owners(model: nn.Module) -> list[Owner]:
                 seen.add(id(parameter))
                 found.append((name, module, parameter, key))
     return found
+
+
+def _wait() -> None:
+    """Let the GPU catch up, so that a sample's cost is its own."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
+def _steps_of(optimizer: Optimizer) -> int | None:
+    """Return the steps that an optimizer counts itself, which a checkpoint restores; None if it does not."""
+    state = next(iter(optimizer.state.values()), None)
+    count = state.get("step") if isinstance(state, dict) else None
+    return int(count) if isinstance(count, int | torch.Tensor) else None

@@ -26,7 +26,7 @@ from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
 from fp8doctor.running.patches import without_own_frames
-from fp8doctor.running.script_messages import Listener, Note, Observed, Stepped, Watched, WatchOptions
+from fp8doctor.running.script_messages import Listener, Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import LiveObjects, held, only_trainer, owner_of
@@ -161,7 +161,7 @@ class ScriptObserver:
         if self.channel.forked:
             if not self.fork_reported:
                 self.fork_reported = True
-                self.channel.send(Stepped(forked=True))
+                self.channel.send(Message(stepped_in_fork=True))
             return
         with signals_deferred():
             self.guarded(lambda: self.step_of(optimizer) if self.done else self.note(optimizer, closure))
@@ -194,7 +194,7 @@ class ScriptObserver:
         stepper = self.step_of(optimizer)
         stepper.closure = stepper.closure or closure
         if self.facts is None:
-            self.channel.send(Stepped(forked=False))
+            self.channel.send(Message(stepped=True))
             self.examine_early(stepper, optimizer)
         self.choose_main()
         if stepper is not self.main:
@@ -313,11 +313,11 @@ class ScriptObserver:
             recording.problem = sentence(error)
         if recording.problem is not None:
             gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
-            self.channel.send(Note(f"no step was profiled: {recording.problem}"))
+            self.channel.send(Message(note=f"no step was profiled: {recording.problem}"))
         self.facts = replace(self.facts, observed=observed, gaps=gaps)
         self.tell()
         if not self.settings.stop:
-            self.channel.send(Watched(self.steps))
+            self.channel.send(Message(watched=self.steps))
 
     def stop(self) -> None:
         """Time copies, if asked, before the script is stopped."""
@@ -325,7 +325,7 @@ class ScriptObserver:
             torch.cuda.synchronize()  # the other ranks may still need this one in their last exchange
         if not self.settings.rank:
             said = f"the script was stopped after {plural(self.steps, 'step')}, as --stop asks"
-            self.channel.send(Note(said))
+            self.channel.send(Message(note=said))
         self.time_copies()
 
     def time_copies(self) -> None:
@@ -376,7 +376,7 @@ class ScriptObserver:
         if self.recording is not None:
             self.recording.end(why)
         self.forget()
-        self.channel.send(Note(why))
+        self.channel.send(Message(note=why))
 
     def failed(self) -> None:
         """Examine a script that failed before its first step."""
@@ -420,4 +420,4 @@ class ScriptObserver:
         self.complete = self.complete or complete
         if (found := self._not_finite()) is not None:
             self.facts = replace(self.facts, not_finite=found)
-        self.channel.send(Observed(self.facts.to_dict(), complete=self.complete))
+        self.channel.send(Message(facts=self.facts.to_dict(), complete=self.complete))

@@ -1,8 +1,8 @@
 """Collect the reports of a job's ranks.
 
 Nothing uses the script's process group: a collective of ours would hang if ranks step unevenly, end early or
-crash, and would interleave with the script's. The listeners meet in a temporary folder instead, named after
-the launcher's variables. Rank 0 makes and removes it. It reaches one host.
+crash, and would interleave with the script's. Each rank's listener keeps a file in a temporary folder, named
+after the launcher's variables, which rank 0 makes, reads and removes. It reaches one host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Gpu, Observation, Rank, Ranks, recorded
+from fp8doctor.facts import Facts, Gpu, Rank, Ranks, recorded
 from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
@@ -30,6 +30,17 @@ from fp8doctor.wording import plural
 
 NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 """Variables that all ranks of one start of a job share, and no other job of this user."""
+
+OTHERS_END_WITHIN_S = 10.0
+"""Seconds that rank 0 waits after its end for the others. A choice: ranks end together."""
+
+AFTER_A_CRASH_S = 5.0
+"""The same if rank 0 failed: the launcher ends the others."""
+
+MEETS_WITHIN_S = 3.0
+"""Seconds that a rank looks for rank 0's folder. A choice: the launcher starts both at once."""
+
+TICK_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,14 @@ class RankPlace:
     """Rank 0 is on this host, as far as the launcher says."""
     folder: Path
     """Of all ranks of this host."""
+
+    @property
+    def is_safe(self) -> bool:
+        """Tell if the folder is there, and only this user may write to it."""
+        with contextlib.suppress(OSError):
+            found = self.folder.lstat()
+            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return False
 
 
 def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
@@ -73,30 +92,22 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def rank_of(number: int, state: ScriptState) -> Rank:
-    """Build the record of a rank from its script's state."""
-    facts = state.facts
+    """Build the record of a rank from its script's state, without single kernels and modules."""
+    facts, observed = state.facts, NOT_RECORDED
+    if facts is not None and recorded(facts, "observed"):
+        observed = facts.observed
+        if recorded(observed, "breakdown"):
+            observed = replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
+    failed = "raised" if state.error is not None else "ended" if state.ended else "killed"
     return Rank(
         rank=number,
-        end="running"
-        if state.running
-        else "raised"
-        if state.error is not None
-        else "ended"
-        if state.ended
-        else "killed",
+        end="running" if state.running else failed,  # type: ignore[arg-type]
         error=state.error,
         steps=state.all_steps,
         complete=state.complete,
-        observed=_window(facts.observed) if facts and recorded(facts, "observed") else NOT_RECORDED,
+        observed=observed,
         gpu=gpu_of(facts) if facts is not None else NOT_RECORDED,
     )
-
-
-def _window(observed: Observation) -> Observation:
-    """Drop single kernels and modules from the window's breakdown."""
-    if not recorded(observed, "breakdown"):
-        return observed
-    return replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
 
 
 def gpu_of(facts: Facts) -> Gpu | None:
@@ -111,19 +122,21 @@ def gpu_of(facts: Facts) -> Gpu | None:
 
 
 def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
-    """Name failed (in ``order``), running, uneven and missing ranks."""
+    """Name failed (in ``order`` of their ends), running, uneven and missing ranks."""
     by_rank = {each.rank: each for each in ranks.processes}
-    failed = [by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")]
     sentences = []
-    if failed:
+    if failed := [by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")]:
         first, *rest = failed
+        how = (
+            f"failed first{_after(first)}: {first.error}"
+            if first.end == "raised"
+            else f"ended first{_after(first)}, without Python's own end: os._exit, exec, a signal or a crash"
+        )
         then = f"; after it {named([each.rank for each in rest])}" if rest else ""
         before = [by_rank[each] for each in order[: order.index(first.rank)]]
-        over = ", ".join(
-            f"rank {each.rank}{_after(each)}" for each in before if each.end == "ended" and _after(each)
-        )
-        was = f"; ended before it, without an exception: {over}" if over else ""
-        sentences.append(f"rank {first.rank} of {ranks.world_size} {_failed(first)}{then}{was}")
+        over = [f"rank {each.rank}{_after(each)}" for each in before if each.end == "ended" and _after(each)]
+        was = f"; ended before it, without an exception: {', '.join(over)}" if over else ""
+        sentences.append(f"rank {first.rank} of {ranks.world_size} {how}{then}{was}")
     if running := [each.rank for each in ranks.processes if each.end == "running"]:
         sentences.append(f"still running when rank 0 had ended: {named(running)}")
     steps = {each.rank: each.steps for each in ranks.processes if each.end == "ended" and each.steps}
@@ -141,31 +154,12 @@ def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
 
 
 def _after(rank: Rank) -> str:
-    return (
-        f" after {plural(rank.steps, 'step')}" if recorded(rank, "steps") and rank.steps is not None else ""
-    )
-
-
-def _failed(rank: Rank) -> str:
-    if rank.end == "raised":
-        return f"failed first{_after(rank)}: {rank.error}"
-    return f"ended first{_after(rank)}, without Python's own end: os._exit, exec, a signal or a crash"
+    known = recorded(rank, "steps") and rank.steps is not None
+    return f" after {plural(rank.steps or 0, 'step')}" if known else ""
 
 
 def named(numbers: list[int]) -> str:
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
-
-
-OTHERS_END_WITHIN_S = 10.0
-"""Seconds that rank 0 waits after its end for the others. A choice: ranks end together."""
-
-AFTER_A_CRASH_S = 5.0
-"""The same if rank 0 failed: the launcher ends the others."""
-
-MEETS_WITHIN_S = 3.0
-"""Seconds that a rank looks for rank 0's folder. A choice: the launcher starts both at once."""
-
-TICK_S = 0.05
 
 
 class RankMessage(msgspec.Struct):
@@ -190,7 +184,7 @@ class RankSender:
         rank, folder = self.place.rank, self.place.folder
         message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
         try:
-            if not _is_own(folder):
+            if not self.place.is_safe:
                 return False
             beside = folder / f".{rank}"
             beside.write_bytes(msgspec.json.encode(message))
@@ -212,9 +206,8 @@ class RankCollector:
     def __init__(self, place: RankPlace) -> None:
         self.place = place
         self._messages: dict[int, RankMessage] = {}
+        self._remove()  # of a job that was killed
         with contextlib.suppress(OSError):
-            if _is_own(place.folder):
-                shutil.rmtree(place.folder, ignore_errors=True)  # of a job that was killed
             place.folder.mkdir(mode=0o700)
 
     def changed(self, state: ScriptState) -> None:
@@ -231,15 +224,12 @@ class RankCollector:
         while True:
             self._read()
             runs = sum(each.rank.end == "running" for each in self._messages.values())
-            ended = len(self._messages) - runs
-            waits_on = patient and not failed and runs
-            if ended >= (place.of_host or place.world_size) - 1:
+            if len(self._messages) - runs >= (place.of_host or place.world_size) - 1:
                 break
-            if not waits_on and time.monotonic() >= until:
+            if time.monotonic() >= until and not (patient and not failed and runs):
                 break
             time.sleep(TICK_S)
-        if _is_own(place.folder):
-            shutil.rmtree(place.folder, ignore_errors=True)
+        self._remove()
         self._messages[place.rank] = RankMessage(rank_of(place.rank, state), at_s, (), os.getpid())
         known = {number: message.rank for number, message in self._messages.items()}
         expected = {*range(place.of_host or 0), *known}
@@ -248,14 +238,13 @@ class RankCollector:
             of_host=place.of_host,
             processes=tuple(known.get(each, Rank(rank=each, end="not_seen")) for each in sorted(expected)),
         )
-        order = sorted(known, key=lambda number: self._messages[number].at_s)
         for number in sorted(known):
             state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(self._messages[number].notes)]
-        state.notes += rank_notes(state.ranks, order)
+        state.notes += rank_notes(state.ranks, sorted(known, key=lambda each: self._messages[each].at_s))
 
     def _read(self) -> None:
         """Read the files; a rank that runs and whose listener is gone was killed."""
-        for file in self.place.folder.glob("[0-9]*") if _is_own(self.place.folder) else ():
+        for file in self.place.folder.glob("[0-9]*") if self.place.is_safe else ():
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 message = decoder(RankMessage).decode(file.read_bytes())
                 known = self._messages.get(message.rank.rank)
@@ -265,13 +254,9 @@ class RankCollector:
             if message.rank.end == "running" and not is_running(message.process):
                 message.rank, message.at_s = replace(message.rank, end="killed"), time.monotonic()
 
-
-def _is_own(folder: Path) -> bool:
-    """Tell if this is a folder that only this user may write to."""
-    with contextlib.suppress(OSError):
-        found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-    return False
+    def _remove(self) -> None:
+        if self.place.is_safe:
+            shutil.rmtree(self.place.folder, ignore_errors=True)
 
 
 def is_running(process: int) -> bool:

@@ -1,7 +1,4 @@
-"""Messages from a watched script's process to the reporting one, as JSON lines.
-
-Also the options of the watching, which travel the other way, and the state the messages add up to.
-"""
+"""What a watched script's process tells the reporting one, as JSON lines, and what it is asked to watch."""
 
 from __future__ import annotations
 
@@ -16,56 +13,65 @@ if TYPE_CHECKING:
     from fp8doctor.facts import Facts, Ranks
 
 
-class Imported(msgspec.Struct, tag=True):
+class Message(msgspec.Struct, omit_defaults=True):
+    """News of a script; a field that is not set is no news."""
+
+    torch: bool = False
     """The script imported torch."""
-
-
-class Note(msgspec.Struct, tag=True):
+    note: str | None = None
     """A sentence for the end of the report."""
-
-    text: str
-
-
-class Progress(msgspec.Struct, tag=True):
+    progress: str | None = None
     """A line to show while the script runs."""
-
-    text: str
-
-
-class Stepped(msgspec.Struct, tag=True):
+    stepped: bool = False
     """An optimizer of torch took its first step."""
-
-    forked: bool
-    """In a process that the script forked, which is not watched."""
-
-
-class Observed(msgspec.Struct, tag=True):
+    stepped_in_fork: bool = False
+    """The same in a process that the script forked, which is not watched."""
+    facts: dict[str, Any] | None = None
     """All facts so far."""
-
-    facts: dict[str, Any]
-    complete: bool
+    complete: bool = False
     """The window was watched to its end."""
-
-
-class Watched(msgspec.Struct, tag=True):
-    """The watching is over, and the script goes on."""
-
-    steps: int
-    """Steps of the watched optimizer so far."""
-
-
-class Ended(msgspec.Struct, tag=True):
-    """Python is about to end the script's process normally."""
-
-    steps: int
-    """Steps of the optimizer with the most parameters."""
+    watched: int | None = None
+    """The watching is over after this many steps, and the script goes on."""
+    ended: bool = False
+    """Python is about to end the process normally."""
+    steps: int | None = None
+    """At the end: steps of the optimizer with the most parameters."""
     all_steps: int | None = None
-    """Steps of all torch optimizers in this process; None if not counted."""
+    """At the end: steps of all torch optimizers in this process; None if not counted."""
     error: str | None = None
     """The exception that ends the process, in a line."""
 
 
-Message = Imported | Note | Progress | Stepped | Observed | Watched | Ended
+@dataclass
+class ScriptState:
+    """The messages of a script so far; fields are those of `Message`."""
+
+    facts: Facts | None = None
+    complete: bool = False
+    torch: bool = False
+    stepped: bool = False
+    stepped_in_fork: bool = False
+    running: bool = False
+    """Messages may still come."""
+    ended: bool = False
+    error: str | None = None
+    steps: int | None = None
+    all_steps: int | None = None
+    notes: list[str] = field(default_factory=list)
+    ranks: Ranks | None = None
+    """All processes of the job; None if it has one."""
+
+    def take(self, message: Message) -> None:
+        """Add a message, but for its facts and progress."""
+        self.torch |= message.torch
+        self.stepped |= message.stepped
+        self.stepped_in_fork |= message.stepped_in_fork
+        self.complete |= message.complete
+        if message.note is not None:
+            self.notes.append(message.note)
+        if message.ended:
+            self.ended, self.error = True, message.error
+            self.steps, self.all_steps = message.steps, message.all_steps
 
 
 class Listener(Protocol):
@@ -95,7 +101,6 @@ class Channel:
 
     @property
     def forked(self) -> bool:
-        """Tell if this is a copy in a process that the script forked."""
         return os.getpid() != self.owner
 
     def send(self, message: Message) -> None:
@@ -144,30 +149,3 @@ class WatchOptions(NamedTuple):
     """Stop the script at the first loss or gradient that is not finite."""
     rank: int | None = None
     """Of this process in a job of several; None if it is alone."""
-
-
-@dataclass
-class ScriptState:
-    """The messages of a script so far."""
-
-    facts: Facts | None = None
-    complete: bool = False
-    """The window was watched to its end."""
-    torch: bool = False
-    """The script imported torch."""
-    stepped: bool = False
-    """An optimizer stepped in the script's process."""
-    stepped_in_fork: bool = False
-    running: bool = False
-    """Messages may still come."""
-    ended: bool = False
-    """Python ended the process normally."""
-    error: str | None = None
-    """The exception that ended the process, in a line."""
-    steps: int | None = None
-    """Steps of the optimizer with the most parameters; None if unknown."""
-    all_steps: int | None = None
-    """Steps of all optimizers; None if unknown."""
-    notes: list[str] = field(default_factory=list)
-    ranks: Ranks | None = None
-    """All processes of the job; None if it has one."""

@@ -197,12 +197,12 @@ def ranks(count: int, meter: Meter) -> None:
 def message(megabytes: int, meter: Meter) -> None:
     """Send the facts of a watched script to the process that reports: 1 MB is about 2,000 Linears."""
     from fp8doctor.running.launch import _lines
-    from fp8doctor.running.script_messages import Channel, Note
+    from fp8doctor.running.script_messages import Channel, Message
 
     read, write = os.pipe()
     with meter("send and read"):
         if not os.fork():
-            Channel(write).send(Note("a" * (megabytes << 20)))
+            Channel(write).send(Message(note="a" * (megabytes << 20)))
             os._exit(0)
         os.close(write)
         assert sum(map(len, _lines(read, os.getpid()))) > megabytes << 20

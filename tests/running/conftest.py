@@ -9,7 +9,7 @@ import pytest
 
 from fp8doctor.facts import Facts
 from fp8doctor.running.observer import ScriptObserver
-from fp8doctor.running.script_messages import Message, Note, Observed, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 
 WARMUP, STEPS = 2, 3
 PROFILED = 2
@@ -29,11 +29,11 @@ class Heard:
 
     @property
     def facts(self) -> Facts:
-        return Facts.from_dict([each for each in self.messages if isinstance(each, Observed)][-1].facts)
+        return Facts.from_dict([each.facts for each in self.messages if each.facts is not None][-1])
 
     @property
     def notes(self) -> list[str]:
-        return [each.text for each in self.messages if isinstance(each, Note)]
+        return [each.note for each in self.messages if each.note is not None]
 
 
 MANY = 100_000

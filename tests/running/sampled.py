@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.health.record import Health, read_health
 from fp8doctor.health.verdict import HealthVerdict, conclude
-from fp8doctor.running.health_monitor import HealthMonitor
+from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
+from fp8doctor.running.script_messages import Message, WatchOptions
 from tests.running.loops import Net
 
 
@@ -25,6 +26,16 @@ def float8(recipe: str = "tensorwise", blocks: int = 3, model: nn.Module | None 
     torch.manual_seed(0)
     converted: nn.Module = convert_to_float8_training(model or Net(blocks), config=config)
     return converted
+
+
+def watch(path: Path, every: int, tell: Callable[[Message], None]) -> LongWatch:
+    """Begin to sample into a file."""
+    settings = WatchOptions("train.py", 3, 1, False, None, None, health=str(path), every=every)
+    losses = Losses()
+    losses.begin()
+    begun = LongWatch(settings, tell, losses)
+    begun.install()
+    return begun
 
 
 class Training:
@@ -37,12 +48,10 @@ class Training:
         self.wanted = nn.Linear(16, 16).requires_grad_(False)
         self.notes: list[str] = []
         self.path = path
-        self.monitor = None
+        self.watch = None
         if path is not None:
-            losses = Losses()
-            losses.begin()
-            self.monitor = HealthMonitor(path, every, "train.py", self.notes.append, losses)
-            weakref.finalize(self, losses.end)
+            self.watch = watch(path, every, lambda said: self.notes.append(said.note or ""))
+            self.watch.know(SimpleNamespace(model=model, compiled=False), self.optimizer)  # type: ignore[arg-type]
         self.steps = 0
 
     def run(self, steps: int, before: Callable[[int], Any] = lambda step: None) -> torch.Tensor:
@@ -56,15 +65,15 @@ class Training:
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
-            if self.monitor is not None:
-                self.monitor.stepped(self.optimizer, lambda: (self.model, False))
+            if self.watch is not None:
+                self.watch.stepped(self.optimizer, sample=True)
         return loss.detach()
 
     def judged(self) -> tuple[Health, HealthVerdict]:
         """Read the file back, and judge it."""
         assert self.path is not None
-        assert self.monitor is not None
-        self.monitor.stop()
+        assert self.watch is not None
+        self.watch.ended()
         assert self.notes == []
         health = read_health(self.path)
         assert [sample.notes for _, sample in health.samples if sample.notes] == []

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.observer import ScriptObserver
-from fp8doctor.running.script_messages import Stepped, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
@@ -89,7 +89,7 @@ def test_a_model_that_is_frozen(observer: ScriptObserver, heard: Heard, steps: i
 def test_steps_of_a_forked_process(observer: ScriptObserver, heard: Heard) -> None:
     heard.forked = True
     train(Net(), WARMUP + STEPS)
-    assert heard.messages == [Stepped(forked=True)]
+    assert heard.messages == [Message(stepped_in_fork=True)]
 
 
 @pytest.mark.slow

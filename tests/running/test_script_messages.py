@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from fp8doctor.running import script_messages
-from fp8doctor.running.script_messages import Channel, Note
+from fp8doctor.running.script_messages import Channel, Message
 
 
 @pytest.fixture
@@ -22,15 +22,15 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_a_message(pipe: tuple[int, int]) -> None:
-    Channel(pipe[1]).send(Note("a\nb"))
-    assert os.read(pipe[0], 100) == b'{"type":"Note","text":"a\\nb"}\n'
+    Channel(pipe[1]).send(Message(note="a\nb"))
+    assert os.read(pipe[0], 100) == b'{"note":"a\\nb"}\n'
 
 
 def test_a_reader_who_does_not_read(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script_messages, "READER_TAKES_S", 0.01)
     channel = Channel(pipe[1])
     for _ in range(3):
-        channel.send(Note("a" * 2**16))
+        channel.send(Message(note="a" * 2**16))
     assert len(os.read(pipe[0], 2**20)) == 2**16
 
 
@@ -38,7 +38,7 @@ def test_another_file_in_its_place(pipe: tuple[int, int]) -> None:
     channel = Channel(pipe[1])
     other, theirs = os.pipe()
     os.dup2(theirs, pipe[1])
-    channel.send(Note("a"))
+    channel.send(Message(note="a"))
     os.set_blocking(other, False)
     with pytest.raises(BlockingIOError):
         os.read(other, 1)
@@ -56,6 +56,6 @@ def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            channel.send(Note("lost"))
-    channel.send(Note("whole"))
-    assert os.read(pipe[0], 200).split(b"\n")[1] == b'{"type":"Note","text":"whole"}'
+            channel.send(Message(note="lost"))
+    channel.send(Message(note="whole"))
+    assert os.read(pipe[0], 200).split(b"\n")[1] == b'{"note":"whole"}'
