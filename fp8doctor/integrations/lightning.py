@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import LBFGS
-
 from fp8doctor.integrations.watching import Watching
 
 if TYPE_CHECKING or "pytorch_lightning" not in sys.modules:
@@ -35,8 +33,7 @@ class FP8DoctorCallback(Watching, Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *others: Any) -> None:
         stepping, self._stepping = self._stepping, []
         for optimizer in stepping:
-            # Lightning hands every optimizer a closure; only this one calls it several times.
-            self._stepped(optimizer, closure=isinstance(optimizer, LBFGS))
+            self._stepped(optimizer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._paused()

@@ -131,10 +131,10 @@ class Watching:
         self._long.install()
         weakref.finalize(self, self._long.ended).atexit = False
 
-    def _stepped(self, optimizer: Any, *, closure: bool = False) -> None:
+    def _stepped(self, optimizer: Any) -> None:
         """Note an optimizer step; report after the window's last."""
         if self._observer is not None:
-            self._observer.stepped(optimizer, closure)
+            self._observer.stepped(optimizer)
             if self._observer.done:
                 self._guarded(self._observer.time_copies)
                 self._finish()

@@ -41,7 +41,6 @@ NO_LAYER = "no layer of the model was called by itself in the watched step"
 COMPILED_FUNCTION = (
     "a function of the script is compiled, and marking a model that it may call would compile it again"
 )
-CLOSURE = "the optimizer was given a closure, which may call the model several times a step"
 
 
 class ScriptExaminer:
@@ -70,8 +69,6 @@ class ScriptExaminer:
         owner: Ownership | None,
         optimizer: Optimizer,
         window: StepWindow,
-        *,
-        closure: bool,
     ) -> tuple[Job | None, Facts]:
         """Examine the job with its batch."""
         captured = window.captured
@@ -80,7 +77,7 @@ class ScriptExaminer:
         else:
             function = COMPILED_FUNCTION if owner is not None and not window.marked else None
             problem = window.captured.problem if window.captured else None
-            batch = Batch(None, None, (CLOSURE if closure else function) or problem or NO_CALL)
+            batch = Batch(None, None, function or problem or NO_CALL)
         return self._facts(owner, optimizer, batch, window)
 
     def _facts(

@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import statistics
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,9 +27,8 @@ from fp8doctor.running.patches import without_own_frames
 from fp8doctor.running.script_messages import Listener, Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
 from fp8doctor.running.step_window import StepWindow
-from fp8doctor.running.stepped_model import LiveObjects, held, only_trainer, owner_of
+from fp8doctor.running.stepped_model import LiveObjects, Stepper, Steppers, only_trainer, owner_of
 from fp8doctor.signals import signals_deferred
-from fp8doctor.stacks.looking import class_name
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.wording import error_in_words, plural, sentence
 
@@ -43,26 +40,6 @@ LONGEST_WARMUP = 4
 PROFILED_STEPS = 2
 """Steps after the window until one of them is profiled."""
 
-IDLE_STEPS = 20
-"""Forget an optimizer that has been idle for this many steps of the others. A choice: a GAN's critic steps
-five times as often as its generator."""
-
-
-@dataclass
-class Stepper:
-    """An optimizer that has stepped, or several in turn with the same parameters."""
-
-    first: weakref.ref[Any]
-    """Its first parameter."""
-    name: str
-    elements: int
-    """Of all parameters."""
-    steps: int = 0
-    last: int = 0
-    """Number of its last step among all optimizers' steps."""
-    closure: bool = False
-    """It was given a closure, which may call the model several times."""
-
 
 class ScriptObserver:
     """Watches the steps of one process: warm-up, a window, a profiled step, and then nothing or `long`."""
@@ -73,10 +50,7 @@ class ScriptObserver:
         self.watch = ConversionWatch(self.living.note)
         self.examination = ScriptExaminer(settings, self.watch, channel.send)
         self.losses = Losses()
-        self.steppers: dict[int, Stepper] = {}
-        """By the id of the first parameter."""
-        self.all_steps = 0
-        """Steps of all optimizers."""
+        self.steppers = Steppers()
         self.main: Stepper | None = None
         """The active optimizer with the most parameters."""
         self.examined: Stepper | None = None
@@ -96,6 +70,11 @@ class ScriptObserver:
         self.timing = self.stopping = False
         self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
+
+    @property
+    def all_steps(self) -> int:
+        """Steps of all optimizers."""
+        return self.steppers.all_steps
 
     @property
     def steps(self) -> int:
@@ -145,18 +124,17 @@ class ScriptObserver:
         if self.stopping:
             raise SystemExit(0)
         if self.done and not self.settings.stop:
-            self.all_steps += 1
+            self.steppers.all_steps += 1
         else:
-            given = (*args[1:], kwargs.get("closure"))  # the first is the optimizer again
             try:
-                self.stepped(optimizer, any(each is not None for each in given))
+                self.stepped(optimizer)
             except BaseException as error:  # a handler of the script's raised it
                 without_own_frames(error)
                 raise
         if self.long is not None and not self.channel.forked:
             self.long.stepped(optimizer, sample=self.done)
 
-    def stepped(self, optimizer: Optimizer, closure: bool) -> None:
+    def stepped(self, optimizer: Optimizer) -> None:
         """Note a step. Failures never reach the script."""
         if self.channel.forked:
             if not self.fork_reported:
@@ -164,7 +142,7 @@ class ScriptObserver:
                 self.channel.send(Message(stepped_in_fork=True))
             return
         with signals_deferred():
-            self.guarded(lambda: self.step_of(optimizer) if self.done else self.note(optimizer, closure))
+            self.guarded(lambda: self.count(optimizer) if self.done else self.note(optimizer))
         if self.settings.stop and self.stops_now():
             self.guarded(self.stop)
             self.stopping = True
@@ -179,7 +157,7 @@ class ScriptObserver:
             return self.done
         longest = LONGEST_WARMUP * max(1, self.settings.warmup)
         last = longest + self.settings.steps + PROFILED_STEPS
-        return self.all_steps >= last * max(1, len(self.steppers))
+        return self.steppers.all_steps >= last * max(1, len(self.steppers.known))
 
     def guarded(self, part: Callable[[], object]) -> None:
         """Run a part of the watching; a failure is reported and ends the watching."""
@@ -189,10 +167,9 @@ class ScriptObserver:
             _log.debug("the observer failed", exc_info=True)
             self.give_up(f"fp8doctor could not watch any further: {error_in_words(error)}")
 
-    def note(self, optimizer: Optimizer, closure: bool) -> None:
+    def note(self, optimizer: Optimizer) -> None:
         """Count the step, and act on its end."""
-        stepper = self.step_of(optimizer)
-        stepper.closure = stepper.closure or closure
+        stepper = self.count(optimizer)
         if self.facts is None:
             self.channel.send(Message(stepped=True))
             self.examine_early(stepper, optimizer)
@@ -204,34 +181,20 @@ class ScriptObserver:
                 self.finish(self.recording)
         elif self.window is not None:
             if self.window.stepped():
-                self.close(optimizer, stepper)
+                self.close(optimizer)
         elif self.warm(stepper):
             self.open(stepper, optimizer)
 
-    def step_of(self, optimizer: Optimizer) -> Stepper:
-        """Count a step of the optimizer, or of its predecessor with the same parameters."""
-        parameters = held(optimizer)
-        first = parameters[0] if parameters else optimizer
-        stepper = self.steppers.get(id(first))
-        if stepper is None or stepper.first() is not first:
-            elements = sum(each.numel() for each in parameters)
-            stepper = Stepper(weakref.ref(first), class_name(type(optimizer)), elements)
-            self.steppers[id(first)] = stepper
-        self.all_steps += 1
-        stepper.steps += 1
-        stepper.last = self.all_steps
+    def count(self, optimizer: Optimizer) -> Stepper:
+        """Count a step."""
+        stepper = self.steppers.count(optimizer)
         if self.long is None:
             self.losses.next_step(keep=stepper.steps)
         return stepper
 
     def choose_main(self) -> None:
-        """Find the active optimizer with the most parameters; a window is of one alone."""
-        self.steppers = {
-            key: each
-            for key, each in self.steppers.items()
-            if each.first() is not None and self.all_steps - each.last < IDLE_STEPS
-        }
-        main = max(self.steppers.values(), key=lambda each: each.elements)
+        """Find the optimizer to watch; a window is of one alone."""
+        main = self.steppers.largest()
         if main is not self.main:
             if self.window is not None:
                 self.window.end()
@@ -273,21 +236,20 @@ class ScriptObserver:
             () if found is None else found.callable,
             model=None if found is None else found.model,
             inside=found.inside if found is not None and compiled_nothing() else (),
-            capture=not main.closure,
             keep=self.settings.budget_s is not None,
             mark=not function,
             losses=self.losses,
         )
         self.window.begin()
 
-    def close(self, optimizer: Optimizer, main: Stepper) -> None:
+    def close(self, optimizer: Optimizer) -> None:
         """End the window and examine the job."""
         assert self.window is not None
         self.window.end()
-        observation = self.window.observation(self.names(), self.share)
+        observation = self.window.observation(self.steppers.names(), self.share)
         assert observation is not None  # the fewest steps that can be asked for are enough
         found = owner_of(optimizer, self.living)
-        job, facts = self.examination.whole(found, optimizer, self.window, closure=main.closure)
+        job, facts = self.examination.whole(found, optimizer, self.window)
         self.facts = replace(facts, observed=observation)
         self.job = job if self.settings.budget_s is not None else None
         if self.long is not None:
@@ -344,11 +306,6 @@ class ScriptObserver:
         if self.window is not None:
             self.guarded(self.window.begin_step_again)
 
-    def names(self) -> tuple[str, ...]:
-        """Return the optimizers' classes, the largest first."""
-        ordered = sorted(self.steppers.values(), key=lambda each: -each.elements)
-        return tuple(dict.fromkeys(each.name for each in ordered))
-
     def forget(self) -> None:
         """Release the script's objects."""
         self.window = None
@@ -398,7 +355,7 @@ class ScriptObserver:
         if told is None:
             return self.steps
         if not self.done and self.window is not None:
-            observation = self.window.observation(self.names(), self.share)
+            observation = self.window.observation(self.steppers.names(), self.share)
             if observation is not None:
                 self.facts = replace(told, observed=observation)
         if self.facts is not told or (self._not_finite() is not None and not recorded(told, "not_finite")):

@@ -133,10 +133,7 @@ def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
             else f"ended first{_after(first)}, without Python's own end: os._exit, exec, a signal or a crash"
         )
         then = f"; after it {named([each.rank for each in rest])}" if rest else ""
-        before = [by_rank[each] for each in order[: order.index(first.rank)]]
-        over = [f"rank {each.rank}{_after(each)}" for each in before if each.end == "ended" and _after(each)]
-        was = f"; ended before it, without an exception: {', '.join(over)}" if over else ""
-        sentences.append(f"rank {first.rank} of {ranks.world_size} {how}{then}{was}")
+        sentences.append(f"rank {first.rank} of {ranks.world_size} {how}{then}")
     if running := [each.rank for each in ranks.processes if each.end == "running"]:
         sentences.append(f"still running when rank 0 had ended: {named(running)}")
     steps = {each.rank: each.steps for each in ranks.processes if each.end == "ended" and each.steps}

@@ -21,6 +21,7 @@ from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import read_trace
+from fp8doctor.running.patches import Patch
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan
@@ -59,8 +60,7 @@ class StepProfiler:
         """Why nothing is profiled."""
         self._profile: Any = None
         self._started = False
-        self._own: Any = torch_private.profiler_preparation()
-        self._placed: Any = None
+        self._room = Patch(profile, torch_private.PREPARES_PROFILER, self._preparing)
 
     def begin(self) -> None:
         """Prepare the profiler at the end of a step."""
@@ -90,21 +90,23 @@ class StepProfiler:
         except Exception as error:
             _log.debug("the profiler fails", exc_info=True)
             self.problem = sentence(error)
-            self._make_room()
+            self._room.end()
 
     def _prepare(self) -> None:
         self._profile = profile(
             use_kineto=True, use_device="cuda" if self.on_gpu else None, record_shapes=True
         )  # without Kineto no kernels are recorded
-        self._own(self._profile)
-        own, recording = self._own, self
+        getattr(self._profile, torch_private.PREPARES_PROFILER)()
+        self._room.begin()
+
+    def _preparing(self, own: Any) -> Any:
+        """Make the preparation of another profiler, for which this one makes room."""
 
         def prepare(theirs: Any) -> Any:
-            recording.end(GAVE_WAY)
+            self.end(GAVE_WAY)
             return own(theirs)
 
-        self._placed = prepare
-        torch_private.prepare_profilers_with(prepare)
+        return prepare
 
     def _start(self) -> None:
         if self.on_gpu:
@@ -113,14 +115,9 @@ class StepProfiler:
         self._started = True
 
     def _stop(self) -> None:
-        self._make_room()
+        self._room.end()
         with detaching() if self.on_gpu else nullcontext():
             self._profile.__exit__(None, None, None)
-
-    def _make_room(self) -> None:
-        """Restore torch's preparation, unless other code has replaced it meanwhile."""
-        if self._placed is not None and torch_private.profiler_preparation() is self._placed:
-            torch_private.prepare_profilers_with(self._own)
 
     def added_to(self, seen: Observation) -> Observation:
         """Add the profiled step. Raises `UnreadableDocument` if it is empty."""

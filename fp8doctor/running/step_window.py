@@ -73,20 +73,19 @@ class StepWindow:
         *,
         model: nn.Module | None = None,
         inside: tuple[nn.Module, ...] = (),
-        capture: bool,
         keep: bool = False,
         mark: bool = True,
         losses: Losses,
     ) -> None:
         """Watch calls of ``modules``.
 
-        ``inside`` are modules within compiled regions that have not run yet. ``capture`` notes the batch of
-        one call and what the modules of ``model`` run in, and ``keep`` copies its data for a trial. Without
+        ``inside`` are modules within compiled regions that have not run yet. The batch of one call is noted,
+        and what the modules of ``model`` run in; ``keep`` copies its data for a trial. Without
         ``mark`` no call is watched: the modules only give the device. ``losses`` are watched already.
         """
         self.steps, self.warmup = steps, warmup
         self.captured: Capture | None = None
-        self._captures, self._keep = capture, keep
+        self._keep = keep
         self._model = None if model is None else weakref.ref(model)
         self._seen = CallsSeen()
         self._compiled: tuple[int, ...] = ()
@@ -237,7 +236,7 @@ class StepWindow:
         step.calls += 1
         if step.first_call is None:
             step.first_call, self.autocast = self._clock.now(), autocast_around(module)
-        if self._captures and self.captured is None and len(self._done) == self.steps - 1:
+        if self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
             if self._model is not None and (model := self._model()) is not None:
                 outside, compiled = outside_compiled(model)

@@ -23,6 +23,7 @@ from fp8doctor.loading.job import is_trainer
 from fp8doctor.stacks.looking import (
     ClassCache,
     children_of,
+    class_name,
     modules_of,
     parameters_of,
     read,
@@ -55,6 +56,62 @@ class LiveObjects:
     def forget(self) -> None:
         """Forget the noted objects."""
         self._noted.clear()
+
+
+IDLE_STEPS = 20
+"""Forget an optimizer that has been idle for this many steps of the others. A choice: a GAN's critic steps
+five times as often as its generator."""
+
+
+@dataclass
+class Stepper:
+    """An optimizer that has stepped, or several in turn with the same parameters."""
+
+    first: weakref.ref[Any]
+    """Its first parameter."""
+    name: str
+    elements: int
+    """Of all parameters."""
+    steps: int = 0
+    last: int = 0
+    """Number of its last step among all optimizers' steps."""
+
+
+class Steppers:
+    """The optimizers of a script that step."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, Stepper] = {}
+        """By the id of the first parameter."""
+        self.all_steps = 0
+
+    def count(self, optimizer: Optimizer) -> Stepper:
+        """Count a step of the optimizer, or of its predecessor with the same parameters."""
+        parameters = held(optimizer)
+        first = parameters[0] if parameters else optimizer
+        stepper = self.known.get(id(first))
+        if stepper is None or stepper.first() is not first:
+            elements = sum(each.numel() for each in parameters)
+            stepper = Stepper(weakref.ref(first), class_name(type(optimizer)), elements)
+            self.known[id(first)] = stepper
+        self.all_steps += 1
+        stepper.steps += 1
+        stepper.last = self.all_steps
+        return stepper
+
+    def largest(self) -> Stepper:
+        """Return the active optimizer with the most parameters, and forget idle ones."""
+        self.known = {
+            key: each
+            for key, each in self.known.items()
+            if each.first() is not None and self.all_steps - each.last < IDLE_STEPS
+        }
+        return max(self.known.values(), key=lambda each: each.elements)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the optimizers' classes, the largest first."""
+        ordered = sorted(self.known.values(), key=lambda each: -each.elements)
+        return tuple(dict.fromkeys(each.name for each in ordered))
 
 
 MOST = 0.5
@@ -141,8 +198,7 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     model = max(roots, key=lambda each: owned[id(each)], default=None)
     if model is None or not total or owned[id(model)] < MOST * total:
         return None
-    marked = _marked(modules)
-    inside = {id(below) for each in marked for _, below in modules_of(each) if below is not each}
+    marked, inside = _compiled(modules)
     tree = [each for _, each in modules_of(model)]
     chains = [_chain(each, wanted, MOST * total) for each in roots if owned[id(each)] >= MOST * total]
     names = {id(each) for each in tree}
@@ -185,17 +241,17 @@ def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimi
     return [*modules.values()], [*trainers.values()], [*optimizers.values()]
 
 
-def _marked(modules: list[nn.Module]) -> list[nn.Module]:
-    """Return the modules with a mark of torch.compile."""
+def _compiled(modules: list[nn.Module]) -> tuple[list[nn.Module], set[int]]:
+    """Return the modules with a mark of torch.compile, and the ids of those below them."""
     kinds = {of: ClassCache(of) for of in {type(each) for each in modules}}
-    return [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
+    marked = [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
+    return marked, {id(below) for each in marked for _, below in modules_of(each) if below is not each}
 
 
 def outside_compiled(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
     """Return a model's modules that compiled code does not run, and the compiled regions among them."""
     tree = [each for _, each in modules_of(model)]
-    marked = _marked(tree)
-    inside = {id(below) for each in marked for _, below in modules_of(each) if below is not each}
+    marked, inside = _compiled(tree)
     outside = [each for each in tree if id(each) not in inside]
     return outside, [each for each in marked if id(each) not in inside]
 

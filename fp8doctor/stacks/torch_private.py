@@ -290,14 +290,8 @@ def is_profiled() -> bool:
     return bool(_loaded("torch.autograd.profiler", "_is_profiler_enabled") or (here and here()))
 
 
-def profiler_preparation() -> Any:
-    """Return the method that prepares each profiler, or None (2.6 to 2.14)."""
-    return _loaded("torch.autograd.profiler", "profile", "_prepare_trace")
-
-
-def prepare_profilers_with(method: Any) -> None:
-    """Replace `profiler_preparation` (2.6 to 2.14)."""
-    sys.modules["torch.autograd.profiler"].profile._prepare_trace = method
+PREPARES_PROFILER = "_prepare_trace"
+"""Method that prepares a profiler (2.6 to 2.14)."""
 
 
 def start_profiler(profile: Any) -> None:

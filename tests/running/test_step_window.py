@@ -65,7 +65,7 @@ class Machine:
                 machine.launch(host_ms, gpu_ms)
 
         machine, model = self, Net()
-        watched = step_window.StepWindow(STEPS, 1, (model,), capture=False, losses=Losses())
+        watched = step_window.StepWindow(STEPS, 1, (model,), losses=Losses())
         watched.begin()
         try:
             for _ in range(STEPS):

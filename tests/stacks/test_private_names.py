@@ -160,12 +160,10 @@ def test_inside_a_backward() -> None:
 
 def test_profilers() -> None:
     assert not torch_private.is_profiled()
-    prepare = torch_private.profiler_preparation()
-    torch_private.prepare_profilers_with(prepare)
     with torch.profiler.profile():
         assert torch_private.is_profiled()
     profile = torch.autograd.profiler.profile(use_kineto=True)
-    prepare(profile)
+    getattr(profile, torch_private.PREPARES_PROFILER)()
     torch_private.start_profiler(profile)
     profile.__exit__(None, None, None)
     assert torch_private.gpu_events() is not None

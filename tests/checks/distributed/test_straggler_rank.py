@@ -107,7 +107,7 @@ def real_window(late: bool) -> Facts:
     """Facts of a rank from three real steps; a late one calls its model at the end of the step."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    window = StepWindow(3, 5, (model,), capture=False, losses=Losses())
+    window = StepWindow(3, 5, (model,), losses=Losses())
     window.begin()
     for _ in range(3):
         for _ in range(4000 * late):
