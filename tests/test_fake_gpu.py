@@ -12,7 +12,7 @@ from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.layers.shapes import Timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
-from fp8doctor.trial.measure.peak_memory import Held
+from fp8doctor.trial.measure.memory import StepMemory
 from fp8doctor.trial.measure.results import _arm
 from fp8doctor.trial.measure.timer import Block, block_ms
 from fp8doctor.trial.variant import VariantPlan, as_it_is
@@ -47,11 +47,11 @@ def test_a_variants_time_is_the_median_of_its_rounds() -> None:
         step=lambda: torch.zeros(()),
         model=None,
         compiled=Compilations(),
-        held=Held(1.0, 0.0, 2.0, 1.0),
-        peak_gib=None,
+        memory=StepMemory(1.0, 0.0, 2.0, 1.0),
         alloc_retries=None,
         warm_up_s=0.0,
         step_s=0.0,
+        launched_s=None,
         non_finite=None,
     )
     attempt = Attempt(VariantPlan("as_is", as_it_is), [ready], proof=StepProof(fp8_gemms=0, graphs_run=0))

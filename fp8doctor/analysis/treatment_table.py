@@ -204,10 +204,11 @@ _ALL = (
     ),
     TreatmentRecord(
         name=COMPILE_MODEL,
-        words="compiled",
+        words="compiled whole",
         family="compilation",
         compiles=True,
         runs="compilation.compile_it",
+        lines="compile_model",
     ),
     TreatmentRecord(
         name=COMPILE_LAYERS,
@@ -300,10 +301,10 @@ VARIANTS: dict[str, str] = {
     ArmName.BF16: "BF16",
     ArmName.BF16_COMPILED: "BF16 compiled",
     ArmName.BF16_AS_COMPILED: "BF16, your torch.compile",
+    ArmName.BF16_WHOLE: "BF16 compiled whole",
     ArmName.BF16_WITHOUT_CHECKPOINTING: "BF16, no checkpointing",
     ArmName.BF16_PRESCRIBED: "BF16 with the same fixes",
     ArmName.SELF_CHECK: "the same step again",
-    ArmName.PRESCRIBED_AS_COMPILED: "FP8 with all fixes, your torch.compile",
     ArmName.WITHOUT_ADAPTERS: "FP8 without adapters",
     "as_is_compiled": "FP8 compiled",
 }

@@ -115,6 +115,7 @@ def timed_steps(facts: Facts) -> Steps | None:
     order: dict[str, float] = {
         ArmName.BF16: 0,
         ArmName.BF16_COMPILED: 1,
+        ArmName.BF16_WHOLE: 1.1,
         ArmName.BF16_AS_COMPILED: 1.2,
         ArmName.AS_IS: 1.5 if fp8 else -1,
         ArmName.PRESCRIBED: 2,

@@ -7,6 +7,7 @@ from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
     compile_all_without_cache,
+    compile_whole,
 )
 from fp8doctor.analysis.fp8_request import (
     asked_by_environment,
@@ -66,6 +67,7 @@ def _against_backend(facts: Facts) -> str | None:
 BF16_FORMS = {
     ArmName.BF16: "",
     ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
+    ArmName.BF16_WHOLE: ", compiled as one graph",
 }
 """Baseline -> how it is compiled, unless by torch.compile alone."""
 
@@ -92,6 +94,9 @@ def compiled_as(bf16: Arm, facts: Facts) -> list[str]:
     own = [LEAVE_OUT_OWN_COMPILE] if replaces_own_compile(bf16, facts) else []
     if bf16.name == ArmName.BF16:
         return own
+    if bf16.name == ArmName.BF16_WHOLE:
+        by_block = [LEAVE_OUT_OWN_COMPILE] if _is_compiled(facts) else own
+        return [*by_block, *compile_whole(facts.network)]
     if not own and _is_compiled(facts):
         return [KEEP_OWN_COMPILE]
     lines = compile_all_without_cache(facts) if facts.network.blocks else ["model = torch.compile(model)"]

@@ -12,6 +12,7 @@ from fp8doctor.analysis.by_accelerate import ALL_GATHER, in_script
 from fp8doctor.analysis.compile_coverage import (
     cache_off,
     compile_treatment,
+    compile_whole,
     compiles_each_block,
     covered_by_blocks,
 )
@@ -30,6 +31,7 @@ from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
+    COMPILE_MODEL,
     KEEP_IN_BF16,
     LARGER_BATCH,
     TE_AUTOCAST,
@@ -241,6 +243,12 @@ def _in_mxfp8(facts: Facts) -> str:
 
 def compile_blocks(facts: Facts) -> Treatment:
     return compile_treatment(facts, covered_by_blocks(facts))
+
+
+def compile_model(facts: Facts) -> Treatment:
+    return Treatment(
+        name=COMPILE_MODEL, summary="compile the model", code="\n".join(compile_whole(facts.network))
+    )
 
 
 def checkpointing_off(facts: Facts) -> Treatment:

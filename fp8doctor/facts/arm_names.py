@@ -17,10 +17,10 @@ class ArmName(StrEnum):
     """Block by block, or whole if there are no blocks, with the compiler's own settings."""
     BF16_AS_COMPILED = "bf16_as_compiled"
     """As the user compiles the job, if that is another form than `BF16_COMPILED`."""
+    BF16_WHOLE = "bf16_whole"
+    """As one graph, if that is another form than both."""
     PRESCRIBED = "prescribed"
     """Everything together that findings proposed."""
-    PRESCRIBED_AS_COMPILED = "prescribed_as_compiled"
-    """The prescription without its compilation: under the user's own."""
     SELF_CHECK = "bf16_again"
     """A replica of another variant, to check the timing against: of eager BF16, else of the step as it is."""
     WITHOUT_ADAPTERS = "without_adapters"
@@ -31,7 +31,7 @@ class ArmName(StrEnum):
     """BF16 with the changes of the prescription that help it too."""
 
 
-BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED)
+BF16_BASELINES = (ArmName.BF16, ArmName.BF16_COMPILED, ArmName.BF16_AS_COMPILED, ArmName.BF16_WHOLE)
 """The forms of BF16 that the user could write; `fp8doctor.analysis.arms.best_bf16` is the fastest of them."""
 
 IN_BF16 = (

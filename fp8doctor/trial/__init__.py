@@ -61,7 +61,9 @@ def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]]
         facts, trial = _all_of_it(job, facts, propose, guarded)
         return trial
 
-    run.keep(without_times(run, run.budget.used_up))  # the trial of a child that is ended from here on
+    run.keep(
+        without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))
+    )  # the trial of a child that is ended from here on
     run.begin(Stage.SHAPES)
     current = torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
     with current:  # events are of the current device
@@ -115,7 +117,7 @@ def _all_of_it(
             trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=gaps
         )
 
-    run.keep(whole(without_times(run, run.budget.used_up)))
+    run.keep(whole(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))))
     try:
         lists = [blocks.name for blocks in facts.network.blocks]
         trial = timed(job, lists, planned, replace(run, keep=lambda known: run.keep(whole(known))))

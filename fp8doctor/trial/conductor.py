@@ -1,7 +1,6 @@
 """Conduct a trial: build the variants by importance, time them, and prove them.
 
-When time runs out, the last variants are dropped: first explorations, then single treatments, and so on. A
-variant that fails (out of memory, a compile error) costs itself and nothing else. A variant without proof
+A variant that fails (out of memory, a compile error) costs itself and nothing else. A variant without proof
 that it ran as its name says has a reason instead of a number.
 """
 
@@ -22,18 +21,27 @@ from fp8doctor.facts.arm_names import ArmName, Reason, is_in_bf16
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.stages import Stage
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
-from fp8doctor.trial.measure.attempt import Attempt, Samples, raised
+from fp8doctor.trial.measure.attempt import (
+    MOSTLY_FREE,
+    Attempt,
+    Ready,
+    Samples,
+    beyond_gpu,
+    host_sets_the_pace,
+    raised,
+)
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.memory_fit import beyond_gpu, gpu_gib, not_fitting, room_gib
-from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.memory import gpu_gib
+from fp8doctor.trial.measure.profile_step import explain, prove
 from fp8doctor.trial.measure.results import report
-from fp8doctor.trial.measure.rounds import time_in_turn
+from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.snapshot import CONTEXT, ProcessSnapshot, free, with_harm
-from fp8doctor.trial.variant import VariantPlan, explores
+from fp8doctor.trial.variant import Place, VariantPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -71,13 +79,12 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
         return without_times(run, NoNumber(Reason.NO_BATCH, reason))
     run.begin(Stage.BUILDING)
     run.progress("copying the model to the device", None)
-    attempts = [Attempt(plan, no_number=run.skipped(plan.name)) for plan in plans]
-    bench = _bench(job, lists, run)
+    bench = _bench(job, lists, plans, run)
     if isinstance(bench, NoNumber):
         free(run.device)
         return msgspec.structs.replace(without_times(run, bench), elapsed_s=run.budget.elapsed_s)
     try:
-        trial = _of_variants(attempts, Tracer(bench, run))
+        trial = _timed(bench)
     except OriginalTouched as error:
         trial = without_times(run, raised(error))
     except Exception as error:
@@ -86,17 +93,16 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
         reason = f"a variant that had run before stopped the timing with {sentence(error)}"
         trial = without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
     finally:
-        attempts.clear()
         if run.own_process:
             torch_private.forget_cuda_graphs()  # with the compiled code that recorded them
         bench.close()
     return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 
 
-def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
-    """Make the bench, or return why there is none."""
+def _bench(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Bench | NoNumber:
+    """Begin the trial, or return why there is none."""
     try:
-        return Bench(job, lists, run.device, interrupts=run.own_process, guard=run.guard)
+        return Bench(job, lists, run, [Attempt(each, no_number=run.skipped(each.name)) for each in plans])
     except (NotReplicable, OriginalTouched) as error:
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     except torch.OutOfMemoryError:
@@ -109,77 +115,67 @@ def _bench(job: Job, lists: Sequence[str], run: TrialRun) -> Bench | NoNumber:
         return NoNumber(why, f"the training step raises {sentence(error)}")
 
 
-def _of_variants(attempts: list[Attempt], tracer: Tracer) -> Trial:
+def _timed(bench: Bench) -> Trial:
     """Build, time and prove the variants."""
-    bench, run = tracer.bench, tracer.run
-    _build(bench, attempts, run)
-    enough_s = run.budget.enough_s(attempts)
+    run = bench.run
+    build(bench)
+    enough_s = run.budget.enough_s(bench.attempts)
     run.begin(Stage.TIMING)
-    samples = _samples(attempts, tracer)
-    timed = [attempt for attempt in attempts if attempt.no_number is None]
+    _take_samples(bench)
+    timed = [each for each in bench.attempts if each.no_number is None]
     run.begin(Stage.PROFILING)
-    run.keep(report(tracer, attempts, samples, enough_s))
-    tracer.explain(timed, samples)
-    run.keep(report(tracer, attempts, samples, enough_s))
-    for attempt in timed:
-        if not attempt.no_number and not attempt.proof and attempt.plan.name != ArmName.SELF_CHECK:
-            run.progress(f"checking what {variant_in_a_sentence(attempt.plan.name)} ran", attempt.plan.name)
-            tracer.prove(attempt, explain=False)
-    return report(tracer, attempts, samples, enough_s)
+    run.keep(report(bench, enough_s))
+    explain(bench, timed)
+    run.keep(report(bench, enough_s))
+    for each in timed:
+        if not each.no_number and not each.proof and each.plan.name != ArmName.SELF_CHECK:
+            run.progress(f"checking what {variant_in_a_sentence(each.plan.name)} ran", each.plan.name)
+            prove(bench, each)
+    return report(bench, enough_s)
 
 
-def _samples(attempts: Sequence[Attempt], tracer: Tracer) -> Samples:
-    """Time the variants in turn, and begin again without one that raises.
-
-    If the step as it is raises, no variant has a time.
-    """
-    bench, run = tracer.bench, tracer.run
-    while True:
-        timed = [attempt for attempt in attempts if attempt.no_number is None]
-        run.progress(f"timing {len(timed)} variants of the step", None)
-        try:
-            return time_in_turn(tracer, timed)
-        except Exception as error:
-            failed = next((each for each in timed if each.plan.name == bench.at_work), None)
-            if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
-                raise
-            _log.debug("timing %s raises", failed.plan.name, exc_info=True)
-            still_there(run.device, failed.plan.name)
-            bench.drop(failed, raised(error))
-
-
-def _build(bench: Bench, attempts: list[Attempt], run: TrialRun) -> None:
-    """Build the step as it is, and each variant that is not skipped and has time left.
+def build(bench: Bench) -> None:
+    """Build the variants in their order; a condition that does not hold drops one or moves it to the end.
 
     If the step as it is has too little memory, all begins again with shallower models.
     """
-    for attempt in attempts:
-        _build_variant(attempt, bench, attempts, run)
-        if attempt.plan.name == ArmName.AS_IS:
+    waiting, moved = list(bench.attempts), list[Attempt]()
+    while waiting:
+        attempt = waiting.pop(0)
+        plan = attempt.plan
+        if plan.if_host_waits and not host_sets_the_pace(bench.built):
+            bench.attempts.remove(attempt)
+            continue
+        if plan.place is Place.NO_CHECKPOINTING and attempt not in moved and not _has_room(bench):
+            moved.append(attempt)
+            waiting.append(attempt)
+            continue
+        _build_variant(attempt, bench)
+        if plan.name == ArmName.AS_IS:
             while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
                 attempt.no_number = None
-                _build_variant(attempt, bench, attempts, run)
+                _build_variant(attempt, bench)
 
 
-def _build_variant(attempt: Attempt, bench: Bench, attempts: Sequence[Attempt], run: TrialRun) -> None:
+def _has_room(bench: Bench) -> bool:
+    """Return whether the step as it is leaves more than half of the GPU's memory, or it is not known."""
+    peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
+    return peak is None or gpu is None or peak < MOSTLY_FREE * gpu
+
+
+def _build_variant(attempt: Attempt, bench: Bench) -> None:
     """Build a variant, or note why it is not built."""
-    if attempt.no_number is None and attempt.plan.name != ArmName.AS_IS:
-        attempt.no_number = (
-            _no_base_for(attempt.plan, attempts)
-            or run.budget.no_time_for(attempt.plan, attempts)
-            or not_fitting(attempt.plan, attempts, room_gib(bench.device), bench.frees_gib())
-        )
+    plan, run = attempt.plan, bench.run
+    if attempt.no_number is None and plan.name != ArmName.AS_IS:
+        attempt.no_number = _no_base_for(plan, bench.attempts) or run.budget.no_time_for(plan, bench.built)
     if attempt.no_number is not None:
         return
-    if attempt.plan.name == ArmName.SELF_CHECK and not any(
-        each.plan.name == ArmName.BF16 and each.no_number is None for each in attempts
-    ):
-        attempt.plan = replace(attempts[0].plan, name=ArmName.SELF_CHECK)
-    built = sum(bool(each.ready or each.no_number) for each in attempts)
-    which = f"variant {built + 1} of {len(attempts)}"
-    run.progress(f"building {variant_in_a_sentence(attempt.plan.name)}, {which}", attempt.plan.name)
-    bench.build(attempt, run.budget.build_until(attempts))
-    if beyond := beyond_gpu(attempt, attempts, bench.plan, gpu_gib(bench.device)):
+    names = {each.plan.name for each in bench.built}
+    if plan.name == ArmName.SELF_CHECK and ArmName.BF16 not in names:
+        attempt.plan = replace(bench.attempts[0].plan, name=ArmName.SELF_CHECK)
+    run.progress(f"building {variant_in_a_sentence(plan.name)}", plan.name)
+    bench.build(attempt, run.budget.build_until(bench.built))
+    if beyond := beyond_gpu(attempt, bench.attempts, bench.plan, gpu_gib(bench.device)):
         bench.drop(attempt, beyond)
 
 
@@ -190,6 +186,60 @@ def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | N
         return None
     words = variant_in_a_sentence(base.plan.name)
     return NoNumber(base.no_number.why, f"it changes {words}, which has no time")
+
+
+def _take_samples(bench: Bench) -> None:
+    """Time the variants in turn, and begin again without one that raises.
+
+    If the step as it is raises, no variant has a time.
+    """
+    while True:
+        timed = [each for each in bench.attempts if each.no_number is None]
+        bench.run.progress(f"timing {len(timed)} variants of the step", None)
+        try:
+            bench.samples = time_in_turn(bench, timed)
+            return
+        except Exception as error:
+            failed = next((each for each in timed if each.plan.name == bench.at_work), None)
+            if failed is None or failed.plan.name == ArmName.AS_IS or bench.guard.written is not None:
+                raise
+            _log.debug("timing %s raises", failed.plan.name, exc_info=True)
+            still_there(bench.device, failed.plan.name)
+            bench.drop(failed, raised(error))
+
+
+def time_in_turn(bench: Bench, attempts: Sequence[Attempt]) -> Samples:
+    """Time the variants at every depth, and watch the GPU and the host meanwhile."""
+    budget, plans = bench.run.budget, [each.plan for each in attempts]
+    ready = {
+        (attempt.plan.name, number): each for attempt in attempts for number, each in enumerate(attempt.ready)
+    }
+
+    def step_of(name: str, of: Ready) -> Callable[[], object]:
+        def step() -> object:
+            bench.at_work, before = name, frames_compiled()
+            result = of.step()
+            of.frames_in_window += frames_compiled() - before
+            return result
+
+        return step
+
+    def look() -> None:
+        bench.observer.look()
+        bench.host.look()
+        bench.guard.look()
+
+    samples = interleave(
+        {key: step_of(key[0], each) for key, each in ready.items()},
+        bench.device,
+        budget.rounds(attempts),
+        look,
+        begin=torch.manual_seed,  # all skip the same layers at random, and drop the same values
+        expected_ms={key: 1e3 * each.step_s for key, each in ready.items()},
+        is_open=lambda samples: sign_is_open(samples, bench.plan, plans),
+    )
+    bench.guard.look()  # on a CPU, each block is looked at when the next begins
+    return samples
 
 
 def without_times(run: TrialRun, no_number: NoNumber) -> Trial:

@@ -1,9 +1,4 @@
-"""Plan the variants of a trial, those that decide first.
-
-The order: as it is; BF16 in the user's own form of compilation; FP8 with the checks' fixes, or for a BF16 job
-its conversion and the BF16 that is compiled alike; other forms of BF16; each fix alone, other recipes,
-explorations. A BF16 user who was given three forms of BF16 first got no time of FP8 with 30 s left (a GPT of
-561M, H200, torch 2.11).
+"""Plan the variants of a trial, in the order of `fp8doctor.trial.variant.Place`.
 
 A variant's ``base`` is the one that it changes: the difference of their times is what the change saves.
 Proposals change ``as_is``; an exploration changes ``prescribed`` if there is one, else ``as_is``. Of a job in
@@ -14,7 +9,6 @@ depth (a 1.7B decoder, H200, torch 2.11).
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +17,7 @@ from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
 from fp8doctor.analysis.compile_coverage import has_loop
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
     COMPILE_MODEL,
     TE_AUTOCAST,
@@ -42,14 +37,11 @@ from fp8doctor.trial.explorations import TrialContext, explorations, is_one_grap
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
-from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
-
-IN_PLACE_OF_THE_USERS = frozenset({COMPILE_BLOCKS, COMPILE_MODEL})
-"""Treatments that replace the user's own compile marks."""
+from fp8doctor.trial.variant import Change, Place, VariantPlan, as_it_is
 
 
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
-    """Plan the variants for these facts, the most important first."""
+    """Plan the variants for these facts, those that decide first."""
     planner = VariantPlanner(facts, job)
     proposals = [
         each
@@ -59,26 +51,24 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
     in_fp8 = uses_fp8(facts)
     if facts.get("network.fp8_calls") and not in_fp8:
         return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
-    as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8)
-    prescribed = planner.on(as_is, proposals, ArmName.PRESCRIBED) if in_fp8 and proposals else None
-    alike = planner.bf16_alike(prescribed, proposals) if prescribed else []
-    base = prescribed or as_is
-    own, *forms = planner.baselines(in_fp8)
-    recipes = [] if in_fp8 else planner.conversions(as_is)
-    decide = [own, *alike, *([prescribed] if prescribed else [])]
-    if not in_fp8:
-        decide = [own, *recipes[0]] if own.compiled else [*recipes[0], own]
-    return [
+    as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8, place=Place.AS_IS)
+    base, alike = as_is, list[VariantPlan]()
+    if in_fp8 and proposals:
+        base = replace(planner.on(as_is, proposals, ArmName.PRESCRIBED), place=Place.PLAN)
+        alike = planner.bf16_alike(base, proposals)
+    found = [
         as_is,
-        *decide,
-        *forms,
-        VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False),
-        *itertools.chain(*recipes[1:]),
-        *(planner.prescribed_as_compiled(as_is, proposals) if prescribed else []),
-        *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or not prescribed),
+        *planner.baselines(in_fp8),
+        *alike,
+        *([] if base is as_is else [base]),
+        *([] if in_fp8 else planner.conversions(as_is)),
+        *planner.whole(base),
+        VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False, place=Place.OTHER_BF16),
+        *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
         *planner.adapters_left_out(base),
         *planner.with_twins(planner.tried_unasked(base, proposals), base, alike),
     ]
+    return sorted(found, key=lambda each: each.place)
 
 
 @dataclass(frozen=True)
@@ -91,8 +81,7 @@ class VariantPlanner:
     def baselines(self, in_fp8: bool) -> list[VariantPlan]:
         """Plan every form of BF16 that the user could write, except for the step as it is.
 
-        The user's own form comes first, because FP8 is compared with it; of a compiled step the eager form
-        comes last.
+        FP8 is compared with the user's own form, so that comes first.
         """
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
         own = self.own_autocast()
@@ -102,12 +91,36 @@ class VariantPlanner:
             ArmName.BF16: in_fp8 or compiled or bool(own),
         }
         ordered = sorted(forms, key=lambda form: not compiled and form != ArmName.BF16)
-        return [replace(self.bf16(form), treatments=own) for form in ordered if forms[form]]
+        plans = [replace(self.bf16(form), treatments=own) for form in ordered if forms[form]]
+        if in_fp8 or own:
+            plans[0] = replace(plans[0], place=Place.OWN_BF16)
+        return plans
 
-    def bf16(self, form: ArmName, name: str = "") -> VariantPlan:
-        by_block = form == ArmName.BF16_COMPILED
-        make, compiled = in_form(form, self.facts), form != ArmName.BF16
-        return VariantPlan(name or form, make, fp8=False, compiled=compiled, by_block=by_block)
+    def bf16(self, form: ArmName) -> VariantPlan:
+        """Plan one form of BF16."""
+        return VariantPlan(
+            form,
+            in_form(form, self.facts),
+            fp8=False,
+            compiled=form != ArmName.BF16,
+            by_block=form == ArmName.BF16_COMPILED,
+            place=Place.OTHER_BF16,
+        )
+
+    def whole(self, base: VariantPlan) -> list[VariantPlan]:
+        """Plan BF16, and FP8 on top of ``base``, compiled as one graph, if none of that is planned already.
+
+        Seen on an H200: of three steps that wait for the host, BF16 in one graph was 1.01x, 1.27x and 1.45x
+        as fast as block by block.
+        """
+        context = TrialContext(self.facts, self.job, base.treatments)
+        if not any(map(has_loop, self.facts.network.blocks)) or is_one_graph(context):
+            return []
+        plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast())]
+        if base.fp8 and COMPILE_MODEL not in base.treatments:
+            compiled = self.on(base, [_unexplained(COMPILE_MODEL)], COMPILE_MODEL)
+            plans.append(replace(compiled, explored=True, place=Place.OTHER_BF16))
+        return [replace(each, if_host_waits=True) for each in plans]
 
     @functools.cached_property
     def compiles_otherwise(self) -> bool:
@@ -119,20 +132,22 @@ class VariantPlanner:
         bare = recorded(self.facts, "training.autocast") and self.facts.training.autocast is None
         return (AUTOCAST_BF16,) if bare and mostly_fp32(self.job.model) else ()
 
-    def conversions(self, as_is: VariantPlan) -> list[list[VariantPlan]]:
+    def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, first by block, then as the user compiles it.
 
-        One graph of FP8 compiles for about 12 s a block (a GPT of 561M, H200, torch 2.11).
+        The first recipe decides. One graph of FP8 compiles for about 12 s a block (a GPT of 561M, H200, torch
+        2.11).
         """
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
-        bare, recipes = replace(as_is, make=without_compile_marks), []
+        bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
         for recipe in (each.name for each in RECIPES.values() if each.converts):
             treatments = [_unexplained(each) for each in (*self.own_autocast(), f"convert-{recipe}")]
+            place = Place.REST if plans else Place.PLAN
             forms = [self.on(bare, [*treatments, _unexplained(compilation)], conversion_to(recipe))]
             if self.compiles_otherwise:
                 forms.append(self.on(as_is, treatments, conversion_to(recipe, as_compiled=True)))
-            recipes.append([replace(each, fp8=True, compiled=True) for each in forms])
-        return recipes
+            plans += [replace(each, fp8=True, compiled=True, place=place) for each in forms]
+        return plans
 
     def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
         """Plan treatments, all together, on top of ``base``."""
@@ -147,18 +162,8 @@ class VariantPlanner:
             change=change,
             tokens_ratio=math.prod((traits(each).tokens_ratio for each in names), start=base.tokens_ratio),
             compiled=base.compiled or any(traits(each).compiles for each in names),
-            by_block=compiles_by_block(names, base.by_block),
+            by_block=_by_block(names, base.by_block),
         )
-
-    def prescribed_as_compiled(self, as_is: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
-        """Combine all proposals but the compilation, if the user compiles in another form.
-
-        A single one is tried alone anyway.
-        """
-        kept = [each for each in proposals if each.name not in IN_PLACE_OF_THE_USERS]
-        if not self.compiles_otherwise or len(kept) < 2 or len(kept) == len(proposals):
-            return []
-        return [replace(self.on(as_is, kept, ArmName.PRESCRIBED_AS_COMPILED), compiled=True)]
 
     def bf16_alike(self, prescribed: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
         """Plan BF16 with those changes of the prescription that help it too, if there are any."""
@@ -166,7 +171,7 @@ class VariantPlanner:
         if not shared:
             return []
         name = BF16_WITH.get(frozenset(each.name for each in shared), ArmName.BF16_PRESCRIBED)
-        return [self.on(self.bf16(self.form_of(prescribed)), shared, name)]
+        return [replace(self.on(self.bf16(self.form_of(prescribed)), shared, name), place=Place.PLAN)]
 
     def tried_unasked(self, base: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
         """Plan the explorations on top of ``base``.
@@ -174,24 +179,18 @@ class VariantPlanner:
         If one graph holds several blocks, recipes are tried block by block: the graph would compile again for
         each of them.
         """
-        unasked = explorations(self.context(proposals))
-        found = [described for name in unasked if (described := describe(name, self.facts))]
+        context = TrialContext(self.facts, self.job, {each.name for each in proposals})
+        found = [described for name in explorations(context) if (described := describe(name, self.facts))]
         plans = {each.name: replace(self.on(base, [each], each.name), explored=True) for each in found}
         blocks = plans.get(COMPILE_BLOCKS)
         recipes = [each for each in found if family(each.name) == "recipe"]
-        if blocks is None or not recipes or not is_one_graph(self.context(proposals)):
+        if blocks is None or not recipes or not is_one_graph(context):
             return list(plans.values())
         on_blocks = {
             each.name: replace(self.on(blocks, [each], each.name), explored=True) for each in recipes
         }
-        first = min(list(plans).index(name) for name in (blocks.name, *on_blocks))
-        others = [each for each in plans.values() if each is not blocks]
-        ordered = [*others[:first], blocks, *others[first:]]
-        return [on_blocks.get(each.name, each) for each in ordered]
-
-    def context(self, proposals: Iterable[Treatment]) -> TrialContext:
-        """Collect what decides on explorations."""
-        return TrialContext(self.facts, self.job, {each.name for each in proposals})
+        others = [each for name, each in plans.items() if name != COMPILE_BLOCKS and name not in on_blocks]
+        return [*others, blocks, *on_blocks.values()]
 
     def with_twins(
         self, unasked: Iterable[VariantPlan], base: VariantPlan, alike: Sequence[VariantPlan]
@@ -202,14 +201,15 @@ class VariantPlanner:
         autocast anyway.
         """
         for each in unasked:
+            place = Place.NO_CHECKPOINTING if each.name == CHECKPOINTING_OFF else Place.REST
             shared = that_help_bf16_too(each.treatments).difference(self.own_autocast())
             if shared and uses_fp8(self.facts):
                 below = alike[0] if alike else self.bf16(self.form_of(base))
                 changes = (*below.treatments, *each.treatments)
                 name = BF16_WITH.get(frozenset(changes)) or bf16_with(each.name)
                 plan = self.on(below, [*map(_unexplained, each.treatments)], name)
-                yield replace(plan, treatments=changes, explored=True)
-            yield each
+                yield replace(plan, treatments=changes, explored=True, place=place)
+            yield replace(each, place=place)
 
     def adapters_left_out(self, base: VariantPlan) -> list[VariantPlan]:
         """Plan the step without adapters, which measures their share and is never prescribed."""
@@ -231,9 +231,9 @@ class VariantPlanner:
         return lambda variant: function_of(treatment.name)(variant, context)
 
 
-def compiles_by_block(names: Iterable[str], before: bool = False) -> bool:
-    """Return whether the last of these treatments that compiles does so by block."""
-    forms = [name for name in names if name in IN_PLACE_OF_THE_USERS]
+def _by_block(names: Iterable[str], before: bool) -> bool:
+    """Return whether the last of these treatments that replaces the user's compile marks does so by block."""
+    forms = [name for name in names if name in (COMPILE_BLOCKS, COMPILE_MODEL)]
     return forms[-1] == COMPILE_BLOCKS if forms else before
 
 

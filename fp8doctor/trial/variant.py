@@ -5,12 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
 from torch import nn
 
 from fp8doctor.facts.arm_names import is_in_bf16
+
+
+class Place(IntEnum):
+    """The order in which variants are built.
+
+    The first four decide: each is begun as long as its time can still be taken within the hard limit, so no
+    trial ends below its budget while one of them is untimed. The others have to fit into the budget.
+    """
+
+    AS_IS = 1
+    """The step as it is."""
+    OWN_BF16 = 2
+    """BF16 in the user's own form of compilation; of a BF16 job that is the step as it is."""
+    PLAN = 3
+    """FP8 with the plan, and BF16 with those changes of it that help BF16 too; of a BF16 job its best
+    conversion, before any second form of BF16."""
+    OTHER_BF16 = 4
+    """BF16 compiled by block; BF16 and then FP8 compiled whole, if the step waits for the host; BF16 once
+    more, as a check."""
+    NO_CHECKPOINTING = 5
+    """Without checkpointing, BF16 and FP8, if more than half of the memory is free; else after all others."""
+    REST = 6
+    """Each fix alone, other recipes, and what no finding asked for."""
+
+    @property
+    def decides(self) -> bool:
+        return self <= Place.OTHER_BF16
 
 
 @dataclass(frozen=True)
@@ -52,13 +80,16 @@ class VariantPlan:
     change: Change = as_it_is
     """The change on top of its base; ``make`` is that of the base, then this."""
     explored: bool = False
-    """Whether no finding proposed it; it is dropped if time is short."""
+    """Whether no finding proposed it."""
     tokens_ratio: float = 1.0
     """Tokens of its step / tokens of the step as it is."""
     compiled: bool = False
     """Whether compiled regions must be seen in it."""
     by_block: bool = False
     """Whether it compiles single blocks instead of following the user's own marks."""
+    place: Place = Place.REST
+    if_host_waits: bool = False
+    """Whether it is built only if the fastest compiled step waits for the host."""
 
 
 def explores(plan: VariantPlan) -> bool:

@@ -11,6 +11,8 @@ from torch import nn
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.stand_ins import transformer_engine as te
 
 
@@ -47,6 +49,6 @@ def test_the_copies_run_under_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -
         observer.watch.__exit__(None, None, None)
     [job] = jobs
     assert not te.FP8GlobalStateManager.enabled
-    with Bench(job, [], torch.device("cpu")).variant(job.model).around():
+    with Bench(job, [], TrialRun(torch.device("cpu"), Budget(600))).variant(job.model).around():
         assert te.FP8GlobalStateManager.enabled
         assert te.FP8GlobalStateManager.recipe is recipe

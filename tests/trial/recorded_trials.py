@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,13 +13,14 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.trial import conductor
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure import rounds, timer
-from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure.attempt import Attempt, Ready
+from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.profile_step import Tracer
-from fp8doctor.trial.measure.rounds import time_in_turn
+from fp8doctor.trial.measure.evidence import Compilations
+from fp8doctor.trial.measure.memory import StepMemory
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.variant import VariantPlan, as_it_is
+from fp8doctor.trial.variant import Place, VariantPlan, as_it_is
 from tests.trial.decoder import CPU
 
 
@@ -36,6 +36,8 @@ class Seen:
     base: str | None = None
     explored: bool = False
     fp8: bool | None = None
+    launched: float = 0.0
+    """Share of the step after which the host had launched it."""
 
 
 TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
@@ -158,6 +160,57 @@ class Clock:
         return self.now_s
 
 
+@dataclass
+class RecordedBench:
+    """A bench whose builds take what they took."""
+
+    attempts: list[Attempt]
+    run: TrialRun
+    seen: dict[str, Seen]
+    clock: Clock
+    order: list[str] = field(default_factory=list)
+    """The variants that were built."""
+    device = CPU
+    plan = Plan((), (Cut({}),))
+    guard = observer = host = SimpleNamespace(look=lambda: None)
+
+    @property
+    def built(self) -> list[Attempt]:
+        return [each for each in self.attempts if each.ready]
+
+    def build(self, attempt: Attempt, until: float) -> None:
+        of, began = self.seen[attempt.plan.name], self.clock.now_s
+        self.order.append(attempt.plan.name)
+        self.clock.now_s += min(of.build_s, max(0.0, until - self.clock.now_s))
+        attempt.build_s = self.clock.now_s - began
+        if self.clock.now_s >= until:
+            attempt.no_number = NoNumber(Reason.NO_TIME_LEFT, "it was given up")
+            return
+        attempt.ready = [
+            Ready(
+                step=lambda: torch.zeros(()),
+                model=None,
+                compiled=Compilations(graphs=int(of.compiles)),
+                memory=StepMemory(0.0, 0.0, 0.0, None),
+                alloc_retries=None,
+                warm_up_s=0.0,
+                step_s=ms / 1e3,
+                launched_s=of.launched * ms / 1e3,
+                non_finite=None,
+            )
+            for ms in of.steps_ms
+        ]
+
+
+def place_of(name: str, seen: Seen) -> Place:
+    """The variant's place, from what it was recorded as."""
+    if name == ArmName.AS_IS:
+        return Place.AS_IS
+    if name == ArmName.PRESCRIBED:
+        return Place.PLAN
+    return Place.REST if seen.base else Place.OTHER_BF16
+
+
 def took(
     name: str,
     clock: Clock,
@@ -166,74 +219,56 @@ def took(
     latest: float | None = None,
     *,
     load_s: float = 0.0,
-    told_at: int = 0,
+    open_until: int = 0,
 ) -> tuple[dict[str, float], list[str], int]:
     """Seconds of every part, the arms that were timed, and the rounds. ``load_s`` is what the command did
-    before its trial, ``told_at`` the rounds that tell FP8 from BF16. A build that takes too long is given
+    before its trial, ``open_until`` the rounds that tell FP8 from BF16. A build that takes too long is given
     up."""
     before_s, end_s, seen = TRIALS[name]
 
-    def build(attempt: Attempt, until: float) -> None:
-        of, began = seen[attempt.plan.name], clock.now_s
-        clock.now_s += min(of.build_s, max(0.0, until - clock.now_s))
-        attempt.build_s = clock.now_s - began
-        if clock.now_s >= until:
-            attempt.no_number = NoNumber(Reason.NO_TIME_LEFT, "it was given up")
-            return
-        attempt.ready = [
-            SimpleNamespace(
-                step_s=ms / 1e3,
-                compiled=SimpleNamespace(graphs=int(of.compiles)),
-            )
-            for ms in of.steps_ms
-        ]  # type: ignore[misc]
-
-    def block_ms(ms: float, device: torch.device, block: timer.Block, look: Callable[[], None]) -> float:
-        clock.now_s += block.steps * ms / 1e3
-        return ms + clock.now_s % 10  # varies, so that rounds do not end because all are known sharply
-
-    monkeypatch.setattr(timer, "block_ms", block_ms)
     plans = [
-        VariantPlan(arm, as_it_is, (arm,), of.fp8, of.base, explored=of.explored, compiled=of.compiles)
+        VariantPlan(
+            arm,
+            as_it_is,
+            (arm,),
+            of.fp8,
+            of.base,
+            explored=of.explored,
+            compiled=of.compiles,
+            place=place_of(arm, of),
+        )
         for arm, of in seen.items()
     ]
     command_began = clock()
     clock.now_s += load_s
-    attempts, bench, of_trial = (
-        [Attempt(plan) for plan in plans],
-        SimpleNamespace(
-            build=build,
-            device=CPU,
-            frees_gib=lambda: 0.0,
-            plan=Plan((), (Cut({}),)),
-            guard=SimpleNamespace(look=lambda: None),
-        ),
-        Budget.since(command_began, budget_s),
-    )
+    of_trial = Budget.since(command_began, budget_s)
+    bench = RecordedBench([Attempt(plan) for plan in plans], TrialRun(CPU, of_trial), seen, clock)
     clock.now_s += before_s
-    conductor._build(bench, attempts, TrialRun(torch.device("cpu"), of_trial))  # type: ignore[arg-type]
-    timed = [attempt for attempt in attempts if attempt.no_number is None]
+    conductor.build(cast(Bench, bench))
+    timed = [attempt for attempt in bench.attempts if attempt.no_number is None]
     parts = {"before": load_s + before_s, "arms": of_trial.elapsed_s - load_s - before_s}
-    steps: Any = {
+    began, limits = clock.now_s, of_trial.rounds(timed)
+    steps_ms = {
         (each.plan.name, number): 1e3 * ready.step_s
         for each in timed
         for number, ready in enumerate(each.ready)
     }
-
-    def in_turn(of: Any, device: torch.device, limits: timer.Limits, *_: Any, **asked: Any) -> Any:
-        return timer.interleave(
-            steps,
-            CPU,
-            limits if latest is None else replace(limits, latest=of_trial.began + latest),
-            expected_ms=steps,
-            sign_known=lambda samples: len(next(iter(samples.values()), ())) >= told_at,
-        )
-
-    monkeypatch.setattr(rounds, "interleave", in_turn)
-    tracer, began = Tracer(bench, TrialRun(CPU, of_trial)), clock.now_s  # type: ignore[arg-type]
-    samples = time_in_turn(tracer, timed)
+    monkeypatch.setattr(timer, "block_ms", lambda step, device, block, look: _block(step, block, clock))
+    samples = timer.interleave(
+        cast(Any, steps_ms),
+        CPU,
+        limits if latest is None else replace(limits, latest=of_trial.began + latest),
+        expected_ms=steps_ms,
+        is_open=lambda samples: len(next(iter(samples.values()), ())) < open_until,
+    )
     parts["window"] = clock.now_s - began
     parts["shown"], parts["end"] = sum(seen[each.plan.name].shown_s for each in timed), end_s
     clock.now_s += parts["shown"]
     parts["report"] = REPORT_S
     return parts, [each.plan.name for each in timed], len(next(iter(samples.values()), ()))
+
+
+def _block(ms: float, block: timer.Block, clock: Clock) -> float:
+    """Let a block pass; its time varies, so that rounds do not end because all are known sharply."""
+    clock.now_s += block.steps * ms / 1e3
+    return ms + clock.now_s % 10

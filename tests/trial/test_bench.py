@@ -226,7 +226,7 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
 def frames_of(model: nn.Module, lists: list[str], **settings: Any) -> tuple[int, list[Any]]:
     """Frames that were compiled to build an arm whose blocks are, and what is known of its cuts."""
     job = of_tokens(model)
-    of = bench.Bench(job, ["blocks"], torch.device("cpu"))
+    of = bench.Bench(job, ["blocks"], TrialRun(torch.device("cpu"), Budget(600)))
     attempt = Attempt(
         VariantPlan("compiled", on_model(compile_blocks, lists=lists, backend="aot_eager", **settings))
     )

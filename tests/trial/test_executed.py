@@ -13,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.examine.test_checkpoint_calls import ON, Layer, Sometimes, Stack
 
 
@@ -48,7 +50,7 @@ def wrap(model: Stack) -> nn.Module:
 
 def bench(model: nn.Module, *lists: str) -> Bench:
     job = Job(model, Target(), Workload(accumulate=1), torch.randn(2, 16), lambda output, batch: output.sum())
-    return Bench(job, lists, torch.device("cpu"))
+    return Bench(job, lists, TrialRun(torch.device("cpu"), Budget(600)))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.facts.arm_names import ArmName, is_conversion
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
@@ -76,7 +76,7 @@ def plans(of: Job) -> dict[str, VariantPlan]:
 @pytest.mark.parametrize("compiled", [*WHOLE, with_head, lambda model: by_block(model, mode="max-autotune")])
 def test_bf16_is_timed_as_the_user_compiles_it_too(compiled: Callable[[Any], nn.Module]) -> None:
     found = plans(job(compiled(float8(Stacked().bfloat16()))))
-    assert [name for name in found if name in BF16_BASELINES] == COMPILED_FIRST
+    assert [name for name in found if name in COMPILED_FIRST] == COMPILED_FIRST
     assert found[ArmName.BF16_AS_COMPILED].compiled
 
 
@@ -100,7 +100,7 @@ def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
         "float8_rowwise": ("convert-rowwise", "compile-blocks"),
         "float8_rowwise_as_compiled": ("convert-rowwise",),
     }
-    assert [name for name in found if name in BF16_BASELINES] == [ArmName.BF16_COMPILED, ArmName.BF16]
+    assert [name for name in found if name in COMPILED_FIRST] == COMPILED_FIRST[1:]
     assert [name for name in plans(job(by_block(Stacked().bfloat16()))) if is_conversion(name)] == [
         "float8_tensorwise",
         "float8_rowwise",
@@ -126,7 +126,7 @@ def test_every_form_of_bf16_runs_compiled_as_it_says() -> None:
     ran = {arm.name: (arm.reason, arm.fp8_gemms, arm.graphs_run) for arm in facts.trial.arms}
     assert {name: (reason, gemms == 0) for name, (reason, gemms, _) in ran.items()} == {
         "as_is": (None, False),
-        **dict.fromkeys(BF16_BASELINES, (None, True)),
+        **dict.fromkeys(COMPILED_FIRST, (None, True)),
     }
     graphs = {name: count for name, (_, _, count) in ran.items()}
     assert graphs["bf16"] == 0
@@ -142,7 +142,7 @@ def test_a_compiled_training_step_is_the_users_own_form_and_no_other_arm_has_it(
     model = float8(Stacked().bfloat16())
     facts = tried(model, TOKENS, "as_is", *COMPILED_FIRST, training_step=compiled)
     graphs = {arm.name: arm.graphs_run for arm in facts.trial.arms if arm.tried}
-    assert graphs.keys() == {"as_is", *BF16_BASELINES}
+    assert graphs.keys() == {"as_is", *COMPILED_FIRST}
     assert graphs["bf16"] == 0
     assert graphs["bf16_as_compiled"] == graphs["as_is"]
     assert graphs["bf16_compiled"] == 3

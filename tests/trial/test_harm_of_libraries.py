@@ -14,6 +14,8 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
 from tests.trial.reach import Net, Reach, attempt, mend, trained
@@ -125,7 +127,7 @@ def test_scales_of_one_arm_are_updated_in_its_own_steps_only(monkeypatch: pytest
         workload=Workload(accumulate=1),
         batch=torch.ones(2, 8),
     )
-    of = bench.Bench(job, [], torch.device("cpu"))
+    of = bench.Bench(job, [], TrialRun(torch.device("cpu"), Budget(600)))
     for name in ("a", "b"):
         of.build(Attempt(VariantPlan(name, as_it_is)))
     of.close()

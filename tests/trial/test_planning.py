@@ -23,7 +23,7 @@ from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.variant import Variant, VariantPlan
+from fp8doctor.trial.variant import Place, Variant, VariantPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama, lora
 from tests.stand_ins import transformer_engine as te
@@ -33,6 +33,8 @@ pytestmark = pytest.mark.slow
 
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
+WHOLE = {"bf16_whole": None, "compile-model": "as_is"}
+"""In one graph, if the host sets the pace."""
 
 
 @pytest.fixture(autouse=True)
@@ -104,12 +106,15 @@ def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     assert {name: plan.base for name, plan in found.items()} == {
         **BASELINES,
         "prescribed": "as_is",
+        "bf16_whole": None,
+        "compile-model": "prescribed",
         **recipes,
     }
-    assert list(found)[:5] == ["as_is", "bf16", "prescribed", "bf16_compiled", "bf16_again"]
+    assert list(found)[:4] == ["as_is", "bf16", "prescribed", "bf16_compiled"]
+    assert [name for name, plan in found.items() if plan.if_host_waits] == ["bf16_whole", "compile-model"]
+    assert [name for name, plan in found.items() if plan.place is Place.REST] == list(recipes)
     assert found["prescribed"].treatments == ("compile-blocks",)
     assert found["recipe-rowwise"].treatments == ("recipe-rowwise",)
-    assert [name for name, plan in found.items() if plan.explored] == list(recipes)
 
 
 def compiled_by_block(mode: str | None = None) -> nn.Module:
@@ -132,22 +137,6 @@ def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() 
     assert made.config._attn_implementation == "sdpa"
     assert not [each for each in made.modules() if "Float8" in type(each).__name__]
     assert "bf16_prescribed" not in plans(of, "compile-blocks")
-
-
-PRESCRIBED = ("compile-blocks", "keep-in-bf16", "cache-off")
-
-
-def test_a_prescription_that_compiles_is_timed_under_the_users_own_compilation_too() -> None:
-    model = float8(Stacked().bfloat16())
-    assert "prescribed_as_compiled" not in plans(job(model), *PRESCRIBED)
-    model.compile(backend="eager")
-    assert "prescribed_as_compiled" not in plans(job(model), *PRESCRIBED[1:])
-    assert "prescribed_as_compiled" not in plans(job(model), *PRESCRIBED[:2]), "what is left is timed alone"
-    found = plans(job(model), *PRESCRIBED)
-    own = found["prescribed_as_compiled"]
-    assert set(own.treatments) == {"keep-in-bf16", "cache-off"}
-    assert set(found["prescribed"].treatments) == set(PRESCRIBED)
-    assert (own.base, own.fp8, own.compiled, own.explored) == ("as_is", True, True, False)
 
 
 class InTransformerEngine(nn.Module):
@@ -217,7 +206,8 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
 
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     found = plans(job(Stacked().bfloat16()))
-    assert list(found) == ["as_is", "bf16_compiled", "float8_tensorwise", "bf16_again", "float8_rowwise"]
+    first = ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_whole", "bf16_again", "float8_rowwise"]
+    assert list(found) == first
     assert found["float8_rowwise"].treatments == ("convert-rowwise", "compile-blocks")
     in_fp32 = plans(job(Stacked()))["float8_rowwise"]
     assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise", "compile-blocks")
@@ -226,7 +216,7 @@ def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
 def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
     """Seen on an H200: three forms of BF16 were timed, one of them twice, and no FP8, with 30 s left."""
     found = list(plans(job(torch.compile(Stacked().bfloat16(), backend="eager"))))
-    assert found[:4] == ["as_is", "bf16_compiled", "float8_tensorwise", "float8_tensorwise_as_compiled"]
+    assert found[:4] == ["as_is", "float8_tensorwise", "float8_tensorwise_as_compiled", "bf16_compiled"]
     assert found.index("bf16") < found.index("float8_rowwise")
     assert "compile-blocks" not in found
 
@@ -234,14 +224,14 @@ def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
 def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
     found = plans(job(float8(Stacked())))
     assert found["bf16"].treatments == found["bf16_compiled"].treatments == ("autocast-bf16",)
-    assert [name for name, plan in found.items() if plan.explored] == [
+    assert [name for name, plan in found.items() if plan.place is Place.REST] == [
         "autocast-bf16",
         "bf16_with_bf16-parameters",
         "bf16-parameters",
     ]
     under = plans(job(float8(Stacked()), autocast=torch.bfloat16))
     assert under["bf16"].treatments == ()
-    assert not any(plan.explored for plan in under.values())
+    assert not any(plan.place is Place.REST for plan in under.values())
 
 
 @pytest.mark.gate("force_eager-compiled1")
@@ -290,12 +280,17 @@ SICK_ARMS = {
 def test_every_exploration_runs_and_proves_what_it_says() -> None:
     of = sick()
     facts: Facts = examine(of)
-    wanted = {plan.name: plan.base for plan in plan_variants(facts, [], of) if plan.explored}
-    assert wanted == SICK_ARMS
+    planned = plan_variants(facts, [], of)
+    assert {each.name: each.base for each in planned if each.explored} == {
+        **SICK_ARMS,
+        "compile-model": "as_is",
+    }
+    freed = [each.name for each in planned if each.place is Place.NO_CHECKPOINTING]
+    assert freed == ["bf16_without_checkpointing", "checkpointing-off"]
     tried = [
         plan
         for plan in plan_variants(facts, steps("adapters-to-bf16"), of)
-        if plan.name not in ("bf16_compiled", "bf16_again")
+        if plan.name not in ("bf16_compiled", "bf16_again") and not plan.if_host_waits
     ]
     result = conduct(
         of,

@@ -1,22 +1,35 @@
-"""A variant on its way to a result, and the step times of a window."""
+"""A variant on its way to a result: the row of the trial's table, with its state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 
-from fp8doctor.facts.arm_names import Reason
+from fp8doctor.analysis.fp8_weights import USABLE
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import OriginalTouched
 from fp8doctor.trial.measure.evidence import Compilations, StepProof
-from fp8doctor.trial.measure.peak_memory import Held, Turn, full_peak
+from fp8doctor.trial.measure.memory import StepMemory, full_peak
 from fp8doctor.trial.variant import VariantPlan
-from fp8doctor.wording import sentence
+from fp8doctor.wording import percent, sentence
+
+HOST_SHARE = 0.8
+"""Share of a step that begins with an idle GPU after which the host has launched all of it, from which the
+step waits for the host. A choice: of a step that the GPU sets the pace of, the host launches the last kernel
+long before the end."""
+
+ALIKE = 1.01
+"""Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1%."""
+
+MOSTLY_FREE = 0.5
+"""Share of the GPU's memory up to which a step with checkpointing may have more to gain without."""
 
 
 @dataclass
@@ -27,22 +40,21 @@ class Ready:
     model: nn.Module | None
     """The replica that the step trains; None after it was freed."""
     compiled: Compilations
-    held: Held
-    peak_gib: float | None
+    memory: StepMemory
     alloc_retries: int | None
     warm_up_s: float
     step_s: float
     """The last step of the warm-up: about what one step takes."""
+    launched_s: float | None
+    """Its part until the host had launched all of it; None on a CPU."""
     non_finite: tuple[str, ...] | None
     """Names of what was NaN or infinite in the warm-up, as `Arm.non_finite`."""
     frames_in_window: int = 0
-    turn: Turn | None = None
-    """None on a CPU."""
 
 
 @dataclass
 class Attempt:
-    """A variant on its way to a result: a `Ready` per depth, or why there is none."""
+    """A variant: waiting, built (a `Ready` per depth), timed, or without a number for a reason."""
 
     plan: VariantPlan
     ready: list[Ready] = field(default_factory=list)
@@ -54,14 +66,28 @@ class Attempt:
 
     def full_peak(self, plan: Plan) -> float | None:
         """Extrapolate the peak to full depth; None if a depth is missing, and on a CPU."""
-        if len(self.ready) != len(plan.cuts):
-            return None
-        peaks, holds = [each.peak_gib for each in self.ready], [each.held for each in self.ready]
-        return full_peak(plan, peaks, holds, [each.turn for each in self.ready])
+        return full_peak(plan, [each.memory for each in self.ready])
 
     @property
     def why(self) -> Reason | None:
         return self.no_number.why if self.no_number else None
+
+    @property
+    def steps_s(self) -> float:
+        """Sum up one step at each depth."""
+        return sum(each.step_s for each in self.ready)
+
+    @property
+    def compiled(self) -> bool:
+        """Return whether something was compiled for it."""
+        counted = (ready.compiled.graphs for ready in self.ready)
+        return any(graphs is not NOT_RECORDED and graphs > 0 for graphs in counted)
+
+    @property
+    def waits_for_host(self) -> bool:
+        """Return whether the host sets the pace of its deepest step on a GPU."""
+        last = self.ready[-1] if self.ready else None
+        return bool(last and last.launched_s and last.launched_s >= HOST_SHARE * last.step_s)
 
 
 def raised(error: Exception) -> NoNumber:
@@ -71,6 +97,42 @@ def raised(error: Exception) -> NoNumber:
     if isinstance(error, OriginalTouched):
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     return NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
+
+
+def host_sets_the_pace(attempts: Sequence[Attempt]) -> bool:
+    """Return whether the fastest compiled step waits for the host."""
+    compiled = [each for each in attempts if each.compiled]
+    return bool(compiled) and min(compiled, key=lambda each: each.steps_s).waits_for_host
+
+
+def beyond_gpu(
+    attempt: Attempt, attempts: Sequence[Attempt], plan: Plan, gpu_gib: float | None
+) -> NoNumber | None:
+    """Explain why a truncated variant does not fit at full depth; None if it may.
+
+    A change, and BF16 without checkpointing, may fill the usable share of ``gpu_gib``, or take what the step
+    as it is takes, which may run on more GPUs. Other BF16 may too.
+    """
+    as_is = next((each for each in attempts if each.plan.name == ArmName.AS_IS), None)
+    if gpu_gib is None or as_is is None or attempt is as_is or plan.whole:
+        return None
+    now, own = as_is.full_peak(plan), attempt.full_peak(plan)
+    if now is None or own is None:
+        return None
+    changes = attempt.plan.treatments or attempt.plan.name == ArmName.BF16_WITHOUT_CHECKPOINTING
+    if changes:
+        fits = own <= max(USABLE * gpu_gib, ALIKE * now)
+    else:
+        fits = attempt.plan.name not in BF16_BASELINES or own <= gpu_gib or now > gpu_gib
+    if fits:
+        return None
+    cuts = " and ".join(map(str, plan.cuts))
+    usable = f", of which a step may fill {percent(100 * USABLE)}" if changes else ""
+    return NoNumber(
+        Reason.DOES_NOT_FIT,
+        f"its step takes {own:.1f} GiB at full depth, modelled from cuts to {cuts} blocks, "
+        f"and the GPU has {gpu_gib:.1f} GiB for it{usable}",
+    )
 
 
 Samples = dict[tuple[str, int], list[float]]

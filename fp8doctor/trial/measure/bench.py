@@ -22,15 +22,13 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
 from fp8doctor.trial.copies.step import WatchedSteps, like, training_step
-from fp8doctor.trial.measure.attempt import Attempt, Ready, raised
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.evidence import compilations, compiled_so_far
 from fp8doctor.trial.measure.layout import Layout, one_graph
-from fp8doctor.trial.measure.memory_fit import taken_gib
+from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, rounding
 from fp8doctor.trial.measure.observers import HostObserver, Observer
-from fp8doctor.trial.measure.peak_memory import Turns, alloc_retries, gradients_of, held, rounding
-from fp8doctor.trial.measure.trial_run import still_there
-from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.snapshot import free
 from fp8doctor.trial.state.te_state import Buffers, buffers_apart
 from fp8doctor.trial.treatments.apply import NotTried
@@ -103,36 +101,33 @@ Classes = dict[type[nn.Module], type[nn.Module]]
 
 
 class Bench(Layout):
-    """The truncated models, and the variants that are built on them."""
+    """A trial in progress: its run, the truncated models, and the variants on them with their state."""
 
     def __init__(
-        self,
-        job: Job,
-        lists: Sequence[str],
-        device: torch.device,
-        *,
-        interrupts: bool = False,
-        guard: Guard | None = None,
+        self, job: Job, lists: Sequence[str], run: TrialRun, attempts: Sequence[Attempt] = ()
     ) -> None:
-        """Lay out the truncated models. Raises `torch.OutOfMemoryError` if none fit.
-
-        With ``interrupts`` an alarm of the process may end a build.
-        """
-        super().__init__(job, lists, device, guard)
-        self.interrupts, self._rounding = interrupts, rounding(job.model, device)
+        """Lay out the truncated models. Raises `torch.OutOfMemoryError` if none fit."""
+        super().__init__(job, lists, run)
+        self.attempts = list(attempts)
+        self.samples: Samples = {}
+        self.failures: list[str] = []
+        """Why steps could not be profiled."""
+        self._rounding = rounding(job.model, run.device)
         self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
         """The variant that is built, timed or proven now."""
         self.lay_out()
-        self._laid_out_gib = taken_gib(device)
-        self.observer, self.host = Observer(device), HostObserver()
+        self.observer, self.host = Observer(run.device), HostObserver()
+
+    @property
+    def built(self) -> list[Attempt]:
+        """List the variants that can be timed."""
+        return [each for each in self.attempts if each.ready]
 
     def begin_shallower(self) -> bool:
         """Let go of all variants and make smaller models; False if there are none."""
         self.release()
-        began = self.lay_out_shallower()
-        self._laid_out_gib = taken_gib(self.device)
-        return began
+        return self.lay_out(shallower=True)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         """Return the shared optimizer, or a new one if the variant changes what it holds."""
@@ -153,7 +148,7 @@ class Bench(Layout):
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
-            with abort_after(until, interrupts=self.interrupts):
+            with abort_after(until, interrupts=self.run.own_process):
                 self._build_depths(attempt, until)
         except Overrun:
             took_s = time.monotonic() - began
@@ -211,10 +206,9 @@ class Bench(Layout):
         replica = replicate(self.bases[number], share=True)[0]
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
-        optimizer = self._optimizer(variant, number)
-        turns = Turns(self.device)
-        step = training_step(self.job, variant, optimizer, self.device, turns.note)
-        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, turns)
+        optimizer, memory = self._optimizer(variant, number), MemoryWatch(self.device)
+        step = training_step(self.job, variant, optimizer, self.device, memory.at_backward)
+        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, memory)
 
     def _serves_others(self, model: nn.Module | None) -> bool:
         """Return whether other depths run the same graphs: single blocks, not recorded."""
@@ -237,46 +231,40 @@ class Bench(Layout):
         step: Callable[[], torch.Tensor],
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        turns: Turns,
+        memory: MemoryWatch,
     ) -> Ready:
+        """Take steps until one compiles nothing; the last one is measured."""
         began, retries = time.monotonic(), alloc_retries(self.device)
+        on_gpu = self.device.type == "cuda"
         watched = WatchedSteps(step, optimizer)
-        with compilations(model) as compiled, gradients_of(model, optimizer, self.device) as gradients:
+        with compilations(model) as compiled, memory.of(model, optimizer):
             for count in range(MOST_WARM_UP):
                 before = compiled_so_far()
                 if count >= LEAST_WARM_UP - 1:
                     self._finish()
-                if count == LEAST_WARM_UP - 1 and self.device.type == "cuda":
-                    torch.cuda.reset_peak_memory_stats(self.device)
-                    allocated, kept_gib = torch.cuda.memory_allocated(self.device), gradients.now_gib()
-                    turns.noting = True
+                if count == LEAST_WARM_UP - 1:
+                    memory.begin()
                 stepped = time.monotonic()
                 with self.guard.armed() if count == 0 else nullcontext(), self._one_thread(count):
                     watched()
+                launched_s = time.monotonic() - stepped if on_gpu else None
                 self.guard.look()
                 if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
                     break
             self._finish()
             step_s = time.monotonic() - stepped
-        holds, peak, turn = held(model, optimizer, gradients.found_gib, self.device), None, None
-        if self.device.type == "cuda" and self.job.sharded is None:  # a job of shards takes less
-            floor_gib = holds.static_gib + self._rounding * holds.weights_gib + kept_gib - allocated / 2**30
-            if not records_cuda_graphs(model):  # whose own memory the allocator does not count
-                peak = floor_gib + torch.cuda.max_memory_allocated(self.device) / 2**30
-                turn = turns.above(floor_gib)
-        took_s = time.monotonic() - began
-        tried_again = None if retries is None else (alloc_retries(self.device) or 0) - retries
+        # a job of shards takes less, and the allocator does not count the memory of CUDA graphs
+        counts = on_gpu and self.job.sharded is None and not records_cuda_graphs(model)
         ready = Ready(
-            watched.unwatched(),
-            model,
-            compiled,
-            holds,
-            peak,
-            tried_again,
-            took_s,
-            step_s,
-            watched.non_finite(),
-            turn=turn,
+            step=watched.unwatched(),
+            model=model,
+            compiled=compiled,
+            memory=memory.end(model, optimizer, self._rounding if counts else None),
+            alloc_retries=None if retries is None else (alloc_retries(self.device) or 0) - retries,
+            warm_up_s=time.monotonic() - began,
+            step_s=step_s,
+            launched_s=launched_s,
+            non_finite=watched.non_finite(),
         )
         self._handed_out.append((self.at_work, ready))
         return ready
@@ -286,17 +274,13 @@ class Bench(Layout):
 
         On a GPU it has a thread of its own, which no alarm can interrupt.
         """
-        compiles = self.interrupts and count < LEAST_WARM_UP - 1
+        compiles = self.run.own_process and count < LEAST_WARM_UP - 1
         return torch.autograd.set_multithreading_enabled(False) if compiles else nullcontext()
 
     def _finish(self) -> None:
         """Wait for the GPU."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-    def frees_gib(self) -> float:
-        """Count what the variants hold on top of the truncated models; 0 on a CPU."""
-        return taken_gib(self.device) - self._laid_out_gib
 
     def close(self) -> None:
         """Free every replica, whoever still holds an attempt."""

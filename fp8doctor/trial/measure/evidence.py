@@ -5,7 +5,6 @@ The profiler's raw events are counted (torch 2.11 and 2.13): its ``key_averages`
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -15,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +21,6 @@ from torch import nn
 
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.files import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace
 from fp8doctor.stacks import torch_private
@@ -166,7 +163,8 @@ class StepProof:
 
     fp8_gemms: int | None
     """None if they could not be counted."""
-    graphs_run: int
+    graphs_run: int | None
+    """None likewise."""
     uncompiled_linears: int | None = None
     """Forwards of a Linear outside of every compiled region; None if they were not counted."""
 
@@ -176,18 +174,17 @@ OUTSIDE_THE_MAIN_THREAD = "torch's profiler works in the main thread only"
 """Elsewhere Kineto complains on stderr, and a process has ended in it (torch 2.13)."""
 
 
-def prove(step: Callable[[], object], device: torch.device) -> StepProof:
-    """Run one step and count.
+def proof_of(step: Callable[[], object], device: torch.device) -> StepProof:
+    """Run one step and count; nothing is known if torch's profiler cannot be used here.
 
-    A second profiler would end the user's without its events (torch 2.13). If one is active, or none starts,
-    the observer of execution traces counts, which sees operators only.
+    A second profiler would end the user's without its events (torch 2.13).
     """
     if why_not_profiled() is None:
         try:
             return counted(profiled(step, device).profiler, device)
         except Exception:
             _log.debug("profiling a step raises", exc_info=True)
-    return _observed(step, device)
+    return StepProof(None, None)
 
 
 def why_not_profiled() -> str | None:
@@ -245,8 +242,8 @@ def counted(profile: torch.autograd.profiler.profile | None, device: torch.devic
         elif name in FORWARDS_OF_LINEARS:
             linears.append(event.start_ns())
     outside = sum(not any(begin <= at < end for begin, end in regions) for at in linears)
-    fp8_gemms = operators if device.type != "cuda" else kernels if seen else None
-    return StepProof(fp8_gemms, len(regions), outside)
+    on_gpu = kernels if seen else operators or None  # without the GPU's events, none proves nothing
+    return StepProof(operators if device.type != "cuda" else on_gpu, len(regions), outside)
 
 
 def counted_in(trace: Trace, device: torch.device) -> StepProof:
@@ -257,25 +254,6 @@ def counted_in(trace: Trace, device: torch.device) -> StepProof:
         kernels = sum(bool(FP8_GEMM_KERNEL.search(event.name)) for event in trace.gpu)
         return StepProof(kernels if trace.gpu else None, regions)
     return StepProof(sum(name in FP8_OPERATORS for name in names), regions)
-
-
-def _observed(step: Callable[[], object], device: torch.device) -> StepProof:
-    """Count the same by operators, which miss Transformer Engine's FP8 matmuls."""
-    with own_folder() as folder:
-        file = Path(folder, "operators.json")
-        observer = torch.profiler.ExecutionTraceObserver().register_callback(str(file))
-        try:
-            observer.start()
-            step()
-            observer.stop()
-        finally:
-            observer.unregister_callback()
-        names = [node["name"] for node in json.loads(file.read_bytes())["nodes"]]
-    operators = sum(name in FP8_OPERATORS for name in names)
-    return StepProof(
-        operators or (None if device.type == "cuda" else 0),
-        sum(name.startswith(COMPILED_REGION) for name in names),
-    )
 
 
 @contextmanager

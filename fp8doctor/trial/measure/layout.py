@@ -21,15 +21,8 @@ from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
 from fp8doctor.trial.copies.step import WatchedSteps, move, optimizer_for, own_loss, training_step
 from fp8doctor.trial.measure.evidence import executed
-from fp8doctor.trial.measure.memory_fit import (
-    exceeds,
-    is_roomy,
-    laid_out_gib,
-    leaves_room,
-    room_gib,
-    start_peak,
-    whole_gib,
-)
+from fp8doctor.trial.measure.memory import is_roomy, leaves_room
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.snapshot import free
 from fp8doctor.trial.treatments.compilation import without_compile_marks
@@ -42,10 +35,11 @@ class Layout:
     plan: depth.Plan
     """The plan that was laid out."""
 
-    def __init__(self, job: Job, lists: Sequence[str], device: torch.device, guard: Guard | None) -> None:
-        """Plan the models; `lay_out` makes them. ``guard`` watches their first steps."""
-        self.job, self.device = replace(job, loss=own_loss(job.loss, device)), device
-        self.guard = guard or Guard(job)
+    def __init__(self, job: Job, lists: Sequence[str], run: TrialRun) -> None:
+        """Plan the models; `lay_out` makes them."""
+        device = run.device
+        self.run, self.device, self.job = run, device, replace(job, loss=own_loss(job.loss, device))
+        self.guard = run.guard or Guard(job)
         there = all(has_data(each) or is_stand_in(each) for each in job.model.parameters())
         if job.rebuild is None and not there:
             raise NotReplicable("the model has no weights (meta device or fake tensors)")
@@ -66,41 +60,32 @@ class Layout:
         self._plans = depth.plans(root, within, as_one=self.as_one)
         self._deeper: list[depth.Plan] = []
         """Plans that are tried first if the GPU has memory for more than their steps."""
-        if is_roomy(root, whole_gib(device)):
+        if is_roomy(root, device):
             roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
             self._deeper = [plan for plan in roomy if plan not in self._plans]
 
-    def lay_out(self) -> None:
-        """Make the largest models that fit. Raises `torch.OutOfMemoryError` if none do."""
-        self._lay_out_first([*self._deeper, *self._plans])
+    def lay_out(self, shallower: bool = False) -> bool:
+        """Make the largest models that fit, or smaller ones in place of these, which must not be in use.
 
-    def lay_out_shallower(self) -> bool:
-        """Make smaller models in place of these, which must not be in use; False if there are none.
-
-        Raises `torch.OutOfMemoryError` if none fit.
+        False if there are no smaller ones. Raises `torch.OutOfMemoryError` if none fit.
         """
         plans = [*self._deeper, *self._plans]
-        smaller = plans[plans.index(self.plan) + 1 :]
-        if smaller:
+        if shallower:
+            plans = plans[plans.index(self.plan) + 1 :]
             self.forget()
             free(self.device)
-            self._lay_out_first(smaller)
-        return bool(smaller)
-
-    def _lay_out_first(self, plans: Sequence[depth.Plan]) -> None:
-        if not any(map(self._laid_out, plans)):
+        if plans and not any(map(self._laid_out, plans)):
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
+        return bool(plans)
 
     def _laid_out(self, plan: depth.Plan) -> bool:
         """Lay a plan out if it fits, and give back what it took if it does not.
 
-        A deeper plan has to leave memory for variants that take more. The last plan is tried in any case.
+        A deeper plan has to leave memory for variants that take more.
         """
-        deeper, least = plan in self._deeper, laid_out_gib(unwrapped(self.job.model), plan)
-        if not deeper and plan is not self._plans[-1] and exceeds(least, room_gib(self.device)):
-            return False
-        start_peak(self.device)
-        self.plan = plan
+        self.plan, deeper = plan, plan in self._deeper
+        if deeper:
+            torch.cuda.reset_peak_memory_stats(self.device)
         try:
             for cut in plan.cuts:
                 self._add(cut)

@@ -10,7 +10,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import nn
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.files import own_folder
@@ -28,18 +27,17 @@ from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, full_ms, raised
+from fp8doctor.trial.measure.attempt import Attempt, Ready, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.budget import compared
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     compiled_so_far,
     counted_in,
     profiled,
-    prove,
+    proof_of,
     why_not_profiled,
 )
-from fp8doctor.trial.measure.trial_run import TrialRun, still_there
+from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -48,106 +46,92 @@ BREAKDOWN = "breakdown"
 """Name of the profiles in progress and ``skip``: if a process dies in one, the next runs without."""
 
 
-@dataclass
-class Tracer:
-    """Profiles the variants of one bench, and remembers why that failed."""
+def explain(bench: Bench, attempts: Sequence[Attempt]) -> None:
+    """Profile and prove the compared variants; the next replaces one that is refuted."""
+    while left := [each for each in compared(bench, attempts) if each.profiled is None]:
+        prove(bench, left[0], explained=True)
 
-    bench: Bench
-    run: TrialRun
-    failures: list[str] = field(default_factory=list)
 
-    @property
-    def gaps(self) -> dict[str, str]:
-        """Return the gap of the trial's facts, if there is one."""
-        return {"trial.arms.breakdown": "; ".join(dict.fromkeys(self.failures))} if self.failures else {}
+def compared(bench: Bench, attempts: Sequence[Attempt]) -> list[Attempt]:
+    """List the step as it is, the fastest BF16, and the fastest other FP8."""
+    deepest = len(bench.plan.cuts) - 1  # of two, the self-check is timed at the first
+    timed = [
+        each for each in attempts if each.no_number is None and (each.plan.name, deepest) in bench.samples
+    ]
+    others = (ArmName.AS_IS, ArmName.SELF_CHECK, ArmName.WITHOUT_ADAPTERS)
+    groups = (
+        [each for each in timed if each.plan.name == ArmName.AS_IS],
+        [each for each in timed if each.plan.name in BF16_BASELINES],
+        [each for each in timed if each.plan.fp8 and each.plan.name not in others],
+    )
 
-    def compared(self, attempts: Sequence[Attempt], samples: Samples) -> list[Attempt]:
-        """List the step as it is, the fastest BF16, and the best FP8."""
-        deepest = len(self.bench.plan.cuts) - 1  # of two, the self-check is timed at the first
-        timed = {
-            each.plan.name: each
-            for each in attempts
-            if each.no_number is None and (each.plan.name, deepest) in samples
-        }
-        medians = {
-            name: interval(full_ms(self.bench.plan, samples, each.plan)).median
-            for name, each in timed.items()
-        }
-        in_fp8 = [name for name, each in timed.items() if each.plan.fp8]
-        return [timed[name] for name in compared(medians, in_fp8)]
+    def median_ms(attempt: Attempt) -> float:
+        return interval(full_ms(bench.plan, bench.samples, attempt.plan)).median
 
-    def explain(self, attempts: Sequence[Attempt], samples: Samples) -> None:
-        """Profile and prove the compared variants; the next replaces one that is refuted."""
-        while left := [each for each in self.compared(attempts, samples) if each.profiled is None]:
-            self.prove(left[0])
+    return [min(group, key=median_ms) for group in groups if group]
 
-    def prove(self, attempt: Attempt, *, explain: bool = True) -> None:
-        """Prove by one step that the variant ran as named, and profile it if asked."""
-        self.bench.at_work = attempt.plan.name
-        last = attempt.ready[-1]
-        try:
-            attempt.proof = self.trace(attempt) if explain else prove(last.step, self.bench.device)
-        except Exception as error:
-            if attempt.plan.name == ArmName.AS_IS:
-                raise
-            _log.debug("proving %s raises", attempt.plan.name, exc_info=True)
-            self.bench.drop(attempt, raised(error))
-        else:
-            attempt.no_number = refuted(attempt, attempt.proof)
 
-    def trace(self, attempt: Attempt) -> StepProof:
-        """Profile a step at every depth, the deepest first as the proof.
+def prove(bench: Bench, attempt: Attempt, *, explained: bool = False) -> None:
+    """Prove by one step that the variant ran as named, and profile it if ``explained``."""
+    bench.at_work = attempt.plan.name
+    try:
+        attempt.proof = trace(bench, attempt) if explained else proof_of(attempt.ready[-1].step, bench.device)
+    except Exception as error:
+        if attempt.plan.name == ArmName.AS_IS:
+            raise
+        _log.debug("proving %s raises", attempt.plan.name, exc_info=True)
+        bench.drop(attempt, raised(error))
+    else:
+        attempt.no_number = refuted(attempt, attempt.proof)
 
-        A failure costs the breakdown only.
-        """
-        attempt.profiled, device = (), self.bench.device
-        if reason := self._why_not(attempt):
-            self.failures.append(reason)
-            return prove(attempt.ready[-1].step, device)
-        self.run.progress(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
-        proof: StepProof | None = None
-        steps: list[ProfiledStep] = []
-        try:
-            with own_folder() as folder:
-                for ready in reversed(attempt.ready):
-                    profile = self._profile(ready)
-                    file = Path(folder, f"{len(steps)}.json")
-                    profile.export_chrome_trace(str(file))
-                    if self.run.keep_trace and not steps:
-                        self.run.keep_trace(attempt.plan.name, file)
-                    trace = read_trace(file)
-                    proof = proof or counted_in(trace, device)
-                    step = step_of(trace)
-                    if device.type == "cuda" and not step.on_gpu:
-                        raise UnreadableDocument("the profiler saw nothing of the GPU")
-                    steps.append(step)
-                    file.unlink()
-        except Exception as error:
-            _log.debug("profiling a step raises", exc_info=True)
-            still_there(device, BREAKDOWN)
-            self.failures.append(f"profiling a step fails with {sentence(error)}")
-        else:
-            attempt.profiled = tuple(reversed(steps))
-        return proof if proof and proof.fp8_gemms is not None else prove(attempt.ready[-1].step, device)
 
-    def _why_not(self, attempt: Attempt) -> str | None:
-        """Explain why its step is not profiled; None if it is."""
-        if BREAKDOWN in self.run.skip:
-            return self.run.skip[BREAKDOWN]
-        if reason := why_not_profiled():
-            return reason
-        return None if self.run.budget.profile_fits(attempt) else "the budget was used up before it"
+def trace(bench: Bench, attempt: Attempt) -> StepProof:
+    """Profile a step at every depth, the deepest first as the proof.
 
-    def _profile(self, ready: Ready) -> torch.profiler.profile:
-        """Profile a step with its modules named, or without if naming compiled something."""
-        before, modules = compiled_so_far(), _nameable(ready, self.bench.job.training_step)
-        with annotated(modules):
-            profile = profiled(ready.step, self.bench.device, to_read=True)
-        return (
-            profile
-            if not modules or compiled_so_far() == before
-            else profiled(ready.step, self.bench.device, to_read=True)
-        )
+    A failure costs the breakdown only.
+    """
+    run, device = bench.run, bench.device
+    attempt.profiled = ()
+    reason = run.skip.get(BREAKDOWN) or why_not_profiled()
+    if reason is None and not run.budget.profile_fits(attempt):
+        reason = "the budget was used up before it"
+    if reason is not None:
+        bench.failures.append(reason)
+        return proof_of(attempt.ready[-1].step, device)
+    run.progress(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
+    proof: StepProof | None = None
+    steps: list[ProfiledStep] = []
+    try:
+        with own_folder() as folder:
+            for ready in reversed(attempt.ready):
+                file = Path(folder, f"{len(steps)}.json")
+                _profile(bench, ready).export_chrome_trace(str(file))
+                if run.keep_trace and not steps:
+                    run.keep_trace(attempt.plan.name, file)
+                traced = read_trace(file)
+                proof = proof or counted_in(traced, device)
+                step = step_of(traced)
+                if device.type == "cuda" and not step.on_gpu:
+                    raise UnreadableDocument("the profiler saw nothing of the GPU")
+                steps.append(step)
+                file.unlink()
+    except Exception as error:
+        _log.debug("profiling a step raises", exc_info=True)
+        still_there(device, BREAKDOWN)
+        bench.failures.append(f"profiling a step fails with {sentence(error)}")
+    else:
+        attempt.profiled = tuple(reversed(steps))
+    return proof if proof and proof.fp8_gemms is not None else proof_of(attempt.ready[-1].step, device)
+
+
+def _profile(bench: Bench, ready: Ready) -> torch.profiler.profile:
+    """Profile a step with its modules named, or without if naming compiled something."""
+    before, modules = compiled_so_far(), _nameable(ready, bench.job.training_step)
+    with annotated(modules):
+        profile = profiled(ready.step, bench.device, to_read=True)
+    if modules and compiled_so_far() != before:
+        return profiled(ready.step, bench.device, to_read=True)
+    return profile
 
 
 def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:

@@ -11,18 +11,15 @@ import msgspec
 from fp8doctor.analysis.noise import why_unreliable
 from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
-from fp8doctor.facts.arm_names import (
-    ArmName,
-    Reason,
-)
+from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan, cleaned
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Samples, full_ms
-from fp8doctor.trial.measure.peak_memory import memory_parts
-from fp8doctor.trial.measure.profile_step import Tracer
+from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.memory import memory_parts
 from fp8doctor.trial.measure.trial_run import gpu_name
 
 MOST_SCALE = 1.15
@@ -39,31 +36,26 @@ MOST_GROUPS, MOST_MODULES = 30, 40
 """Kernels and modules to keep, the longest first; unknown kernels are kept in addition."""
 
 
-def report(
-    tracer: Tracer,
-    attempts: Sequence[Attempt],
-    samples: Samples,
-    enough_s: float | None,
-) -> Trial:
+def report(bench: Bench, enough_s: float | None) -> Trial:
     """Turn the attempts and their samples into facts; ``enough_s`` is a budget that those left out fit in."""
-    plan, device, health = tracer.bench.plan, tracer.bench.device, tracer.bench.observer.health()
-    ratio = _self_check(attempts, samples)
+    plan, device, samples, budget = bench.plan, bench.device, bench.samples, bench.run.budget
+    failed = {"trial.arms.breakdown": "; ".join(dict.fromkeys(bench.failures))} if bench.failures else {}
     trial = Trial(
         device=device.type,
         gpu=gpu_name(device),
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
-        recomputed=tracer.bench.recomputed,
+        recomputed=bench.recomputed,
         arms=tuple(
-            _arm(plan, attempt, samples) for attempt in attempts if attempt.plan.name != ArmName.SELF_CHECK
+            _arm(plan, each, samples) for each in bench.attempts if each.plan.name != ArmName.SELF_CHECK
         ),
-        self_check_ratio=ratio,
-        health=health,
-        host=tracer.bench.host.load(),
-        gaps=tracer.gaps,
+        self_check_ratio=_self_check(bench.attempts, samples),
+        health=bench.observer.health(),
+        host=bench.host.load(),
+        gaps=failed,
         why=None,
-        budget_s=tracer.run.budget.seconds,
+        budget_s=budget.seconds,
         enough_s=enough_s,
-        elapsed_s=tracer.run.budget.elapsed_s,
+        elapsed_s=budget.elapsed_s,
     )
     doubts = why_unreliable(trial), _too_few(samples)
     reason = "; ".join(filter(None, doubts)) or None
@@ -114,7 +106,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             ArmCut(
                 blocks={cleaned(name): count for name, count in cut.kept.items()},
                 step_ms=statistics.median(samples[of.name, number]) / ratio,
-                peak_gib=ready.peak_gib,
+                peak_gib=ready.memory.peak_gib,
                 warm_up_s=ready.warm_up_s,
                 graph_breaks=ready.compiled.breaks,
                 break_reasons=ready.compiled.break_reasons,
@@ -124,7 +116,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
                 alloc_retries=ready.alloc_retries,
             )
         )
-    at, holds = interval(full), [ready.held for ready in attempt.ready]
+    at, memory = interval(full), [ready.memory for ready in attempt.ready]
     peak_gib = attempt.full_peak(plan)
     return Arm(
         **planned,
@@ -137,12 +129,12 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         rounds_ms=tuple(full),
         window=1,
         peak_gib=peak_gib,
-        static_gib=plan.full([each.static_gib for each in holds]),
+        static_gib=plan.full([each.static_gib for each in memory]),
         cuts=tuple(cuts),
         breakdown=_breakdown(plan, attempt, at.median),
-        memory=memory_parts(plan, peak_gib, holds),
+        memory=memory_parts(plan, peak_gib, memory),
         fp8_gemms=proof.fp8_gemms if proof else NOT_RECORDED,
-        graphs_run=proof.graphs_run if proof else NOT_RECORDED,
+        graphs_run=proof.graphs_run if proof and proof.graphs_run is not None else NOT_RECORDED,
         non_finite=_non_finite(attempt),
     )
 

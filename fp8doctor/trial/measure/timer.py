@@ -12,20 +12,17 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from fp8doctor.analysis import significance
-from fp8doctor.analysis.arms import changes_in_bf16
 from fp8doctor.analysis.noise import swallows_effect
-from fp8doctor.analysis.significance import EVEN, Interval, interval
-from fp8doctor.analysis.treatment_table import that_help_bf16_too
-from fp8doctor.facts.arm_names import BASELINES, BF16_BASELINES, ArmName, is_conversion
+from fp8doctor.analysis.significance import interval
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
-from fp8doctor.trial.variant import VariantPlan, explores
+from fp8doctor.trial.variant import VariantPlan
 
 SETTLING_MS, MOST_STEPS = 150.0, 8
 """ms of steps that a variant's first block drops, and the most steps of a block. A block begins with an idle
@@ -50,7 +47,7 @@ LONG_STEP_MS = 200.0
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 """The range of five rounds covers the true median with 94% (1 - 2 / 2^5); fewer do not reach 90%."""
 
-MOST_WHILE_UNDECIDED = 4
+MOST_WHILE_OPEN = 4
 """Multiples of `MOST_ROUNDS` to take while the question is open: four halve the interval."""
 
 ASKED_EACH = 5
@@ -59,9 +56,6 @@ steps that vary by 12% a round differ in 16% of windows, and in 21% if tested ea
 
 SHARP = 0.005
 """Stop when half of every variant's interval is within this share of its median."""
-
-PRESCRIPTIONS = (ArmName.PRESCRIBED, ArmName.PRESCRIBED_AS_COMPILED)
-"""Variants of which the fastest becomes the prescription."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +115,12 @@ def block_ms(
 
 @dataclass(frozen=True)
 class Limits:
-    """When a window ends, on ``time.monotonic``."""
+    """When the rounds end, on ``time.monotonic``."""
 
-    until: float
-    """End of the time for rounds."""
-    soon: float = math.inf
+    soon: float
     """From here on rounds are added only while the question is open."""
     latest: float = math.inf
     """After this not even the least rounds go on."""
-    overtime_s: float = 0.0
-    """Seconds beyond ``until`` while FP8 vs. BF16 is open."""
 
 
 def interleave(
@@ -141,14 +131,12 @@ def interleave(
     *,
     begin: Callable[[int], object] = lambda number: None,
     expected_ms: Mapping[tuple[str, int], float] | None = None,
-    sign_known: Callable[[Samples], bool] = lambda samples: True,
-    decided: Callable[[Samples], bool] = lambda samples: True,
+    is_open: Callable[[Samples], bool] = lambda samples: False,
 ) -> Samples:
     """Time every step once a round, and return a sample in ms for each round.
 
     `LEAST_ROUNDS` are taken, and then more up to ``limits.soon`` or `MOST_ROUNDS`, unless all times are sharp
-    before. From there on rounds are added while ``decided`` denies, and after ``limits.until`` while
-    ``sign_known`` does. No round begins that would end too late.
+    before. From there on rounds are added while ``is_open``. No round begins that would end too late.
 
     Each round has an order of its own: a variant that follows one that heats the GPU finds lower clocks.
     ``begin`` is called with the round's number before each variant.
@@ -157,23 +145,19 @@ def interleave(
     shuffle = random.Random(0).shuffle
     known_ms = dict.fromkeys(steps, 0.0) | dict(expected_ms or {})
     depths = {name: sorted(number for of, number in steps if of == name) for name, _ in steps}
-    round_s, sign_open = 0.0, None
-    for number in range(MOST_WHILE_UNDECIDED * MOST_ROUNDS):
+    round_s, asked = 0.0, False
+    for number in range(MOST_WHILE_OPEN * MOST_ROUNDS):
         began = time.monotonic()
         ends = began + round_s
         if number and ends > limits.latest:
             break
-        if number >= LEAST_ROUNDS:
-            late_s = ends - limits.until
-            if late_s > limits.overtime_s or all(map(_sharp, samples.values())):
+        if number >= LEAST_ROUNDS and all(map(_sharp, samples.values())):
+            break
+        enough = number >= MOST_ROUNDS or (number >= LEAST_ROUNDS and ends > limits.soon)
+        if enough and (not asked or number % ASKED_EACH == 0):
+            asked = True
+            if not is_open(samples):
                 break
-            if late_s > 0 or ends > limits.soon or number >= MOST_ROUNDS:
-                if sign_open is None or number % ASKED_EACH == 0:
-                    sign_open = not sign_known(samples)
-                    if not sign_open and decided(samples):
-                        break
-                if late_s > 0 and not sign_open:
-                    break
         order = list(depths)
         shuffle(order)
         for name in order:
@@ -192,62 +176,21 @@ def _sharp(samples: list[float]) -> bool:
     return known.high - known.low <= 2 * SHARP * known.median
 
 
-def is_decided(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
-    """Return whether the rounds tell FP8 from BF16, and confirm what seems to gain."""
-    gained = [gain for gain in gains(samples, plan, variants).values() if gain.median > 1 + EVEN]
-    return all(gain.low > 1 for gain in gained) and all(
-        map(significance.is_decided, _speedups(samples, plan, variants))
-    )
+def sign_is_open(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
+    """Return whether the rounds do not tell FP8 from BF16 yet.
 
-
-def sign_is_known(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
-    """Return whether the verdict will tell FP8 from BF16, or call the two even.
-
-    FP8 is the step as it is, or the fastest conversion of a model without FP8, and the prescription if that
-    seems to be faster. True without both. `is_decided` asks for more, within the time that there is.
+    FP8 is the step as it is, and the fastest of the variants that decide. False without both.
     """
-    return not any(map(swallows_effect, _speedups(samples, plan, variants)))
+    deciding = [each for each in variants if each.place.decides and each.name != ArmName.SELF_CHECK]
+    times = {each.name: full_ms(plan, samples, each) for each in deciding}
 
+    def fastest(fp8: bool) -> str | None:
+        names = [each.name for each in deciding if bool(each.fp8) is fp8]
+        return min(names, key=lambda name: statistics.median(times[name]), default=None)
 
-def _speedups(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> Iterator[Interval]:
-    """Divide the times of BF16 by those of each FP8 that the verdict compares with it."""
-    times = _times(samples, plan, variants)
-
-    def fastest(*names: str) -> str | None:
-        timed = [each for each in names if each in times]
-        return min(timed, key=lambda each: statistics.median(times[each]), default=None)
-
-    if not any(each.name == ArmName.AS_IS and each.fp8 for each in variants):
-        converted, bf16 = fastest(*filter(is_conversion, times)), fastest(*BASELINES)
-        if converted and bf16:
-            yield _ratio(times[bf16], times[converted])
-        return
-    bf16, prescribed = fastest(*BF16_BASELINES), fastest(*PRESCRIPTIONS)
-    if bf16:
-        yield _ratio(times[bf16], times[ArmName.AS_IS])
-    if prescribed is None or fastest(ArmName.AS_IS, prescribed) == ArmName.AS_IS:
-        return
-    changes = next(each.treatments for each in variants if each.name == prescribed)
-    if shared := that_help_bf16_too(changes):  # as `fp8doctor.analysis.arms.fair_bf16`
-        alike = [each.name for each in variants if changes_in_bf16(each.name, each.treatments) == shared]
-        bf16 = fastest(*alike, *BF16_BASELINES) if times.keys() & {*alike} else None
-    if bf16:
-        yield _ratio(times[bf16], times[prescribed])
-
-
-def gains(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> dict[str, Interval]:
-    """Divide the time of each exploration's base by its own."""
-    times = _times(samples, plan, variants)
-    return {
-        each.name: _ratio(times[each.base], times[each.name])
-        for each in variants
-        if explores(each) and each.base in times
-    }
-
-
-def _times(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> dict[str, list[float]]:
-    return {each.name: full_ms(plan, samples, each) for each in variants if each.name != ArmName.SELF_CHECK}
-
-
-def _ratio(before: Sequence[float], after: Sequence[float]) -> Interval:
-    return interval([a / b for a, b in zip(before, after, strict=True)])
+    in_fp8, bf16 = fastest(True), fastest(False)
+    if in_fp8 is None or bf16 is None:
+        return False
+    own = [each.name for each in deciding if each.name == ArmName.AS_IS and each.fp8]
+    ratios = ([a / b for a, b in zip(times[bf16], times[name], strict=True)] for name in {in_fp8, *own})
+    return any(swallows_effect(interval(each)) for each in ratios)

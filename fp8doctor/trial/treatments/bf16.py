@@ -18,7 +18,7 @@ from fp8doctor.stacks.looking import lineage
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
-from fp8doctor.trial.treatments.compilation import block_by_block, without_compile_marks
+from fp8doctor.trial.treatments.compilation import block_by_block, compile_blocks, without_compile_marks
 from fp8doctor.trial.variant import Change, Variant
 
 
@@ -51,6 +51,7 @@ def in_form(form: str, facts: Facts) -> Change:
         ArmName.BF16: eager_bf16,
         ArmName.BF16_COMPILED: functools.partial(compiled_bf16, facts=facts),
         ArmName.BF16_AS_COMPILED: bf16_as_compiled,
+        ArmName.BF16_WHOLE: bf16_whole,
     }
     return forms[form]
 
@@ -65,6 +66,12 @@ def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
     """Remove FP8, and compile block by block instead of the user's own marks."""
     bare = without_compile_marks(variant)
     return _under_autocast(replace(bare, model=block_by_block(to_bf16(bare.model, compiled=True), facts)))
+
+
+def bf16_whole(variant: Variant) -> Variant:
+    """Remove FP8, and compile as one graph instead of the user's own marks."""
+    bare = without_compile_marks(variant)
+    return _under_autocast(replace(bare, model=compile_blocks(to_bf16(bare.model, compiled=True), [])))
 
 
 def bf16_as_compiled(variant: Variant) -> Variant:

@@ -12,23 +12,18 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.optim import AdamW8bit
 
 from fp8doctor.facts import MemoryParts, Target, Workload
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
-from fp8doctor.trial.measure.attempt import Attempt
+from fp8doctor.trial.measure import memory
+from fp8doctor.trial.measure.attempt import Attempt, Ready, beyond_gpu
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.peak_memory import (
-    Held,
-    Turn,
-    Turns,
-    full_peak,
-    gib,
-    gradients_of,
-    held,
-    memory_parts,
-)
-from fp8doctor.trial.planning import as_it_is
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.evidence import Compilations
+from fp8doctor.trial.measure.memory import MemoryWatch, StepMemory, full_peak, gib, memory_parts
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.variant import VariantPlan
+from fp8doctor.trial.variant import VariantPlan, as_it_is
 from tests.trial.decoder import Decoder
 
 pytestmark = pytest.mark.slow
@@ -43,13 +38,14 @@ def bytes_of(value: float | None) -> int:
     return round(value * 2**30)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Held:
+def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> StepMemory:
     """One step, and what is held."""
-    with gradients_of(model, optimizer, CPU) as gradients:
+    watch = MemoryWatch(CPU)
+    with watch.of(model, optimizer):
         model(torch.ones(32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return held(model, optimizer, gradients.found_gib, CPU)
+    return watch.end(model, optimizer, None)
 
 
 def linears() -> nn.Module:
@@ -91,16 +87,19 @@ def test_an_8_bit_optimizer_is_counted_by_what_it_stores() -> None:
             parameter.grad = torch.zeros_like(parameter)
     with torch.compiler.set_stance("force_eager"):  # it compiles its step, which takes half a minute
         optimizer.step()
-    found = bytes_of(held(model, optimizer, None, CPU).optimizer_gib)
+    found = bytes_of(MemoryWatch(CPU).end(model, optimizer, None).optimizer_gib)
     values = 2 * 2 * 32 * 512
     assert values < found < 1.3 * values
 
 
-HOLDS = [Held(1.0, 0.5, 2.0, 1.0), Held(2.0, 1.5, 4.0, 2.0)]
+HOLDS = [
+    StepMemory(1.0, 0.5, 2.0, 1.0, peak_gib=8.0),
+    StepMemory(2.0, 1.5, 4.0, 2.0, peak_gib=16.0),
+]
 
 
 def test_parts_at_full_depth_add_up_to_the_peak() -> None:
-    peak = at_full_depth([8.0, 16.0], HOLDS)
+    peak = full_peak(PLAN, HOLDS)
     parts = memory_parts(PLAN, peak, HOLDS)
     assert peak == pytest.approx(36.0)
     assert parts is not None
@@ -141,23 +140,28 @@ def test_the_peak_at_full_depth_is_not_below_the_true_one(
 ) -> None:
     """Wherever the backward has its peak with few blocks."""
     depths, at = (4, 12), (activations, gradients, embedding, logits)
-    peaks = [peak_of(*at, blocks) for blocks in depths]
-    holds = [Held(0.0, 0.0, 0.0, gradients * blocks + embedding) for blocks in depths]
-    turns = [Turn(activations * blocks, activations * blocks) for blocks in depths]
-    found, true = full_peak(PLAN, peaks, holds, turns), peak_of(*at, 32)
+    seen = [
+        StepMemory(
+            0.0,
+            0.0,
+            0.0,
+            gradients * blocks + embedding,
+            peak_of(*at, blocks),
+            activations * blocks,
+            activations * blocks,
+        )
+        for blocks in depths
+    ]
+    found, true = full_peak(PLAN, seen), peak_of(*at, 32)
     assert found is not None
     assert true - 1e-9 <= found <= 1.35 * true
 
 
-def at_full_depth(peaks: list[float | None], holds: list[Held]) -> float | None:
-    return full_peak(PLAN, peaks, holds)
-
-
-def warm(bench: Bench) -> list[Held]:
+def warm(bench: Bench) -> list[StepMemory]:
     attempt = Attempt(VariantPlan("as_is", as_it_is))
     bench.build(attempt)
     assert attempt.no_number is None
-    return [ready.held for ready in attempt.ready]
+    return [ready.memory for ready in attempt.ready]
 
 
 def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
@@ -169,7 +173,7 @@ def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
         batch=torch.randint(0, 96, (1, 16)),
         loss=lambda output, batch: output.mean(),
     )
-    bench = Bench(job, ["blocks"], CPU)
+    bench = Bench(job, ["blocks"], TrialRun(CPU, Budget(600.0)))
     try:
         holds = warm(bench)
         weights = sum(4 * each.numel() for each in model.parameters())
@@ -211,29 +215,76 @@ def test_the_peak_is_that_of_the_arm_alone(
 
     def train() -> torch.Tensor:
         loss = model(torch.ones(32, 32)).sum()
-        turns.note()
+        watch.at_backward()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
 
     bench = Bench.__new__(Bench)
+    bench.run = TrialRun(OTHER, Budget(600.0))
     bench.device, bench.at_work, bench._handed_out = OTHER, "as_is", []
-    bench.interrupts = False
     bench._rounding = rounded
     bench.job = Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload())
     bench.guard = Guard(bench.job)
     Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
-    monkeypatch.setattr("fp8doctor.trial.measure.peak_memory.gib", lambda tensors, device: gib(tensors, CPU))
-    turns = Turns(OTHER)
-    turns.note()
-    assert turns.above(0.0) is None, "it was not told to note anything"
-    ready = bench._warm(train, model, optimizer, turns)
+    monkeypatch.setattr(memory, "gib", lambda tensors, device: gib(tensors, CPU))
+    watch = MemoryWatch(OTHER)
+    found = bench._warm(train, model, optimizer, watch).memory
     weight = 4 * 32 * 32 / 2**30
-    assert ready.held == Held(2 * weight, 0.0, weight, 2 * weight)
     floor = (4 + more) * weight
-    assert ready.peak_gib == pytest.approx(floor + 2.0)
-    assert ready.turn == Turn(pytest.approx(floor), pytest.approx(floor + 2.0))  # type: ignore[arg-type]
-    noted = turns.allocated
-    turns.note()
-    assert turns.allocated == noted, "no step of the window notes anything"
+    assert found == StepMemory(
+        2 * weight,
+        0.0,
+        weight,
+        2 * weight,
+        peak_gib=pytest.approx(floor + 2.0),
+        backward_gib=pytest.approx(floor),
+        forward_peak_gib=pytest.approx(floor + 2.0),
+    )
+
+
+DEPTHS = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
+"""Two blocks more take twenty GiB more below: the whole model 40 + 4 * 20 = 120."""
+
+
+def built(name: str, *treatments: str, more_gib: float = 0.0) -> Attempt:
+    """Make an arm that was built at both cuts and takes so much more than the step as it is at each."""
+
+    def at(peak_gib: float) -> Ready:
+        held = StepMemory(4.0, 0.0, 8.0, 4.0, peak_gib)
+        return Ready(lambda: torch.zeros(()), None, Compilations(), held, None, 0.0, 0.0, None, None)
+
+    plan = VariantPlan(name, as_it_is, treatments, base=None if name == "as_is" else "as_is")
+    return Attempt(plan, [at(each + more_gib) for each in (40.0, 60.0)])
+
+
+AT_CUTS = built("as_is")
+
+
+@pytest.mark.parametrize(
+    ("arm", "gib", "fits"),
+    [
+        (built("a", "checkpointing-off", more_gib=5.0), None, True),  # a CPU
+        (built("a", "checkpointing-off", more_gib=5.0), 139.0, True),
+        (built("a", "checkpointing-off", more_gib=5.0), 138.0, False),  # it may fill nine tenths
+        (built("a", "cache-off", more_gib=0.5), 126.0, True),  # hardly more than the step as it is
+        (built("a", "cache-off", more_gib=0.5), 100.0, True),  # which does not fit either
+        (built("a", "cache-off", more_gib=5.0), 100.0, False),
+        (built("bf16", more_gib=5.0), 125.0, True),
+        (built("bf16", more_gib=5.0), 124.0, False),
+        (built("bf16", more_gib=5.0), 119.0, True),  # both are of a job that runs elsewhere
+        (built("without_adapters", more_gib=50.0), 121.0, True),  # prescribed by nobody
+        (built("bf16_without_checkpointing", more_gib=5.0), 139.0, True),
+        (built("bf16_without_checkpointing", more_gib=5.0), 138.0, False),  # FP8 would be compared with it
+        (AT_CUTS, 119.0, True),
+    ],
+)
+def test_what_is_predicted_to_exceed_the_gpu_at_full_depth_has_no_number(
+    arm: Attempt, gib: float | None, fits: bool
+) -> None:
+    found = beyond_gpu(arm, [AT_CUTS, arm], DEPTHS, gib)
+    assert (found is None) is fits
+    assert beyond_gpu(arm, [AT_CUTS, arm], Plan((), (Cut({}),)), gib) is None, "what was run whole fits"
+    if found:
+        assert found.why is Reason.DOES_NOT_FIT
