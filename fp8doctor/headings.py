@@ -52,7 +52,7 @@ def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
 
     Raises the same `UserError`.
     """
-    own = None if folders or offer_checks() else _of_files(_files())
+    own = None if folders or offer_checks() else _heads_of(_texts())
     if own is None:
         from fp8doctor.registry import discover
 
@@ -82,18 +82,21 @@ def retired(codes: Iterable[str]) -> Iterator[Heading]:
             )
 
 
-def _files() -> Iterator[Path]:
+def _texts() -> Iterator[str]:
+    """Read each check: its file, or all files of its folder, which begins with its page."""
     from fp8doctor import checks
 
     for folder in checks.__path__:
-        yield from Path(folder).glob("*/[!_]*.py")
+        for path in Path(folder).glob("*/[!_]*"):
+            files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
+            if files:
+                yield "".join(each.read_text("utf-8") for each in files)
 
 
-def _of_files(files: Iterator[Path]) -> list[Heading] | None:
-    """Read the heads of files; None if there is no file or one cannot be read."""
+def _heads_of(texts: Iterator[str]) -> list[Heading] | None:
+    """Read the heads of checks; None if there is none or one cannot be read."""
     found = []
-    for file in files:
-        text = file.read_text("utf-8")
+    for text in texts:
         heads = [each.groupdict() for each in HEAD.finditer(text)]
         _, _, rest = text.partition('"""')
         page, end, _ = rest.partition('"""')

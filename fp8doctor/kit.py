@@ -45,7 +45,6 @@ from fp8doctor.analysis.fp8_request import (
     converted_a_copy,
     converted_nothing,
     fp8_was_asked_for,
-    launched_with_fp8,
     may_have_converted,
     of_converter,
     precision_of,
@@ -216,7 +215,7 @@ from fp8doctor.facts.examples import example, float8, profiled, variant
 from fp8doctor.facts.no_number import sentence_of, why_of
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Treatment
-from fp8doctor.known_errors import CUTEDSL, recognise
+from fp8doctor.known_errors import recognise
 from fp8doctor.recipes import FIRST_WITH_FP8, recipe_of, stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural, times

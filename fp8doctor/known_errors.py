@@ -18,16 +18,6 @@ LONGEST = 1_000_000
 LONGEST_QUOTE = 100
 """Longest message to repeat in a command, in characters."""
 
-CUTEDSL = {
-    "apache-tvm-ffi": "apache-tvm-ffi",
-    "nvidia-cutlass-dsl": "nvidia-cutlass-dsl==4.5.2 nvidia-cutlass-dsl-libs-base==4.5.2 "
-    "nvidia-cutlass-dsl-libs-cu13==4.5.2",
-}
-"""Package that torchao's MXFP8 casts of experts need -> package to install.
-
-Source: METADATA of torchao 0.18.0.
-"""
-
 
 KINDS = ("raised", "generic", "class", "follows", "logged")
 """Kinds of messages, the most relevant first.

@@ -57,11 +57,12 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def module(self) -> ModuleType:
-        return sys.modules[self.function.__module__]
+        """Return the check's file, or its folder if it has several files."""
+        return sys.modules[_home(self.function)]
 
     @property
     def page(self) -> str:
-        """Return the check's page: the docstring of its file, safe to print."""
+        """Return the check's page: the docstring of its module, safe to print."""
         return escaped(inspect.cleandoc(self.module.__doc__ or ""), keep="\n")
 
     @property
@@ -71,6 +72,12 @@ class Check(msgspec.Struct, frozen=True):
 
 
 _checks: dict[str, Check] = {}
+
+
+def _home(function: CheckFunction) -> str:
+    """Name the module of a check; one with several files is a folder in the folder of its area."""
+    path = function.__module__.split(".")
+    return ".".join(path[:4] if path[:2] == ["fp8doctor", "checks"] else path)
 
 
 def check(
@@ -101,9 +108,8 @@ def check(
         if where not in AREAS:
             raise ValueError(f"{code}: {where!r} is not an area; areas are {', '.join(AREAS)}")
         for other in _checks.values():
-            if (
-                other.code == code or other.name == name
-            ) and other.function.__module__ != function.__module__:
+            taken = other.code == code or other.name == name
+            if taken and _home(other.function) != _home(function):
                 raise ValueError(
                     f"{code} {name} is already registered by {other.function.__module__} as "
                     f"{other.code} {other.name}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -71,19 +73,20 @@ RULES = {
 
 
 def cases(rules: tuple[registry.Check, ...], name: str) -> tuple[Facts, ...]:
-    """The facts of a file that make it fire, or leave it silent: one record or several."""
-    held = getattr(rules[0].module, name)
-    return (held,) if isinstance(held, Facts) else held
+    """The facts of a check's files that make it fire, or leave it silent: one record or several each."""
+    held = [getattr(file, name, ()) for file in files_of(rules)]
+    return tuple(facts for each in held for facts in ((each,) if isinstance(each, Facts) else each))
+
+
+def files_of(rules: tuple[registry.Check, ...]) -> tuple[ModuleType, ...]:
+    """The files of a check that hold its rules."""
+    return tuple(dict.fromkeys(sys.modules[rule.function.__module__] for rule in rules))
 
 
 def test_every_file_of_the_catalogue_registers_one_code() -> None:
-    files = sorted(path.relative_to(CHECKS) for path in CHECKS.rglob("*.py") if path.name != "__init__.py")
-    registered = sorted(
-        Path(*module.split(".")[2:]).with_suffix(".py")
-        for rules in RULES.values()
-        for module in {rule.module.__name__ for rule in rules}
-    )
-    assert files == registered
+    files = sorted(f"{path.parent.name}.{path.stem}" for path in CHECKS.glob("*/[!_]*"))
+    registered = {rule.module.__name__.removeprefix("fp8doctor.checks.") for rule in CATALOGUE}
+    assert files == sorted(registered)
     former = [code for rule in CATALOGUE for code in rule.was]
     assert len(set(former)) == len(former)
     assert not RULES.keys() & {*former}
@@ -127,7 +130,7 @@ def test_a_treatment_of_a_check_is_spelled_as_in_the_table() -> None:
     for code, rules in RULES.items():
         findings = [each for case in cases(rules, "FIRES") for each in registry.run(rules, case)[0]]
         names = {each.treatment.name for each in findings if each.treatment}
-        names |= treatment_names(Path(str(rules[0].module.__file__)))
+        names = names.union(*(treatment_names(Path(str(file.__file__))) for file in files_of(rules)))
         alike = {name: get_close_matches(name, TREATMENTS, cutoff=0.9) for name in names - set(TREATMENTS)}
         assert not any(alike.values()), (code, alike)
 
@@ -138,19 +141,21 @@ def its_file(rules: tuple[registry.Check, ...]) -> None:
     assert {rule.area for rule in rules} == {folder}
     assert check.name.replace("-", "_") == file
     assert [rule.function.__name__ for rule in rules] == [rule.name.replace("-", "_") for rule in rules]
-    tree = ast.parse(Path(str(check.module.__file__)).read_text("utf-8"))
+    paths = [Path(str(file.__file__)) for file in files_of(rules)]
+    nodes = [node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8")))]
     said = {
         node.value
-        for keyword in ast.walk(tree)
+        for keyword in nodes
         if isinstance(keyword, ast.keyword) and keyword.arg == "severity"
         for node in ast.walk(keyword.value)
         if isinstance(node, ast.Constant) and node.value in SEVERITIES
     }
     highest = max(SEVERITIES.index(rule.severity) for rule in rules)
     assert max(map(SEVERITIES.index, said)) == highest
-    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Global | ast.Nonlocal)]
-    modules = imports(Path(str(check.module.__file__)))
-    assert [each for each in modules if each not in STANDARD and not each.startswith(IMPORTABLE)] == []
+    assert not [node for node in nodes if isinstance(node, ast.Global | ast.Nonlocal)]
+    modules = [module for path in paths for module in imports(path)]
+    allowed = (*IMPORTABLE, ".")  # and another file of the check
+    assert [each for each in modules if each not in STANDARD and not each.startswith(allowed)] == []
 
 
 def test_no_check_explains_itself_in_a_circle() -> None:

@@ -72,9 +72,11 @@ def imports(module: str) -> tuple[Import, ...]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name != PACKAGE]
         else:
-            assert not node.level, f"{module}: imports name the whole path"
-            inside = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [each if each in files() else str(node.module) for each in inside]
+            within = node.level == 1 and module.startswith(f"{PACKAGE}.checks.")
+            assert within or not node.level, f"{module}: imports name the whole path"
+            source = module.rpartition(".")[0] if within else node.module
+            inside = [f"{source}.{alias.name}" for alias in node.names]
+            names = [each if each in files() else str(source) for each in inside]
         found |= dict.fromkeys(Import(name, when) for name in names)
     return tuple(found)
 

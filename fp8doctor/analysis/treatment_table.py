@@ -55,9 +55,7 @@ OTHER_LAYERS = frozenset(
 )
 """Treatments that change which layers run in FP8, or their shapes."""
 
-TO_START = frozenset(
-    {"install-cutedsl", "install-fp8-backend", "name-backend-and-precision", "spell-backend"}
-)
+TO_START = frozenset({"install-fp8-backend", "name-backend-and-precision", "spell-backend"})
 """Treatments without which a job of FP8 ends before its first step: its backend is not usable."""
 
 FOR_FP8 = frozenset({MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"})

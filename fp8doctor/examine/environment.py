@@ -129,14 +129,6 @@ PACKAGES = {
 PARTS = ("transformer_engine_cu12", "transformer_engine_cu13", "transformer_engine_torch")
 """Distributions of Transformer Engine without a package; all have one version."""
 
-CUTEDSL = {
-    "nvidia-cutlass-dsl": ("nvidia_cutlass_dsl",),
-    "apache-tvm-ffi": ("apache_tvm_ffi",),
-    "cuda-python": ("cuda_python", "cuda_bindings"),
-}
-"""Requirement of CuTe DSL's kernels -> its distributions. Source: torchao 0.17 and 0.18,
-``prototype/moe_training/kernels/mxfp8/cute_utils.py``."""
-
 TRITON = ("triton", "pytorch_triton", "pytorch_triton_rocm", "triton_windows")
 
 
@@ -194,20 +186,7 @@ def examine_software(gaps: dict[str, str]) -> Software:
         cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if major else None,
         triton=version_of(TRITON),
         packages=installed_packages(),
-        torchao_libraries=_torchao_libraries(),
-        cutedsl_missing=tuple(name for name, found in CUTEDSL.items() if version_of(found) is None),
     )
-
-
-def _torchao_libraries() -> int | None:
-    """Count torchao's libraries loaded by ``torch.ops.load_library`` (0.10 to 0.18)."""
-    module = sys.modules.get("torchao")
-    folder = Path(getattr(module, "__file__", None) or "").parent
-    if module is None or not any(folder.glob("_C*.so")):
-        return None
-    import torch
-
-    return sum(folder in Path(library).parents for library in torch.ops.loaded_libraries)
 
 
 def installed_packages() -> dict[str, Package]:

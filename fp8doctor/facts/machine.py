@@ -37,10 +37,6 @@ class Software(Record, frozen=True, kw_only=True):
     triton: str | None = NOT_RECORDED
     packages: dict[str, Package] = NOT_RECORDED
     """Installed packages of the FP8 world by import name; one that is absent is not installed."""
-    torchao_libraries: int | None = NOT_RECORDED
-    """Compiled libraries of torchao that are loaded; None if torchao is not imported, or brings none."""
-    cutedsl_missing: tuple[str, ...] = NOT_RECORDED
-    """Packages that kernels written in CuTe DSL need, and that are not installed."""
 
 
 class AccelerateConfig(Record, frozen=True, kw_only=True):

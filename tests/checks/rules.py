@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor.facts import Facts
-from fp8doctor.finding import Finding, Outcome
+from fp8doctor.finding import Finding, Outcome, Treatment
 from fp8doctor.registry import discover, run
 
 
@@ -25,5 +25,12 @@ def found_by(name: str, facts: Facts) -> Finding:
 
 
 def outcome_of(name: str, facts: Facts) -> str:
-    """How the rule answers: ``sick``, ``healthy``, ``not_applicable`` or ``unknown``."""
+    """How the rule answers: ``fires``, ``silent``, ``not_applicable`` or ``unknown``."""
     return _run(name, facts)[1].outcome
+
+
+def fix_of(name: str, facts: Facts) -> Treatment:
+    """The fix of a rule that fires with one."""
+    treatment = found_by(name, facts).treatment
+    assert treatment is not None
+    return treatment

@@ -1,0 +1,103 @@
+"""A backend is named without fp8, or fp8 without a backend."""
+
+from __future__ import annotations
+
+from fp8doctor import kit
+
+from . import BACKEND, PREPARES
+
+AO_SINCE = kit.Version("1.4.0")
+"""First accelerate that knows torchao, and takes it before Transformer Engine."""
+
+
+@kit.check(
+    "ENV001",
+    "hidden-fp8",
+    area="environment",
+    severity="error",
+    was="MOD006",
+    changes_fp8=True,
+    invalidates_model=True,
+)
+def hidden_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    runs = any(each.use == "training" for each in facts.linears())
+    if not runs or facts.environment.variables.get(BACKEND) != "TE":
+        return kit.NotApplicable(reason=f"no layer is in FP8, or no {BACKEND}=TE is set")
+    return None if decided_precision(facts) in ("fp8", None) else named_without_fp8(facts)
+
+
+def decided_precision(facts: kit.Facts) -> str | None:
+    """Find the precision that Accelerate works with, or will read; None before anything has decided it."""
+    asked = facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
+    return kit.precision_of(facts.accelerate(), facts.trainer()) or asked
+
+
+def named_without_fp8(facts: kit.Facts) -> kit.Finding:
+    """Report a backend that is named in a job whose precision is not fp8."""
+    variables, linears, accelerate = facts.environment.variables, facts.linears(), facts.accelerate()
+    named, decided, asked = variables[BACKEND], decided_precision(facts), kit.asked_by_environment(variables)
+    converted = sum(each.use == "training" for each in linears)
+    unset, ask = f"unset {BACKEND}", "accelerate launch --mixed_precision fp8"
+    if asked:
+        summary = "leave the precision to the environment, which asks for FP8"
+        code = f"# for FP8: no bf16=True in the script\n# for {decided}: {unset} ACCELERATE_MIXED_PRECISION"
+    elif named == "TE":
+        summary = f"{unset}: the job then trains in {decided}, as its precision says"
+        code = f"{unset}   # or, for FP8: {ask} with {BACKEND}={named}"
+    else:
+        summary = "set the precision to fp8 too"
+        code = f"{BACKEND}={named} {ask} train.py\n# or, for {decided}: {unset}"
+    prepares = facts.trainer() or (accelerate and accelerate.mixed_precision)
+    where = f": {converted or 'none'} of {kit.plural(len(linears), 'Linear')} in FP8" if linears else ""
+    return kit.Finding(
+        severity=None if prepares and not asked else "warning",
+        title=f"{BACKEND}={named} is set, but the precision is {decided}{where}",
+        explanation=f"Accelerator.prepare() looks at the backend alone, and {PREPARES[named]}. Measured as a "
+        "baseline, such a run is mistaken for BF16.",
+        evidence={"backend": named, "precision": decided, "fp8_layers": converted},
+        treatment=kit.Treatment(name="name-backend-and-precision", summary=summary, code=code, kind="shell"),
+    )
+
+
+@kit.check(
+    "ENV001",
+    "backend-by-accident",
+    area="environment",
+    severity="error",
+    was="ENV008",
+    explained_by=(
+        *("fp8-request-overridden", "fp8-backend-misspelled", "fp8-backend-missing", "hidden-fp8"),
+        *("incompatible-versions", "no-fp8-tensor-cores"),
+    ),
+    changes_fp8=True,
+)
+def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    variables, packages = facts.environment.variables, facts.software.packages
+    named, decided = variables.get(BACKEND, "NO"), decided_precision(facts)
+    if named in PREPARES and decided and kit.at_least(facts, "accelerate", kit.READS_BACKEND_SINCE):
+        return None if kit.asked_by_environment(variables) or decided == "fp8" else named_without_fp8(facts)
+    asks = kit.fp8_was_asked_for(facts) is not None and decided in ("fp8", None)
+    if named != "NO" or not asks or not kit.at_least(facts, "accelerate", AO_SINCE):
+        return kit.NotApplicable(reason="nothing asks Accelerate for FP8, or another backend is named")
+    fp8 = [each for each in facts.linears() if each.use == "training"]
+    defaults = ("torchao", None, "tensorwise")
+    eager = [each for each in fp8 if (each.stack, each.compiled, each.recipe) == defaults]
+    if not {"torchao", "transformer_engine"} <= packages.keys() or (fp8 and not eager):
+        return None  # one backend, or a recipe or a compilation shows that somebody decided
+    converted = bool(eager) and kit.was_prepared(facts)
+    became = f"{kit.plural(len(eager), 'Linear')} became Float8Linear with torchao's defaults, not compiled. "
+    return kit.Finding(
+        severity="info" if not converted else "error" if facts.trainer() else "warning",
+        title="Accelerate takes torchao by default: Transformer Engine is installed too, and no FP8 backend "
+        "is named",
+        explanation=became * converted
+        + "Only the order of names decides. torchao without compilation is slower than BF16.",
+        evidence={"installed": ("torchao", "transformer_engine"), "eager_float8_linears": len(eager)},
+        treatment=kit.Treatment(
+            name="name-backend-and-precision",
+            summary="name the backend, and compile if it is torchao",
+            code=kit.exported(facts, **{BACKEND: "AO"})
+            + "   # keeps torchao; or TE, which needs no compilation\n"
+            "accelerate launch --dynamo_backend inductor --dynamo_use_regional_compilation train.py",
+        ),
+    )
