@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from fp8doctor import cost
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
-from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -31,7 +31,7 @@ from fp8doctor.loading.synthetic_batch import core, describe, resolve
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stacks.torch_private import without_modes
-from fp8doctor.stages import BUDGET_S, Doing, Teller
+from fp8doctor.stages import BUDGET_S, Doing
 
 _IN_PROGRESS = threading.RLock()
 """Lets one thread inspect at a time: a trial removes the gradients while it runs."""
@@ -96,7 +96,7 @@ def inspect_model(
         accumulate=accumulate,
     )
     from fp8doctor.examine import examine
-    from fp8doctor.trial import without_forward
+    from fp8doctor.trial import Budget, time_copies, without_forward
 
     try:
         if layers is not None:
@@ -105,8 +105,10 @@ def inspect_model(
         if optimizer is not None and job.optimizer is None:
             facts = _with_uncalled_optimizer(facts, optimizer)
         if trial:
+            propose = partial(hypotheses, select=selected, ignore=ignored)
             with _telling(progress) as tell:
-                facts = _timed(job, facts, device, (budget_s, began), selected, ignored, tell)
+                budget = Budget.since(began, budget_s or BUDGET_S)
+                facts = time_copies(job, facts, device, propose, budget, tell) or facts
         if not recorded(facts, "trial"):
             facts = without_forward(facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
@@ -172,50 +174,15 @@ def _job(
 
 
 @contextmanager
-def _telling(progress: bool) -> Iterator[Callable[[Doing], object]]:
+def _telling(progress: bool) -> Iterator[Callable[[Doing, str | None], object]]:
     """Yield a progress callback; a no-op if the output is not interactive."""
     from fp8doctor.stages import progress_line, someone_watches
 
     if not (progress and someone_watches()):
-        yield lambda doing: None
+        yield lambda doing, arm: None
         return
     with progress_line() as tell:
-        yield tell
-
-
-def _timed(
-    job: Job,
-    facts: Facts,
-    device: str | None,
-    within: tuple[float | None, float],
-    selected: Sequence[str],
-    ignored: Sequence[str],
-    tell: Callable[[Doing], object],
-) -> Facts:
-    """Add the trial to the facts if there is a device to time on.
-
-    ``within`` is a budget that began at a clock.
-    """
-    from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
-    from fp8doctor.trial.measure.trial_run import choose_device
-
-    where = choose_device(device)
-    if where is None:
-        return facts
-    budget_s, began = within
-    budget = Budget.since(began, budget_s or BUDGET_S)
-    teller = Teller(lambda doing, arm: tell(doing), budget.end)
-    run = TrialRun(where, budget, teller.say, begin=teller.begin)
-
-    def propose(seen: Facts) -> Sequence[Step]:
-        nonlocal facts
-        facts = seen
-        return hypotheses(facts, select=selected, ignore=ignored)
-
-    try:
-        return run_trial(job, facts, propose, run)
-    except DeviceLost as lost:
-        return msgspec.structs.replace(facts, trial=lost_with(lost, run))
+        yield lambda doing, arm: tell(doing)
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:

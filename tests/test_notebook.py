@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from fp8doctor import api, inspect_model, load_report
+import fp8doctor.trial
+from fp8doctor import inspect_model, load_report
 from fp8doctor.report import Prescription, Report
 from fp8doctor.stages import Doing, progress_line, someone_watches
 from tests.render.sound_html import hold_sound
@@ -92,12 +93,12 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(("progress", "told"), [(True, True), (False, False)])
 def test_a_terminal_sees_what_is_done(progress: bool, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(job: Any, facts: Any, *rest: Any) -> Any:
-        rest[-1](Doing("timing BF16"))
+        rest[-1](Doing("timing BF16"), None)
         return facts
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(api, "_timed", timed)
+    monkeypatch.setattr(fp8doctor.trial, "time_copies", timed)
     before = set(threading.enumerate())
     inspect_model(nn.Sequential(nn.Linear(16, 16)), progress=progress)
     assert ("timing BF16" in terminal.getvalue()) is told

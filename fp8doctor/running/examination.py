@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from fp8doctor.diagnosis.diagnose import hypotheses
-from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_conversion import ConversionWatch
@@ -29,7 +29,7 @@ from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import Ownership
 from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
-from fp8doctor.stages import Course, Doing, Teller
+from fp8doctor.stages import Course, Doing
 from fp8doctor.trial.copies.replica import unwrapped
 from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE, with_seen, without_seen
 
@@ -134,33 +134,18 @@ class ScriptExaminer:
 
     def timed(self, job: Job, facts: Facts, budget_s: float) -> Facts:
         """Add a trial on copies to the facts, if there is a device for it."""
-        from fp8doctor.trial import Budget, DeviceLost, TrialRun, lost_with, run_trial
-        from fp8doctor.trial.measure.trial_run import choose_device
+        from fp8doctor.trial import Budget, time_copies
 
-        settings = self.settings
-        device = choose_device(settings.device)
-        if device is None:
-            return facts
-
-        def propose(seen: Facts) -> Sequence[Step]:
-            nonlocal facts
-            facts = seen
-            checks = tuple(map(Path, settings.checks))
-            return hypotheses(facts, select=settings.select, ignore=settings.ignore, checks=checks)
-
-        budget, course = Budget(budget_s), Course()
+        settings, course = self.settings, Course()
+        checks = tuple(map(Path, settings.checks))
+        propose = partial(hypotheses, select=settings.select, ignore=settings.ignore, checks=checks)
 
         def show(doing: Doing, variant: str | None) -> None:
             if course.take(doing):
                 self.send(Message(progress=course.line()))
 
-        teller = Teller(show, budget.end)
-        run = TrialRun(device, budget, teller.say, begin=teller.begin)
         with without_modes(), variables_put_back():
-            try:
-                return run_trial(job, facts, propose, run)
-            except DeviceLost as lost:
-                return msgspec.structs.replace(facts, trial=lost_with(lost, run))
+            return time_copies(job, facts, settings.device, propose, Budget(budget_s), show) or facts
 
 
 def _with_watched(facts: Facts, model: nn.Module, window: StepWindow) -> Facts:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import msgspec
 import torch
@@ -18,7 +19,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_of
-from fp8doctor.stages import Stage
+from fp8doctor.stages import Doing, Stage, Teller
 from fp8doctor.trial.conductor import left_alone, timed, without_times
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.unsharded import unsharded
@@ -34,12 +35,61 @@ __all__ = [
     "Budget",
     "DeviceLost",
     "TrialRun",
-    "choose_device",
-    "lost_with",
     "run_trial",
+    "time_copies",
     "with_forward",
     "without_forward",
 ]
+
+
+def time_copies(
+    job: Job,
+    facts: Facts,
+    device: str | None,
+    propose: Callable[[Facts], Sequence[Step]],
+    budget: Budget,
+    tell: Callable[[Doing, str | None], object],
+    *,
+    before: int = 0,
+    keep: Callable[[Facts], object] = lambda known: None,
+    **settings: Any,
+) -> Facts | None:
+    """Add a trial to the facts; None if there is no device for it.
+
+    ``propose`` receives the facts with what a forward showed, and returns the steps to time. ``tell``
+    receives each activity and its variant, ``keep`` the facts with the trial so far. ``before`` counts the
+    command's stages before the trial; ``settings`` are other fields of the `TrialRun`.
+
+    Raises `DeviceLost` in a process of the trial's own, and `UserError` for a device that is not here.
+    """
+    where = choose_device(device)
+    if where is None:
+        return None
+    teller = Teller(tell, budget.end, before=before)
+
+    def proposed(seen: Facts) -> Sequence[Step]:
+        nonlocal facts
+        facts = seen
+        return propose(seen)
+
+    def known(trial: Trial) -> Facts:
+        return msgspec.structs.replace(facts, trial=trial)
+
+    run = TrialRun(
+        where,
+        budget,
+        teller.say,
+        keep=lambda trial: keep(known(trial)),
+        begin=teller.begin,
+        **settings,
+    )
+    try:
+        return run_trial(job, facts, proposed, run)
+    except DeviceLost as lost:
+        if run.own_process:
+            raise
+        nothing = without_times(run, NoNumber(lost.no_number.why, f"{lost.arm}: {lost}"))
+        return known(with_harm(lost.trial or nothing, (CONTEXT,)))
 
 
 def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun) -> Facts:
@@ -85,12 +135,6 @@ def _refuse_unready(job: Job) -> None:
                 f"its parameter {name} has no size before a batch has gone through the lazy module that "
                 "holds it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
             )
-
-
-def lost_with(lost: DeviceLost, run: TrialRun) -> Trial:
-    """Make the trial of a process that lost its GPU: the trial so far, or the reason."""
-    nothing = without_times(run, NoNumber(lost.no_number.why, f"{lost.arm}: {lost}"))
-    return with_harm(lost.trial or nothing, (CONTEXT,))
 
 
 def _all_of_it(

@@ -15,19 +15,19 @@ import shutil
 import signal
 import sys
 import traceback
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target, Trial, recorded
+from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.record import settle
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
-from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage, Teller
+from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage
 from fp8doctor.wording import error_in_words
 from fp8doctor.worker.protocol import (
     Begun,
@@ -40,9 +40,6 @@ from fp8doctor.worker.protocol import (
     Traced,
     TrialRequest,
 )
-
-if TYPE_CHECKING:
-    from fp8doctor.diagnosis.document import Step
 
 _log = logging.getLogger("fp8doctor")
 
@@ -155,58 +152,35 @@ def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
 
 def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
     """Add the times of the job and the checks' treatments; None if there is no device for it."""
-    from fp8doctor.trial import Budget, DeviceLost, TrialRun, run_trial
-    from fp8doctor.trial.measure.trial_run import choose_device
+    from fp8doctor.diagnosis.diagnose import hypotheses
+    from fp8doctor.trial import Budget, DeviceLost, time_copies
 
     request = TrialRequest(**asked["trial"])
-    device = choose_device(request.device)
-    if device is None:
-        return None
-
-    def propose(seen: Facts) -> tuple[Step, ...]:
-        nonlocal facts
-        facts = seen
-        return _proposed(facts, request)
-
     budget = Budget.since(asked["began"], request.budget_s or BUDGET_S, asked["ends"])
-    teller = Teller(
-        lambda doing, arm: channel.send(Begun(doing, until=budget.deadline, arm=arm)),
-        budget.end,
-        before=BEFORE_TRIAL,
-    )
+    checks = tuple(map(Path, request.checks))
 
     def keep_trace(arm: str, trace: Path) -> None:
         file = request.trace_of(arm)
         if file is not None:
             channel.send(_kept(trace, file))
 
-    def keep(trial: Trial) -> None:
-        channel.send(Examined(msgspec.structs.replace(facts, trial=trial).to_dict()))
-
     try:
-        run = TrialRun(
-            device,
+        return time_copies(
+            job,
+            facts,
+            request.device,
+            partial(hypotheses, select=request.select, ignore=request.ignore, checks=checks),
             budget,
-            teller.say,
-            asked["skip"],
-            keep,
-            keep_trace,
+            lambda doing, arm: channel.send(Begun(doing, until=budget.deadline, arm=arm)),
+            before=BEFORE_TRIAL,
+            keep=lambda known: channel.send(Examined(known.to_dict())),
+            skip=asked["skip"],
+            keep_trace=keep_trace,
             own_process=True,
-            begin=teller.begin,
         )
-        return run_trial(job, facts, propose, run)
     except DeviceLost as lost:
         channel.send(Lost(lost.arm, str(lost)))
         os._exit(1)
-
-
-def _proposed(facts: Facts, request: TrialRequest) -> tuple[Step, ...]:
-    """Propose the trial's variants from the facts before it."""
-    from fp8doctor.diagnosis.diagnose import hypotheses
-
-    before = msgspec.structs.replace(facts, trial=NOT_RECORDED)
-    checks = tuple(map(Path, request.checks))
-    return hypotheses(before, select=request.select, ignore=request.ignore, checks=checks)
 
 
 def _kept(trace: Path, file: Path) -> Traced:

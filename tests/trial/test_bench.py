@@ -94,11 +94,11 @@ def test_a_model_without_weights_is_cut_by_its_own_function() -> None:
     [
         (
             lambda layers: (Decoder(layers // 2), None),
-            "own cut to 4 blocks cannot be used: it has 2 blocks in blocks",
+            "cannot be used: its parameter blocks.2.down.weight is not as in the whole model",
         ),
         (
             lambda layers: (Decoder(layers, width=64), None),
-            "the blocks in blocks are not those of the whole model",
+            "its parameter blocks.0.down.weight is not as in the whole model",
         ),
         (
             lambda layers: (_ for _ in ()).throw(

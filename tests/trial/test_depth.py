@@ -127,18 +127,12 @@ def test_special_blocks_at_the_front_are_kept() -> None:
 def test_a_cut_from_the_users_function_has_to_be_that_cut() -> None:
     whole = llama(32)
     compare(whole, llama(4), "model.layers", 4)
-    with pytest.raises(NotTheCut, match=r"it has 3 blocks in model\.layers"):
-        compare(whole, llama(3), "model.layers", 4)
-    other: Any = llama(4)
+    other, frozen = llama(4), llama(4)
     other.lm_head = nn.Linear(64, 64, device="meta")
-    with pytest.raises(
-        NotTheCut, match=r"what is around model\.layers is not what the whole model has there"
-    ):
-        compare(whole, other, "model.layers", 4)
-    frozen: Any = llama(4)
-    frozen.model.layers[2].requires_grad_(False)
-    with pytest.raises(NotTheCut, match=r"the blocks in model\.layers are not those of the whole model"):
-        compare(whole, frozen, "model.layers", 4)
+    frozen.model.layers[2].requires_grad_(False)  # type: ignore[index, union-attr]
+    for wrong in (llama(3), llama(5), other, frozen):
+        with pytest.raises(NotTheCut):
+            compare(whole, wrong, "model.layers", 4)
 
 
 @pytest.mark.slow

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -87,32 +89,11 @@ def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
         type[nn.Module],
         metaclass(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}),
     )
+    rebuild = Rebuilding({})
     # Set afterwards, because transformers' layers wrap every new subclass's forward in the same code object.
     for name, method in _methods(kind).items():
-        setattr(own, name, _separate(method))
+        setattr(own, name, rebuild.of(method))
     return own
-
-
-def _separate(function: types.FunctionType) -> types.FunctionType:
-    """Clone a function, and the functions that it wraps, with code objects of their own.
-
-    A reference to itself becomes one to the clone.
-    """
-    cells = tuple(types.CellType() if _wraps(cell) else cell for cell in function.__closure__ or ())
-    clone = clone_function(function, cells)
-    for cell, held in zip(cells, function.__closure__ or (), strict=True):
-        if cell is not held:
-            cell.cell_contents = clone if held.cell_contents is function else _separate(held.cell_contents)
-    return clone
-
-
-def _wraps(cell: types.CellType) -> bool:
-    """Return whether a closure's cell holds a function that is not torch's own."""
-    try:
-        held = cell.cell_contents
-    except ValueError:
-        return False
-    return isinstance(held, types.FunctionType) and not held.__module__.startswith("torch.")
 
 
 def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
@@ -143,3 +124,40 @@ def clone_function(
         setattr(clone, name, getattr(function, name))
     clone.__dict__.update(function.__dict__)
     return clone
+
+
+class Rebuilding:
+    """Clones functions with code objects of their own, around copies of what they close over.
+
+    A function that names itself, or that another one here names, names the clone.
+    """
+
+    def __init__(self, copies: Mapping[int, Any]) -> None:
+        """``copies`` maps ``id`` of an original to its copy."""
+        self._copies = copies
+        self._made: dict[int, types.FunctionType] = {}
+
+    def of(self, value: Any) -> Any:
+        """Return the clone of a function, method or partial, the copy of an object, or the value itself."""
+        if isinstance(value, types.MethodType):
+            return types.MethodType(self.of(value.__func__), self.of(value.__self__))
+        if isinstance(value, functools.partial):
+            named = {key: self.of(each) for key, each in value.keywords.items()}
+            return functools.partial(self.of(value.func), *map(self.of, value.args), **named)
+        if not isinstance(value, types.FunctionType):
+            return self._copies.get(id(value), value)
+        if (context := context_of(value)) is not None:
+            return context(self.of(original(value)))
+        if not value.__closure__ and value.__module__.startswith("torch."):
+            return value
+        return self._made.get(id(value)) or self._clone(value)
+
+    def _clone(self, function: types.FunctionType) -> types.FunctionType:
+        cells = tuple(types.CellType() for _ in function.__closure__ or ())
+        clone = self._made[id(function)] = clone_function(function, cells)
+        for new, old in zip(cells, function.__closure__ or (), strict=True):
+            if old != types.CellType():
+                new.cell_contents = self.of(old.cell_contents)
+        if "__wrapped__" in clone.__dict__:
+            clone.__dict__["__wrapped__"] = self.of(clone.__dict__["__wrapped__"])
+        return clone

@@ -163,27 +163,21 @@ def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
 
 
 def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
-    """Raise `NotTheCut` when ``cut`` is not ``whole`` with the first ``blocks`` blocks of the list
-    ``name``."""
-    names = {cleaned(each): module for each, module in cut.named_modules()}
-    kept = names.get(cleaned(name))
-    found = len(list(kept.children())) if kept is not None else 0
-    if found != blocks:
-        raise NotTheCut(f"it has {found} blocks in {cleaned(name)}")
-    pairs = zip(whole.get_submodule(name).children(), kept.children(), strict=False)  # type: ignore[union-attr]
-    if not all(_signature(one) == _signature(other) for one, other in pairs):
-        raise NotTheCut(f"the blocks in {cleaned(name)} are not those of the whole model")
-    if _outside(whole, name) != _outside(cut, name):
-        raise NotTheCut(f"what is around {cleaned(name)} is not what the whole model has there")
+    """Raise `NotTheCut` if ``cut`` has other parameters than ``whole`` with ``blocks`` blocks in ``name``."""
+    dropped = tuple(
+        f"{cleaned(name)}.{i}." for i in range(blocks, len(list(whole.get_submodule(name).children())))
+    )
+    expected = {key: value for key, value in _kinds(whole).items() if not key.startswith(dropped)}
+    found = _kinds(cut)
+    if wrong := sorted({key for key, _ in expected.items() ^ found.items()}):
+        raise NotTheCut(f"its parameter {wrong[0]} is not as in the whole model")
 
 
-def _outside(model: nn.Module, name: str) -> dict[str, tuple[object, ...]]:
-    """Collect shape and kind of every parameter outside the list's blocks."""
-    within = f"{cleaned(name)}."
+def _kinds(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    """Map the name of every parameter to its shape and kind."""
     return {
-        cleaned(each): (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
-        for each, parameter in model.named_parameters()
-        if not cleaned(each).startswith(within)
+        cleaned(name): (tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+        for name, parameter in model.named_parameters()
     }
 
 
@@ -206,10 +200,6 @@ def _stack(name: str, blocks: nn.Module) -> Stack | None:
 
 def _signature(block: nn.Module) -> tuple[object, ...]:
     """Describe a block's work: classes, parameter shapes, and plain settings such as ``layer_type``."""
-    shapes = tuple(
-        (name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
-        for name, parameter in block.named_parameters()
-    )
     settings = tuple(
         (name, key, value)
         for name, module in block.named_modules()
@@ -217,4 +207,5 @@ def _signature(block: nn.Module) -> tuple[object, ...]:
         for key, value in sorted(vars(module).items())
         if isinstance(value, (bool, str, int)) and not key.startswith("_") and not NUMBERING.search(key)
     )
-    return (tuple(type(module).__qualname__ for module in block.modules()), shapes, settings)
+    kinds = tuple(type(module).__qualname__ for module in block.modules())
+    return kinds, tuple(_kinds(block).items()), settings

@@ -11,12 +11,11 @@ would delete a folder or close a handle of the original.
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +23,8 @@ from torch import nn
 
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import acts_on_its_death, is_module, modules_of
-from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of, original
-from fp8doctor.trial.copies.compiling import clone_function
+from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
+from fp8doctor.trial.copies.compiling import Rebuilding
 from fp8doctor.trial.copies.shards import InputCastHook, filled, is_stand_in
 from fp8doctor.wording import error_in_words
 
@@ -108,7 +107,7 @@ def replicate(
         if isinstance(copied, nn.Module):
             _drop_foreign_hooks(copied)
             if "forward" in module.__dict__:
-                copied.__dict__["forward"] = _Rebinding(memo).of(module.__dict__["forward"])
+                copied.__dict__["forward"] = Rebuilding(memo).of(module.__dict__["forward"])
     for name, context in marks.items():
         compile_call(memo[id(root.get_submodule(name))], context)
     return (wrapper_context(replica) if wrapper_context else replica), memo
@@ -278,65 +277,3 @@ def _only_asks_for_grad(hook: Any) -> bool:
     names = set(names_in(hook.__code__))
     reaches = hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
     return "requires_grad_" in names <= GRAD_ASKING and not reaches
-
-
-class _Rebinding:
-    """Rebuilds functions so that they close over copies; one that closes over itself closes over its copy.
-
-    A function that reaches no copy stays.
-    """
-
-    def __init__(self, memo: Mapping[int, Any]) -> None:
-        self._memo = memo
-        self._made: dict[int, types.FunctionType] = {}
-
-    def of(self, value: Any) -> Any:
-        if not self._reaches_a_copy(value, set()):
-            return value
-        if isinstance(value, types.MethodType):
-            owner = self._memo.get(id(value.__self__), value.__self__)
-            return types.MethodType(self.of(value.__func__), owner)
-        if isinstance(value, functools.partial):
-            arguments = [self.of(each) for each in value.args]
-            named = {key: self.of(each) for key, each in value.keywords.items()}
-            return functools.partial(self.of(value.func), *arguments, **named)
-        if isinstance(value, types.FunctionType):
-            context = context_of(value)
-            if context is not None:
-                return context(self.of(original(value)))
-            return self._made.get(id(value)) or self._clone(value)
-        return self._memo[id(value)]
-
-    def _reaches_a_copy(self, value: Any, seen: set[int]) -> bool:
-        """Return whether anything in it has to be replaced; a compiled function always is."""
-        if id(value) in seen:
-            return False
-        seen.add(id(value))
-        if isinstance(value, types.FunctionType):
-            return context_of(value) is not None or self._any_reaches(_closed_over(value), seen)
-        if isinstance(value, types.MethodType):
-            return id(value.__self__) in self._memo or self._reaches_a_copy(value.__func__, seen)
-        if isinstance(value, functools.partial):
-            return self._any_reaches((value.func, *value.args, *value.keywords.values()), seen)
-        return isinstance(value, nn.Module) and id(value) in self._memo
-
-    def _any_reaches(self, values: Iterable[Any], seen: set[int]) -> bool:
-        return any(self._reaches_a_copy(each, seen) for each in values)
-
-    def _clone(self, function: types.FunctionType) -> types.FunctionType:
-        cells = tuple(types.CellType() for _ in function.__closure__ or ())
-        clone = self._made[id(function)] = clone_function(function, cells)
-        for new, old in zip(cells, function.__closure__ or (), strict=True):
-            if old != types.CellType():
-                new.cell_contents = self.of(old.cell_contents)
-        if "__wrapped__" in clone.__dict__:
-            clone.__dict__["__wrapped__"] = self.of(clone.__dict__["__wrapped__"])
-        return clone
-
-
-def _closed_over(function: types.FunctionType) -> Iterator[Any]:
-    """Yield the objects that a function closes over, and the one that it wraps."""
-    for cell in function.__closure__ or ():
-        if cell != types.CellType():
-            yield cell.cell_contents
-    yield function.__dict__.get("__wrapped__")
