@@ -88,7 +88,6 @@ def test_what_only_a_forward_shows_is_unknown(tmp_path: Path) -> None:
 KNOWN = {
     ("loading/config_model.py", "deepcopy"),
     ("api.py", "replicate"),
-    ("loading/trainer.py", "sent_by_a_fork"),
     ("forked.py", "fork"),
     ("running/launch.py", "fork"),
 }

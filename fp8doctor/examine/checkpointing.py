@@ -139,8 +139,8 @@ def package(value: Any) -> str | None:
     """Name the package of a module, or of a function behind partials."""
     while issubclass(type(value), functools.partial):
         value = value.func
-    name = _module(value)
-    return name.partition(".")[0] if name else None
+    name = read(value, "__name__" if issubclass(type(value), ModuleType) else "__module__")
+    return name.partition(".")[0] if isinstance(name, str) else None
 
 
 def opens_fp8_autocast(region: Any) -> bool:
@@ -170,9 +170,3 @@ def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
     if memory_budget() < 1.0:
         found.append(Checkpointing(name="", form="compiler_budget", active=True, reentrant=None))
     return tuple(found)
-
-
-def _module(value: Any) -> str | None:
-    """Name a module, or a function's module."""
-    name = read(value, "__name__" if issubclass(type(value), ModuleType) else "__module__")
-    return name if isinstance(name, str) else None

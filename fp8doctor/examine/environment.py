@@ -215,7 +215,9 @@ def version_of(distributions: Iterable[str]) -> str | None:
     """Return the version of the first distribution with readable metadata, or None."""
     for name in distributions:
         try:
-            version = _version_said_by(metadata.distribution(name))
+            found = metadata.distribution(name)
+            texts = (found.read_text(file) for file in ("METADATA", "PKG-INFO", ""))  # wheels, eggs, old eggs
+            version = _version_in(next(filter(None, texts), ""))
         except metadata.PackageNotFoundError:
             continue
         except Exception:  # KeyError, UnicodeDecodeError, OSError ... of one that is half installed
@@ -224,12 +226,6 @@ def version_of(distributions: Iterable[str]) -> str | None:
         if version:
             return version
     return None
-
-
-def _version_said_by(distribution: metadata.Distribution) -> str | None:
-    """Read the version as `Distribution.metadata` does: wheels, eggs, old eggs."""
-    texts = (distribution.read_text(name) for name in ("METADATA", "PKG-INFO", ""))
-    return _version_in(next(filter(None, texts), ""))
 
 
 @lru_cache
@@ -243,9 +239,8 @@ def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
     try:
         config = _deepspeed_config()
     except (OSError, ValueError) as error:
-        gaps["environment.deepspeed_fp8_section"] = scrub(
-            f"the DeepSpeed configuration cannot be read: {error}"
-        )
+        why = scrub(f"the DeepSpeed configuration cannot be read: {error}")
+        gaps["environment.deepspeed_fp8_section"] = why
         unread: bool | None = NOT_RECORDED
         return unread
     if config is None:
@@ -256,35 +251,23 @@ def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
 
 def _deepspeed_config() -> dict[str, Any] | None:
     """Return Accelerate's or the Trainer's configuration, or the launcher's."""
-    for loaded in (_config_of_accelerate, _config_of_trainer):
-        config = loaded()
-        if isinstance(config, dict):
-            return config
-    named = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if named.lower() == "none":
-        return None
-    text = (
-        Path(named).read_bytes()
-        if named.endswith(".json") or Path(named).exists()
-        else base64.urlsafe_b64decode(named)
-    )
-    config = json.loads(text)
-    if not isinstance(config, dict):
-        raise ValueError("it is JSON, but no mapping")
-    return config
-
-
-def _config_of_accelerate() -> Any:
     state = sys.modules.get("accelerate.state")
     plugins = state.AcceleratorState._shared_state.get("deepspeed_plugins") if state else None
     if isinstance(plugins, dict):
         plugins = next(iter(plugins.values()), None)
-    return getattr(plugins, "deepspeed_config", None)
-
-
-def _config_of_trainer() -> Any:
+    config = getattr(plugins, "deepspeed_config", None)
     integration = sys.modules.get("transformers.integrations.deepspeed")
-    return integration.deepspeed_config() if integration else None
+    if not isinstance(config, dict) and integration:
+        config = integration.deepspeed_config()
+    named = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
+    if isinstance(config, dict) or named.lower() == "none":
+        return config if isinstance(config, dict) else None
+    file = Path(named)
+    is_file = named.endswith(".json") or file.exists()
+    config = json.loads(file.read_bytes() if is_file else base64.urlsafe_b64decode(named))
+    if not isinstance(config, dict):
+        raise ValueError("it is JSON, but no mapping")
+    return config
 
 
 def debug_switches() -> dict[str, bool]:

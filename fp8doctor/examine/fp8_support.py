@@ -52,16 +52,13 @@ def try_backends(variables: dict[str, str], gaps: dict[str, str]) -> dict[str, s
     backend = backend_to_come(variables)
     if backend is None:
         return {}
+    module = MODULES[backend]
     try:
-        return {
-            backend: None
-            if MODULES[backend] in sys.modules
-            else try_import(MODULES[backend], tuple(sys.path))
-        }
+        return {backend: None if module in sys.modules else try_import(module, tuple(sys.path))}
     except (OSError, subprocess.SubprocessError) as error:
         late = isinstance(error, subprocess.TimeoutExpired)
         why = f"it took more than {TIME_LIMIT_S:g} s" if late else str(error)
-        gaps["environment.backend_imports"] = scrub(f"trying to import {MODULES[backend]} did not end: {why}")
+        gaps["environment.backend_imports"] = scrub(f"trying to import {module} did not end: {why}")
     unknown: dict[str, str | None] = NOT_RECORDED
     return unknown
 
@@ -76,22 +73,13 @@ def backend_to_come(variables: dict[str, str]) -> str | None:
     named = variables.get("ACCELERATE_FP8_BACKEND", "NO")
     if named in MODULES:
         return named
-    if named != "NO" or _precision(variables) != "fp8":
-        return None
-    return next(
-        (backend for backend, module in MODULES.items() if _is_installed(module.partition(".")[0])), None
-    )
-
-
-def _precision(variables: dict[str, str]) -> str | None:
-    """Return the precision in Accelerate's state, or its variable."""
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     shared: dict[str, Any] = getattr(state, "_shared_state", {})
-    return (
-        str(shared["_mixed_precision"])
-        if "_mixed_precision" in shared
-        else variables.get("ACCELERATE_MIXED_PRECISION")
-    )
+    precision = shared.get("_mixed_precision", variables.get("ACCELERATE_MIXED_PRECISION"))
+    if named != "NO" or str(precision) != "fp8":
+        return None
+    installed = (each for each, module in MODULES.items() if _is_installed(module.partition(".")[0]))
+    return next(installed, None)
 
 
 def _is_installed(package: str) -> bool:
@@ -173,35 +161,29 @@ def try_scaled_mm(by_row: bool, device: str) -> str | None:
     return None
 
 
-SWITCHES = frozenset(
-    f"{before}{fp8}{after}"
-    for fp8 in ("fp8", "float8")
-    for before in ("", "use-", "enable-", "with-")
-    for after in ("", "-training", "-linear")
-)
+SWITCH = re.compile(r"(no-)?((?:use-|enable-|with-)?(?:fp8|float8)(?:-training|-linear)?)")
 """Options that enable FP8 training, alone or with a value."""
 
-FORMATS = frozenset(("fp8-format", "fp8-recipe-name", "float8-recipe-name"))
+FP8_WORDS = frozenset(
+    "fp8 float8 e4m3 hybrid mxfp8 tensorwise rowwise blockwise delayed tensorwise-fp8".split()
+)
+YES = frozenset("true 1 yes on y t".split())
+NO = frozenset((*"false 0 no off n f none null bf16 fp16 fp32".split(), ""))
+"""Values of a switch that do not ask for FP8; another word is a file or another argument."""
+
+FORMATS = ("fp8-format", "fp8-recipe-name", "float8-recipe-name")
 """Options whose value is an FP8 format or recipe (Megatron's ``--fp8-format hybrid``)."""
 
-PRECISIONS = frozenset(
-    """
-    precision mixed-precision train-precision training-precision compute-precision converters
-    """.split()
+PRECISIONS = (
+    *("precision", "mixed-precision", "train-precision", "training-precision", "compute-precision"),
+    "converters",
 )
 """Options that take a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
 
-FP8_WORDS = frozenset(
-    """
-    fp8 float8 e4m3 hybrid mxfp8 tensorwise rowwise blockwise delayed tensorwise-fp8
-    """.split()
-)
-FP8_PRECISIONS = frozenset(
-    ("fp8", "float8", "mxfp8", "fp8-hybrid", "fp8-delayed", "transformer-engine", "ao-fp8")
-)
-YES = frozenset(("true", "1", "yes", "on", "y", "t"))
-OTHER_VALUES = frozenset(("false", "0", "no", "off", "n", "f", "none", "null", "bf16", "fp16", "fp32", ""))
-"""Values of a switch that do not ask for FP8; another word is a file or another argument."""
+FP8_PRECISIONS = frozenset("fp8 float8 mxfp8 fp8-hybrid fp8-delayed transformer-engine ao-fp8".split())
+
+VALUED = {**dict.fromkeys(FORMATS, FP8_WORDS), **dict.fromkeys(PRECISIONS, FP8_PRECISIONS)}
+"""Option -> values that ask for FP8."""
 
 ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
@@ -209,23 +191,19 @@ ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<v
 def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return arguments that ask for FP8, as listed; a name's last one counts."""
     found: dict[str, str | None] = {}
-    for at, argument in enumerate(arguments):
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         match = ASSIGNMENT.match(argument)
         if match is None or not (match["dashes"] or match["value"] is not None):
             continue
         name = match["name"].rpartition(".")[2].lower().replace("_", "-")
-        value, dashes = match["value"], match["dashes"]
-        following = arguments[at + 1] if at + 1 < len(arguments) else ""
+        value = match["value"]
         if value is None and following and not following.startswith("-"):
             value = following
         word = None if value is None else value.strip("\"'").lower().replace("_", "-")
-        if name.removeprefix("no-") in SWITCHES and name.startswith("no-"):
-            found[name.removeprefix("no-")] = None
-        elif name in SWITCHES:
-            asks = word is None or word in YES | FP8_WORDS or word not in OTHER_VALUES
+        if switch := SWITCH.fullmatch(name):
             given = f" {word}" if word in YES | FP8_WORDS else ""
-            found[name] = f"{dashes}{name}{given}" if asks else None
-        elif name in FORMATS or name in PRECISIONS:
-            words = FP8_WORDS if name in FORMATS else FP8_PRECISIONS
-            found[name] = f"{dashes}{name} {word}" if word in words else None
+            asks = not switch[1] and word not in NO
+            found[switch[2]] = f"{match['dashes']}{name}{given}" if asks else None
+        elif name in VALUED:
+            found[name] = f"{match['dashes']}{name} {word}" if word in VALUED[name] else None
     return tuple(each for each in found.values() if each is not None)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
-from types import CodeType
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.distributed import gathered_as
 from fp8doctor.examine.walk import ROUTER_NAMES, Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
-from fp8doctor.stacks.code_names import named, names_in
 from fp8doctor.stacks.looking import (
     children_of,
-    forward_of,
     is_torchscript,
     method,
     read,
@@ -80,19 +76,13 @@ def describe(
     linears = [
         _linear(place, layer, number in heads, config, gaps) for number, (place, layer) in enumerate(found)
     ]
-    total = None
-    if all(recorded(each, "flops_per_token") for each in linears):
-        total = sum(each.flops_per_token or 0.0 for each in linears)
+    if not all(recorded(each, "flops_per_token") for each in linears):
+        return tuple(linears)
+    total = sum(each.flops_per_token or 0.0 for each in linears) or 1.0
+    shares = (100.0 * (each.flops_per_token or 0.0) / total for each in linears)
     return tuple(
-        msgspec.structs.replace(
-            each,
-            flops_share_pct=NOT_RECORDED
-            if total is None
-            else 100.0 * (each.flops_per_token or 0.0) / total
-            if total
-            else 0.0,
-        )
-        for each in linears
+        msgspec.structs.replace(each, flops_share_pct=share)
+        for each, share in zip(linears, shares, strict=True)
     )
 
 
@@ -112,11 +102,6 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
             use = "none"
     if (gathered := gathered_as(place)) is not None:
         features["gathered_as"] = gathered
-    its_role = role(place, layer, is_head)
-    if features.get("pad_token_groups_for_grouped_mm") is False:
-        features["code_may_pad_rows"] = may_pad_rows(place)
-    elif its_role == "experts" and place.parent and features.get("pad_inner_dim") is False:
-        features["code_may_pad_rows"] = may_pad_rows(place.parent)  # its own code names its setting
     return Linear(
         name=name,
         kind=layer.kind,
@@ -132,7 +117,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         dtype=layer.dtype,
         weight_class=layer.weight_class,
         requires_grad=trained,
-        role=its_role,
+        role=role(place, layer, is_head),
         adapter="base" if "lora_a" in children_of(place.module) else place.adapter,
         compiled=place.compiled,
         checkpointed=place.checkpointed,
@@ -233,11 +218,9 @@ def find_heads(
         if layer.role == "body" and place.adapter != "adapter" and not place.experts
     ]
     named = output_embeddings(tree)
-    for i in candidates:
+    for i in candidates if named is not None else ():
         place = found[i][0]
-        if named is not None and (
-            place.module is named or (place.parent is not None and place.parent.module is named)
-        ):
+        if place.module is named or (place.parent is not None and place.parent.module is named):
             return {i}
     wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
     if wide:
@@ -286,43 +269,6 @@ def output_embeddings(tree: Tree) -> Any:
 def last_part(name: str) -> str:
     """Return the last component of a name, without PEFT's."""
     return next((part for part in reversed(name.split(".")) if part not in PEFT_PARTS), "")
-
-
-PADS = re.compile(r"pad|align|permute_indices", re.IGNORECASE)
-"""Names of padding functions: ``indices_padding_wrapper``, ``TOKEN_GROUP_ALIGN_SIZE_M``,
-``generate_permute_indices`` (torchtitan), ``pad_token_groups`` (torchao), ``Fp8Padding`` (TE)."""
-
-NOT_PADDING = re.compile(r"padding_(idx|mask|side)|pad_token_id")
-"""Names about padding a batch."""
-
-LEVELS_UP = 3
-"""Levels from the expert weights to the router's module. A choice: experts, MoE, block."""
-
-
-def may_pad_rows(place: Place) -> bool:
-    """Tell if the experts' module, or one above, names a function that pads.
-
-    A dispatcher (torchtitan's ``pad_multiple``) or a hook before the experts may pad too.
-    """
-    at: Place | None = place
-    for _ in range(LEVELS_UP):
-        if at is None:
-            break
-        for name in _names(at.module):
-            reached = (name, *state_of(read(at.module, name)))
-            if any(PADS.search(each) and not NOT_PADDING.search(each) for each in reached):
-                return True
-        at = at.parent
-    return bool(state_of(place.module).get("_forward_pre_hooks"))
-
-
-def _names(module: Any) -> Iterator[str]:
-    """Yield the names in a forward, a library's too, and in the user's functions that it calls."""
-    for link in chain(forward_of(module)):
-        code = read(read(link, "__func__", link), "__code__")
-        if isinstance(code, CodeType):
-            yield from names_in(code)
-    yield from (name for name, _ in named(forward_of(module), type(module).__mro__))
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

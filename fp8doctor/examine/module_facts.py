@@ -174,38 +174,25 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
         )
         return NOT_RECORDED
     below = f"{place.name}." if place.name else ""
-    pairs = (
-        (below + one, below + other, find(place.module, one), find(place.module, other))
-        for one, other in declared.items()
-    )
-    return tuple(
-        (one, other)
-        for one, other, first, second in pairs
-        if first is not None and second is not None and first is not second
-    )
+    broken = []
+    for one, other in declared.items():
+        first, second = find(place.module, one), find(place.module, other)
+        if first is not None and second is not None and first is not second:
+            broken.append((below + one, below + other))
+    return tuple(broken)
 
 
 def find(module: nn.Module, name: str) -> nn.Parameter | None:
-    """Find a parameter by its name before modules were wrapped."""
+    """Find a parameter by its name before PEFT and torch wrapped modules."""
     *path, last = name.split(".")
-    at: nn.Module | None = module
     for part in path:
-        at = original(children_of(at).get(part)) if at is not None else None
-    return None if at is None else parameters_of(at).get(last)
-
-
-def original(module: nn.Module | None) -> nn.Module | None:
-    """Return the module inside PEFT's and torch's wrappers."""
-    while module is not None:
-        inner = (
-            children_of(module).get("base_layer")
-            or children_of(module).get("original_module")
-            or wrapped_child(module)
-        )
+        inner = children_of(module).get(part)
         if inner is None:
-            break
-        module = inner
-    return module
+            return None
+        while inner is not None:
+            module, held = inner, children_of(inner)
+            inner = held.get("base_layer") or held.get("original_module") or wrapped_child(inner)
+    return parameters_of(module).get(last)
 
 
 def quantization(tree: Tree) -> str | None:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from fp8doctor.errors import has_torch
@@ -134,10 +135,12 @@ def _cards(nvml: Any, gaps: dict[str, str]) -> list[Card]:
     return cards
 
 
-def _ask(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer; None if unsupported, `NOT_RECORDED` if it failed."""
+def _ask(
+    nvml: Any, card: Card, question: str, convert: Callable[[Any], Any] = lambda answer: answer, *more: Any
+) -> Any:
+    """Return NVML's answer, converted; None if unsupported, `NOT_RECORDED` if it failed."""
     try:
-        return question(*arguments)
+        return convert(getattr(nvml, question)(card.handle, *more))
     except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotFound):
         return None
     except nvml.NVMLError:
@@ -157,44 +160,23 @@ def _uuids_of_torch(torch: Any) -> list[str]:
 
 def describe(nvml: Any, card: Card, visible: bool, ours: bool) -> Gpu:
     """Describe a card; ``ours``: this process has memory there."""
-    handle = card.handle
-    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    capability = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
-    limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementLimit, handle)
-    default_limit = _ask(nvml, nvml.nvmlDeviceGetPowerManagementDefaultLimit, handle)
+    ask, clock = partial(_ask, nvml, card), nvml.NVML_CLOCK_SM
     return Gpu(
         name=card.name,
         vendor="nvidia",
-        compute_capability=_each(capability, lambda pair: f"{pair[0]}.{pair[1]}"),
+        compute_capability=ask("nvmlDeviceGetCudaComputeCapability", lambda pair: f"{pair[0]}.{pair[1]}"),
         architecture=None,
-        memory_gib=_each(memory, lambda info: info.total / GIB),
-        memory_used_gib=_each(memory, lambda info: info.used / GIB),
+        memory_gib=ask("nvmlDeviceGetMemoryInfo", lambda info: info.total / GIB),
+        memory_used_gib=ask("nvmlDeviceGetMemoryInfo", lambda info: info.used / GIB),
         visible=visible,
-        mig=_each(_ask(nvml, nvml.nvmlDeviceGetMigMode, handle), lambda modes: bool(modes[0])),
-        sm_clock_mhz=_ask(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=_ask(nvml, nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-        power_limit_w=_each(limit, lambda milliwatt: milliwatt / 1000),
-        power_limit_default_w=_each(default_limit, lambda milliwatt: milliwatt / 1000),
-        throttle_reasons=_throttle_reasons(nvml, handle),
-        other_processes=_each(
-            _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle),
-            lambda processes: count_others(processes, ours),
+        mig=ask("nvmlDeviceGetMigMode", lambda modes: bool(modes[0])),
+        sm_clock_mhz=ask("nvmlDeviceGetClockInfo", int, clock),
+        sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", int, clock),
+        power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", lambda milliwatt: milliwatt / 1000),
+        other_processes=ask(
+            "nvmlDeviceGetComputeRunningProcesses", lambda processes: count_others(processes, ours)
         ),
     )
-
-
-def _each(answer: Any, convert: Callable[[Any], Any]) -> Any:
-    return answer if answer is None or answer is NOT_RECORDED else convert(answer)
-
-
-def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
-    bits = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if bits is None:  # drivers before 535 know only the old name
-        bits = _ask(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    reasons: tuple[str, ...] = NOT_RECORDED
-    if bits is not None and bits is not NOT_RECORDED:
-        reasons = tuple(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)
-    return reasons
 
 
 def count_others(processes: Sequence[Any], ours: bool) -> int:
@@ -265,8 +247,7 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[in
 
 def _why_unknown(nvml: Any, variable: str | None, seen: list[int], cards: Sequence[Card]) -> str | None:
     """Return why this process's GPUs are not known before CUDA is initialized, or None."""
-    modes = [_ask(nvml, nvml.nvmlDeviceGetMigMode, card.handle) for card in cards]
-    if any(mode not in (None, NOT_RECORDED) and mode[0] for mode in modes):
+    if any(_ask(nvml, card, "nvmlDeviceGetMigMode", lambda modes: bool(modes[0])) is True for card in cards):
         return "a GPU is divided into slices (MIG)"
     mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
     by_index = variable is not None and not variable.startswith("GPU-")

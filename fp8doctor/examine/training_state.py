@@ -30,28 +30,21 @@ FIRST = 5
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     """Read the training state of a walked job; ``gaps`` has what cannot be read."""
     forward = forward_of(tree.root.module)
-    arguments = read(job.trainer, "args", job.trainer)
-    optimizer = (
-        job.optimizer
-        if job.optimizer is not None
-        else state_of(job.trainer).get("optimizer")
-        if arguments is not job.trainer
-        else None
-    )
+    arguments, optimizer = read(job.trainer, "args", job.trainer), job.optimizer
+    if optimizer is None and arguments is not job.trainer:
+        optimizer = state_of(job.trainer).get("optimizer")
     names: dict[int, str] = {}
     unique: dict[int, nn.Parameter] = {}
     for name, parameter in parameters(tree):
         names.setdefault(id(parameter), name)
         unique[id(parameter)] = parameter
-    left_out = (
-        None
-        if optimizer is None
-        else outside(optimizer, list(unique.values()), gaps, others=job.other_optimizers)
-    )
+    found, left_out = list(unique.values()), None
+    if optimizer is not None:
+        left_out = outside(optimizer, found, gaps, others=job.other_optimizers)
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
-        autocast=autocast_dtype(job, forward, list(unique.values()), gaps),
-        gradients_seen=any(each.grad is not None for each in unique.values()),
+        autocast=autocast_dtype(job, forward, found, gaps),
+        gradients_seen=any(each.grad is not None for each in found),
         compile_marks=tuple(tree.marks),
         compiled_elsewhere=tuple(job.compiled_elsewhere),
         dynamo=examine_dynamo(gaps),
@@ -121,16 +114,13 @@ def _name(dtype: Any) -> str:
 
 def forward_chain(forward: Any) -> tuple[str, ...]:
     """Name a forward's wrappers by their code, because ``functools.wraps`` hides it."""
-    links = [_link_name(link) for link in chain(forward)]
-    return tuple(links[:-1])
-
-
-def _link_name(link: Any) -> str:
-    function = read(link, "__func__", link)
-    code = read(function, "__code__")
-    if code is None:
-        return class_name(type(function))
-    return f"{function.__globals__.get('__name__', '')}.{code.co_qualname}"
+    names = []
+    for link in chain(forward):
+        function = read(link, "__func__", link)
+        code = read(function, "__code__")
+        home = "" if code is None else function.__globals__.get("__name__", "")
+        names.append(class_name(type(function)) if code is None else f"{home}.{code.co_qualname}")
+    return tuple(names[:-1])
 
 
 STEP_OF_A_TRAINER = ("training_step", "compute_loss")
@@ -183,10 +173,15 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
     )
     if tree is None:
         return state
-    prepared = any(
-        state_of(module).get("_is_accelerate_prepared", False) for module in _wrapped_and_root(tree)
-    )
-    return replace(state, prepared=prepared, te_autocast=runs_te_autocast(tree))
+    modules = (*tree.root.wrappers, tree.root.module)
+    prepared = any(state_of(module).get("_is_accelerate_prepared", False) for module in modules)
+    links = (link for module in modules for link in chain(state_of(module).get("forward")))
+    names = [read(read(link, "__code__"), "co_qualname") for link in links]
+    return replace(state, prepared=prepared, te_autocast=TE_AUTOCAST in names)
+
+
+TE_AUTOCAST = "contextual_fp8_autocast.<locals>.forward"
+"""Accelerate's FP8 autocast around a forward (1.0 to 1.15)."""
 
 
 def accelerator_waits() -> bool:
@@ -195,19 +190,6 @@ def accelerator_waits() -> bool:
     if kind is None:
         return False
     return any(issubclass(type(each), kind) and not vars(each).get("_models") for each in gc.get_objects())
-
-
-def runs_te_autocast(tree: Tree) -> bool:
-    """Tell if the forward runs Accelerate's FP8 autocast (1.0 to 1.15)."""
-    forwards = (state_of(module).get("forward") for module in _wrapped_and_root(tree))
-    codes = (read(link, "__code__") for forward in forwards for link in chain(forward))
-    return any(
-        code is not None and code.co_qualname == "contextual_fp8_autocast.<locals>.forward" for code in codes
-    )
-
-
-def _wrapped_and_root(tree: Tree) -> tuple[nn.Module, ...]:
-    return (*tree.root.wrappers, tree.root.module)
 
 
 def _word(value: Any) -> str | None:

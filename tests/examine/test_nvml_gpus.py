@@ -60,22 +60,9 @@ def test_everything_of_one_gpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         sm_clock_mhz=210,
         sm_clock_max_mhz=1410,
         power_limit_w=400.0,
-        power_limit_default_w=400.0,
-        throttle_reasons=(),
         other_processes=0,
     )
     assert gaps == {}
-
-
-def test_clocks_that_are_held_back_have_names_and_idle_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    bits = pynvml.nvmlClocksEventReasonGpuIdle | pynvml.nvmlClocksEventReasonApplicationsClocksSetting
-    bits |= pynvml.nvmlClocksEventReasonSwPowerCap | pynvml.nvmlClocksEventReasonHwThermalSlowdown
-    (found,), _ = examined(
-        monkeypatch,
-        h100(nvmlDeviceGetCurrentClocksEventReasons=bits, nvmlDeviceGetPowerManagementLimit=350_000),
-    )
-    assert found.throttle_reasons == ("software power cap", "hardware thermal slowdown")
-    assert (found.power_limit_w, found.power_limit_default_w) == (350.0, 400.0)
 
 
 def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
@@ -106,7 +93,6 @@ def test_what_a_gpu_cannot_tell_is_none_and_what_failed_is_not_recorded(
         None,
     )
     assert not recorded(found, "memory_gib")
-    assert not recorded(found, "throttle_reasons")
     assert gaps == {}
 
 

@@ -298,7 +298,8 @@ def routed(experts: nn.Module, config: Any) -> Facts:
 )
 def test_rows_of_grouped_experts_are_to_be_padded(name: str, multiple: int) -> None:
     config = getattr(moe, name)
-    finding = found_by(ROWS, routed(GroupedExperts(), config()))
+    seen = replaced(routed(GroupedExperts(), config()), "workload", rows={"experts.w1": (8, 56)})
+    finding = found_by(ROWS, seen)
     assert (finding.breaks, finding.evidence["multiple"]) == ("step_raises", multiple)
     assert finding.treatment is not None
     assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
@@ -311,7 +312,8 @@ def test_rows_of_experts_that_are_linears_are_to_be_padded() -> None:
         return nn.ModuleDict({"gate": nn.Linear(32, 4), "experts": experts}).bfloat16()
 
     def examined(model: nn.Module) -> Facts:
-        return examine(Job(model=model, target=Target(), workload=Workload(batch_source="given", tokens=64)))
+        workload = Workload(batch_source="given", tokens=64, rows={"experts.0": (8,)})
+        return examine(Job(model=model, target=Target(), workload=workload))
 
     config = Float8LinearConfig.from_recipe_name("rowwise")
     model = convert_to_float8_training(
