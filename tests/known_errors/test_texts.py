@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import registry
-from fp8doctor.known_errors import CUTEDSL, KnownError, known_errors, recognise, recognise_all
+from fp8doctor.known_errors import KnownError, known_errors, recognise, recognise_all
 
 
 def by_start(says: str) -> KnownError:
@@ -157,8 +157,3 @@ def test_entries_are_whole() -> None:
         assert error.cause.endswith(".")
         assert not error.versions.endswith(".")
         assert not error.source.endswith(".")
-
-
-def test_the_packages_of_mxfp8_casts_are_pinned_as_their_check_pins_them() -> None:
-    (known,) = recognise("mxfp8_quantize_cuda_3d requires additional Python runtime package(s): x")
-    assert known.lines == f"pip install {' '.join(CUTEDSL.values())}"
