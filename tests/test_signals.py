@@ -1,13 +1,9 @@
-"""Whatever signals arrive at whatever moment of a deferral, each reaches its handler, and the handlers are
-where they were."""
+"""Signals that arrive during a deferral reach their handlers, and the handlers are where they were."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from collections.abc import Iterator
-from itertools import product
 from types import FrameType
 
 import pytest
@@ -44,59 +40,8 @@ def _own_handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def deferred(script: Script, sent: dict[int, signal.Signals]) -> tuple[int, Asked | None]:
-    """Run a block in which each signal arrives at its Python event; the events there are, and what comes out
-    of it."""
-    for number in (*NUMBERS, signal.SIGINT):
-        signal.signal(number, script.handle)
-    events = 0
-
-    def arrive(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal events
-        events += 1
-        if number := sent.get(events):
-            os.kill(os.getpid(), number)
-            sys.setprofile(arrive)  # Python takes it away where a handler raises in it
-
-    def block() -> None:
-        with signals_deferred():
-            len("")
-
-    try:
-        try:
-            sys.setprofile(arrive)
-            block()
-        finally:
-            sys.setprofile(None)
-    except Asked as raised:
-        return events, raised
-    return events, None
-
-
 def restored(script: Script) -> bool:
     return all(signal.getsignal(number) == script.handle for number in (*NUMBERS, signal.SIGINT))
-
-
-def last_event() -> int:
-    return deferred(Script(frozenset()), {})[0]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [*NUMBERS, signal.SIGINT], ids=lambda number: number.name)
-def test_a_signal_at_any_moment_raises_what_its_handler_raises(number: signal.Signals) -> None:
-    for at in range(1, last_event() + 1):
-        script = Script(frozenset({number}))
-        _, raised = deferred(script, {at: number})
-        assert (script.called, raised and raised.args, restored(script)) == ([number], (number,), True), at
-
-
-@pytest.mark.slow
-def test_the_handlers_are_back_where_one_raises_while_they_are_put_back() -> None:
-    script = Script(frozenset({signal.SIGHUP, signal.SIGTERM}))
-    last = last_event()
-    for first, second in product((1, last - 200), range(last - 200, last + 1)):
-        deferred(script, {first: signal.SIGUSR1, second: signal.SIGHUP})
-        assert restored(script), (first, second)
 
 
 def test_each_of_several_is_called_where_one_raises() -> None:

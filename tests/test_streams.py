@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -107,56 +106,3 @@ def test_ctrl_c_while_libraries_are_imported(tmp_path: Path) -> None:
         timeout=LONGEST_S,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "fp8doctor: interrupted\n")
-
-
-def test_ctrl_c_at_any_moment_and_again_is_a_sentence() -> None:
-    """Also before and behind what click itself takes for an interrupt, and while the sentence is said."""
-    program = """
-        import os, signal, sys
-        import fp8doctor.cli.explain, fp8doctor.cli.arguments, fp8doctor.render.terminal, fp8doctor.version
-        from fp8doctor.__main__ import main
-
-        FILES = ("__main__.py", "commands.py", "console.py", "core.py", "utils.py")
-
-        def interrupted_at(at):
-            events = 0
-            def count(frame, kind, argument):
-                nonlocal events
-                events += frame.f_code.co_filename.endswith(FILES)
-                if events in at:
-                    events += 1
-                    os.kill(os.getpid(), signal.SIGINT)
-                    sys.setprofile(count)
-            sys.argv = ["fp8doctor", "--version"]
-            try:
-                sys.setprofile(count)
-                main()
-            finally:
-                sys.setprofile(None)
-
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        at, gaps = 2, (30, 100, 1000)
-        outcomes = {}
-        while 0 not in outcomes and at < 10_000:
-            listen, tell = os.pipe()
-            if (process := os.fork()) == 0:
-                os.dup2(tell, 2)
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                interrupted_at((at, at + gaps[at % len(gaps)]))
-            os.close(tell)
-            told = os.fdopen(listen).read()
-            code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-            lines = frozenset(line for line in told.splitlines() if line)
-            outcomes.setdefault(128 - code if code < 0 else code, set()).update(lines)  # as a shell tells
-            at += 1 if at < 50 else 7
-        print(at > 500, outcomes)
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LONGEST_S,
-    )
-    assert done.stdout == "True {130: {'fp8doctor: interrupted'}, 0: set()}\n"
