@@ -8,7 +8,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import recipes
-from fp8doctor.analysis import arms, compile_coverage, losing_layers, module_names, padding
+from fp8doctor.analysis import arms, compile_coverage, layer_gain, module_names, padding
 from fp8doctor.analysis.arms import (
     all_too_large,
     arm,
@@ -60,7 +60,7 @@ from fp8doctor.analysis.fp8_weights import (
     keeps_copies,
     trained_fp8_weights,
 )
-from fp8doctor.analysis.layer_gain import gains
+from fp8doctor.analysis.layer_gain import APART, gains, is_given, would_lose
 from fp8doctor.analysis.layers import (
     FP8_MULTIPLE,
     NO_LINEAR,
@@ -79,7 +79,6 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
     wrapped_in_python,
 )
-from fp8doctor.analysis.losing_layers import APART, is_given, would_lose
 from fp8doctor.analysis.memory import (
     STATES,
     USABLE,
@@ -149,7 +148,6 @@ from fp8doctor.cost import (
     amdahl,
     casts_ms,
     eager_balance,
-    eager_cast_saving,
     large_gemm_speedup,
     linear_cost,
     micro_batches,

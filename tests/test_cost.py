@@ -15,7 +15,6 @@ from fp8doctor.cost import (
     GPUS,
     amdahl,
     eager_balance,
-    eager_cast_saving,
     gpu_spec,
     modelled_gpu,
     step_gemms_ms,
@@ -130,8 +129,9 @@ def test_the_saving_of_compiling_covers_what_was_measured(
         )
         for k, n, count in layers
     ]
-    saving = eager_cast_saving(Facts(workload=Workload(tokens=tokens), assumed_gpu="h200"), linears)
-    assert saving is not None
+    balance = eager_balance(Facts(workload=Workload(tokens=tokens), assumed_gpu="h200"), linears)
+    assert balance is not None
+    saving = balance.saving
     assert saving.low < eager_ms - compiled_ms < saving.high
     assert (saving.basis, saving.gpu) == ("modelled", "H200")
 
@@ -219,7 +219,6 @@ def test_a_gpu_without_a_datasheet_is_none_of_those_that_have_one(product: str) 
     assert modelled_gpu(facts) is None
     assert modelled_step(facts) is None
     assert eager_balance(facts, facts.network.linears) is None
-    assert eager_cast_saving(facts, facts.network.linears) is None
 
 
 STEPS = measured_steps.rows()
@@ -307,11 +306,9 @@ def test_the_saving_of_compiling_a_whole_model_covers_what_was_measured(
     eager: dict[str, object], after: dict[str, object]
 ) -> None:
     facts = replace(measured_steps.facts_of(eager), assumed_gpu="H200")
-    saving = eager_cast_saving(
-        facts, [linear for linear in facts.network.linears if linear.use == "training"]
-    )
-    assert saving
-    assert saving.low < eager["ms"] - after["ms"] < saving.high  # type: ignore[operator]
+    balance = eager_balance(facts, [each for each in facts.network.linears if each.use == "training"])
+    assert balance
+    assert balance.saving.low < eager["ms"] - after["ms"] < balance.saving.high  # type: ignore[operator]
 
 
 def job(**changes: object) -> Facts:

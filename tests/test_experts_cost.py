@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.cost import gpu_spec
-from fp8doctor.cost.step_cost import in_bf16, layer_ms, modelled_step, with_linears_compiled
+from fp8doctor.cost.layer import Call, layer_ms
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.facts import Linear
 from fp8doctor.report import load_report
 from research.benchmarks import grouped, recorded_steps
@@ -77,7 +78,7 @@ def test_the_page_of_the_measurement_is_of_this_model(capsys: pytest.CaptureFixt
 )
 def test_a_grouped_weight_has_a_time_where_it_runs(gpu: str, stack: str, recipe: str | None) -> None:
     layer = replace(EXPERTS, stack=stack, recipe=recipe, use="training" if recipe else "none")
-    times = layer_ms(layer, 65_536, gpu_spec(gpu), "compiled")
+    times = layer_ms(Call(layer, 65_536), gpu_spec(gpu), "compiled")
     assert times is not None
     assert times["gemm_fp8" if recipe else "gemm_16bit"] > 0
     assert (times["cast"] > 0) is (recipe is not None)
@@ -85,8 +86,8 @@ def test_a_grouped_weight_has_a_time_where_it_runs(gpu: str, stack: str, recipe:
 
 def test_torchaos_rowwise_experts_have_no_time_on_blackwell() -> None:
     layer = replace(EXPERTS, stack="torchao", recipe="rowwise", use="training")
-    assert layer_ms(layer, 65_536, gpu_spec("H200"), "compiled") is not None
-    assert layer_ms(layer, 65_536, gpu_spec("B200"), "compiled") is None
+    assert layer_ms(Call(layer, 65_536), gpu_spec("H200"), "compiled") is not None
+    assert layer_ms(Call(layer, 65_536), gpu_spec("B200"), "compiled") is None
 
 
 @pytest.mark.parametrize("gpu", ["H100", "H200"])

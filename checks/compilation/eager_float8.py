@@ -53,7 +53,8 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
         names = ", ".join(kit.in_words(linear.name, facts.network) for linear in eager[:3])
         which = f"Not compiled: {names}{more}. "
-    if balance := kit.eager_balance(facts, eager):
+    balance = kit.eager_balance(facts, eager)
+    if balance:
         cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"
         if balance.host_ms > balance.casts_ms:
             cost = (
@@ -75,7 +76,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "modelled_host_ms": balance.host_ms if balance else None,
             "modelled_gemms_saved_ms": balance.gemms_saved_ms if balance else None,
         },
-        saving_ms=kit.eager_cast_saving(facts, eager),
+        saving_ms=balance.saving if balance else None,
         treatment=kit.keep_in_bf16([linear.name for linear in eager], facts)
         if only_heads
         else kit.compile_treatment(facts, uncovered or eager),

@@ -36,7 +36,7 @@ from fp8doctor.kit import (
     example,
     finite_steps,
     float8,
-    losing_layers,
+    is_given,
     recorded,
     stack_of,
     uses_fp8,
@@ -101,7 +101,7 @@ def non_finite(facts: Facts) -> Finding | NotApplicable | None:
 def _not_of_fp8_alone(bf16: bool | None, names: tuple[str, ...], facts: Facts) -> Finding:
     """Report NaN that BF16 gives too, or that was not compared with BF16."""
     watched = facts.get("not_finite")
-    certain = bool(watched) or losing_layers.is_given(facts) or recorded(facts, "observed")
+    certain = bool(watched) or is_given(facts) or recorded(facts, "observed")
     said = "FP8 is not the cause."
     if not certain:
         said = "The batch is random: pass a real one with example_batch()."

@@ -40,7 +40,7 @@ from fp8doctor.kit import (
     if_recorded,
     keep_in_bf16,
     kept_in_bf16,
-    losing_layers,
+    layer_gain,
     makes_logits,
     micro_batches,
     modelled_gpu,
@@ -69,7 +69,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     if not gains(facts):
         none = NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
         return if_recorded(_experts, facts) or none
-    found = losing_layers.losing_apart(facts) | losing_layers.losing_body(facts)
+    found = layer_gain.losing(facts)
     fp8, saved, kept = (
         facts.network.fp8,
         savings(facts).get("keep-in-bf16"),
@@ -77,8 +77,12 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
     )
     layers = [each for each in fp8 if each.name in found and each.name not in kept]
     lost = [found[each.name] for each in layers]
-    if not layers or losing_layers.acquitted(lost, saved):
-        return None
+    if not layers or (saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in lost)):
+        return None  # the step saves less without them in FP8 than the layers lose alone
+    in_step = ""
+    if saved is not None:
+        low, high = (f"{ms:.2f}".replace("-", "−") for ms in (saved.low, saved.high))
+        in_step = f" The whole step was timed without them in FP8: that saves {low} to {high} ms."
     shapes = Counter(f"{each.in_features} x {each.out_features}" for each in layers).most_common()
     shown = ", ".join([shape for shape, _ in shapes[:SHAPES_SHOWN]] + ["..."] * (len(shapes) > SHAPES_SHOWN))
     apart = next((each for each in layers if each.role in GOES_INTO), None)
@@ -97,7 +101,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
         f"{bf16:.{digits}f} ms/step in BF16 and {in_fp8:.{digits}f} ms in FP8, their casts "
         f"{'at least ' * timed}{casts:.{digits}f} ms."
         + (f" FP8 rounding in a {apart.role} goes straight into {GOES_INTO[apart.role]}." if apart else "")
-        + losing_layers.in_step(saved),
+        + in_step,
         evidence={
             "losing_layers": len(layers),
             "fp8_layers": len(fp8),
@@ -109,7 +113,7 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
             "casts_ms": casts,
             "timed_alone": timed,
         },
-        saving_ms=losing_layers.saving(lost),
+        saving_ms=layer_gain.saving(lost),
         treatment=stay_in_bf16(facts, "FP8 pays off for none of these shapes")
         if _pays_for_none(facts)
         else keep_in_bf16([each.name for each in layers], facts),
@@ -118,20 +122,22 @@ def gemms_too_small(facts: Facts) -> Finding | NotApplicable | None:
 
 def _pays_for_none(facts: Facts) -> bool:
     """Whether BF16 is better for every FP8 layer, and for every layer that could still be converted."""
-    fp8, lose = facts.network.fp8, losing_layers.to_keep(facts)
+    fp8, lose = facts.network.fp8, layer_gain.to_keep(facts)
     others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
     return all(each.name in lose or if_recorded(unaligned, each) for each in fp8) and all(
-        losing_layers.would_lose(linear, facts, fp8[0].recipe) for linear in others
+        layer_gain.would_lose(linear, facts, fp8[0].recipe) for linear in others
     )
 
 
 def _experts(facts: Facts) -> Finding | None:
     """Report MXFP8 experts whose casts take what their matmuls save, modelled for a user's batch."""
     gpu, layers = modelled_gpu(facts), facts.network.fp8
-    if gpu is None or not losing_layers.is_given(facts):
+    if gpu is None or not layer_gain.is_given(facts):
         return None
-    costs = [(each, cost) for each in layers if (cost := mxfp8_experts(each, facts, gpu))]
-    bf16, in_fp8, casts = (micro_batches(facts) * sum(cost[part] for _, cost in costs) for part in range(3))
+    costs = [(each, cost) for each in layers if (cost := mxfp8_experts(each, facts, gpu)) and cost.casts_ms]
+    bf16, in_fp8, casts = (
+        micro_batches(facts) * sum(cost[part] or 0.0 for _, cost in costs) for part in range(3)
+    )
     if not costs or bf16 >= PAYS * (in_fp8 + casts):
         return None
     first = costs[0][0]
@@ -150,7 +156,7 @@ def _experts(facts: Facts) -> Finding | None:
 @check("SHP002", "vocabulary-in-fp8", area="shapes", severity="info", changes_fp8=True)
 def vocabulary_in_fp8(facts: Facts) -> Finding | NotApplicable | None:
     wide = [each for each in facts.network.fp8 if makes_logits(each, facts.network)]
-    kept = {*kept_in_bf16(facts.network.linears), *(if_recorded(losing_layers.to_keep, facts) or ())}
+    kept = {*kept_in_bf16(facts.network.linears), *(if_recorded(layer_gain.to_keep, facts) or ())}
     if not wide:
         return NotApplicable(reason="no vocabulary's head is in FP8")
     if wide[0].name in kept:

@@ -37,7 +37,7 @@ from fp8doctor.kit import (
     example,
     float8,
     if_recorded,
-    losing_layers,
+    is_given,
     modelled_gpu,
     recipes,
     recorded,
@@ -134,7 +134,7 @@ def _at_half_rate(own: tuple[str, ...], facts: Facts) -> Finding | None:
 def _modelled(own: tuple[str, ...], facts: Facts) -> Finding | None:
     """Report that tensorwise is modelled as faster by more than the model's error, for unwatched steps."""
     rowwise = own in (("rowwise",), ("rowwise_with_gw_hp",))
-    if facts.get("observed.steps_ms") or not losing_layers.is_given(facts) or not rowwise:
+    if facts.get("observed.steps_ms") or not is_given(facts) or not rowwise:
         return None
     step, other = (
         step_cost.modelled_step(facts),

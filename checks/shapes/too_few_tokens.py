@@ -30,7 +30,7 @@ from fp8doctor.kit import (
     example,
     float8,
     gains,
-    losing_layers,
+    layer_gain,
     stay_in_bf16,
 )
 
@@ -42,7 +42,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         return NotApplicable(reason="the batch is not the user's")
     if not gains(facts):
         return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
-    found = losing_layers.crossing(facts)
+    found = layer_gain.crossing(facts)
     if found is None:
         return None
     tokens, batch, accumulate = workload.tokens or 1, workload.batch_size or 1, workload.accumulate
@@ -74,7 +74,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
             summary=f"use {found.tokens:,} tokens per micro-batch{changed if growth != 1 else ''}",
             code="\n".join(lines),
         )
-        if growth <= losing_layers.MOST_GROWTH
+        if growth <= layer_gain.MOST_GROWTH
         else stay_in_bf16(facts, f"FP8 needs {growth:g} times the batch"),
     )
 

@@ -1,32 +1,25 @@
-"""Estimate per layer how much its FP8 matmuls save and its casts cost.
+"""Gain of each FP8 layer over BF16, layers that lose, and the batch size from which FP8 pays.
 
 Matmuls and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of
-`fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Alone they
-cost more than in a step, where they share kernels with their neighbors, so a loss counts only if it stays
-one with the fewest casts. Experts are left out, because their rows change from step to step, and so are
-layers that no FP8 kernel takes as they are.
+`fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Experts are
+left out, because their rows change from step to step, and so are layers that no FP8 kernel takes as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from fp8doctor.analysis.layers import fits_fp8
-from fp8doctor.cost import (
-    calls_of,
-    gemms,
-    linear_cost,
-    micro_batches,
-    modelled_gpu,
-    rows_of,
-)
-from fp8doctor.cost.cast_cost import is_known, layer_casts_ms, recipe_on
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.outcome import fp8_pays
+from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of, step_tokens
+from fp8doctor.cost.cast_cost import is_known, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Linear, recorded
+from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
+from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.recipes import named, recipe_of, stack_of
+from fp8doctor.recipes import recipe_of, stack_of
 
 LEAST_IN_STEP = 0.45
 """Share of the casts that were timed alone that a compiled step pays at the least.
@@ -43,6 +36,22 @@ took 0.100 and 0.130 ms, 8192 x 2048 took 0.355 and 0.500, and by 2.0 with 16,38
 
 REPEATS_WITHIN = 0.03
 """Share by which two kernels timed in turn may differ by chance; a step and its replica differ by 0.02."""
+
+MANY_TOKENS = 65_536
+"""Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
+
+PAYS_FROM = 1.03
+"""Speedup from which FP8 pays; below it is even. The convention of `fp8doctor.analysis.significance.EVEN`."""
+
+MOST_GROWTH = 16
+"""Times its size that a batch may grow to; more asks for another training. A choice."""
+
+WORTH_PCT = 2.0
+"""Loss of all body layers that lose / time of the model's matmuls in BF16, in per cent, below which a filter
+is not worth it: a step measured against itself repeats within that."""
+
+APART = ("head", "router")
+"""Roles of layers whose rounding goes straight into the loss or the routing."""
 
 
 class Gain(msgspec.Struct, frozen=True):
@@ -78,15 +87,30 @@ class Gain(msgspec.Struct, frozen=True):
         return self.fp8_ms + self.least_casts_ms > self.bf16_ms * (1 + self.margin)
 
 
-def gains(facts: Facts) -> dict[str, Gain]:
-    """Compute every judged layer's gain by name; empty if tokens or GPU forbid it."""
-    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
-    layers = judged(facts)
-    if not layers:
-        return {}
-    gpu = modelled_gpu(facts)
-    found = ((linear.name, gain_of(linear, facts, gpu, timed.get(linear.name))) for linear in layers)
-    return {name: gain for name, gain in found if gain is not None}
+def gain_of(
+    linear: Linear,
+    facts: Facts,
+    gpu: GpuSpec | None,
+    timed: LayerShape | None = None,
+    rows: int | None = None,
+) -> Gain | None:
+    """Compute one layer's gain: timed, else modelled; None if neither is known."""
+    rows = rows or rows_of(linear, facts) or facts.workload.tokens
+    times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
+    cost = linear_cost(linear, rows, gpu) if gpu is not None and rows is not None else None
+    casts = cost.casts_ms if cost else None
+    if timed is not None and timed.fp8_ms is not None:
+        where = facts.trial.gpu or (gpu.name if gpu else "the GPU of the trial")
+        if timed.casts_ms is not None:
+            least = LEAST_IN_STEP * timed.casts_ms
+            least = least if casts is None else min(least, casts)
+            times_ms = timed.bf16_ms, timed.fp8_ms, timed.casts_ms, least
+            return Gain(*times_ms, REPEATS_WITHIN, times, True, where)
+        if casts is not None:
+            return Gain(timed.bf16_ms, timed.fp8_ms, casts, casts, UNCERTAINTY, times, False, where)
+    if gpu is None or cost is None or casts is None:
+        return None
+    return Gain(cost.bf16_ms, cost.fp8_ms, casts, casts, UNCERTAINTY, times, False, gpu.name)
 
 
 def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
@@ -117,53 +141,150 @@ def judged(facts: Facts) -> list[Linear]:
     ]
 
 
-def gain_of(
-    linear: Linear,
-    facts: Facts,
-    gpu: GpuSpec | None,
-    timed: LayerShape | None = None,
-    rows: int | None = None,
-) -> Gain | None:
-    """Compute one layer's gain: timed, else modelled; None if neither is known."""
-    rows = rows or rows_of(linear, facts) or facts.workload.tokens
-    times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
-    casts = None
-    if gpu is not None and gpu.fp8_tflops is not None and rows is not None:
-        casts = modelled_casts_ms(linear, rows, gpu)
-    if timed is not None and timed.fp8_ms is not None and timed.casts_ms is not None:
-        least = min(each for each in (LEAST_IN_STEP * timed.casts_ms, casts) if each is not None)
-        return Gain(
-            timed.bf16_ms,
-            timed.fp8_ms,
-            timed.casts_ms,
-            least,
-            REPEATS_WITHIN,
-            times,
-            True,
-            facts.trial.gpu or "the GPU of the trial",
-        )
-    if gpu is None or rows is None or casts is None:
-        return None
-    if timed is not None and timed.fp8_ms is not None:
-        return Gain(
-            timed.bf16_ms, timed.fp8_ms, casts, casts, UNCERTAINTY, times, False, facts.trial.gpu or gpu.name
-        )
-    cost = linear_cost(linear, rows, gpu)
-    return Gain(*cost, casts, casts, UNCERTAINTY, times, False, gpu.name) if cost else None
+def gains(facts: Facts) -> dict[str, Gain]:
+    """Compute every judged layer's gain by name; empty if tokens or GPU forbid it."""
+    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
+    layers, gpu = judged(facts), modelled_gpu(facts)
+    found = ((linear.name, gain_of(linear, facts, gpu, timed.get(linear.name))) for linear in layers)
+    return {name: gain for name, gain in found if gain is not None}
 
 
-def modelled_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float:
-    """Model the casts of a compiled layer, or of one of Transformer Engine."""
-    recipe = recipe_of(linear) if linear.recipe else named("tensorwise")
-    cast_rows = round(rows * recipe.frozen_cast_share) if linear.requires_grad is False else rows
-    found = layer_casts_ms(recipe, cast_rows, linear.in_features, linear.out_features, gpu, compiled=True)
-    assert found is not None, linear.recipe
-    return found
-
-
-def speedup(of: Iterable[Gain]) -> float:
+def speedup(of: Collection[Gain]) -> float:
     """Divide matmuls in BF16 by matmuls and the fewest casts in FP8."""
+    in_fp8 = sum(gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of)
+    return sum(gain.times * gain.bf16_ms for gain in of) / in_fp8
+
+
+class Crossing(msgspec.Struct, frozen=True):
+    """Tokens of a micro-batch with which FP8 begins to pay."""
+
+    tokens: int
+    speedup_now: float
+    """BF16 matmuls / (FP8 matmuls + the fewest casts), with the tokens there are."""
+    speedup_then: float
+    measured: bool
+    """True if ``speedup_now`` was timed."""
+    gpu: str
+
+
+def is_given(facts: Facts) -> bool:
+    """Return whether the tokens of a step are the user's own."""
+    return recorded(facts, "workload") and facts.workload.batch_source == "given"
+
+
+def crossing(facts: Facts, of_all: Collection[Gain] | None = None) -> Crossing | None:
+    """Find where FP8 begins to pay; None if no number of tokens decides.
+
+    That is where it pays now, as a step or by its layers, or does not with `MANY_TOKENS` either, or if the
+    batch is not the user's.
+    """
+    now, tokens = list(gains(facts).values() if of_all is None else of_all), step_tokens(facts)
+    if not now or not tokens or not is_given(facts) or fp8_pays(facts) or not lose_for_sure(now):
+        return None
+    more, gpu = tokens, modelled_gpu(facts)
+    layers = [(linear, rows) for linear in judged(facts) if (rows := rows_of(linear, facts))]
+    while (more := more * 2) <= MANY_TOKENS:
+        found = [gain_of(linear, facts, gpu, rows=rows * more // tokens) for linear, rows in layers]
+        then = [gain for gain in found if gain is not None]
+        if then and speedup(then) >= PAYS_FROM:
+            timed = all(gain.measured for gain in now)
+            return Crossing(more, speedup(now), speedup(then), timed, now[0].gpu)
+    return None
+
+
+def lose_for_sure(of: Collection[Gain]) -> bool:
+    """Return whether these layers together lose by more than the margin of any."""
+    return bool(of) and speedup(of) * (1 + max(gain.margin for gain in of)) < 1
+
+
+def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
+    """Return whether a BF16 layer would lose, as `to_keep` says, with this recipe.
+
+    If one check leaves a layer out of the conversion, no other may ask for it.
+    """
+    gpu, converted = modelled_gpu(facts), msgspec.structs.replace(linear, use="training", recipe=recipe)
+    if not is_known(converted, gpu) or linear.role == "experts" or not fits_fp8(linear):
+        return False
+    gain = gain_of(converted, facts, gpu)
+    return gain is not None and gain.loses and _stays_slower(converted, facts)
+
+
+def _stays_slower(linear: Linear, facts: Facts) -> bool:
+    """Return whether a layer that loses does so whatever its tokens and recipe.
+
+    The tokens of a synthetic batch are no fault of the model: there a layer has to lose with many tokens too.
+    What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
+    """
+    rows = None if is_given(facts) else MANY_TOKENS
+    if rows is None and recipe_of(linear).granularity != "row":
+        return True
+    best = _at_best(linear, facts, rows)
+    return best is not None and best.loses
+
+
+def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
+    """Model the gain with so many rows, scaled by tensors."""
+    if recipe_of(linear).granularity == "row":
+        linear = msgspec.structs.replace(linear, recipe="tensorwise")
+    return gain_of(linear, facts, modelled_gpu(facts), rows=rows)
+
+
+def losing(facts: Facts) -> dict[str, Gain]:
+    """Find the layers that are better left in BF16, in the order of the model.
+
+    Heads and routers lose if they do with many tokens too. The body is worth a filter if its loss is, and
+    stays with more tokens. LoRA's layers are left out of it.
+    """
+    of_all = gains(facts)
+    layers = [each for each in judged(facts) if each.name in of_all and of_all[each.name].loses]
+    layers = [each for each in layers if _stays_slower(each, facts)]
+    apart = [each for each in layers if each.role in APART]
+    found = [each for each in apart if (best := _at_best(each, facts, MANY_TOKENS)) and best.loses]
+    body = [each for each in layers if each.role not in APART and each.adapter != "adapter"]
+    if body:
+        found += _worth_a_filter(body, of_all, facts)
+    names = {each.name for each in found}
+    return {each.name: of_all[each.name] for each in layers if each.name in names}
+
+
+def _worth_a_filter(body: list[Linear], of_all: dict[str, Gain], facts: Facts) -> list[Linear]:
+    """Pick the layers whose loss stays with more tokens; none if all of them are not worth a filter.
+
+    If all layers together lose for sure, and do with any number of tokens, those that more tokens would help
+    lose too. Timed ones are left to the whole step, which was timed in BF16 as well.
+    """
+    if crossing(facts, of_all.values()) is not None:
+        return []
+    timed = any(gain.measured for gain in of_all.values())
+    if timed or not is_given(facts) or not lose_for_sure(of_all.values()):
+        body = [each for each in body if not _has_too_few_tokens(each, facts)]
+    if not body or (len(body) == len(of_all) and fp8_pays(facts)):
+        return []
+    lost = -sum(of_all[each.name].most_ms for each in body)
+    layers = judged(facts)
+    if not all(recorded(each, "flops_share_pct") for each in layers):
+        raise Unrecorded(Linear, "flops_share_pct")
+    in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all.values())
+    return body if lost / in_bf16 * flops_share_pct(layers, facts) >= WORTH_PCT else []
+
+
+def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
+    """Return whether it wins with `MANY_TOKENS` by the model, but not with its rows."""
+    now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
+    return now is not None and then is not None and now.ms <= 0 < then.ms
+
+
+def to_keep(facts: Facts) -> tuple[str, ...]:
+    """Name the layers that are better left in BF16, in the order of the model."""
+    return tuple(losing(facts))
+
+
+def saving(of: Iterable[Gain]) -> Saving:
+    """Tell what BF16 saves of a step for layers that lose.
+
+    It is modelled even if each layer was timed, because each was timed alone.
+    """
     of = list(of)
-    return sum(gain.times * gain.bf16_ms for gain in of) / sum(
-        gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of
-    )
+    low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
+    apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
+    return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)

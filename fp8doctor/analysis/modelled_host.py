@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from fp8doctor.analysis.losing_layers import MANY_TOKENS, MOST_GROWTH, PAYS_FROM, is_given
+from fp8doctor.analysis.layer_gain import MANY_TOKENS, MOST_GROWTH, PAYS_FROM, is_given
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.treatment_table import MORE_TOKENS
 from fp8doctor.cost import micro_batches, step_tokens

@@ -14,10 +14,7 @@ from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
-from fp8doctor.cost.matmul_counts import (
-    may_be_recomputed_by_te,
-    without_checkpointing,
-)
+from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, without_checkpointing
 from fp8doctor.cost.step_cost import (
     ModelledStep,
     in_bf16,
@@ -31,14 +28,9 @@ from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
 
 OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
 """Margins within which a modelled speedup decides nothing: of jobs, of those with one scale per tensor whose
-casts are compiled or Transformer Engine's, and of those in `BALANCE`, whose errors are the largest. Source:
+casts are compiled or Transformer Engine's, and of those in `fp8doctor.cost.step_cost.BALANCE`, whose
+errors are the largest. Source:
 the same table; nine in ten recordings keep the second (`tests.analysis.test_estimates`)."""
-
-
-BALANCE = 0.8
-"""Time of the host / the GPU, or of the GPU / the host, from which a step takes longer than either: where
-they take turns in being the slower, no kernel runs meanwhile. A convention of this tool: the Gemma has 0.9,
-and was idle for 15% of its step."""
 
 
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
@@ -265,7 +257,7 @@ def modelled_bf16(facts: Facts) -> ModelledStep | None:
 
 
 def _may_be_off(*steps: ModelledStep, fused: bool) -> float:
-    return OFF_IN_BALANCE if any(map(is_in_balance, steps)) else OFF_FUSED if fused else OFF
+    return OFF_IN_BALANCE if any(each.in_balance for each in steps) else OFF_FUSED if fused else OFF
 
 
 def to_convert(facts: Facts) -> list[Linear]:
@@ -275,8 +267,3 @@ def to_convert(facts: Facts) -> list[Linear]:
         for linear in facts.network.linears
         if would_be_converted(linear) and (rows := rows_of(linear, facts)) and rows % FP8_MULTIPLE == 0
     ]
-
-
-def is_in_balance(step: ModelledStep) -> bool:
-    """Return whether host and GPU take about as long for the step."""
-    return BALANCE * step.busy_ms <= step.host_ms <= step.busy_ms / BALANCE

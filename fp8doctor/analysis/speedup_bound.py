@@ -149,5 +149,5 @@ def _by_datasheet(facts: Facts, gemms_ms: float) -> float | None:
         if cost is None:
             return None
         bf16 += count * cost.bf16_ms
-        best += count * (cost.bf16_ms if linear.adapter == "adapter" else min(cost))
+        best += count * (cost.bf16_ms if linear.adapter == "adapter" else min(cost.bf16_ms, cost.fp8_ms))
     return gemms_ms * best / bf16 if bf16 else None

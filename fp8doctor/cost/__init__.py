@@ -7,14 +7,15 @@ research/benchmarks/cost_model.py.
 """
 
 from fp8doctor.cost.cast_cost import casts_ms
-from fp8doctor.cost.eager import eager_balance, eager_cast_saving
-from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, linear_cost, step_gemms_ms
-from fp8doctor.cost.grouped import mxfp8_experts, routed_rows
+from fp8doctor.cost.eager import eager_balance
+from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
+from fp8doctor.cost.layer import linear_cost, mxfp8_experts
 from fp8doctor.cost.matmul_counts import (
     calls_of,
     gemms,
     micro_batches,
     products_of,
+    routed_rows,
     rows_of,
     rows_seen,
     step_tokens,
@@ -28,7 +29,6 @@ __all__ = [
     "calls_of",
     "casts_ms",
     "eager_balance",
-    "eager_cast_saving",
     "gemm_ms",
     "gemms",
     "gpu_spec",

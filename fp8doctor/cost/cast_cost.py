@@ -8,6 +8,7 @@ that writes a transposed copy counts more than it moves. All of one H200, torch 
 from __future__ import annotations
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
+from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
 from fp8doctor.recipes import STACKS, Recipe, default_recipe, named, recipe_of, runs_on, stack_of
@@ -47,25 +48,47 @@ def is_known(linear: Linear, gpu: GpuSpec | None) -> bool:
     )
 
 
-def layer_casts_ms(recipe: Recipe, m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool) -> float | None:
+def layer_casts_ms(
+    recipe: Recipe, m: float, k: int, n: int, gpu: GpuSpec, *, compiled: bool, weights: float = 1.0
+) -> float | None:
     """Model the casts of one layer in one step; None if its recipe was not measured.
 
-    They are of input (M, K), weight (K, N) and gradient (M, N). Uncompiled, the measurement of the stack's
-    first recipe stands for all.
+    They are of input (M, K), weight (K, N) and gradient (M, N), or of a share of the weight. Uncompiled, the
+    measurement of the stack's first recipe stands for all.
     """
     stack = STACKS.get(recipe.stack)
-    if recipe.cast_bytes is None or stack is None:
+    if recipe.cast_bytes is None or stack is None or (recipe.only_compiled and not compiled):
         return None
     if gpu.fp8_tflops and not runs_on(recipe, capability_of(gpu)):
         return None
     each = recipe.cast_bytes if compiled or stack.own_kernels else stack.eager_cast_bytes
-    if recipe.only_compiled and not compiled:
-        return None
     if each is None:
         return None
-    moving = memory_ms(each.activation * (m * k + m * n), gpu) + memory_ms(each.weight * k * n, gpu)
+    moving = memory_ms(each.activation * m * (k + n) + each.weight * weights * k * n, gpu)
     least = stack.compiled.kernels * KERNEL_LAUNCH_MS if compiled and not stack.own_kernels else 0.0
     return max(moving, least)
+
+
+def casts_of(
+    linear: Linear, recipe: Recipe, rows: int, gpu: GpuSpec, *, compiled: bool = True, weights: float = 1.0
+) -> float | None:
+    """Model the casts around a layer, or around one of its experts; None without numbers.
+
+    Nothing is cast for the weight gradient of a frozen layer, unless its stack computes it in vain.
+    """
+    k, n = linear.in_features, linear.out_features
+    in_vain = not compiled and stack_of(linear).frozen_gradient
+    m = rows * recipe.frozen_cast_share if linear.requires_grad is False and not in_vain else rows
+    if not is_grouped(linear):
+        return layer_casts_ms(recipe, m, k, n, gpu, compiled=compiled, weights=weights)
+    if recipe.grouped_cast_bytes is not None:
+        moving = memory_ms(recipe.grouped_cast_bytes * (m * (k + n) + weights * k * n), gpu)
+        return moving + recipe.grouped_scales_ms * rows
+    stack = stack_of(linear)
+    if not stack.own_kernels:
+        return None
+    casts = layer_casts_ms(recipe, m, k, n, gpu, compiled=True, weights=weights)
+    return casts and casts + stack.compiled.kernels * KERNEL_LAUNCH_MS
 
 
 def casts_ms(

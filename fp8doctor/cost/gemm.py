@@ -15,9 +15,8 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import RECIPES, Recipe, named
+from fp8doctor.recipes import Recipe, named
 
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 matmul at the full clock. Fitted, with the tile's part of
@@ -122,6 +121,54 @@ def gemm_ms(
     )
 
 
+def matmuls_ms(
+    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe | None, *, groups: int = 1
+) -> tuple[float, float, float] | None:
+    """Model output, input gradient and weight gradient of one Linear, in BF16 without a recipe.
+
+    Some recipes leave the weight gradient in BF16. Rows of activations are as long as their features, so the
+    number of tokens costs no alignment. None without numbers for the recipe on this GPU.
+    """
+    if groups > 1 and gpu.compute_capability.startswith("10."):
+        return _grouped_on_blackwell(m, k, n, gpu, recipe)
+    m = ceil(m / MULTIPLE) * MULTIPLE
+    times: list[float | None] = []
+    for shape in ((m, k, n), (m, n, k), (k, m, n)):
+        in_16_bits = recipe is None or (len(times) == 2 and recipe.weight_gradient_in_16_bits)
+        if recipe is None or in_16_bits:
+            times.append(gemm_ms(*shape, gpu, fp8=False, groups=groups))
+        else:
+            times.append(scaled_gemm_ms(*shape, gpu, recipe, groups=groups))
+    output, of_input, of_weight = times
+    if output is None or of_input is None or of_weight is None:
+        return None
+    return output, of_input, of_weight
+
+
+BLACKWELL_GROUPED_BF16 = 0.36
+"""Share of the BF16 peak of a B200 that `torch._grouped_mm` reaches: 0.34 to 0.42, seven shapes of 128,000
+rows and 2 to 8 experts. Source: torchao 0.14, ``prototype/moe_training/README.md``."""
+
+BLACKWELL_GROUPED_MXFP8 = (0.465, 0.465, 0.354)
+"""Share of the FP8 peak that the grouped matmuls of MXFP8 reach, for output, input and weight gradient:
+1.838, 1.838 and 2.412 ms for 131,072 rows and 8 experts of 7168 x 2048. Source: the same file in 0.15, a
+B200."""
+
+
+def _grouped_on_blackwell(
+    m: int, k: int, n: int, gpu: GpuSpec, recipe: Recipe | None
+) -> tuple[float, float, float] | None:
+    """Model the matmuls of one expert by published rates; None for recipes without them."""
+    one = 2.0 * m * k * n / 1e9
+    if recipe is None:
+        each = one / (gpu.bf16_tflops * BLACKWELL_GROUPED_BF16)
+        return each, each, each
+    if recipe.name != "mxfp8" or not gpu.fp8_tflops:
+        return None
+    output, of_input, of_weight = (one / (gpu.fp8_tflops * share) for share in BLACKWELL_GROUPED_MXFP8)
+    return output, of_input, of_weight
+
+
 def step_gemms_ms(
     m: int,
     k: int,
@@ -131,22 +178,11 @@ def step_gemms_ms(
     fp8: bool,
     weight_gradient: bool = True,
     recipe: Recipe | str | None = None,
-    groups: int = 1,
 ) -> float | None:
-    """Model the matmuls of one Linear in one step: output and gradients.
-
-    Some recipes leave the weight gradient in BF16. Rows of activations are as long as their features, so the
-    number of tokens costs no alignment.
-    """
-    of, m = recipe if isinstance(recipe, Recipe) else named(recipe), aligned_tokens(m)
-    shapes = [(m, k, n), (m, n, k), (k, m, n)][: 3 if weight_gradient else 2]
-    times = [
-        scaled_gemm_ms(*shape, gpu, of, groups=groups)
-        if fp8 and not (index == 2 and of.weight_gradient_in_16_bits)
-        else gemm_ms(*shape, gpu, fp8=False, groups=groups)
-        for index, shape in enumerate(shapes)
-    ]
-    return None if None in times else sum(time for time in times if time is not None)
+    """Add up the matmuls of one Linear in one step."""
+    of = recipe if isinstance(recipe, Recipe) else named(recipe)
+    times = matmuls_ms(m, k, n, gpu, of if fp8 else None)
+    return sum(times[: 2 + weight_gradient]) if times else None
 
 
 def scaled_gemm_ms(
@@ -158,11 +194,6 @@ def scaled_gemm_ms(
         return None
     peak = gpu.fp4_tflops if recipe.in_fp4 and gpu.fp4_tflops else gpu.fp8_tflops
     return time * recipe.matmul_times * gpu.fp8_tflops / peak
-
-
-def aligned_tokens(tokens: int) -> int:
-    """Round tokens up to `MULTIPLE`: no matrix in memory has rows of this length."""
-    return ceil(tokens / MULTIPLE) * MULTIPLE
 
 
 def large_gemm_speedup(gpu: GpuSpec) -> float:
@@ -179,28 +210,3 @@ def amdahl(share: float, speedup: float) -> float:
     if not 0.0 <= share <= 1.0 or speedup <= 0.0:
         raise ValueError(f"a share of 0 to 1 and a positive speedup are needed, not {share} and {speedup}")
     return 1.0 / (1.0 - share + share / speedup)
-
-
-class LinearCost(NamedTuple):
-    """Time of all matmuls of a layer in one step, in ms, without casts."""
-
-    bf16_ms: float
-    fp8_ms: float
-
-    @property
-    def saved_ms(self) -> float:
-        return self.bf16_ms - self.fp8_ms
-
-
-def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = True) -> LinearCost | None:
-    """Model one layer with these rows; None if the GPU has no FP8 tensor cores.
-
-    Without ``own_recipe`` all its matmuls are in FP8, whatever its recipe leaves in BF16.
-    """
-    shape = (rows, linear.in_features, linear.out_features)
-    trained = linear.requires_grad is not False
-    name = linear.get("recipe") if own_recipe else None
-    recipe = RECIPES.get((linear.get("stack", ""), name or ""), name)
-    bf16 = step_gemms_ms(*shape, gpu, fp8=False, weight_gradient=trained)
-    fp8 = step_gemms_ms(*shape, gpu, fp8=True, weight_gradient=trained, recipe=recipe)
-    return None if bf16 is None or fp8 is None else LinearCost(bf16, fp8)

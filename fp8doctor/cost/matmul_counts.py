@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from msgspec.structs import replace
 
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
+from fp8doctor.recipes import TRANSFORMER_ENGINE
+
+EXPERTS_PER_LAUNCH = 8
+"""Experts of a ``te.GroupedLinear`` that take the host as long as another te.Linear: 6.1 and 12.9 ms for 64
+and 128 in BF16, 11.3 and 28.4 in delayed scaling, where a te.Linear takes 0.7 and 1.2. One H200,
+research/benchmarks/measured/h200_grouped.json.gz."""
 
 
 def step_tokens(facts: Facts) -> int | None:
@@ -36,7 +44,7 @@ def calls_of(linear: Linear, facts: Facts) -> int:
 
 def products_of(linear: Linear, facts: Facts) -> int:
     """Count the matmuls with these rows in one forward, over all calls and experts."""
-    together = gemms(linear) > 1 and linear.role == "experts" and any(rows_seen(linear, facts))
+    together = is_grouped(linear) and any(rows_seen(linear, facts))
     return calls_of(linear, facts) * (1 if together else gemms(linear))
 
 
@@ -50,12 +58,45 @@ def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
     return timed.get(linear.name) or fake.get(linear.name, ()) if timed or fake else ()
 
 
-RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
-"""Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
-blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the matmuls; backward,
-which casts again, shares the rest. Transformer Engine casts input and weight again, and no gradient: 4.48
-instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives 4.50.
-Held out, it gives 2.01 for the 2.06 ms of h200-te_own_checkpoint."""
+def is_grouped(linear: Linear) -> bool:
+    """Return whether one weight is of several experts."""
+    return linear.get("role") == "experts" and gemms(linear) > 1
+
+
+def rows_of_one(linear: Linear, rows: int) -> int:
+    """Divide the rows of a weight among its experts."""
+    return ceil(rows / gemms(linear)) if is_grouped(linear) else rows
+
+
+def in_one_kernel(linear: Linear) -> int:
+    """Return how many experts one kernel multiplies: all, or one in Transformer Engine."""
+    te = TRANSFORMER_ENGINE.name in (linear.get("stack"), linear.get("kind", "").partition(".")[0])
+    return gemms(linear) if is_grouped(linear) and not te else 1
+
+
+def launches(linear: Linear, share: float = 1.0) -> float:
+    """Return the host's time for all matmuls of a layer / that for one Linear, in one call.
+
+    ``share`` of the experts' launches are made: in FP8 those are the casts of weights, which may be kept.
+    """
+    if not is_grouped(linear):
+        return gemms(linear)
+    return 1.0 if in_one_kernel(linear) > 1 else 1.0 + share * gemms(linear) / EXPERTS_PER_LAUNCH
+
+
+def routed_rows(linear: Linear, facts: Facts) -> int | None:
+    """Count the rows of all experts of a weight: as seen, else tokens times visits.
+
+    None if neither is known.
+    """
+    if seen := rows_seen(linear, facts):
+        return sum(seen)
+    tokens, flops = step_tokens(facts), float(linear.get("flops_per_token") or 0)
+    if not tokens or not flops:
+        return None
+    products = 3 if linear.requires_grad is not False else 2
+    return round(tokens * flops / (2.0 * products * linear.in_features * linear.out_features))
+
 
 TE_RECOMPUTE_HOST_MS = 0.97
 """What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, of one recording
@@ -69,36 +110,30 @@ def is_recomputed(linear: Linear) -> bool:
     return linear.get("checkpointed") is not None
 
 
-def recomputed_by_te(linear: Linear) -> bool:
-    """Return whether it is an FP8 layer of Transformer Engine in one."""
-    return is_recomputed(linear) and is_te(linear)
-
-
 def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
     """Return whether it is one, or may be below a forward that calls ``checkpoint``."""
-    return recomputed_by_te(linear) or (
-        is_te(linear)
-        and not recorded(linear, "checkpointed")
-        and recorded(facts, "training.checkpointing")
-        and any(
-            each.form == "called_in_forward"
-            and each.active
-            and linear.name.startswith(f"{each.name}." if each.name else "")
-            for each in facts.training.checkpointing
-        )
+    if not is_te(linear) or recorded(linear, "checkpointed"):
+        return is_te(linear) and is_recomputed(linear)
+    return recorded(facts, "training.checkpointing") and any(
+        each.form == "called_in_forward" and each.active and covers(each, linear)
+        for each in facts.training.checkpointing
     )
+
+
+def covers(region: Checkpointing, linear: Linear) -> bool:
+    """Return whether a layer is below the module whose forward calls ``checkpoint``."""
+    return linear.name.startswith(f"{region.name}." if region.name else "")
 
 
 def unseen_recompute(facts: Facts) -> str | None:
     """Name the module whose forward checkpoints layers unseen; None without one."""
     if not recorded(facts, "training.checkpointing"):
         return None
-    for each in facts.training.checkpointing:
-        below = f"{each.name}." if each.name else ""
-        if each.form == "called_in_forward" and each.active is not False:
-            for linear in facts.network.linears:
-                if linear.name.startswith(below) and not recorded(linear, "checkpointed"):
-                    return each.name
+    unseen = [each for each in facts.network.linears if not recorded(each, "checkpointed")]
+    for region in facts.training.checkpointing:
+        calls = region.form == "called_in_forward" and region.active is not False
+        if calls and any(covers(region, linear) for linear in unseen):
+            return region.name
     return None
 
 

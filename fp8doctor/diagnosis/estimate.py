@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
+from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.layers import nothing_to_convert
-from fp8doctor.analysis.losing_layers import crossing
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import (
     ModelledSpeedup,
@@ -31,8 +31,8 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.watched_speedup import beside_its_run
 from fp8doctor.cost import routed_rows, rows_of
 from fp8doctor.cost.cast_cost import casts_too_many_rows, is_known
+from fp8doctor.cost.layer import OWN_FORWARD
 from fp8doctor.cost.step_cost import (
-    OWN_FORWARD,
     consists_of_linears,
     in_bf16,
     modelled_step,

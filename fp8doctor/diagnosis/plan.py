@@ -20,7 +20,6 @@ from fp8doctor.analysis.memory import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
-    is_in_balance,
     modelled_conversion,
     to_convert,
 )
@@ -351,7 +350,7 @@ def _compiling(facts: Facts) -> Step | None:
     now, later = modelled_step(plain), modelled_step(with_linears_compiled(plain, yes=True))
     if modelled_conversion(facts) is None or now is None or later is None:
         return None
-    off = OFF_IN_BALANCE if is_in_balance(now) else OFF
+    off = OFF_IN_BALANCE if now.in_balance else OFF
     faster = now.step_ms / later.step_ms
     compiled = any(each.compiled is not None for each in linears)
     if compiled or now.host_ms > now.busy_ms or faster - 1 < off:

@@ -18,6 +18,7 @@ from fp8doctor.analysis.compile_coverage import (
 )
 from fp8doctor.analysis.fp8_request import may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
+from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import (
     fits_fp8,
     in_python,
@@ -26,7 +27,6 @@ from fp8doctor.analysis.layers import (
     may_be_taken,
     would_be_converted,
 )
-from fp8doctor.analysis.losing_layers import to_keep
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,

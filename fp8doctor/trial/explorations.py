@@ -6,8 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fp8doctor.analysis.compile_coverage import is_inside
-from fp8doctor.analysis.layer_gain import gains, timed_shapes
-from fp8doctor.analysis.losing_layers import to_keep
+from fp8doctor.analysis.layer_gain import losing, timed_shapes, to_keep
 from fp8doctor.analysis.recipe_support import is_legal, may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
@@ -84,8 +83,7 @@ def _modelled_saving(name: str, context: TrialContext) -> float | None:
         changed = None
     before = modelled_step(facts)
     if before is not None and name == KEEP_IN_BF16:
-        kept = to_keep(facts)
-        return -sum(gain.ms for layer, gain in gains(facts).items() if layer in kept) / before.step_ms
+        return -sum(gain.ms for gain in losing(facts).values()) / before.step_ms
     after = modelled_step(changed) if changed else None
     if before is None or after is None:
         return None

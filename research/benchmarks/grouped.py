@@ -20,7 +20,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor.cost import gpu_spec
-from fp8doctor.cost.step_cost import layer_ms
+from fp8doctor.cost.layer import Call, layer_ms
 from fp8doctor.facts import Linear
 
 MEASURED = Path(__file__).resolve().parent / "measured" / "h200_grouped.json.gz"
@@ -71,7 +71,7 @@ def experts() -> Iterator[Expert]:
             compiled="",
             checkpointed=None,
         )
-        times = layer_ms(linear, row["rows"], gpu_spec("H200"), "compiled")
+        times = layer_ms(Call(linear, row["rows"]), gpu_spec("H200"), "compiled")
         assert times is not None
         yield Expert(
             row["shape"],

@@ -1,0 +1,222 @@
+"""One layer in a step: its matmuls, its casts and the work next to it, in BF16 and in FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from fp8doctor.cost.cast_cost import casts_of, casts_too_many_rows, recipe_on
+from fp8doctor.cost.gemm import matmuls_ms
+from fp8doctor.cost.matmul_counts import (
+    gemms,
+    in_one_kernel,
+    is_grouped,
+    is_te,
+    launches,
+    routed_rows,
+    rows_of_one,
+)
+from fp8doctor.facts import Facts, Family, Linear
+from fp8doctor.gpus import GpuSpec, memory_ms
+from fp8doctor.recipes import RECIPES, UNKNOWN, named, recipe_of, stack_of
+
+OWN_FORWARD = "own_forward"
+"""Feature of a layer that is FP8 by descent and computes what it wants."""
+
+RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
+"""Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
+blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of which 9 are the matmuls; backward,
+which casts again, shares the rest. Transformer Engine casts input and weight again, and no gradient: 4.48
+instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives 4.50.
+Held out, it gives 2.01 for the 2.06 ms of h200-te_own_checkpoint."""
+
+BIAS_BYTES = {"16bit": 7.8, "fp8": 24.4}
+"""Effective bytes per output element of a compiled Linear with a bias, next to the others: its gradient is a
+sum over all rows, for which the fused kernels in front of it compute their part again, and torchao adds it
+outside of the matmul. 5.0 and 15.7 ms in a compiled ViT-L of 12608 rows (h200-vit_large); a decoder with GELU
+and without biases has nothing of it (h100-gpt_124m_whole)."""
+
+WEIGHT_CAST_BYTES = 12.0
+"""Bytes per fp32 weight under BF16 autocast: the cast in the forward reads 4 and writes 2, that of its
+gradient the reverse. Counted, not fitted."""
+
+
+FP32_ADAPTER_BYTES = 29.5
+"""Effective bytes per input and output element of an adapter that multiplies in fp32, its three matmuls
+together: 4.9 ms for 14 adapters of rank 16 with 8192 rows (h200-lora_fp32), without tensor cores and in tiles
+wider than their rank."""
+
+BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "eager adapter": 21.0, "compiled": 6.9}
+"""Effective bytes per input and output element of the Linears next to it, forward and backward: kernel time
+of two decoders without matmuls, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at
+4096, compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and
+rotary embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096
+and 8 of 2048. Around uncompiled adapters stands what PEFT computes, the same in any block: fitted to the BF16
+step of a Llama 8B with adapters of rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17,
+November 2026."""
+
+
+def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
+    """Model the share of one call of a Linear; ``how`` is a key of `BETWEEN_BYTES`."""
+    if linear.role == "head":
+        return 0.0
+    if how != "compiled" and linear.get("adapter") == "adapter":
+        how = "eager adapter"
+    wide = 2 if linear.dtype == "float32" and how != "eager transformers" else 1
+    return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
+
+
+def uncompiled(facts: Facts) -> str:
+    """Tell how it is computed if nothing is compiled."""
+    of_transformers = any(each.get("kind", "").startswith("transformers.") for each in facts.blocks())
+    return "eager transformers" if of_transformers else "eager"
+
+
+HOST_MS = {"eager": 0.39, "compiled": 0.23}
+"""Host time of a step / its Linears, everything around them included: 22.2 and 12.9 ms."""
+
+KERNELS = 10
+"""Kernels of a step / its Linears in 16 bits, all else included: 8.4 to 13.2 counted, eager or compiled."""
+
+GAP_MS = 0.001
+"""Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
+
+
+class LinearCost(NamedTuple):
+    """Times of a layer's matmuls, and of its compiled casts, in ms. Of experts, all of them."""
+
+    bf16_ms: float
+    fp8_ms: float
+    casts_ms: float | None
+    """None if its recipe was not measured on this GPU."""
+
+    @property
+    def saved_ms(self) -> float:
+        return self.bf16_ms - self.fp8_ms
+
+
+def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = True) -> LinearCost | None:
+    """Model one matmul of a layer, or all of its experts; None if the GPU has no FP8 tensor cores.
+
+    Without ``own_recipe`` all its matmuls are in FP8, whatever its recipe leaves in BF16.
+    """
+    name = linear.get("recipe") if own_recipe else None
+    recipe = RECIPES.get((linear.get("stack", ""), name or "")) or named(name)
+    products = 2 + (linear.requires_grad is not False)
+    m, groups = rows_of_one(linear, rows), in_one_kernel(linear)
+    shape = m, linear.in_features, linear.out_features
+    bf16 = matmuls_ms(*shape, gpu, None, groups=groups)
+    fp8 = matmuls_ms(*shape, gpu, recipe, groups=groups)
+    if bf16 is None or fp8 is None:
+        return None
+    casts = casts_of(linear, recipe if recipe.name == name else named("tensorwise"), m, gpu)
+    experts = gemms(linear) if is_grouped(linear) else 1
+    return LinearCost(
+        experts * sum(bf16[:products]),
+        experts * sum(fp8[:products]),
+        None if casts is None else experts * casts,
+    )
+
+
+def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> LinearCost | None:
+    """Model trained experts in MXFP8 in one micro-batch; None for others, and for unknown rows."""
+    if linear.role != "experts" or recipe_of(linear).name != "mxfp8" or linear.requires_grad is False:
+        return None
+    if linear.features.get("emulate") or not gpu.compute_capability.startswith("10."):
+        return None
+    rows = routed_rows(linear, facts)
+    return linear_cost(linear, rows, gpu) if rows else None
+
+
+class Call(Struct, frozen=True):
+    """A layer as one GPU computes it in a micro-batch."""
+
+    linear: Linear
+    rows: int
+    """Of one call; of experts, over all of them."""
+    count: int = 1
+    recomputed: float = 0.0
+    """Share of its matmuls and casts that the backward repeats."""
+    weights_cast: float = 1.0
+    """Share of its weights that is cast."""
+    beside: float = 1.0
+    """Share of the work next to it that is this GPU's."""
+    fp32: bool = False
+    """It multiplies in fp32, as PEFT's adapters do without autocast."""
+
+
+class CallsMs(NamedTuple):
+    """Times of some calls, in ms."""
+
+    families: list[tuple[Call, dict[Family, float]]]
+    """Of each call, by family of kernels."""
+    host: float
+    gaps: float
+    """Idle time between the kernels."""
+
+
+def layer_ms(
+    call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
+) -> dict[Family, float] | None:
+    """Model one call of a layer and its surroundings; None without numbers for it."""
+    linear = call.linear
+    fp8, eager, features = linear.use == "training", linear.compiled is None, linear.get("features", {})
+    if (
+        features.get("emulate")
+        or features.get(OWN_FORWARD)
+        or linear.use == "storage"
+        or casts_too_many_rows(linear, call.rows)
+        or (linear.dtype == "float32" and linear.adapter != "adapter" and not autocast)
+    ):
+        return None
+    m, k, n = rows_of_one(linear, call.rows), linear.in_features, linear.out_features
+    recipe = RECIPES.get((linear.stack, recipe_on(linear, gpu) or ""), UNKNOWN) if fp8 else None
+    times = matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel(linear))
+    cast = casts_of(linear, recipe, m, gpu, compiled=not eager, weights=call.weights_cast) if recipe else 0.0
+    if times is None or cast is None:
+        return None
+    in_vain = fp8 and eager and stack_of(linear).frozen_gradient
+    trained = linear.requires_grad is not False or in_vain
+    in_16bit = times[2] if recipe and trained and recipe.weight_gradient_in_16_bits else 0.0
+    gemm = sum(times[: 2 + trained]) - in_16bit + call.recomputed * times[0]
+    around = between_ms(linear, m, gpu, eager_how if eager else "compiled")
+    if linear.dtype == "float32" and autocast:
+        around += memory_ms(WEIGHT_CAST_BYTES * k * n, gpu)
+    if not eager and linear.get("bias"):
+        apart = fp8 and stack_of(linear).fuses_casts
+        around += memory_ms(BIAS_BYTES["fp8" if apart else "16bit"] * m * n, gpu)
+    if call.fp32:
+        gemm = max(gemm, memory_ms(FP32_ADAPTER_BYTES * m * (k + n), gpu))
+    if call.recomputed:
+        again = (m * k + k * n) / (m * k + k * n + m * n) if is_te(linear) else RECOMPUTED["casts"]
+        cast, around = cast * (1 + call.recomputed * again), around * (1 + RECOMPUTED["between"])
+    count = gemms(linear)
+    return {
+        "gemm_fp8": count * gemm if fp8 else 0.0,
+        "gemm_16bit": count * (in_16bit if fp8 else 0.0 if call.fp32 else gemm),
+        "gemm_fp32": count * gemm if call.fp32 else 0.0,
+        "cast": count * cast,
+        "pointwise": count * around * call.beside,
+    }
+
+
+def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: bool) -> CallsMs | None:
+    """Model calls on the GPU, one by one, and launch them all; None without numbers for one."""
+    times, host, kernels = [], 0.0, 0.0
+    for call in calls:
+        linear = call.linear
+        parts = layer_ms(call, gpu, eager_how, autocast=autocast)
+        if parts is None:
+            return None
+        times.append((call, {family: call.count * ms for family, ms in parts.items()}))
+        count = call.count * launches(linear)
+        host += count * HOST_MS["eager" if linear.compiled is None else "compiled"]
+        kernels += count * KERNELS
+        if linear.use == "training":
+            stack = stack_of(linear)
+            launch = stack.eager if linear.compiled is None else stack.compiled
+            host += call.count * launches(linear, call.weights_cast) * launch.host_ms
+            kernels += count * launch.kernels
+    return CallsMs(times, host, GAP_MS * kernels)
