@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from msgspec.structs import replace
 
 from fp8doctor import load_report
 from fp8doctor.analysis.waiting import script_overhead
-from tests.running.test_recorded import RECORDED
+
+RECORDED = Path(__file__).parents[1] / "running" / "recorded"
 
 STARVED = load_report(RECORDED / "h200-te_loop_stopped.json.gz").facts
 """Its data workers took the host's cores."""

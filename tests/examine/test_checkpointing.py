@@ -12,7 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from fp8doctor.facts import Checkpointing
-from tests.examine.models import Stacked, llama, training
+from tests.examine.models import Stacked, by_name, llama, training
 
 TOKENS = torch.arange(32).reshape(2, 16)
 
@@ -62,3 +62,15 @@ def test_memory_budget_of_the_compiler() -> None:
         assert training(Stacked()).checkpointing == (
             Checkpointing(name="", form="compiler_budget", active=True, reentrant=None),
         )
+
+
+def test_flag_on_the_model_covers_its_blocks() -> None:
+    """Models of transformers before 4.53, and remote code today, decide above the list of blocks."""
+    model = Stacked()
+    model.gradient_checkpointing = True
+    linears = by_name(model)
+    assert [linears[name].checkpointed for name in ("blocks.0.up", "blocks.2.down", "head")] == [
+        "blocks.0",
+        "blocks.2",
+        None,
+    ]

@@ -12,7 +12,7 @@ from torch._dynamo import eval_frame
 from torch._dynamo.utils import counters
 
 from fp8doctor.facts import CompileMark
-from tests.examine.models import Block, Stacked, network, training
+from tests.examine.models import Block, Stacked, by_name, network, training
 
 SKIPS = not hasattr(eval_frame.OptimizedModule, "_should_wrap_module_call_impl")
 """Whether this torch compiles nothing for ``.compile()`` in place on classes of torch.nn: before 2.15, which
@@ -118,3 +118,57 @@ def test_a_list_that_nobody_calls() -> None:
     counters.clear()
     model(torch.arange(8).reshape(2, 4))
     assert not counters["frames"]
+
+
+class Decorated(Block):
+    """A class whose forward is compiled where it is defined."""
+
+    @torch.compile(backend="aot_eager")
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+def test_five_ways_to_compile() -> None:
+    model = Stacked()
+    model.blocks[0].compile(backend="eager")
+    model.blocks[1] = torch.compile(model.blocks[1])
+    model.blocks[2].forward = torch.compile(model.blocks[2].forward, backend="aot_eager")
+    model.norm = Decorated()
+    step = torch.compile(lambda model, batch: None, backend="eager")
+    assert training(model, training_step=step).compile_marks == (
+        CompileMark(name="", form="training_step", backend="eager", compiles=True),
+        CompileMark(name="blocks.0", form="in_place", backend="eager", compiles=True),
+        CompileMark(name="blocks.1", form="wrapped", backend="inductor", compiles=True),
+        CompileMark(name="blocks.2", form="assigned_forward", backend="aot_eager", compiles=True),
+        CompileMark(name="norm", form="decorated_forward", backend="aot_eager", compiles=True),
+    )
+
+
+def test_a_backend_of_the_users_own() -> None:
+    def nothing(graph: Any, inputs: Any) -> Any:
+        return graph
+
+    assert training(torch.compile(Stacked(), backend=nothing)).compile_marks == (
+        CompileMark(name="", form="wrapped", backend="nothing", compiles=True),
+    )
+
+
+def test_a_disabled_forward_is_no_mark() -> None:
+    model = Stacked()
+    model.forward = torch.compiler.disable(model.forward)
+    assert training(model).compile_marks == ()
+    step = torch.compiler.disable(lambda model, batch: None)
+    assert training(Stacked(), training_step=step).compile_marks == ()
+
+
+def test_compiled_step_covers_all() -> None:
+    step = torch.compile(lambda model, batch: model(batch).mean())
+    assert {each.compiled for each in network(Stacked(), training_step=step).linears} == {""}
+
+
+def test_disabled_module_is_not_covered() -> None:
+    model = Stacked()
+    model.compile()
+    model.blocks[1].forward = torch.compiler.disable(model.blocks[1].forward)
+    linears = by_name(model)
+    assert [linears[f"blocks.{i}.up"].compiled for i in range(3)] == ["", None, ""]

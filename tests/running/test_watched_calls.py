@@ -13,8 +13,8 @@ from fp8doctor.facts import Facts, recorded
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE
 from tests.examine.models import called
+from tests.examine.test_autocasts import Opening
 from tests.examine.test_checkpoint_calls import BATCH, OFF, ON, LikeTimm, Stack, flagged
-from tests.examine.test_fp8_autocast import Opening
 from tests.running.conftest import STEPS, WARMUP, Heard
 from tests.stand_ins import transformer_engine as te
 

@@ -1,4 +1,4 @@
-"""Run the jobs of several GPUs with and without fp8doctor: ``python -m tests.running.ranks.record FOLDER``
+"""Run the jobs of several GPUs with and without fp8doctor: ``python -m research.ranks FOLDER``
 
 Each job of `JOBS` is started with torchrun on two GPUs, as it is and under ``fp8doctor run``. What the ranks
 print has to be the same: it ends with a digest of their weights and the sum of the states of their random
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+ROOT = Path(__file__).resolve().parents[1]
+JOB = ROOT / "tests" / "running" / "ranks" / "job.py"
 
 LIMIT_S = 150
 """The longest that one job may take, in seconds."""
@@ -56,7 +56,7 @@ def started(before: list[str], arguments: list[str]) -> Done:
     began = time.perf_counter()
     try:
         done = subprocess.run(
-            [*command, *before, str(HERE / "job.py"), *arguments],
+            [*command, *before, str(JOB), *arguments],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,
