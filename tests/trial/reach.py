@@ -7,7 +7,7 @@ to notice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +34,6 @@ class Reach:
     forwards: int = 0
     model: Any = None
     optimizer: Any = None
-    left: list[Any] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Reach:
         return self

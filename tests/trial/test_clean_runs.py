@@ -18,96 +18,56 @@ import torch
 from torch import nn
 
 from fp8doctor import inspect_model
+from tests.examine.models import llama, lora
+from tests.trial.decoder import Decoder, job
 from tests.trial.users_state import differences, entries, flags, owned, processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(32), nn.Linear(32, 64), nn.Linear(64, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.silu(self.up(self.norm(x))))
-
-
-class Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.head, self.dropout = nn.Embedding(64, 32), nn.Linear(32, 64), nn.Dropout(0.1)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.dropout(x))
-
-
-def float8() -> nn.Module:
-    from torchao.float8 import convert_to_float8_training
-
-    return convert_to_float8_training(
-        Decoder().bfloat16(), module_filter_fn=lambda layer, name: name != "head"
-    )
-
-
-def float8_compiled() -> nn.Module:
-    model: Any = float8()
-    for block in model.blocks:
-        block.compile()
+def float8(compiled: bool = False) -> nn.Module:
+    model: Any = job(blocks=2).model
+    if compiled:
+        for block in model.blocks:
+            block.compile()
     return model
 
 
-def wrapped() -> nn.Module:
-    return torch.compile(Decoder())  # type: ignore[return-value]
-
-
-def llama(**settings: Any) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            vocab_size=64,
-            **settings,
-        )
-    )
-
-
-def lora() -> nn.Module:
-    from peft import LoraConfig, get_peft_model
-
-    return get_peft_model(llama(), LoraConfig(target_modules=["q_proj", "v_proj"], lora_dropout=0.1))
-
-
 def checkpointed() -> nn.Module:
-    model = llama(use_cache=False, tie_word_embeddings=True)
+    model = llama(tie_word_embeddings=True)
     model.gradient_checkpointing_enable()
     return model
 
 
 def hooked() -> nn.Module:
-    model = Decoder()
+    model = Decoder(2)
     model.blocks[0].register_forward_hook(lambda module, arguments, output: output)
     model.blocks[1].register_full_backward_hook(lambda module, inputs, outputs: None)
     model.head.weight.register_hook(lambda gradient: gradient)
-    model.head.bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    model.embedding.weight.register_post_accumulate_grad_hook(lambda parameter: None)
     torch.nn.utils.parametrizations.weight_norm(model.head)
     return model
 
 
-CLEAN = [float8, float8_compiled, wrapped, lora, checkpointed, hooked]
+CLEAN: dict[str, Callable[[], nn.Module]] = {
+    "float8": float8,
+    "float8, compiled": lambda: float8(compiled=True),
+    "wrapped": lambda: torch.compile(Decoder(2)),  # type: ignore[dict-item, return-value]
+    "LoRA": lambda: lora(llama(), lora_dropout=0.1),
+    "checkpointed": checkpointed,
+    "hooked": hooked,
+}
+
+STACKS = {
+    *("torchao", "transformers", "peft", "accelerate", "transformer_engine", "unsloth", "bitsandbytes"),
+    "deepspeed",
+}
 
 
 @pytest.mark.usefixtures("forgotten")
-@pytest.mark.parametrize("build", CLEAN, ids=[each.__name__ for each in CLEAN])
+@pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_run_leaves_every_bit(
-    build: Callable[[], nn.Module],
+    name: str,
     tmp_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
@@ -122,7 +82,7 @@ def test_a_clean_run_leaves_every_bit(
     # cached.
     stance = torch.compiler.set_stance("default", force_backend="eager")
     try:
-        model = build()
+        model = CLEAN[name]()
         tokens = torch.randint(0, 64, (2, 8))
         batch: Any = {"input_ids": tokens, "labels": tokens} if hasattr(model, "config") else tokens
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -144,7 +104,7 @@ def test_a_clean_run_leaves_every_bit(
 
         # All arms of one model; of the others those that come first.
         report = inspect_model(
-            model, batch, optimizer=optimizer, device="cpu", budget_s=60 if build is float8 else 4
+            model, batch, optimizer=optimizer, device="cpu", budget_s=60 if name == "float8" else 4
         )
 
         printed = capfd.readouterr()
@@ -158,16 +118,8 @@ def test_a_clean_run_leaves_every_bit(
         assert (printed.out, printed.err) == ("", "")
         assert list(tmp_path.iterdir()) == []
         assert [path.name for path in temporary.iterdir() if "fp8doctor" in path.name] == []
-        stacks = (
-            "transformers",
-            "peft",
-            "accelerate",
-            "transformer_engine",
-            "unsloth",
-            "bitsandbytes",
-            "deepspeed",
-        )
-        assert {name.partition(".")[0] for name in set(sys.modules) - loaded}.isdisjoint(stacks)
+        new = {each.partition(".")[0] for each in set(sys.modules) - loaded}
+        assert new.isdisjoint(STACKS - {"torchao"})
     finally:
         stance.__exit__(None, None, None)
 
@@ -177,7 +129,7 @@ def test_a_clean_copy_trains_on_as_the_original_does() -> None:
     losses = []
     for inspected in (False, True):
         torch.manual_seed(0)
-        model = Decoder()
+        model = Decoder(2)
         optimizer = torch.optim.AdamW(copy.copy(list(model.parameters())), lr=1e-2)
         for step in range(4):
             if inspected and step == 2:
@@ -258,14 +210,4 @@ def test_a_fresh_process_is_left_with_nothing_that_runs_or_lies_around(tmp_path:
     )
     found = json.loads(done.stdout)
     assert (found["proven"], found["harm"], found["left"], found["cuda"]) == (1, [], {}, False)
-    stacks = {
-        "torchao",
-        "transformers",
-        "peft",
-        "accelerate",
-        "transformer_engine",
-        "unsloth",
-        "bitsandbytes",
-        "deepspeed",
-    }
-    assert stacks.isdisjoint(found["loaded"])
+    assert STACKS.isdisjoint(found["loaded"])

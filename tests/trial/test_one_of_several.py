@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -56,34 +55,22 @@ def split() -> nn.Module:
     return parallelize_module(blocks()[0], init_device_mesh("cpu", (2,)), plan)
 
 
-def times(model: nn.Module, budget_s: float | None = 5) -> Any:
-    trial = inspect_model(
-        model, (X.to(next(model.parameters()).dtype),), device="cpu", budget_s=budget_s
-    ).facts.trial
-    assert trial.arms == ()
-    assert trial.why == Reason.NOT_REPLICABLE
-    return trial.reason
-
-
-@pytest.mark.parametrize("budget_s", [5, None], ids=["asked for", "default budget"])
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
         (split, SPLIT.format("weight")),
         (DeepSpeedEngine, "it is sharded over processes (DeepSpeedEngine)"),
+        (
+            Talking,
+            "its step talks to other processes (c10d.allreduce_.default), which do not run this copy",
+        ),
     ],
 )
-def test_what_is_sharded_is_not_copied(
-    make: Callable[[], nn.Module], reason: str, budget_s: float | None
-) -> None:
-    with processes(2):
-        assert times(make(), budget_s) == reason
-
-
-def test_a_step_that_would_wait_for_the_others_is_not_begun() -> None:
+def test_what_needs_the_other_processes_is_not_begun(make: Callable[[], nn.Module], reason: str) -> None:
     Talking.heard = 0
     with processes(2):
-        assert times(Talking()) == (
-            "its step talks to other processes (c10d.allreduce_.default), which do not run this copy"
-        )
+        model = make()
+        x = X.to(next(model.parameters()).dtype)
+        trial = inspect_model(model, (x,), device="cpu", budget_s=5).facts.trial
+    assert (trial.arms, trial.why, trial.reason) == ((), Reason.NOT_REPLICABLE, reason)
     assert Talking.heard == 0

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 from torchao.float8 import convert_to_float8_training
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
@@ -20,6 +19,7 @@ from fp8doctor.stacks.torch_private import context_of
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
 from fp8doctor.trial.state.guard import Guard
+from tests.examine.models import llama
 
 
 class Block(nn.Module):
@@ -87,34 +87,32 @@ def test_a_forward_that_names_itself_is_rebuilt_around_the_copy() -> None:
     assert not ran
 
 
-def test_a_closure_around_forward_is_rebuilt_around_the_copy() -> None:
-    model = Stack()
+def calling(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def inner(*arguments: Any) -> Any:
+        return forward(*arguments)
 
-    def wrapped(forward: Any) -> Any:
-        @functools.wraps(forward)
-        def inner(*arguments: Any) -> Any:
-            return forward(*arguments)
-
-        return inner
-
-    model.forward = wrapped(wrapped(model.forward))  # type: ignore[method-assign]
-    runs_itself(model, replicate(model)[0])
+    return inner
 
 
-def test_a_wrapper_that_names_itself_is_rebuilt_around_the_copy() -> None:
+def naming_itself(forward: Any) -> Any:
     """As a decorator of transformers does; whoever follows its closure comes back to it."""
-    model, calls = Stack(), []
 
-    def wrapped(forward: Any) -> Any:
-        def inner(*arguments: Any) -> Any:
-            calls.append(inner)
-            return forward(*arguments)
+    def inner(*arguments: Any) -> Any:
+        inner.calls.append(inner)  # type: ignore[attr-defined]
+        return forward(*arguments)
 
-        return inner
+    inner.calls = []  # type: ignore[attr-defined]
+    return inner
 
-    model.forward = wrapped(model.forward)  # type: ignore[method-assign]
-    runs_itself(model, replicate(model)[0])
-    assert calls[0] is not calls[1]
+
+@pytest.mark.parametrize("wrap", [calling, lambda forward: calling(calling(forward)), naming_itself])
+def test_a_wrapper_of_forward_is_rebuilt_around_the_copy(wrap: Any) -> None:
+    model: Any = Stack()
+    model.forward = wrap(model.forward)
+    replica: Any = replicate(model)[0]
+    runs_itself(model, replica)
+    assert replica.forward is not model.forward
 
 
 def test_accelerates_fp8_wrapper_is_rebuilt_around_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,24 +165,8 @@ def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: st
     assert before == 0
 
 
-def llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=64
-        )
-    )
-
-
 def test_ties_stay_and_nothing_is_shared_unless_asked() -> None:
-    config = LlamaConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        vocab_size=64,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config)
+    model = llama(tie_word_embeddings=True)
     replica: Any = replicate(model)[0]
     assert replica.lm_head.weight is replica.model.embed_tokens.weight
     assert {id(p) for p in replica.parameters()}.isdisjoint({id(p) for p in model.parameters()})
@@ -219,11 +201,6 @@ def test_the_users_hooks_are_left_out_and_torchs_own_stay() -> None:
     assert seen == []
     assert torch.equal(replica(X), model(X))
     assert seen == [1]
-
-
-def asks(module: nn.Module, arguments: object, output: torch.Tensor) -> None:
-    if isinstance(output, torch.Tensor):
-        output.requires_grad_(True)
 
 
 def test_what_cannot_be_copied_is_named() -> None:

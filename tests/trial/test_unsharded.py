@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -142,13 +141,6 @@ def test_a_plain_model_steps_alone(make: Callable[[], nn.Module]) -> None:
     assert sum(each.numel() for each in moments) == sum(each.numel() for each in model.parameters()) // 2
     assert {each.dtype for each in moments} == {torch.float32}
     assert all(bool(each.any()) for each in moments)
-
-
-def nearest(module: nn.Module) -> Any:
-    """The smallest module of FSDP that holds one."""
-    around: list[Any] = [each for each in sys.last_model.modules() if isinstance(each, FSDPModule)]  # type: ignore[attr-defined]
-    holding = [each for each in around if module in [*each.modules()]]
-    return min(holding, key=lambda each: len([*each.modules()]))
 
 
 def test_a_deep_model_is_cut() -> None:

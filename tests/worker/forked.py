@@ -1,6 +1,5 @@
-"""Workers that are forks: what the parent starts is a copy of a process that has imported torch and torchao,
-which takes a new process seven seconds, and what a trial loads of them. All else is the parent's and the
-child's own."""
+"""Workers that are forks of a process that has imported torch and torchao, which takes a new process seven
+seconds; and a clock for the parent's limits, so that no test waits for one."""
 
 from __future__ import annotations
 
@@ -12,6 +11,13 @@ import select
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fp8doctor.worker import parent
 
 SERVER = """
 import gc, json, os, socket, sys
@@ -116,3 +122,19 @@ def server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
             pass_fds=(there.fileno(),),
         )
     return here, process
+
+
+def hang(file: Path) -> str:
+    """A Python expression that never ends, for a child: ``file`` grows all the while."""
+    return (
+        f"[(open({str(file)!r}, 'a').write('x'), __import__('time').sleep(0.05)) for _ in iter(lambda: 0, 1)]"
+    )
+
+
+def late_while_it_grows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every limit passes whenever `hang` lets ``file`` grow."""
+
+    def monotonic() -> float:
+        return time.monotonic() + 1e6 * (file.stat().st_size if file.exists() else 0)
+
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))

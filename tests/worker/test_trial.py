@@ -16,7 +16,7 @@ from fp8doctor.profiling.trace import MODULE
 from fp8doctor.stages import Doing, Stage
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.protocol import TrialRequest
-from tests.worker.clock import hang, late_while_it_grows
+from tests.worker.forked import hang, late_while_it_grows
 
 pytestmark = pytest.mark.slow
 
@@ -51,6 +51,13 @@ def build_model():
 def example_batch():
     return torch.ones(16, 32, dtype=torch.bfloat16)
 """
+
+
+FP8_MODEL = MODEL.replace("{compile}", "super().compile(*arguments, backend='eager')").replace(
+    "return Model().bfloat16()",
+    "from torchao.float8 import convert_to_float8_training\n"
+    "    return convert_to_float8_training(Model().bfloat16())",
+)
 
 
 def tried(
@@ -219,29 +226,3 @@ def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device:
         examine_in_worker(
             str(tmp_path / "model.py"), trial=TrialRequest(5.0, device), progress=lambda text: None
         )
-
-
-FP8_MODEL = """
-import os
-import sys
-import torch
-from torch import nn
-from torchao.float8 import convert_to_float8_training
-
-torch.backends.mkldnn.set_flags(False)
-torch.compiler.set_stance("default", force_backend="eager")  # no arm waits for a C++ compiler
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(32, 32)
-    def forward(self, x):
-        return self.linear(x)
-
-def build_model():
-    model = Model().bfloat16()
-    return convert_to_float8_training(model)
-
-def example_batch():
-    return torch.ones(16, 32, dtype=torch.bfloat16)
-"""
