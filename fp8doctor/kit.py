@@ -120,7 +120,6 @@ from fp8doctor.analysis.recipe_support import (
     transformer_engine_line,
     unaligned,
     unmet,
-    unmet_on_amd,
 )
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import (

@@ -83,11 +83,7 @@ def recipe_unsupported(facts: Facts) -> Finding | NotApplicable | None:
     reasons = {
         (stack, recipe): reason
         for (stack, recipe), needed in wanted.items()
-        if (
-            reason := kit.unmet_on_amd(stack, recipe, gpu)
-            if on_amd
-            else kit.unmet(stack, recipe, needed, gpu, facts)
-        )
+        if (reason := kit.unmet(stack, recipe, needed, gpu, facts))
     }
     if not reasons:
         return None

@@ -7,7 +7,6 @@ from packaging.version import InvalidVersion, Version
 from fp8doctor.cost import gpu_spec
 from fp8doctor.facts import Facts, Gpu, Linear
 from fp8doctor.recipes import (
-    BY_TREATMENT,
     FIRST_WITH_FP8,
     RECIPES,
     STACKS,
@@ -51,30 +50,23 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
-def unmet_on_amd(stack: str, recipe: str, gpu: Gpu) -> str | None:
-    """Explain why a recipe does not run on an AMD GPU; None if it seems to."""
-    wanted = needs(stack, recipe).amd
-    if wanted is None:
-        wanted = STACKS.get(stack, Stack(name=stack)).amd
-    if (gpu.architecture or "").startswith(wanted):
-        return None
-    if not wanted:
-        return "it runs on no GPU of AMD's"
-    return f"it needs {' or '.join(wanted)}, and {gpu.name} is {gpu.architecture}"
-
-
 def needs(stack: str, recipe: str) -> Recipe:
     """Look up a recipe; it needs tensor cores for FP8 if nothing else is known of it."""
     return RECIPES.get((stack, recipe), UNKNOWN)
 
 
 def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
-    """Explain why a recipe does not run: a need, or the try's exception; else None."""
+    """Explain why a recipe does not run: a need, or the try's exception; None if it seems to."""
+    if gpu.vendor == "amd":
+        known = wanted.amd if wanted.amd is not None else STACKS.get(stack, Stack(name=stack)).amd
+        if (gpu.architecture or "").startswith(known):
+            return None
+        on = f"it needs {' or '.join(known)}, and {gpu.name} is {gpu.architecture}"
+        return on if known else "it runs on no GPU of AMD's"
     have, cuda = capability(gpu), facts.software.cuda
     if have < wanted.first or (wanted.below and have >= wanted.below):
-        limit = f"{dotted(wanted.first)} or higher" + (
-            f" and below {dotted(wanted.below)}" if wanted.below else ""
-        )
+        below = f" and below {dotted(wanted.below)}" if wanted.below else ""
+        limit = f"{dotted(wanted.first)} or higher{below}"
         return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"
     on_ada = STACKS[stack].cuda_on_ada if stack in STACKS and have == FIRST_WITH_FP8 else (0,)
     least = max(wanted.cuda, on_ada)
@@ -92,21 +84,27 @@ def dotted(version: VersionNumbers) -> str:
     return ".".join(map(str, version))
 
 
+def runs_on(facts: Facts, recipe: Recipe) -> list[Gpu]:
+    """List the visible GPUs that can run a recipe, with this CUDA.
+
+    On an AMD GPU block scaling counts only if the recipe names the architecture.
+    """
+    return [
+        gpu
+        for gpu in facts.gpus
+        if gpu.visible
+        and has_fp8(gpu)
+        and not (gpu.vendor == "amd" and recipe.granularity == "block" and recipe.amd is None)
+        and unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
+    ]
+
+
 def may_run(recipe: Recipe, facts: Facts) -> bool:
-    """Return whether nothing known about GPU and CUDA speaks against a recipe."""
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible), None)
-    tries = facts.get("recipe_tries", {}) if recipe.tried else {}
-    if gpu is None or tries.get(recipe.name):
-        return not tries.get(recipe.name) and recipe.first == FIRST_WITH_FP8
-    if gpu.vendor == "amd":
-        return unmet_on_amd(recipe.stack, recipe.name, gpu) is None
-    return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
-
-
-def runs_on_amd(recipe: Recipe, gpu: Gpu) -> bool:
-    """Return whether a recipe runs on an AMD GPU; block scaling only if it names the architecture."""
-    unknown = recipe.granularity == "block" and recipe.amd is None
-    return not unknown and unmet_on_amd(recipe.stack, recipe.name, gpu) is None
+    """Return whether a visible GPU runs a recipe; without one, whether it needs FP8 alone."""
+    if any(gpu.visible for gpu in facts.gpus):
+        return bool(runs_on(facts, recipe))
+    refused = recipe.tried and facts.get("recipe_tries", {}).get(recipe.name)
+    return not refused and recipe.first == FIRST_WITH_FP8
 
 
 def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:
@@ -117,17 +115,6 @@ def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:
         if has_it and not _fails_to_import(facts, recipe.stack) and runs_on(facts, recipe):
             found.setdefault(recipe.stack, []).append(recipe)
     return found
-
-
-def runs_on(facts: Facts, recipe: Recipe) -> list[Gpu]:
-    """List the visible GPUs that can run a recipe, with this CUDA."""
-
-    def runs(gpu: Gpu) -> bool:
-        if gpu.vendor == "amd":
-            return runs_on_amd(recipe, gpu)
-        return unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
-
-    return [gpu for gpu in facts.gpus if gpu.visible and has_fp8(gpu) and runs(gpu)]
 
 
 BACKENDS = {"AO": "torchao", "TE": "transformer_engine"}
@@ -156,13 +143,6 @@ def own_recipes(facts: Facts, opened: bool) -> set[str]:
     ran = {recipe for each in layers if (recipe := each.get("recipe"))}
     have = max((capability(gpu) for gpu in facts.gpus if gpu.visible), default=(0, 0))
     return ran or ({default_recipe(TRANSFORMER_ENGINE, have) or ""} if layers and opened else set())
-
-
-def is_legal(name: str, facts: Facts) -> bool:
-    """Return whether nothing known speaks against the recipe of this treatment."""
-    recipe = BY_TREATMENT[name]
-    gpu = next((gpu for gpu in facts.gpus if gpu.visible and gpu.vendor == "nvidia"), None)
-    return gpu is not None and unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
 
 
 def multiple_of(linear: Linear) -> int:

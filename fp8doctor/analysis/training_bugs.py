@@ -1,11 +1,11 @@
-"""Releases that do not work with FP8: the table ``training_bugs.toml`` and the structures that it names."""
+"""Releases that do not work with FP8: the table ``training_bugs.toml`` and its conditions."""
 
 from __future__ import annotations
 
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
 from fp8doctor.analysis.recipe_support import parsed
+from fp8doctor.cost.matmul_counts import covers
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 
 IN_WORDS = {"transformer_engine": "Transformer Engine", "megatron": "Megatron Core"}
@@ -34,12 +35,12 @@ class TrainingBug(NamedTuple):
     effect: str
     lines: str
     """The fix, as lines to write; ``{cuda}`` is the major version of torch's CUDA."""
-    sources: tuple[str, ...]
+    sources: Sequence[str]
     kind: Literal["incorrect", "raises", "fails", "later"] = "incorrect"
     when: Mapping[str, Any] = {}
     """Conditions of `layers_of`."""
-    structure: str = ""
-    """A key of `STRUCTURES` in the place of conditions."""
+    job: Sequence[str] = ()
+    """Conditions of `JOB`."""
     certain: bool = True
     """False if the effect depends on settings that the facts do not show."""
     partner: str | None = None
@@ -78,7 +79,7 @@ def version_of(facts: Facts, library: str) -> str | None:
 def training_bugs() -> tuple[TrainingBug, ...]:
     """Read the table, in its order."""
     table = tomllib.loads(resources.files("fp8doctor").joinpath("training_bugs.toml").read_text("utf-8"))
-    return tuple(TrainingBug(**{**each, "sources": tuple(each["sources"])}) for each in table["bug"])
+    return tuple(TrainingBug(**each) for each in table["bug"])
 
 
 def bugs_of(facts: Facts, kinds: Collection[str]) -> list[tuple[TrainingBug, list[Linear]]]:
@@ -91,11 +92,12 @@ def bugs_of(facts: Facts, kinds: Collection[str]) -> list[tuple[TrainingBug, lis
         if bug.kind not in kinds or not bug.concerns(facts):
             continue
         try:
-            met = STRUCTURES[bug.structure](facts) if bug.structure else layers_of(bug.when, facts)
+            met = not bug.job or meets(bug.job, facts)
+            layers = layers_of(bug.when, facts) if bug.when and met else []
         except Unrecorded as error:
             missing = error
         else:
-            found += [(bug, met if isinstance(met, list) else [])] if met else []
+            found += [(bug, layers)] if layers or (met and not bug.when) else []
     if missing is not None and not found:
         raise missing
     return sorted(found, key=lambda each: (not each[0].certain, each[0].kind == "later"))
@@ -105,7 +107,8 @@ def layers_of(when: Mapping[str, Any], facts: Facts) -> list[Linear]:
     """List the FP8 layers that meet the conditions of a row, if the job meets its own.
 
     Of a layer: ``stack``, ``kind`` (a pattern for its class), ``role``, ``features``, ``trained``,
-    ``compiled``, ``checkpoint`` (whose region covers it) and ``recipe`` (how its name begins). Of the job:
+    ``compiled``, ``frozen_first`` (of its stack, before layers that train), ``split_by_ddp``, ``checkpoint``
+    (whose region covers it) and ``recipe`` (how its name begins). Of the job:
     ``accumulates``, ``variable`` (is set) and ``optimizer`` (a pattern for its class; it holds all
     parameters). Raises `Unrecorded` if only a forward in FP8 would show the recipe.
     """
@@ -134,10 +137,18 @@ def _meets(linear: Linear, when: Mapping[str, Any], facts: Facts) -> bool:
         and when.get("role") in (None, linear.role)
         and re.search(when.get("kind", ""), linear.kind) is not None
         and features == when.get("features", {})
+        and (not when.get("frozen_first") or is_frozen_first(linear, facts))
         and not (when.get("trained") and not linear.requires_grad)
         and not (when.get("compiled") and linear.compiled is None)
+        and (not when.get("split_by_ddp") or is_split_by_ddp(linear, facts))
         and ("checkpoint" not in when or region_of(linear, facts, when["checkpoint"]) is not None)
     )
+
+
+def is_frozen_first(linear: Linear, facts: Facts) -> bool:
+    """Return whether a layer is its stack's first FP8 layer, frozen before layers that train."""
+    alike = [each for each in facts.network.fp8 if each.stack == linear.stack]
+    return alike[0] is linear and not linear.requires_grad and any(each.requires_grad for each in alike)
 
 
 def region_of(linear: Linear, facts: Facts, library: str) -> Checkpointing | None:
@@ -145,111 +156,68 @@ def region_of(linear: Linear, facts: Facts, library: str) -> Checkpointing | Non
     regions = [
         each for each in facts.training.checkpointing if each.library == library and each.active is not False
     ]
-    calling = (
-        each
-        for each in regions
-        if each.form == "called_in_forward" and linear.name.startswith(f"{each.name}." if each.name else "")
-    )
+    calling = (each for each in regions if each.form == "called_in_forward" and covers(each, linear))
     kept = recorded(linear, "checkpointed") and linear.checkpointed is None
     if not kept and (found := next(calling, None)):
         return found
     return next((each for each in regions if each.active and each.name == linear.checkpointed), None)
 
 
-def te_ops_frozen_first(facts: Facts) -> list[Linear]:
-    """Return the first FP8 layer if it is a frozen operation before layers that train."""
-    when = {"stack": "transformer_engine", "kind": r"\.pytorch\.ops\.", "recipe": "delayed"}
-    layers = [each for each in facts.network.fp8 if each.stack == when["stack"]]
-    if not layers or layers[0].requires_grad or not any(each.requires_grad for each in layers):
-        return []
-    return [each for each in layers_of(when, facts) if each is layers[0]]
-
-
-def ddp_splits(facts: Facts) -> list[Linear]:
-    """List the trained Float8Linears in graphs that Dynamo splits at DDP's buckets.
+def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
+    """Return whether Dynamo splits the graph of a layer at DDP's buckets.
 
     Run: ``research/versions/ddp_and_compile.md``. The backend "eager" runs the graph as it is.
     """
     distributed, dynamo = facts.training.distributed, facts.training.dynamo
     if distributed is None or distributed.wrapper != "DDP" or not distributed.optimize_ddp:
-        return []
+        return False
     if dynamo.disabled or dynamo.stance == "force_eager" or facts.get("observed.steps_ms"):
-        return []
-    split: dict[str, Linear] = {}
-    for mark in facts.training.compile_marks:
-        graph = [
-            each
-            for each in facts.network.fp8
-            if mark.backend != "eager" and is_below(each, mark.name) and each.compiled is not None
-            if each.kind.startswith("torchao.") and each.kind.endswith(".Float8Linear") and each.requires_grad
-        ]
-        if (
-            sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in graph)
-            > FIRST_BUCKET_BYTES
-        ):
-            split |= {
-                each.name: each for each in graph if is_below(each, distributed.get("wrapper_at") or "")
-            }
-    return list(split.values())
+        return False
+    trained = [each for each in facts.network.fp8 if each.compiled is not None and each.requires_grad]
+    graphs = (
+        [each for each in trained if is_below(each, mark.name)]
+        for mark in facts.training.compile_marks
+        if mark.backend != "eager" and is_below(linear, mark.name)
+    )
+    sizes = [
+        sum(each.parameters * (4 if each.dtype == "float32" else 2) for each in graph) for graph in graphs
+    ]
+    below = is_below(linear, distributed.get("wrapper_at") or "")
+    return below and any(size > FIRST_BUCKET_BYTES for size in sizes)
 
 
 def fp8_stacks(facts: Facts) -> set[str]:
     return {each.stack for each in facts.linears() if each.use == "training"}
 
 
-def about_to_ask(facts: Facts) -> bool:
-    """Whether FP8 was asked for and ``prepare`` is yet to come."""
-    return fp8_was_asked_for(facts) is not None and not was_prepared(facts) and not fp8_stacks(facts)
+def backend(facts: Facts) -> str | None:
+    """Name the FP8 backend that Accelerate takes first, as it does: AO, TE or MSAMP."""
+    return next(iter(facts.environment.backend_imports), None)
 
 
-def asked_by_argument_for_torchao(facts: Facts) -> bool:
-    """Whether ``Accelerator(mixed_precision="fp8")`` was called with torchao and without FSDP."""
-    accelerate, variables = facts.accelerate(), facts.environment.variables
-    asked = accelerate is not None and accelerate.mixed_precision == "fp8" and not was_prepared(facts)
-    sharded = variables.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    by_variable = asked_by_environment(variables) is not None
-    return (
-        asked
-        and not by_variable
-        and next(iter(facts.environment.backend_imports), None) == "AO"
-        and not sharded
-    )
-
-
-def takes_te(facts: Facts) -> bool:
-    """Whether Accelerate has yet to convert this model to Transformer Engine."""
-    return next(iter(facts.environment.backend_imports), None) == "TE" and not was_prepared(facts)
-
-
-def adapters_may_come(facts: Facts) -> bool:
-    """Whether FP8 is wanted, PEFT is loaded, and the model has no adapters yet."""
-    loaded = facts.software.packages["peft"].imported is True
-    without = facts.get("network.adapter_parameters") == 0
-    return loaded and without and (fp8_was_asked_for(facts) is not None or bool(fp8_stacks(facts)))
-
-
-def te_may_come(facts: Facts) -> bool:
-    """Whether nothing has imported Transformer Engine with success yet."""
-    imported = facts.software.packages["transformer_engine"].imported is True
-    return not imported and facts.environment.backend_imports.get("TE", "not tried") is not None
-
-
-STRUCTURES: dict[str, Callable[[Facts], list[Linear] | bool]] = {
-    "te_ops_frozen_first": te_ops_frozen_first,
-    "ddp_splits": ddp_splits,
-    "about_to_ask": about_to_ask,
-    "asked_in_vain": lambda facts: (
-        fp8_was_asked_for(facts) is not None and was_prepared(facts) and not fp8_stacks(facts)
+JOB: dict[str, Callable[[Facts], bool]] = {
+    "asks for FP8": lambda facts: fp8_was_asked_for(facts) is not None,
+    "asks by a variable": lambda facts: asked_by_environment(facts.environment.variables) is not None,
+    "asks by an argument": lambda facts: facts.get("training.accelerate.mixed_precision") == "fp8",
+    "is prepared": was_prepared,
+    "has FP8 layers": lambda facts: bool(fp8_stacks(facts)),
+    "has te layers": lambda facts: "transformer_engine" in fp8_stacks(facts),
+    "takes torchao": lambda facts: backend(facts) == "AO",
+    "takes te": lambda facts: backend(facts) == "TE",
+    "uses FSDP": lambda facts: facts.environment.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true",
+    "has peft": lambda facts: facts.software.packages["peft"].imported is True,
+    "has no adapters": lambda facts: facts.get("network.adapter_parameters") == 0,
+    "has te": lambda facts: (
+        facts.software.packages["transformer_engine"].imported is True
+        or facts.environment.backend_imports.get("TE", "not tried") is None
     ),
-    "asked_by_variable": lambda facts: (
-        asked_by_environment(facts.environment.variables) is not None and not was_prepared(facts)
-    ),
-    "asked_by_argument_for_torchao": asked_by_argument_for_torchao,
-    "takes_te": takes_te,
-    "adapters_may_come": adapters_may_come,
-    "adapters_may_come_onto_te": lambda facts: (
-        adapters_may_come(facts) and (takes_te(facts) or "transformer_engine" in fp8_stacks(facts))
-    ),
-    "te_may_come": te_may_come,
 }
-"""Structure of the table -> function that lists its layers, or says whether the job has it."""
+"""Condition of a job in the table, which "not " before it turns round -> whether the facts meet it."""
+
+
+def meets(conditions: Iterable[str], facts: Facts) -> bool:
+    """Return whether a job meets all of these; alternatives stand with " or " between them."""
+    return all(
+        any(JOB[each.removeprefix("not ")](facts) != each.startswith("not ") for each in either.split(" or "))
+        for either in conditions
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import losing, timed_shapes, to_keep
-from fp8doctor.analysis.recipe_support import is_legal, may_run, own_recipes
+from fp8doctor.analysis.recipe_support import may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
@@ -138,7 +138,8 @@ def other_recipe(context: TrialContext, name: str) -> bool:
 def other_te_recipe(context: TrialContext, name: str) -> bool:
     """Return whether a recipe is new to Transformer Engine layers, and may run here."""
     own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
-    return bool(own) and BY_TREATMENT[name].name not in own and is_legal(name, context.facts)
+    recipe = BY_TREATMENT[name]
+    return bool(own) and recipe.name not in own and may_run(recipe, context.facts)
 
 
 def optimizer_is_unfused(context: TrialContext) -> bool:
