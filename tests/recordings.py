@@ -38,7 +38,7 @@ of their facts; `python -m tests.recordings` writes this page.
     HERE / "running" / "recorded": """# Scripts under `fp8doctor run`, recorded
 
 Reports of training scripts that ran under `fp8doctor run` on real GPUs, saved with `--save`; never edited.
-Those of `h200x2` ran on two GPUs with NCCL under torchrun (`research/ranks.py`).
+Those of `h200x2` ran on two GPUs with NCCL under torchrun (`research/ranks/record.py`).
 `te_loop_stopped` (`--stop`) and `eager_loop_timed_at_end` (`--trial`) are one plain loop with deterministic
 algorithms, in Transformer Engine and in eager torchao; `foreign_trl` is `trl.scripts.sft` as released;
 `unsloth_lora` and `unsloth_load_in_fp8` are patients that train as scripts; the others are `examples/`, with

@@ -28,17 +28,9 @@ def encoder() -> nn.Module:
 
 def vgg() -> nn.Module:
     """As torchvision's."""
-    classifier = (
-        nn.Linear(512, 64),
-        nn.ReLU(),
-        nn.Dropout(),
-        nn.Linear(64, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-    )
-    return Around(
-        features=nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), classifier=nn.Sequential(*classifier)
-    )
+    layers = (nn.Linear(512, 64), nn.ReLU(), nn.Dropout(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    features = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    return Around(features=features, classifier=nn.Sequential(*layers))
 
 
 def detector() -> nn.Module:
@@ -82,27 +74,15 @@ def test_what_may_be_the_body_is_no_head(model: nn.Module) -> None:
 
 
 def mllama() -> nn.Module:
-    text = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 64,
-        "pad_token_id": 0,
-        "cross_attention_layers": [1, 4],
-    }
-    return transformers.MllamaForCausalLM(
-        transformers.models.mllama.configuration_mllama.MllamaTextConfig(**text)
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+    others = {"num_key_value_heads": 2, "vocab_size": 64, "pad_token_id": 0, "cross_attention_layers": [1, 4]}
+    kind = transformers.models.mllama.configuration_mllama.MllamaTextConfig
+    return transformers.MllamaForCausalLM(kind(**sizes, **others))
 
 
 def jamba() -> nn.Module:
-    return transformers.JambaForCausalLM(
-        transformers.JambaConfig(
-            hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4, num_experts=1
-        )
-    )
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
+    return transformers.JambaForCausalLM(transformers.JambaConfig(**sizes, num_experts=1))
 
 
 @pytest.mark.parametrize(

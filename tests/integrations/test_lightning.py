@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +11,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fp8doctor.running import step_window
-from tests.integrations.watched import PROFILED, STEPS, WARMUP, left_behind
+from tests.integrations.watched import (
+    PROFILED,
+    STEPS,
+    WARMUP,
+    clock_of_reads,
+    hold_without_evaluations,
+    left_behind,
+)
 from tests.markdown import fenced
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -110,12 +114,7 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.slow
 def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that a row of the validation moves by a second, and all else by next to nothing."""
-    read: list[int] = []
-    ticks = itertools.count()
-    monkeypatch.setattr(
-        step_window, "time", SimpleNamespace(perf_counter=lambda: len(read) + 1e-6 * next(ticks))
-    )
+    read = clock_of_reads(monkeypatch)
 
     class Validated(TensorDataset):
         def __getitem__(self, number: int) -> Any:
@@ -127,10 +126,7 @@ def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> N
     model.val_dataloader = lambda: DataLoader(Validated(torch.randn(8, 16)), batch_size=4)
     fit(model, watching, val_check_interval=1, num_sanity_val_steps=0)
     assert len(read) == 8 * (PROFILED + 1)
-    assert watching.report is not None
-    observed = watching.report.facts.observed
-    assert max(observed.data_ms) <= max(observed.steps_ms) < 1
-    assert len(observed.steps_ms) == STEPS
+    hold_without_evaluations(watching)
 
 
 def test_a_training_that_fails_in_the_window(capfd: Any) -> None:

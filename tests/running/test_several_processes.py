@@ -99,7 +99,7 @@ def test_a_rank_0_that_raises_ends_at_once(tmp_path: Path) -> None:
     one.communicate(timeout=TIMEOUT_S)
 
 
-JOB = str(ROOT / "tests" / "running" / "ranks" / "job.py")
+JOB = str(ROOT / "research" / "ranks" / "job.py")
 
 JOBS = {
     wrap: f"--wrap {wrap} --width 32 --rows 16 --blocks 2 --steps 10 {more}".split()

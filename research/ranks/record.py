@@ -1,4 +1,4 @@
-"""Run the jobs of several GPUs with and without fp8doctor: ``python -m research.ranks FOLDER``
+"""Run the jobs of several GPUs with and without fp8doctor: ``python -m research.ranks.record FOLDER``
 
 Each job of `JOBS` is started with torchrun on two GPUs, as it is and under ``fp8doctor run``. What the ranks
 print has to be the same: it ends with a digest of their weights and the sum of the states of their random
@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-JOB = ROOT / "tests" / "running" / "ranks" / "job.py"
+ROOT = Path(__file__).resolve().parents[2]
+JOB = Path(__file__).parent / "job.py"
 
 LIMIT_S = 150
 """The longest that one job may take, in seconds."""
@@ -41,7 +41,7 @@ JOBS = {
     "ddp_rank_raises_first": "--wrap ddp --fp8 torchao --raises 0",
     "ddp_rank_killed": "--wrap ddp --fp8 torchao --killed 25",
 }
-"""Name -> arguments of `tests.running.ranks.job`."""
+"""Name -> arguments of `research.ranks.job`."""
 
 NOT_TIMED = ("ddp_uneven_steps", "ddp_rank_raises", "ddp_rank_raises_first", "ddp_rank_killed")
 SIDE_BY_SIDE = 4
