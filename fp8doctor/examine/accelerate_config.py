@@ -50,7 +50,6 @@ def default_config(gaps: dict[str, str]) -> AccelerateConfig | None:
 
 
 def _cache() -> Path:
-    """Return Hugging Face's folder, as Accelerate finds it."""
     cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
     return Path(os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))).expanduser()
 

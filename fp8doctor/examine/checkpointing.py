@@ -93,7 +93,6 @@ def whole_forward(module: Any) -> bool:
 
 
 def _reentrant(function: Any) -> bool | None:
-    """Return ``use_reentrant`` of a ``functools.partial``, or None."""
     given = (read(function, "keywords") or {}).get("use_reentrant")
     return given if isinstance(given, bool) else None
 
@@ -136,7 +135,6 @@ def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
 
 
 def package(value: Any) -> str | None:
-    """Name the package of a module, or of a function behind partials."""
     while issubclass(type(value), functools.partial):
         value = value.func
     name = read(value, "__name__" if issubclass(type(value), ModuleType) else "__module__")
@@ -162,7 +160,6 @@ def open_fp8_autocast(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
-    """Return process-wide checkpointing: unsloth's patch, the compiler's budget."""
     found = []
     torch_checkpoint = sys.modules.get("torch.utils.checkpoint")
     if getattr(getattr(torch_checkpoint, "checkpoint", None), "__name__", None) in UNSLOTH:

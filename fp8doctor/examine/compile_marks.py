@@ -45,7 +45,6 @@ def compile_mark(module: Any, name: str, kind: ClassCache) -> CompileMark | None
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
-    """Return the mark of a compiled training step, which covers the whole model."""
     compiled = compiled_function(training_step)
     return (
         None
@@ -123,7 +122,6 @@ def chain(function: Any) -> Iterator[Any]:
 
 
 def _backend_of_function(function: Any) -> str | None:
-    """Return the backend in the closure of torch.compile's wrapper."""
     for link in chain(function):
         code, cells = read(link, "__code__"), read(link, "__closure__") or ()
         if code is not None and "callback" in code.co_freevars:

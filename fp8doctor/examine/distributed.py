@@ -43,7 +43,6 @@ def examine_distributed(tree: Tree) -> Distributed | None:
 
 
 def _backend() -> str | None:
-    """Return the backend's name; nothing is sent."""
     try:
         return str(torch.distributed.get_backend())
     except (RuntimeError, ValueError):
@@ -71,7 +70,6 @@ def _device(tree: Tree) -> int | None:
 
 
 def _amax_ranks(tree: Tree) -> int | None:
-    """Count the ranks of the largest group that delayed scaling reduces over."""
     sizes = [
         torch.distributed.get_world_size(group)
         for place in tree.places

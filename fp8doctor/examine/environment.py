@@ -171,7 +171,6 @@ def _known(piece: str) -> str:
 
 
 def examine_software(gaps: dict[str, str]) -> Software:
-    """Return versions, from metadata and loaded modules."""
     torch = installed_torch()
     cuda = torch.version.cuda if torch else NOT_RECORDED
     major = str(cuda).partition(".")[0] if torch and cuda else None
@@ -190,7 +189,6 @@ def examine_software(gaps: dict[str, str]) -> Software:
 
 
 def installed_packages() -> dict[str, Package]:
-    """List the installed `PACKAGES` and `PARTS`, without importing them."""
     found = {
         name: version_of(distributions)
         for name, distributions in PACKAGES.items()
@@ -271,7 +269,6 @@ def _deepspeed_config() -> dict[str, Any] | None:
 
 
 def debug_switches() -> dict[str, bool]:
-    """Read this process's debug switches; cuDNN's concern convolutions only."""
     if (torch := installed_torch()) is None:
         return {}
     inspect = sys.modules.get("nvdlfw_inspect.api")

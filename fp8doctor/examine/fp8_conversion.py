@@ -95,7 +95,6 @@ class ConversionWatch:
         self._removable.remove()
 
     def rest(self) -> None:
-        """Stop noting."""
         self.resting = True
         self.replacements.clear()
 
@@ -126,7 +125,6 @@ class ConversionWatch:
 
 
 def is_fp8(module: nn.Module) -> bool:
-    """Tell if a stack recognizes this module as FP8 training."""
     return any(layer.use == "training" for layer in recognise(module, {}))
 
 

@@ -127,17 +127,14 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
 
 
 def is_convolution(place: Place) -> bool:
-    """Tell if this is one of torch's convolutions or a subclass."""
     return place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d")
 
 
 def elements(layer: Layer) -> int:
-    """Count the weight's elements, unpacked."""
     return layer.in_features * layer.out_features * layer.gemms
 
 
 def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "router", "experts"]:
-    """Return the layer's role, from the stack or its place."""
     if layer.role != "body":
         return layer.role
     if place.experts:
@@ -267,7 +264,6 @@ def output_embeddings(tree: Tree) -> Any:
 
 
 def last_part(name: str) -> str:
-    """Return the last component of a name, without PEFT's."""
     return next((part for part in reversed(name.split(".")) if part not in PEFT_PARTS), "")
 
 

@@ -37,7 +37,6 @@ KEY_VALUE_HEADS = ("num_key_value_heads", "n_kv_heads", "n_kv_head")
 
 
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
-    """Describe a walked module tree; ``gaps`` has what cannot be read."""
     config = find_config(tree)
     embeddings = [
         place for place in tree.places if place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
@@ -92,7 +91,6 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
 
 
 def fp8_calls(tree: Tree, found: Sequence[Found]) -> tuple[str, ...]:
-    """Name the FP8 functions of each class, without those of the layers that were recognized."""
     known = {id(place) for place, layer in found if layer.use != "none"}
     calls = ((each, fp8_call(each.module)) for each in tree.places if id(each) not in known and not each.idle)
     return tuple(dict.fromkeys(f"{call} in {type(each.module).__name__}" for each, call in calls if call))
@@ -104,7 +102,6 @@ def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:
 
 
 def find_config(tree: Tree) -> Any:
-    """Return the first configuration with sizes; of a multimodal model, its text's."""
     for place in tree.places:
         for attribute in CONFIGS:
             config = state_of(place.module).get(attribute)
@@ -143,7 +140,6 @@ def _size(config: Any, names: Sequence[str]) -> int | None:
 def channel_widths(
     tree: Tree, embeddings: list[Place], names: dict[int, list[str]], unique: dict[int, nn.Parameter]
 ) -> tuple[int, ...]:
-    """Return the widths of norms, embeddings and convolutions."""
     found = {
         each.shape[0]
         for key, each in unique.items()
@@ -196,7 +192,6 @@ def find(module: nn.Module, name: str) -> nn.Parameter | None:
 
 
 def quantization(tree: Tree) -> str | None:
-    """Return transformers' quantization method, unless it dequantizes on loading."""
     configs = (state_of(place.module).get("config") for place in tree.places)
     for config in {id(config): config for config in configs}.values():
         settings = read(config, "quantization_config")
@@ -210,7 +205,6 @@ def quantization(tree: Tree) -> str | None:
 
 
 def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
-    """Return device types of parameters and buffers, sorted."""
     buffers = (
         each for place in tree.places for each in buffers_of(place.module).values() if each is not None
     )

@@ -215,8 +215,6 @@ def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU in NVML's list."""
-
     handle: Any
     uuid: str
     name: str

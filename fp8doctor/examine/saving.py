@@ -69,7 +69,6 @@ def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
 
 
 def pickle_error(weight: Tensor) -> str | None:
-    """Return the error of ``torch.save``, or None."""
     try:
         torch.save(weight.detach(), io.BytesIO())
     except Exception as error:

@@ -28,7 +28,6 @@ FIRST = 5
 
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
-    """Read the training state of a walked job; ``gaps`` has what cannot be read."""
     forward = forward_of(tree.root.module)
     arguments, optimizer = read(job.trainer, "args", job.trainer), job.optimizer
     if optimizer is None and arguments is not job.trainer:
@@ -193,7 +192,6 @@ def accelerator_waits() -> bool:
 
 
 def _word(value: Any) -> str | None:
-    """Return an enum member's value, or the text itself."""
     value = getattr(value, "value", value)
     return None if value is None else str(value)
 

@@ -75,13 +75,11 @@ class Place:
 
     @cached_property
     def outputs(self) -> frozenset[int | None]:
-        """Return the outputs of the Linears directly below; None for other weights."""
         weights = [tensor(each.module, "weight") for each in self.children]
         return frozenset(each.shape[0] if each.ndim == 2 else None for each in weights if each is not None)
 
     @cached_property
     def experts_below(self) -> frozenset[int]:
-        """Return the sizes of the lists of experts below, up to two levels."""
         below, found = self.children, set[int]()
         for _ in range(DEEPEST_LIST):
             below = [each for child in below for each in child.children]
@@ -90,12 +88,10 @@ class Place:
 
     @cached_property
     def holds_experts(self) -> bool:
-        """Tell if a child's name contains "expert"."""
         return any("expert" in each.lower() for each in children_of(self.module))
 
     @cached_property
     def routers(self) -> tuple[Place, ...]:
-        """Return the children named like routers."""
         return tuple(child for child in self.children if child.name.endswith(ROUTER_NAMES))
 
 
@@ -111,7 +107,6 @@ class Tree:
 
     @property
     def root(self) -> Place:
-        """Return the model without its wrappers."""
         return self.places[0]
 
 
@@ -164,8 +159,6 @@ def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:
 
 
 class _Walk:
-    """The state of a walk."""
-
     def __init__(self, tree: Tree, unused_marks: bool) -> None:
         self.tree, self.unused_marks = tree, unused_marks
         self.seen: set[int] = set()
@@ -213,7 +206,6 @@ class _Walk:
         self.open.discard(id(module))
 
     def kind_of(self, module: nn.Module) -> ClassCache:
-        """Return the module's class cache."""
         of = type(module)
         if of not in self.kinds:
             self.kinds[of] = ClassCache(of)
@@ -334,12 +326,10 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def hooks(module: nn.Module) -> int:
-    """Count forward and backward hooks on this module."""
     return sum(len(state_of(module).get(each, ())) for each in HOOKS)
 
 
 def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield every parameter under each of its names."""
     for place in tree.places:
         for owner in (*place.wrappers, place.module):
             for name, parameter in parameters_of(owner).items():

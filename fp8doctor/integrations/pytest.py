@@ -35,7 +35,6 @@ def examined(
     trial: bool = False,
     **options: Any,
 ) -> Report:
-    """Examine a model, and raise `ReportFailed` as `fp8doctor` says."""
     __tracebackhide__ = True
     from fp8doctor.api import inspect_model
     from fp8doctor.integrations.watching import check_fail_on, hold

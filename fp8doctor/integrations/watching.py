@@ -186,7 +186,6 @@ class Watching:
             self._observer.conversions_end()
 
     def _abandon(self) -> None:
-        """Stop watching."""
         observer, self._observer = self._observer, None
         if observer is not None:
             observer.release()
@@ -239,7 +238,6 @@ class Heard:
 
 
 def check_fail_on(value: Any) -> None:
-    """Raise ValueError for an unknown severity."""
     if value not in ("never", *SEVERITIES):
         raise ValueError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
 

@@ -68,8 +68,6 @@ def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
 
 
 class _Attached:
-    """Waits for torch, then holds the observer."""
-
     def __init__(self, channel: Channel, reported: int, settings: WatchOptions) -> None:
         os.set_inheritable(reported, False)
         self.channel, self.reported, self.settings = channel, reported, settings

@@ -53,7 +53,6 @@ class Calls:
         self._callbacks = (("start", lambda *_: self._take_off()), ("end", lambda *_: self._place()))
 
     def begin(self) -> None:
-        """Mark the classes, but not while Dynamo traces; making an optimizer loads it."""
         self._place()
         self._handler = torch_private.tracing_callbacks()
         torch_private.skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
@@ -62,7 +61,6 @@ class Calls:
                 getattr(self._handler, f"register_{when}_callback")(callback)
 
     def end(self) -> None:
-        """Restore the classes."""
         for when, callback in self._callbacks:
             if self._handler is not None:
                 with suppress(ValueError):  # torch._dynamo.reset() forgets them
@@ -148,7 +146,6 @@ class _Mark:
                 type.__setattr__(self._kind, COMPILED_CALL, self)
 
     def modules(self) -> list[nn.Module]:
-        """Return the watched modules that are alive."""
         return [alive for each in self._modules.values() if (alive := each()) is not None]
 
     def leave(self, modules: Collection[int]) -> None:
@@ -159,7 +156,6 @@ class _Mark:
             self.take_off()
 
     def take_off(self) -> None:
-        """Restore the class, but keep what other code has put there."""
         if vars(self._kind).get(COMPILED_CALL) is self:
             if self._had:
                 type.__setattr__(self._kind, COMPILED_CALL, self._own)

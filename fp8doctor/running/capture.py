@@ -52,14 +52,12 @@ class Capture:
             self._take(kwargs or args)
 
     def _take(self, batch: Any) -> None:
-        """Keep the batch, or its shapes."""
         try:
             self.batch = with_tensors(batch, _copy if self._keep else _outline)
         except Exception as error:  # the memory may be full, and tensors may be of any class
             self.problem = f"the batch could not be kept: {sentence(error)}"
 
     def _name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the arguments by name."""
         try:
             signature = inspect.signature(core(self.module).forward)
             named = signature.bind(*args, **kwargs)

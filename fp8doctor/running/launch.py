@@ -63,12 +63,10 @@ class Script:
 
     @property
     def file(self) -> Path | None:
-        """Return the script's file; None for a module."""
         return None if self.is_module else Path(self.arguments[0])
 
     @property
     def name(self) -> str:
-        """Return the name that a user knows."""
         first = self.arguments[0]
         return (first[2:] or self.arguments[1]) if self.file is None else self.file.name
 

@@ -80,7 +80,6 @@ class LayerSampler:
             self._modules.append((weakref.ref(module), region))
 
     def begin(self) -> None:
-        """Watch the coming step."""
         self._numbers: dict[tuple[int, str], Measured] = {}
         self.notes: dict[str, None] = {}
         self._expected: set[int] = set()
@@ -115,7 +114,6 @@ class LayerSampler:
         )
 
     def release(self) -> None:
-        """Take off all hooks."""
         self._hooks.close()
 
     # Layers outside compiled code
@@ -224,7 +222,6 @@ def _why_unseen(module: nn.Module, stack: str, region: Module | None) -> str | N
 
 
 def _hook(hooks: ExitStack, module: nn.Module | None, hook: Callable[..., None]) -> None:
-    """Hook a layer before the script's own hooks, which may replace its output."""
     if module is not None:
         hooks.callback(module.register_forward_hook(hook, with_kwargs=True, prepend=True).remove)
 
@@ -254,7 +251,6 @@ def random_state_kept() -> Iterator[None]:
 
 
 def in_words(cast: Measured, *numbers: float) -> CastHealth:
-    """Turn the numbers of `measured` into a record."""
     signal, noise, typical, amax, scaled, history, clipped, before, after, finite = numbers
     return CastHealth(
         sqnr_db=_db(signal / noise if noise else 0.0),
@@ -269,7 +265,6 @@ def in_words(cast: Measured, *numbers: float) -> CastHealth:
 
 
 def _db(ratio: float) -> float | None:
-    """Convert a ratio of norms."""
     found = decibels(ratio**2)
     return None if found is None else round(found, 2)
 
@@ -288,7 +283,6 @@ def _first(tensor: torch.Tensor, size: int, count: int) -> torch.Tensor:
 
 
 def torch_autocast(given: list[torch.Tensor]) -> Callable[[], AbstractContextManager[object]]:
-    """Return a context that opens torch's current autocast again: hooks run outside of it."""
     device = given[0].device.type if given else "cpu"
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)

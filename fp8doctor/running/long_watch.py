@@ -92,12 +92,10 @@ class LongWatch:
         self._ended_s = self._began_s = self._step_s = 0.0
 
     def install(self) -> None:
-        """Watch the beginning of optimizer steps."""
         self._removable = register_optimizer_step_pre_hook(self._before)
 
     @property
     def knows(self) -> bool:
-        """The model was found."""
         return self._model() is not None
 
     def know(self, found: Ownership | None, optimizer: Optimizer) -> None:
@@ -124,7 +122,6 @@ class LongWatch:
         self._stop()
 
     def ended(self) -> None:
-        """End the watching with the script."""
         self._removable.remove()
         self._look_at_gradients()
         self.losses.end()
@@ -173,7 +170,6 @@ class LongWatch:
             self._report(step, "gradient", last, f"gradient of its {last[3]}", note)
 
     def _report(self, step: int, what: str, where: Owner | None, tensor: str, note: str) -> None:
-        """Say at once where it started."""
         name, fp8, started = None, None, ""
         if where is not None:
             name = cleaned(where[0]) or "the model"
@@ -212,7 +208,6 @@ class LongWatch:
         self._sampler.begin()
 
     def _end_sample(self) -> None:
-        """Write the sample of the step that just ended, and choose the next."""
         assert self._sampler is not None
         assert self._file is not None
         layers, loss, norm = self._sampler.end(), self.losses.loss(), self.losses.norm

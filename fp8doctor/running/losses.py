@@ -54,7 +54,6 @@ class _Fetched:
             self._event.record(torch.cuda.current_stream(loss.device))
 
     def read(self) -> float:
-        """Return the number; wait if it has not arrived."""
         if self._event is not None:
             self._event.synchronize()
         return float(self._loss)
@@ -86,11 +85,9 @@ class Losses:
         self._took_s = self._last_s = 0.0
 
     def begin(self) -> None:
-        """Patch ``torch.autograd.backward``."""
         self._patch.begin()
 
     def end(self) -> None:
-        """Restore it."""
         self._patch.end()
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -162,7 +159,6 @@ class Losses:
             self._took_s += time.perf_counter() - began_s
 
     def _norms(self, order: float) -> tuple[list[int], list[torch.Tensor]]:
-        """Compute a norm of each gradient."""
         groups: dict[tuple[Any, Any], tuple[list[int], list[torch.Tensor]]] = {}
         for place, parameter in enumerate(self.parameters):
             gradient = None if parameter is None else parameter.grad

@@ -73,16 +73,13 @@ class ScriptObserver:
 
     @property
     def all_steps(self) -> int:
-        """Steps of all optimizers."""
         return self.steppers.all_steps
 
     @property
     def steps(self) -> int:
-        """Steps of the main optimizer."""
         return self.main.steps if self.main is not None else 0
 
     def install(self) -> None:
-        """Watch conversions and the steps of all optimizers."""
         self.begin()
         if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
             self.long = LongWatch(self.settings, self.channel.send, self.losses)
@@ -186,7 +183,6 @@ class ScriptObserver:
             self.open(stepper, optimizer)
 
     def count(self, optimizer: Optimizer) -> Stepper:
-        """Count a step."""
         stepper = self.steppers.count(optimizer)
         if self.long is None:
             self.losses.next_step(keep=stepper.steps)
@@ -211,7 +207,6 @@ class ScriptObserver:
         return main.steps >= least and (before == self.frames or main.steps >= LONGEST_WARMUP * max(1, least))
 
     def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
-        """Examine the job now, in case no more is seen."""
         self.examined = stepper
         found = owner_of(optimizer, self.living)
         self.facts = self.examination.early(found, optimizer)
@@ -243,7 +238,6 @@ class ScriptObserver:
         self.window.begin()
 
     def close(self, optimizer: Optimizer) -> None:
-        """End the window and examine the job."""
         assert self.window is not None
         self.window.end()
         observation = self.window.observation(self.steppers.names(), self.share)
@@ -282,7 +276,6 @@ class ScriptObserver:
             self.channel.send(Message(watched=self.steps))
 
     def stop(self) -> None:
-        """Time copies, if asked, before the script is stopped."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the other ranks may still need this one in their last exchange
         if not self.settings.rank:
@@ -302,12 +295,10 @@ class ScriptObserver:
             self.tell()
 
     def paused(self) -> None:
-        """Leave out what ran between two steps, such as an evaluation."""
         if self.window is not None:
             self.guarded(self.window.begin_step_again)
 
     def forget(self) -> None:
-        """Release the script's objects."""
         self.window = None
         self.watch.rest()
         self.living.forget()
@@ -325,7 +316,6 @@ class ScriptObserver:
             self.losses.end()
 
     def give_up(self, why: str) -> None:
-        """Stop watching, and report why."""
         self.done = True
         if self.window is not None:
             self.window.end()

@@ -26,7 +26,6 @@ class Patch:
             setattr(self._owner, self._name, self._placed)
 
     def end(self) -> None:
-        """Restore it; a second call does nothing."""
         if self.active and getattr(self._owner, self._name) is self._placed:
             setattr(self._owner, self._name, self._own)
         self.active = False

@@ -111,7 +111,6 @@ def rank_of(number: int, state: ScriptState) -> Rank:
 
 
 def gpu_of(facts: Facts) -> Gpu | None:
-    """Return the GPU with the model, or None."""
     if not recorded(facts, "training.distributed.device") or not recorded(facts, "gpus"):
         return None
     distributed = facts.training.distributed
@@ -160,8 +159,6 @@ def named(numbers: list[int]) -> str:
 
 
 class RankMessage(msgspec.Struct):
-    """A rank's state and notes."""
-
     rank: Rank
     at_s: float
     """Time of this state, on the host's monotonic clock."""

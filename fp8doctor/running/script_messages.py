@@ -75,8 +75,6 @@ class ScriptState:
 
 
 class Listener(Protocol):
-    """Takes an observer's messages."""
-
     @property
     def forked(self) -> bool:
         """Tell if this is a copy in a process that the script forked."""

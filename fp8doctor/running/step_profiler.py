@@ -63,7 +63,6 @@ class StepProfiler:
         self._room = Patch(profile, torch_private.PREPARES_PROFILER, self._preparing)
 
     def begin(self) -> None:
-        """Prepare the profiler at the end of a step."""
         if self.problem is None:
             self._carry_out(self._prepare)
 
@@ -76,7 +75,6 @@ class StepProfiler:
         return True
 
     def end(self, problem: str | None = None) -> None:
-        """Stop the profiler, if it runs."""
         if self.problem is None:
             if not self._started:
                 self._carry_out(self._start)  # a prepared profiler cannot be stopped

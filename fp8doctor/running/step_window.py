@@ -44,8 +44,6 @@ FEWEST_STEPS = 3
 
 @dataclass
 class _TimedStep:
-    """Notes of one step."""
-
     began: Moment
     ended: Moment | None = None
     first_call: Moment | None = None
@@ -108,7 +106,6 @@ class StepWindow:
         """Dtype of the autocast around a step's first call."""
 
     def begin(self) -> None:
-        """Start at the end of a step."""
         self._calls.begin()
         self._waits.begin()
         self._autocasts.begin()
@@ -128,7 +125,6 @@ class StepWindow:
             self._step = _TimedStep(self._clock.now())
 
     def end(self) -> None:
-        """Stop watching."""
         self._calls.end()
         self._waits.end()
         self._autocasts.end()
@@ -255,8 +251,6 @@ _log = logging.getLogger("fp8doctor")
 
 @dataclass(frozen=True)
 class Moment:
-    """A point in time on the host and on the GPU."""
-
     host_s: float
     event: Any
     """The GPU reaches it after all work launched before; None without a GPU."""
@@ -274,7 +268,6 @@ class Clock:
         return self._device is not None
 
     def now(self) -> Moment:
-        """Note the moment in the script's current stream."""
         event = None
         if self._device is not None:
             try:
@@ -286,7 +279,6 @@ class Clock:
         return Moment(time.perf_counter(), event)
 
     def peak_gib(self) -> float | None:
-        """Return the peak memory that torch allocated on the GPU; None without one."""
         return torch.cuda.max_memory_allocated(self._device) / 2**30 if self.on_gpu else None
 
     def settle(self, last: Moment) -> None:
@@ -296,7 +288,6 @@ class Clock:
             self._last = last.event, time.perf_counter()
 
     def host_ms(self, first: Moment, last: Moment) -> float:
-        """Return the host's time between two moments."""
         return (last.host_s - first.host_s) * 1e3
 
     def ms(self, first: Moment, last: Moment) -> float:
@@ -314,7 +305,6 @@ class Clock:
 
 
 def _event(device: torch.device) -> Any:
-    """Record an event; None during CUDA graph capture, which would include it."""
     if torch.cuda.is_current_stream_capturing():
         return None
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -54,7 +54,6 @@ class LiveObjects:
                 yield each
 
     def forget(self) -> None:
-        """Forget the noted objects."""
         self._noted.clear()
 
 
@@ -109,7 +108,6 @@ class Steppers:
         return max(self.known.values(), key=lambda each: each.elements)
 
     def names(self) -> tuple[str, ...]:
-        """Return the optimizers' classes, the largest first."""
         ordered = sorted(self.known.values(), key=lambda each: -each.elements)
         return tuple(dict.fromkeys(each.name for each in ordered))
 
@@ -169,7 +167,6 @@ def _by_gradients(stepped: list[nn.Parameter], living: LiveObjects) -> Ownership
 
 
 def held(optimizer: Optimizer) -> list[Any]:
-    """Return the parameters in an optimizer's groups."""
     return [each for group in optimizer.param_groups for each in group["params"]]
 
 
@@ -217,7 +214,6 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
 
 
 def only_trainer(living: LiveObjects) -> Any:
-    """Return the only live transformers Trainer; None if there are several."""
     trainers = _alive(living)[1]
     return trainers[0] if len(trainers) == 1 else None
 
@@ -257,13 +253,11 @@ def outside_compiled(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
 
 
 def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
-    """Return the modules that no module contains."""
     held = {id(child) for module in modules for child in children_of(module).values()}
     return [each for each in modules if id(each) not in held]
 
 
 def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
-    """Count the wanted elements in a module and below it."""
     mine = {
         id(parameter)
         for _, module in modules_of(root)
