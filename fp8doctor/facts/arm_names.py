@@ -24,6 +24,7 @@ class ArmName(StrEnum):
     SELF_CHECK = "bf16_again"
     """A replica of another variant, to check the timing against: of eager BF16, else of the step as it is."""
     WITHOUT_ADAPTERS = "without_adapters"
+    """In older reports: a measurement of the adapters' share."""
     BF16_WITHOUT_CHECKPOINTING = "bf16_without_checkpointing"
     BF16_CUDA_GRAPHS = "bf16_cuda_graphs"
     """In older reports: block by block, with the kernels of every block recorded."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from operator import itemgetter
@@ -50,7 +50,8 @@ def traced_step(path: Path) -> TracedStep:
     timeline = Timeline(works, *sweep(works), step_of, _edges(works, marks, step_of))
     worked = sorted({step for step in step_of if step is not None})
     compiled = Times(map(span, trace.compiling))
-    calm = [step for step in worked if not compiled.within(*_on_the_host(step, marks, timeline))]
+    on_host = marks.steps if marks.by else [(timeline.edges[0], timeline.edges[1])]
+    calm = [step for step in worked if not compiled.within(*on_host[step])]
     counted = calm or worked
     length = [timeline.edges[step + 1] - timeline.edges[step] for step in counted]
     kernels = _kernels(timeline, counted)
@@ -120,10 +121,6 @@ def _steps(works: Works, marks: StepMarks) -> list[int | None]:
     ]
 
 
-def _on_the_host(step: int, marks: StepMarks, timeline: Timeline) -> tuple[int, int]:
-    return marks.steps[step] if marks.by else (timeline.edges[0], timeline.edges[1])
-
-
 def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edges:
     """Return the steps' edges: a step begins when the host began and the GPU was free."""
     first, last = works.spans[0][0], max(end for _, end, _, _ in works.spans)
@@ -167,17 +164,18 @@ def _kernels(timeline: Timeline, counted: Sequence[int]) -> tuple[TracedKernel, 
 def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[str, float]:
     """Return the counted steps' idle time per step, by cause."""
     host, causes = HostActivity(trace), defaultdict[IdleCause, int](int)
-    launched, kinds = timeline.works.launched, timeline.works.kinds
-    windows = Times((timeline.edges[step], timeline.edges[step + 1]) for step in counted)
-    for dry, end, work in _gaps(timeline):
-        launch = end if work is None else launched[work]
-        if 0 <= launch <= dry:
-            causes["in_time"] += windows.within(dry, end)
-            continue
-        copies = work is not None and kinds[work].name.startswith(_BETWEEN_HOST_AND_GPU)
-        for part in windows.parts(dry, end):
-            for cause, time in host.divide(part, dry, round(launch), copies=copies).items():
-                causes[cause] += time
+    works, edges = timeline.works, timeline.edges
+    windows = Times((edges[step], edges[step + 1]) for step in counted)
+    first, last = works.spans[0], max(end for _, end, _, _ in works.spans)
+    gaps: list[tuple[int, int, int | None]] = [*timeline.gaps]
+    if edges[0] < first[0]:
+        gaps.append((edges[0], first[0], first[3]))
+    if last < edges[-1]:
+        gaps.append((last, edges[-1], None))  # nothing of the step ended it
+    for dry, end, work in gaps:
+        launch = end if work is None else round(works.launched[work])
+        copies = work is not None and works.kinds[work].name.startswith(_BETWEEN_HOST_AND_GPU)
+        causes[host.cause(dry, end, launch, copies=copies)] += windows.within(dry, end)
     return {
         cause: milliseconds(time) / len(counted)
         for cause, time in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
@@ -186,18 +184,6 @@ def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[str,
 
 
 _BETWEEN_HOST_AND_GPU = ("Memcpy HtoD", "Memcpy DtoH")
-
-
-def _gaps(timeline: Timeline) -> Iterator[tuple[int, int, int | None]]:
-    """Yield each gap and the work that ended it, None at the last step's end."""
-    works, edges = timeline.works, timeline.edges
-    begin, last = works.spans[0][0], max(end for _, end, _, _ in works.spans)
-    if edges[0] < begin:
-        yield edges[0], begin, works.spans[0][3]
-    yield from timeline.gaps
-    if last < edges[-1]:
-        yield last, edges[-1], None
-
 
 PROFILER_STEP = "ProfilerStep#"
 """Annotation of ``torch.profiler.profile.step``."""
@@ -219,17 +205,10 @@ class Times:
                 self.starts.append(start)
                 self.ends.append(end)
 
-    def parts(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts between two times."""
-        for each in range(bisect_right(self.ends, start), bisect_left(self.starts, end)):
-            yield max(start, self.starts[each]), min(end, self.ends[each])
-
     def within(self, start: int, end: int) -> int:
         """Return the total between two times."""
-        first, after = bisect_right(self.ends, start), bisect_left(self.starts, end)
-        if after - first == 1:  # nearly always
-            return min(end, self.ends[first]) - max(start, self.starts[first])
-        return sum(until - begin for begin, until in self.parts(start, end))
+        inside = range(bisect_right(self.ends, start), bisect_left(self.starts, end))
+        return sum(min(end, self.ends[each]) - max(start, self.starts[each]) for each in inside)
 
 
 def span(event: Event) -> tuple[int, int]:
@@ -252,31 +231,21 @@ class StepMarks:
 
 def marks_of(trace: Trace) -> StepMarks:
     """Find the profiler's steps, else those of the most frequent optimizer."""
-    profiler = sorted(map(span, _annotated(trace, PROFILER_STEP)))
+    profiler = sorted(span(event) for event in trace.annotations if event.name.startswith(PROFILER_STEP))
     if profiler:
         return StepMarks("profiler", tuple(profiler))
-    by_name: dict[str, list[int]] = defaultdict(list)
-    for name, end in _outermost(_annotated(trace, OPTIMIZER_STEP)):
-        by_name[name].append(end)
-    ends = max(by_name.values(), key=lambda ends: (len(ends), ends), default=[])
-    if len(ends) < 2:
+    ends: dict[str, list[int]] = defaultdict(list)
+    until = -1
+    for event in sorted(trace.annotations, key=outer_first):
+        _, end = span(event)
+        if event.name.startswith(OPTIMIZER_STEP) and end > until:  # of those in each other the outermost
+            ends[event.name].append(end)
+            until = end
+    steps = max(ends.values(), key=lambda each: (len(each), each), default=[])
+    if len(steps) < 2:
         return StepMarks(None, ())
     begin = round(min(event.ts for event in chain.from_iterable(trace.host.values())) * 1e3)
-    return StepMarks("optimizer", tuple(pairwise((begin, *ends))))
-
-
-def _annotated(trace: Trace, prefix: str) -> Iterator[Event]:
-    return (event for event in trace.annotations if event.name.startswith(prefix))
-
-
-def _outermost(events: Iterable[Event]) -> Iterator[tuple[str, int]]:
-    """Yield name and end of events that are in no other, in order."""
-    until = -1
-    for event in sorted(events, key=outer_first):
-        _, end = span(event)
-        if end > until:
-            yield event.name, end
-            until = end
+    return StepMarks("optimizer", tuple(pairwise((begin, *steps))))
 
 
 _DATA_LOADER = "enumerate(DataLoader)#"
@@ -298,41 +267,33 @@ class HostActivity:
     def __init__(self, trace: Trace) -> None:
         calls = [event for event in trace.launches.values() if event.name not in _ONLY_LAUNCH]
         loading = (event for event in trace.annotations if event.name.startswith(_DATA_LOADER))
-        self.occupied: tuple[tuple[IdleCause, Times], ...] = (
-            ("compilation", Times(map(span, trace.compiling))),
-            ("data_loader", Times(map(span, loading))),
-            ("host_copy", Times(map(span, _matching(calls, _COPIES)))),
-        )
-        self.waits = sorted(map(span, _matching(calls, _SYNCHRONIZES)))
+        copying = (event for event in calls if _COPIES.match(event.name))
+        self._occupied: dict[IdleCause, Times] = {
+            "compilation": Times(map(span, trace.compiling)),
+            "data_loader": Times(map(span, loading)),
+            "host_copy": Times(map(span, copying)),
+        }
+        self._waits = sorted(span(event) for event in calls if _SYNCHRONIZES.match(event.name))
 
-    def divide(
-        self, part: tuple[int, int], dry: int, launch: int, *, copies: bool = False
-    ) -> dict[IdleCause, int]:
-        """Divide a part of a gap by cause.
+    def cause(self, dry: int, end: int, launch: int, *, copies: bool) -> IdleCause:
+        """Name what kept the host for most of a gap until it launched what ended it.
 
-        The gap began at ``dry``; ``launch`` is the launch of what ended it, -1 if unknown, and ``copies`` if
-        that copied from or to the host.
+        ``launch`` is -1 if unknown; ``copies`` says that the work copied from or to the host.
         """
-        start, end = part
         if launch < 0:
-            return {"unknown": end - start}
-        launched = max(start, min(launch, end))
-        left, causes = end - start, defaultdict[IdleCause, int](int)
-        if copies:
-            causes["host_copy"] = end - launched
-            left -= end - launched
-        for cause, times in self.occupied:
-            own = min(left, times.within(start, launched))
-            causes[cause] += own
-            left -= own
-        causes["synchronization" if self._waited_at(dry) else "late_launch"] += left
-        return causes
+            return "unknown"
+        if launch <= dry:
+            return "in_time"
+        launched = min(launch, end)
+        if copies and end - launched > launched - dry:
+            return "host_copy"
+        took = {cause: times.within(dry, launched) for cause, times in self._occupied.items()}
+        longest = max(took, key=lambda cause: took[cause])
+        if 2 * took[longest] > launched - dry:
+            return longest
+        return "synchronization" if self._waited_at(dry) else "late_launch"
 
     def _waited_at(self, time: int) -> bool:
         """Tell if the host waited for the GPU at this time."""
-        before = bisect_right(self.waits, time, key=lambda wait: wait[0])
-        return any(end >= time for _, end in self.waits[max(0, before - NESTED_WAITS) : before])
-
-
-def _matching(calls: Iterable[Event], pattern: re.Pattern[str]) -> Iterator[Event]:
-    return (event for event in calls if pattern.match(event.name))
+        before = bisect_right(self._waits, time, key=lambda wait: wait[0])
+        return any(end >= time for _, end in self._waits[max(0, before - NESTED_WAITS) : before])

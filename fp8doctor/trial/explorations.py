@@ -6,21 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from fp8doctor.analysis.compile_coverage import is_inside
-from fp8doctor.analysis.layer_gain import losing, timed_shapes, to_keep
+from fp8doctor.analysis.layer_gain import timed_shapes, to_keep
 from fp8doctor.analysis.recipe_support import may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
-    CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
-    KEEP_IN_BF16,
     TE_AUTOCAST,
     TREATMENTS,
     TreatmentRecord,
-    changes_recipe,
-    recipe_after,
     traits,
 )
-from fp8doctor.cost.matmul_counts import without_checkpointing
-from fp8doctor.cost.step_cost import modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, stack_of
@@ -55,39 +49,13 @@ def explorations(context: TrialContext) -> list[str]:
         for each in TREATMENTS.values()
         if each.tried_if and each.name not in context.proposed and if_recorded(is_sensible, each, context)
     ]
-    return sorted(names, key=lambda name: -may_save(name, context))
+    return sorted(names, key=lambda name: -traits(name).saves)
 
 
 def is_sensible(treatment: TreatmentRecord, context: TrialContext) -> bool:
     """Return whether the facts make a treatment worth a try."""
     decide = globals()[treatment.tried_if]
     return bool(decide(context, treatment.name) if treatment.recipe else decide(context))
-
-
-def may_save(name: str, context: TrialContext) -> float:
-    """Estimate the share of the step that a treatment saves.
-
-    By the layers that were timed alone, else by the cost model, else by what it saved elsewhere.
-    """
-    saved = if_recorded(_modelled_saving, name, context)
-    return traits(name).saves if saved is None else saved
-
-
-def _modelled_saving(name: str, context: TrialContext) -> float | None:
-    facts = with_linears_compiled(context.facts, yes=True) if context.compiled else context.facts
-    if changes_recipe(name):
-        changed = with_recipe(facts, recipe_after(name))
-    elif name == CHECKPOINTING_OFF:
-        changed = without_checkpointing(facts)
-    else:
-        changed = None
-    before = modelled_step(facts)
-    if before is not None and name == KEEP_IN_BF16:
-        return -sum(gain.ms for gain in losing(facts).values()) / before.step_ms
-    after = modelled_step(changed) if changed else None
-    if before is None or after is None:
-        return None
-    return 1.0 - after.step_ms / before.step_ms
 
 
 def te_is_idle(context: TrialContext) -> bool:

@@ -35,7 +35,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
 from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
-from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32, without_adapters
+from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
 from fp8doctor.trial.variant import Change, Place, VariantPlan, as_it_is
 
@@ -65,7 +65,6 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *planner.whole(base),
         VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False, place=Place.OTHER_BF16),
         *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
-        *planner.adapters_left_out(base),
         *planner.with_twins(planner.tried_unasked(base, proposals), base, alike),
     ]
     return sorted(found, key=lambda each: each.place)
@@ -210,13 +209,6 @@ class VariantPlanner:
                 plan = self.on(below, [*map(_unexplained, each.treatments)], name)
                 yield replace(plan, treatments=changes, explored=True, place=place)
             yield replace(each, place=place)
-
-    def adapters_left_out(self, base: VariantPlan) -> list[VariantPlan]:
-        """Plan the step without adapters, which measures their share and is never prescribed."""
-        if not self.facts.network.adapter_parameters:
-            return []
-        plan = self.on(base, [], ArmName.WITHOUT_ADAPTERS)
-        return [replace(plan, make=chain(base.make, without_adapters), explored=True)]
 
     def form_of(self, plan: VariantPlan) -> ArmName:
         """Name the form of BF16 that is compiled as this variant is."""

@@ -362,22 +362,3 @@ def test_a_backward_that_compiles_can_be_interrupted(own_process: bool) -> None:
     conduct(job(model=Decoder(1).bfloat16()), [], [VariantPlan("as_is", noted)], run)
     assert threads[:2] == [not own_process] * 2
     assert set(threads[2:]) == {True}
-
-
-@pytest.mark.slow
-def test_no_further_cut_is_begun_that_would_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Variant] = []
-
-    def noted(variant: Variant) -> Variant:
-        made.append(variant)
-        return variant
-
-    monkeypatch.setattr(bench.Bench, "_further_s", lambda *_, **settings: math.inf)
-    found = conduct(
-        job(model=Decoder(26).bfloat16()),
-        ["blocks"],
-        [VariantPlan("as_is", noted)],
-        TrialRun(CPU, Budget(600.0)),
-    )
-    assert len(made) == 1
-    assert (found.arms[0].tried, found.arms[0].why) == (False, Reason.NO_TIME_LEFT)

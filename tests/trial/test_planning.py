@@ -272,7 +272,6 @@ SICK_ARMS = {
     "fused-optimizer": "as_is",
     "bf16_without_checkpointing": "bf16",
     "bf16_with_fused-optimizer": "bf16",
-    "without_adapters": "as_is",
 }
 
 
@@ -310,9 +309,6 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
     assert gemms["checkpointing-off"] < recomputed
     assert gemms["bf16_with_checkpointing-off"] == gemms["bf16_with_fused-optimizer"] == 0
     assert all(gemms[name] == recomputed for name in (base, "fused-optimizer"))
-    assert gemms["without_adapters"] == recomputed, (
-        "the gradient goes on to the embedding, as the hook on it asks for under adapters too"
-    )
 
 
 def test_fp32_arms_run_in_bf16() -> None:

@@ -15,9 +15,7 @@ from fp8doctor.diagnosis import treatments as diagnosis_treatments
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import explorations
-from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
-from fp8doctor.trial.treatments.bf16 import without_adapters
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked, llama, lora, network
 from tests.trial.treated import TOKENS, applied, facts
@@ -36,21 +34,6 @@ def test_adapters_get_the_dtype_of_the_base_and_the_shared_ones_stay() -> None:
     assert all(one.requires_grad == other.requires_grad for (_, one), (_, other) in pairs)
     with pytest.raises(NotTried, match="no adapter in fp32"):
         applied("adapters-to-bf16", changed)
-
-
-def test_without_adapters_the_step_is_that_of_the_base_with_its_gradient_flow() -> None:
-    base = llama()
-    expected = base(**TOKENS).logits
-    model = lora(base, init_lora_weights=False)
-    flags = [parameter.requires_grad for parameter in model.parameters()]
-    assert not torch.allclose(model(**TOKENS).logits, expected)
-    without = without_adapters(Variant(replicate(model, share=True)[0], None)).model
-    output = without(**TOKENS)
-    assert torch.allclose(output.logits, expected)
-    output.loss.backward()
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert [parameter.requires_grad for parameter in model.parameters()] == flags
-    assert not torch.allclose(model(**TOKENS).logits, expected)
 
 
 def test_two_ways_out_of_fp32() -> None:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -82,30 +82,33 @@ def time_shapes(
     progress: Callable[[str, str | None], object],
     reason_against: str | None,
 ) -> tuple[tuple[LayerShape, ...], str | None]:
-    """Time the shapes; return them, and the reason if some are missing.
+    """Time the distinct shapes, most FLOPs first, until the clock (``time.monotonic``) passes ``until``.
 
-    They are not recorded if timing fails. Raises `DeviceLost`.
+    Return them, and the reason if some are missing. A shape whose BF16 matmuls could not be timed is left
+    out. They are not recorded if timing fails. Raises `DeviceLost`.
     """
+    wanted = distinct(facts)
     if reason_against is not None:
         return NOT_RECORDED, reason_against
-    if not distinct(facts):
+    if not wanted:
         return (), NOTHING_TO_TIME
     progress("timing the matmuls of its layers", PART)
     try:
-        return timed(facts, device, until=until)
+        return _timed(wanted, facts, device, until)
     except Exception as error:
         _log.debug("timing the shapes raises", exc_info=True)
         free(device)
         return NOT_RECORDED, sentence(error)
 
 
-def timed(facts: Facts, device: torch.device, *, until: float) -> tuple[tuple[LayerShape, ...], str | None]:
-    """Time the distinct shapes, most FLOPs first, until the clock (``time.monotonic``) passes ``until``.
-
-    Return them, and why some were left out. A shape whose BF16 matmuls could not be timed is left out.
-    """
-    wanted, bench = distinct(facts), Timer(device)
-    shapes, reasons = [], _beyond(wanted)
+def _timed(
+    wanted: list[tuple[LayerShape, float]], facts: Facts, device: torch.device, until: float
+) -> tuple[tuple[LayerShape, ...], str | None]:
+    bench, shapes, reasons = Timer(device), list[LayerShape](), list[str]()
+    if left := wanted[MOST_SHAPES:]:
+        share = percent(sum(share for _, share in left))
+        words = f"{len(left)} of {len(wanted)} shapes, which have {share} of the matmul FLOPs"
+        reasons.append(f"{words}, were not timed")
     slow = {linear.name for linear in of_interest(facts) if linear.features.get("use_fast_accum") is False}
     for shape, _ in wanted[:MOST_SHAPES]:
         words = f"M {shape.m}, K {shape.k}, N {shape.n}"
@@ -148,17 +151,6 @@ def of_interest(facts: Facts) -> list[Linear]:
     if fp8 or any(linear.use == "training" for linear in facts.network.linears):
         return [linear for linear in fp8 if recipe_of(linear).timed_alone]
     return [linear for linear in facts.network.linears if would_be_converted(linear)]
-
-
-def _beyond(wanted: list[tuple[LayerShape, float]]) -> list[str]:
-    """Report the shapes beyond `MOST_SHAPES`."""
-    if len(wanted) <= MOST_SHAPES:
-        return []
-    left = sum(share for _, share in wanted[MOST_SHAPES:])
-    return [
-        f"{len(wanted) - MOST_SHAPES} of {len(wanted)} shapes, which have {percent(left)} of the matmul "
-        "FLOPs, were not timed"
-    ]
 
 
 class Timer:
@@ -234,86 +226,49 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
         shape,
         bf16_ms=sum(times[name] for name in bf16),
         fp8_ms=sum(times[name] for name in fp8) if fp8 else None,
-        gemms=_one_by_one(times, bf16, fp8),
+        gemms=tuple(
+            LayerGemm(
+                layout=layout,
+                bf16_ms=times[in_bf16],
+                fp8_ms=None if in_fp8 in (None, KEPT_IN_BF16) else times[in_fp8],
+            )
+            for layout, in_bf16, in_fp8 in itertools.zip_longest(LAYOUTS[: len(bf16)], bf16, fp8)
+        ),
         casts_ms=None,
         reason=reason,
-    )
-
-
-def _one_by_one(
-    times: Mapping[str, float], bf16: Collection[str], fp8: Collection[str]
-) -> tuple[LayerGemm, ...]:
-    """List the times by layout; ``bf16`` and ``fp8`` name the operations in the order of `LAYOUTS`."""
-    return tuple(
-        LayerGemm(
-            layout=layout,
-            bf16_ms=times[in_bf16],
-            fp8_ms=None if in_fp8 in (None, KEPT_IN_BF16) else times[in_fp8],
-        )
-        for layout, in_bf16, in_fp8 in itertools.zip_longest(LAYOUTS[: len(bf16)], bf16, fp8)
     )
 
 
 def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[LayerShape]:
     """Time the casts of the shapes, those with the most FLOPs first, and say why some have none.
 
-    One graph serves all shapes with the same rows, recipe and training. Compiling cannot be stopped, so the
-    next graph is compiled only if the longest compilation so far would end before ``until``.
+    One graph serves all shapes with the same rows, recipe and training. Compiling cannot be stopped, so a
+    graph is compiled only if the longest compilation so far would end before ``until``.
     """
-    groups: dict[tuple[int, str, bool], list[LayerShape]] = {}
+    graphs: dict[tuple[int, str, bool], Callable[..., object]] = {}
+    longest_s, found = COMPILING_S[bench.device.type], list[LayerShape]()
     for shape in shapes:
-        if shape.fp8_ms is not None:
-            groups.setdefault((shape.m, shape.recipe, shape.trained), []).append(shape)
-    done: dict[LayerShape, LayerShape] = {}
-    longest_s = COMPILING_S[bench.device.type]
-    for wanted in groups.values():
-        began = time.monotonic()
-        if until - began < longest_s:
-            break
+        key, began = (shape.m, shape.recipe, shape.trained), time.monotonic()
+        takes_s = SHAPE_S if key in graphs else longest_s
+        if shape.fp8_ms is None or began + takes_s > until:
+            found.append(_without_casts(shape, NO_TIME))
+            continue
         try:
-            casts = compiled_casts(wanted[0].recipe, wanted[0].trained, _example(wanted, bench.device))
-        except Exception as error:  # from the compiler
-            _log.debug("compiling the casts raises", exc_info=True)
-            done |= {shape: _failed(shape, error, bench) for shape in wanted}
-        else:
-            longest_s = max(longest_s, time.monotonic() - began)
-            longest_s = max(longest_s, _time_casts(wanted, casts, bench, until, done))
-    return [done.get(shape) or _without_casts(shape, NO_TIME) for shape in shapes]
-
-
-def _time_casts(
-    wanted: list[LayerShape],
-    casts: Callable[..., object],
-    bench: Timer,
-    until: float,
-    done: dict[LayerShape, LayerShape],
-) -> float:
-    """Time compiled casts of the shapes, and return the seconds of the longest first call.
-
-    If compiling took all the time, each shape still gets its `SHAPE_S`. A first call may compile once more,
-    so the next shape is timed only if another such call would end in time.
-    """
-    until, longest_s = max(until, time.monotonic() + len(wanted) * SHAPE_S), 0.0
-    for shape in wanted:
-        began = time.monotonic()
-        if began + longest_s > until:
-            break
-        try:
+            if key not in graphs:
+                alike = [each for each in shapes if (each.m, each.recipe, each.trained) == key]
+                graphs[key] = compiled_casts(shape.recipe, shape.trained, _example(alike, bench.device))
             arguments = cast_arguments(Operands.of(shape, bench.device))
-            operation = functools.partial(casts, shape.recipe, shape.trained, *arguments)
-            operation()
+            operation = functools.partial(graphs[key], shape.recipe, shape.trained, *arguments)
+            operation()  # which may compile once more
             longest_s = max(longest_s, time.monotonic() - began)
             casts_ms = bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"]
-            done[shape] = msgspec.structs.replace(shape, casts_ms=casts_ms)
-        except Exception as error:  # it may compile, or the memory may be too small for one of them
-            done[shape] = _failed(shape, error, bench)
-    return longest_s
-
-
-def _failed(shape: LayerShape, error: Exception, bench: Timer) -> LayerShape:
-    still_there(bench.device, PART)
-    free(bench.device)
-    return _without_casts(shape, sentence(error))
+            found.append(msgspec.structs.replace(shape, casts_ms=casts_ms))
+        except Exception as error:  # from the compiler, or the memory is too small
+            _log.debug("timing the casts raises", exc_info=True)
+            still_there(bench.device, PART)
+            free(bench.device)
+            found.append(_without_casts(shape, sentence(error)))
+    return found
 
 
 def _without_casts(shape: LayerShape, reason: str) -> LayerShape:

@@ -149,7 +149,7 @@ class Bench(Layout):
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
             with abort_after(until, interrupts=self.run.own_process):
-                self._build_depths(attempt, until)
+                self._build_depths(attempt)
         except Overrun:
             took_s = time.monotonic() - began
             attempt.no_number = NoNumber(
@@ -182,15 +182,13 @@ class Bench(Layout):
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _build_depths(self, attempt: Attempt, until: float) -> None:
+    def _build_depths(self, attempt: Attempt) -> None:
         """Build the variant at every depth; blocks compiled at the deepest serve all."""
         numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
         made: dict[int, Ready] = {}
         own: Classes = {}
         as_one = self.as_one and not (attempt.plan.by_block and step_mark(self.job.training_step) is None)
         for number in numbers if as_one else reversed(numbers):
-            if made and time.monotonic() + self._further_s(made, number, as_one=as_one) > until:
-                raise Overrun
             ready = self._at_depth(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_depth(attempt.plan, number, {})
@@ -214,17 +212,6 @@ class Bench(Layout):
         """Return whether other depths run the same graphs: single blocks, not recorded."""
         lists = [stack.name for stack in self.plan.stacks]
         return model is not None and not one_graph(model, lists) and not records_cuda_graphs(model)
-
-    def _further_s(self, made: dict[int, Ready], number: int, *, as_one: bool) -> float:
-        """Estimate the least time of a further depth.
-
-        One graph compiles for all its blocks; single blocks are compiled already.
-        """
-        last = next(reversed(made))
-        if not as_one:
-            return LEAST_WARM_UP * made[last].step_s
-        here, there = (sum(self.plan.cuts[each].kept.values()) for each in (number, last))
-        return made[last].warm_up_s * min(1.0, here / there)
 
     def _warm(
         self,

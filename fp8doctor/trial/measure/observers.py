@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, NoDriverError, count_others, open_nvml
+from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, count_others, open_nvml
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -50,21 +50,14 @@ class Observer:
         try:
             self._nvml = self._open.enter_context(open_nvml())
             uuid = str(torch.cuda.get_device_properties(self._device).uuid)
-            self._part = self._by_uuid(uuid)
-            self._card = (
-                self._ask(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, self._part) or self._part
-            )
-        except (NoDriverError, AttributeError):
-            self._part = None
-        except Exception as error:
-            if not _is_nvmls(error):
-                raise
-            self._part = None
-
-    def _by_uuid(self, uuid: str) -> Any:
+        except Exception:  # no driver, another version of it than the library's, or an older torch
+            return
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-        found = (self._ask(self._nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{bare}") for kind in ("GPU", "MIG"))
-        return next((handle for handle in found if handle is not None), None)
+        for kind in ("GPU", "MIG"):
+            self._part = self._part or self._ask(self._nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{bare}")
+        if self._part is not None:
+            whole = self._ask(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, self._part)
+            self._card = whole or self._part
 
     def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         """Ask NVML; None if it has no answer."""
@@ -79,39 +72,26 @@ class Observer:
             return
         nvml, card = self._nvml, self._card
         self._looks += 1
-        asked = (
+        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, card)
+        if reasons is None:  # drivers before 535 know only the old function
+            reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
+        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, self._part)
+        others = None if processes is None else count_others(processes, ours=True)
+        for samples, answer in (
             (self._clocks, self._ask(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM)),
             (self._watts, self._ask(nvml.nvmlDeviceGetPowerUsage, card)),
             (self._celsius, self._ask(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU)),
-            (self._reasons, self._throttled()),
-        )
-        for samples, answer in asked:
+            (self._reasons, reasons),
+            (self._others, others),
+        ):
             if answer is not None:
                 samples.append(answer)
-        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, self._part)
-        if processes is not None:
-            self._others.append(count_others(processes, ours=True))
-        self._look_at_others()
-
-    def _throttled(self) -> int | None:
-        """Read the bits of the reasons; drivers before 535 know only the old function."""
-        bits: int | None = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons, self._card)
-        if bits is None:
-            bits = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._card)
-        return bits
-
-    def _look_at_others(self) -> None:
-        """Note the use by other processes since the last look, in percent.
-
-        In a container this process cannot be distinguished from them.
-        """
-        used = self._ask(self._nvml.nvmlDeviceGetProcessUtilization, self._card, self._since)
-        if not used:
-            return
-        self._since = max(each.timeStamp for each in used)
-        latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
-        if os.getpid() in latest:
-            self._shares.append(float(sum(share for pid, share in latest.items() if pid != os.getpid())))
+        # in a container this process cannot be distinguished from the others
+        if used := self._ask(nvml.nvmlDeviceGetProcessUtilization, card, self._since):
+            self._since = max(each.timeStamp for each in used)
+            latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
+            if latest.pop(os.getpid(), None) is not None:
+                self._shares.append(float(sum(latest.values())))
 
     def health(self) -> Health | None:
         """Sum up the samples; None on a CPU, not recorded without NVML."""
@@ -143,10 +123,6 @@ class Observer:
         """Let go of NVML."""
         self._part = None
         self._open.close()
-
-
-def _is_nvmls(error: Exception) -> bool:
-    return any(cls.__name__ == "NVMLError" for cls in type(error).__mro__)
 
 
 @dataclass

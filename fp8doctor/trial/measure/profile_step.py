@@ -58,11 +58,10 @@ def compared(bench: Bench, attempts: Sequence[Attempt]) -> list[Attempt]:
     timed = [
         each for each in attempts if each.no_number is None and (each.plan.name, deepest) in bench.samples
     ]
-    others = (ArmName.AS_IS, ArmName.SELF_CHECK, ArmName.WITHOUT_ADAPTERS)
     groups = (
         [each for each in timed if each.plan.name == ArmName.AS_IS],
         [each for each in timed if each.plan.name in BF16_BASELINES],
-        [each for each in timed if each.plan.fp8 and each.plan.name not in others],
+        [each for each in timed if each.plan.fp8 and each.plan.name != ArmName.AS_IS],
     )
 
     def median_ms(attempt: Attempt) -> float:

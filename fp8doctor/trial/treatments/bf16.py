@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,7 +13,6 @@ from fp8doctor.analysis.plan_end import bf16_of_the_plan
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoCounterpart, bf16_counterpart
-from fp8doctor.stacks.looking import lineage
 from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
@@ -174,34 +172,3 @@ def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     if not with_parameters(inside.values(), torch.float32, torch.bfloat16):
         raise NotTried("it has no adapter in fp32")
     return variant
-
-
-def without_adapters(variant: Variant) -> Variant:
-    """Skip the adapters, with the gradient of the activations computed as if they were there.
-
-    This is a measurement, not a treatment. The gradient starts at the embedding, outside the compiled blocks,
-    so it also passes the projections of the first block. PEFT's own switch would freeze the Parameters, which
-    all variants share, so only its flag is set (``_disable_adapters`` of a ``BaseTunerLayer``, PEFT 0.10 to
-    0.21), or torchtune's (``disabled`` of a ``LoRALinear``).
-    """
-    found = 0
-    for module in variant.model.modules():
-        flag = _switch(module)
-        if flag is not None:
-            setattr(module, flag, True)
-            found += 1
-    embedding = next((module for module in variant.model.modules() if isinstance(module, nn.Embedding)), None)
-    if not found:
-        raise NotTried("its adapters have no switch that is known here")
-    if embedding is None:
-        raise NotTried("it has no embedding from which the gradient could start when the adapters are off")
-    embedding.register_forward_hook(lambda _, __, made: made.requires_grad_(True) if made.is_leaf else made)
-    return replace(variant)
-
-
-def _switch(module: Any) -> str | None:
-    """Name the attribute that switches this module's adapters off; None if it has none."""
-    names = {(where.partition(".")[0], name) for where, name in lineage(type(module))}
-    if ("peft", "BaseTunerLayer") in names and hasattr(module, "_disable_adapters"):
-        return "_disable_adapters"
-    return "disabled" if ("torchtune", "LoRALinear") in names and hasattr(module, "disabled") else None
