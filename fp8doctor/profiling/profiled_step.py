@@ -51,7 +51,6 @@ def sweep(works: Works) -> tuple[list[int], list[Gap]]:
 
 
 def _share(spans: Sequence[Span], owned: list[int]) -> None:
-    """Divide a busy stretch among overlapping spans, given in order of start."""
     times = sorted({time for start, end, _, _ in spans for time in (start, end)})
     running: list[tuple[int, int, int, int]] = []
     coming = 0
@@ -66,7 +65,6 @@ def _share(spans: Sequence[Span], owned: list[int]) -> None:
 
 
 def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
-    """Merge kinds of one name and family, longest first."""
     groups: dict[tuple[str, Family], WorkKind] = {}
     for kind in {id(each): each for each in kinds}.values():
         group = groups.setdefault((kind.name, kind.family), WorkKind(kind.name, kind.family, kind.operator))

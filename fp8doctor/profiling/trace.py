@@ -225,7 +225,6 @@ def _by_thread(events: Iterable[Event]) -> dict[Thread, list[Event]]:
 
 
 def in_order(events: list[Event], order: Callable[[Event], tuple[Any, ...]]) -> list[Event]:
-    """Sort by ``order``, which begins with the start."""
     starts = [event.ts for event in events]
     return events if all(map(lt, starts, islice(starts, 1, None))) else sorted(events, key=order)
 

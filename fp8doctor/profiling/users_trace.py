@@ -24,8 +24,6 @@ Edges = list[int]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The GPU's work, and the step that launched it."""
-
     works: Works
     owned: list[int]
     gaps: list[Gap]
@@ -102,7 +100,6 @@ UNNUMBERED = -1
 
 
 def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
-    """Return the number of the busiest GPU, and how many worked."""
     times = dict.fromkeys({event.args.device for event in events}, 0.0)
     if len(times) > 1:
         for event in events:
@@ -142,7 +139,6 @@ def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edg
 
 
 def _kernels(timeline: Timeline, counted: Sequence[int]) -> tuple[TracedKernel, ...]:
-    """Return the counted steps' kernels per step, by name and family."""
     wanted = set(counted)
     for kind, own, step in zip(timeline.works.kinds, timeline.owned, timeline.step_of, strict=True):
         if step in wanted:
@@ -206,13 +202,11 @@ class Times:
                 self.ends.append(end)
 
     def within(self, start: int, end: int) -> int:
-        """Return the total between two times."""
         inside = range(bisect_right(self.ends, start), bisect_left(self.starts, end))
         return sum(min(end, self.ends[each]) - max(start, self.starts[each]) for each in inside)
 
 
 def span(event: Event) -> tuple[int, int]:
-    """Return begin and end in ns."""
     start = round(event.ts * 1e3)
     return start, start + round(event.dur * 1e3)
 
@@ -262,8 +256,6 @@ NESTED_WAITS = 4
 
 
 class HostActivity:
-    """Host activity that explains idle time of the GPU."""
-
     def __init__(self, trace: Trace) -> None:
         calls = [event for event in trace.launches.values() if event.name not in _ONLY_LAUNCH]
         loading = (event for event in trace.annotations if event.name.startswith(_DATA_LOADER))

@@ -116,7 +116,6 @@ def _bench(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tr
 
 
 def _timed(bench: Bench) -> Trial:
-    """Build, time and prove the variants."""
     run = bench.run
     build(bench)
     enough_s = run.budget.enough_s(bench.attempts)
@@ -158,13 +157,11 @@ def build(bench: Bench) -> None:
 
 
 def _has_room(bench: Bench) -> bool:
-    """Return whether the step as it is leaves more than half of the GPU's memory, or it is not known."""
     peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
     return peak is None or gpu is None or peak < MOSTLY_FREE * gpu
 
 
 def _build_variant(attempt: Attempt, bench: Bench) -> None:
-    """Build a variant, or note why it is not built."""
     plan, run = attempt.plan, bench.run
     if attempt.no_number is None and plan.name != ArmName.AS_IS:
         attempt.no_number = _no_base_for(plan, bench.attempts) or run.budget.no_time_for(plan, bench.built)
@@ -243,7 +240,6 @@ def time_in_turn(bench: Bench, attempts: Sequence[Attempt]) -> Samples:
 
 
 def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
-    """Make a trial without times, with the reason."""
     return Trial(
         device=run.device.type,
         gpu=gpu_name(run.device),

@@ -43,7 +43,6 @@ class TrialContext:
 
 
 def explorations(context: TrialContext) -> list[str]:
-    """List the treatments to try, the one that may save most first."""
     names = [
         each.name
         for each in TREATMENTS.values()
@@ -53,7 +52,6 @@ def explorations(context: TrialContext) -> list[str]:
 
 
 def is_sensible(treatment: TreatmentRecord, context: TrialContext) -> bool:
-    """Return whether the facts make a treatment worth a try."""
     decide = globals()[treatment.tried_if]
     return bool(decide(context, treatment.name) if treatment.recipe else decide(context))
 
@@ -64,7 +62,6 @@ def te_is_idle(context: TrialContext) -> bool:
 
 
 def caches(context: TrialContext) -> bool:
-    """Return whether training builds a KV cache that no proposal switches off."""
     return (
         recorded(context.facts, "training.use_cache")
         and context.facts.training.use_cache is True
@@ -81,7 +78,6 @@ def checkpoints(context: TrialContext) -> bool:
 
 
 def in_fp32(context: TrialContext) -> bool:
-    """Return whether the parameters are fp32 and no autocast is on."""
     return (
         recorded(context.facts, "training.autocast")
         and context.facts.training.autocast is None
@@ -111,7 +107,6 @@ def other_te_recipe(context: TrialContext, name: str) -> bool:
 
 
 def optimizer_is_unfused(context: TrialContext) -> bool:
-    """Return whether torch can fuse the user's optimizer and does not."""
     return could_be_fused(context.job)
 
 

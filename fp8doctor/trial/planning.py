@@ -72,8 +72,6 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
 
 @dataclass(frozen=True)
 class VariantPlanner:
-    """Plans the variants of one job."""
-
     facts: Facts
     job: Job
 
@@ -96,7 +94,6 @@ class VariantPlanner:
         return plans
 
     def bf16(self, form: ArmName) -> VariantPlan:
-        """Plan one form of BF16."""
         return VariantPlan(
             form,
             in_form(form, self.facts),
@@ -165,7 +162,6 @@ class VariantPlanner:
         )
 
     def bf16_alike(self, prescribed: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
-        """Plan BF16 with those changes of the prescription that help it too, if there are any."""
         shared = [each for each in proposals if traits(each.name).helps_bf16_too]
         if not shared:
             return []
@@ -211,14 +207,12 @@ class VariantPlanner:
             yield replace(each, place=place)
 
     def form_of(self, plan: VariantPlan) -> ArmName:
-        """Name the form of BF16 that is compiled as this variant is."""
         if not TrialContext(self.facts, self.job, plan.treatments).compiled:
             return ArmName.BF16
         own = self.compiles_otherwise and not any(traits(name).compiles for name in plan.treatments)
         return ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED
 
     def change(self, treatment: Treatment) -> Change:
-        """Turn a treatment into a change of the variant."""
         context = TreatmentContext(self.facts, treatment.name, treatment.layers, self.job)
         return lambda variant: function_of(treatment.name)(variant, context)
 

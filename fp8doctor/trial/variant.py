@@ -62,7 +62,6 @@ Change = Callable[[Variant], Variant]
 
 
 def as_it_is(variant: Variant) -> Variant:
-    """Leave the step untouched."""
     return variant
 
 

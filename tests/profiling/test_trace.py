@@ -3,9 +3,7 @@ does."""
 
 from __future__ import annotations
 
-import functools
 import gzip
-import json
 import random
 import subprocess
 import sys
@@ -24,7 +22,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.facts import Family
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE, read_trace
@@ -113,22 +110,16 @@ def test_eager_fp8_model(tmp_path: Path) -> None:
     assert_adds_up(step)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "backend", [pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.inductor]), "aot_eager"]
-)
-def test_compiled_fp8_model(backend: str, tmp_path: Path) -> None:
-    """Inductor's C++ loops leave no events, so the graph's own time is of no known family, and is named. Its
-    backward takes long to compile."""
+def test_compiled_fp8_model(tmp_path: Path) -> None:
+    """The graph's own time is of no known family on a CPU, and is named."""
     model = convert_to_float8_training(nn.Sequential(linear())).bfloat16()
-    model.compile(backend=backend)
-    forward = functools.partial(model, torch.randn(16, 32, dtype=torch.bfloat16))
-    step = split(training_step(model) if backend == "aot_eager" else forward, tmp_path)
+    model.compile(backend="aot_eager")
+    step = split(training_step(model), tmp_path)
     assert step.families_ms["gemm_fp8"] > 0
-    graphs = (
-        {"CompiledFunction", "CompiledFunctionBackward"} if backend == "aot_eager" else {"CompiledFunction"}
-    )
-    assert {group.name for group in step.groups if group.family == "unknown"} == graphs
+    assert {group.name for group in step.groups if group.family == "unknown"} == {
+        "CompiledFunction",
+        "CompiledFunctionBackward",
+    }
     assert step.unclassified_ms == step.families_ms["unknown"]
     assert step.modules == ()
     assert_adds_up(step)
@@ -177,19 +168,6 @@ def test_recomputed_forward_belongs_to_its_module(reentrant: bool, tmp_path: Pat
     [sick] = [module for module in step.modules if "gemm_fp32" in module.families_ms]
     assert sick.name == "1.inner"
     assert sick.families_ms["gemm_fp32"] == pytest.approx(step.families_ms["gemm_fp32"])
-
-
-def test_keys_of_other_versions_and_gzip(tmp_path: Path) -> None:
-    path = traced(training_step(bf16(linear())), tmp_path)
-    document = json.loads(path.read_bytes())
-    expected = step_of(read_trace(path))
-    document["distributedInfo"] = {"rank": 0}
-    document["traceEvents"] = [event | {"novel": [1]} for event in document["traceEvents"]] + [
-        {"ph": "X", "cat": "novel", "ts": 1, "name": "new"}
-    ]
-    packed = tmp_path / "trace.json.gz"
-    packed.write_bytes(gzip.compress(json.dumps(document).encode()))
-    assert step_of(read_trace(packed)) == expected
 
 
 # Composed traces: what kineto writes of a GPU.
@@ -332,31 +310,8 @@ def test_every_instant_has_one_owner_whatever_the_order(
         steps.append(trace.read(folder))
     assert steps[0] == steps[1]
     busy = {instant for _, start, length, _ in activities for instant in range(start, start + length)}
-    computing = {
-        instant
-        for name, start, length, _ in activities
-        if name not in NAMES[3:5]
-        for instant in range(start, start + length)
-    }
-    alone: dict[Family, set[int]] = {
-        "communication": computing,
-        "copy": computing | _instants(activities, NCCL),
-    }
     assert steps[0].busy_ms == pytest.approx(len(busy) / 1e3)
-    for (family, others), name in zip(alone.items(), NAMES[3:5], strict=True):
-        assert steps[0].families_ms.get(family, 0.0) == pytest.approx(
-            len(_instants(activities, name) - others) / 1e3
-        )
     assert_adds_up(steps[0])
-
-
-def _instants(activities: list[tuple[str, int, int, int]], wanted: str) -> set[int]:
-    return {
-        instant
-        for name, start, length, _ in activities
-        if name == wanted
-        for instant in range(start, start + length)
-    }
 
 
 def assert_adds_up(step: ProfiledStep) -> None:
@@ -371,39 +326,33 @@ def assert_adds_up(step: ProfiledStep) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    "content",
     [
-        (b"", "the trace is empty"),
-        (b" ", "the trace is not JSON"),
-        (b'{"traceEvents": [', "the trace is not JSON"),
-        (b'{"traceEvents": [{"ph": "X", "dur": NaN}]}', "the trace is not JSON"),
-        (b"\xff\xfe", "the trace is not JSON"),
-        (b"[" * 100_000, "it is not a trace of torch.profiler"),
-        (b"[1, 2]", "it is not a trace of torch.profiler: Expected `object`, got `array`"),
-        (b"{}", "it is not a trace of torch.profiler: Object missing required field `traceEvents`"),
-        (
-            b'{"traceEvents": [{"ts": "soon"}]}',
-            r"it is not a trace of torch.profiler: Expected `float`, got `str` - at `\$.traceEvents\[0\].ts`",
-        ),
-        (gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9], "the trace cannot be read"),
-        (gzip.compress(b"{}" * 99, mtime=0)[:12] + b"broken", "the trace cannot be read"),
-        (b'{"traceEvents": []}', "the trace holds neither kernels nor operators"),
-        (
-            b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 1, "dur": 2}]}',
-            "the trace holds neither kernels nor operators",
-        ),
+        b"",
+        b'{"traceEvents": [',
+        b'{"traceEvents": [{"ph": "X", "dur": NaN}]}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[1, 2]",
+        b"{}",
+        b'{"traceEvents": [{"ts": "soon"}]}',
+        gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
+        gzip.compress(b"{}" * 99, mtime=0)[:12] + b"broken",
+        b'{"traceEvents": []}',
+        b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 1, "dur": 2}]}',
     ],
 )
-def test_what_is_no_trace_is_refused_in_a_sentence(content: bytes, sentence: str, tmp_path: Path) -> None:
+def test_what_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
-    with pytest.raises(UnreadableDocument, match=sentence):
+    with pytest.raises(UnreadableDocument):
         step_of(read_trace(path))
 
 
 @pytest.mark.slow
-def test_reading_a_trace_needs_no_torch() -> None:
-    code = "import sys, fp8doctor.profiling.profiled_step; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["profiled_step", "users_trace"])
+def test_reading_a_trace_needs_no_torch(module: str) -> None:
+    code = f"import sys, fp8doctor.profiling.{module}; sys.exit('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2], timeout=600
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import gzip
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import TracedStep
+from fp8doctor.profiling import trace as reader
 from fp8doctor.profiling.users_trace import traced_step
 from tests.profiling.composed import Composed
 
@@ -165,9 +167,45 @@ def test_families_and_idle_time_add_up_to_the_step(
     assert all(ms >= 0 for ms in step.idle_ms.values())
 
 
-def test_reading_needs_no_torch() -> None:
-    code = "import sys, fp8doctor.profiling.users_trace; sys.exit('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2], timeout=600
-    )
-    assert done.returncode == 0
+def events(*categories: str) -> bytes:
+    """A trace of one event for each of these categories."""
+    told = [
+        {"ph": "X", "ts": 1, "dur": 2, "tid": 1, "cat": each, "name": "any", "args": {"correlation": 5}}
+        for each in categories
+    ]
+    return json.dumps({"traceEvents": told}).encode()
+
+
+WHOLE = events("kernel", "cpu_op", "kernel")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"SQLite format 3\x00",
+        b'{"schema_version": 1, "facts": {}}',
+        b'{"traceEvents": []}',
+        events("cpu_op", "cpu_op"),
+        events("cpu_op", "cuda_runtime"),
+        *(WHOLE[:end] for end in range(0, len(WHOLE), 29)),
+        *(gzip.compress(WHOLE, mtime=0)[:end] for end in range(0, 80, 29)),
+    ],
+)
+def test_what_holds_no_work_of_a_gpu_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableDocument):
+        traced_step(path)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_huge_trace_is_refused(compressed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = Composed()
+    for start in range(100):
+        trace.kernel("nvjet_sm90_qqtst", start, start + 1)
+    path = trace.write(tmp_path)
+    if compressed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.setattr(reader, "LARGEST_TRACE", 5000)
+    with pytest.raises(UnreadableDocument, match="record fewer steps"):
+        traced_step(path)

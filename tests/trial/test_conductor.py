@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy
 import pytest
 import torch
-from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from fp8doctor.facts import Workload
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.trial.decoder import AS_IS, BF16, PRESCRIBED, Block, Decoder, job, run, trial
-from tests.trial.planted import CLOCK, STEP_MS, Ticking, failing, ticking
+from tests.trial.decoder import AS_IS, BF16, PRESCRIBED, Decoder, job, run, trial
+from tests.trial.planted import CLOCK, STEP_MS, Ticking, ticking
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
@@ -123,51 +119,6 @@ def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
     result = trial(job(model=Skipping(26).bfloat16()), AS_IS)
     assert result.why is Reason.NOT_REPLICABLE
     assert "does not run all of them (3 are skipped)" in (result.reason or "")
-
-
-def digest(of: Job) -> list[object]:
-    model = of.model
-    return [
-        [
-            (name, tensor.clone(), tensor._version, tensor.requires_grad, tensor.grad)
-            for name, tensor in model.state_dict(keep_vars=True).items()
-        ],
-        [
-            (
-                name,
-                type(each),
-                each.training,
-                each._compiled_call_impl,
-                list(each._forward_pre_hooks),
-                "forward" in each.__dict__,
-            )
-            for name, each in model.named_modules()
-        ],
-        random.getstate(),
-        numpy.random.get_state()[1].tolist(),
-        torch.get_rng_state(),
-        [len(_debug_get_cache_entry_list(each.forward.__code__)) for each in (Block, Decoder)],
-        {kind: dict(counted) for kind, counted in torch._dynamo.utils.counters.items()},
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-    ]
-
-
-def same(a: object, b: object) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
-
-
-def test_the_users_job_is_exactly_as_before() -> None:
-    of = job()
-    for block in of.model.blocks:
-        block.compile(backend="aot_eager")
-    before = digest(of)
-    trial(of, AS_IS, BF16, PRESCRIBED, failing(RuntimeError("x")), budget_s=30)
-    assert same(before, digest(of))
 
 
 def test_a_users_optimizer_keeps_its_class_settings_and_state() -> None:

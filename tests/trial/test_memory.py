@@ -24,7 +24,6 @@ from fp8doctor.trial.measure.memory import MemoryWatch, StepMemory, full_peak, g
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.variant import VariantPlan, as_it_is
-from tests.trial.decoder import Decoder
 
 pytestmark = pytest.mark.slow
 
@@ -157,53 +156,6 @@ def test_the_peak_at_full_depth_is_not_below_the_true_one(
     assert true - 1e-9 <= found <= 1.35 * true
 
 
-def warm(bench: Bench) -> list[StepMemory]:
-    attempt = Attempt(VariantPlan("as_is", as_it_is))
-    bench.build(attempt)
-    assert attempt.no_number is None
-    return [ready.memory for ready in attempt.ready]
-
-
-def test_an_arm_of_the_bench_at_both_cuts_and_at_full_depth() -> None:
-    model = convert_to_float8_training(Decoder(26))
-    job = Job(
-        model=model,
-        target=Target(),
-        workload=Workload(accumulate=2),
-        batch=torch.randint(0, 96, (1, 16)),
-        loss=lambda output, batch: output.mean(),
-    )
-    bench = Bench(job, ["blocks"], TrialRun(CPU, Budget(600.0)))
-    try:
-        holds = warm(bench)
-        weights = sum(4 * each.numel() for each in model.parameters())
-        parts = memory_parts(bench.plan, 1.0, holds)
-        assert parts is not None
-        assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), parts.fp8_copies_gib) == (
-            weights,
-            weights,
-            0.0,
-        )
-        assert bytes_of(parts.optimizer_gib) == pytest.approx(2 * weights, rel=1e-3)
-        assert all(each.static_gib < each.least_gib for each in holds)
-    finally:
-        bench.close()
-
-
-class Counters:
-    """A stand-in for CUDA's allocator: what was allocated before the step, and the peak in it."""
-
-    def __init__(self, before: int, peak: int) -> None:
-        self.before, self.peak = before, peak
-
-    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: self.before)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: self.peak)
-        monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: {})
-
-
 @pytest.mark.parametrize(("rounded", "more"), [(0.0, 0.0), (0.25, 0.5)])
 def test_the_peak_is_that_of_the_arm_alone(
     rounded: float, more: float, monkeypatch: pytest.MonkeyPatch
@@ -227,7 +179,14 @@ def test_the_peak_is_that_of_the_arm_alone(
     bench._rounding = rounded
     bench.job = Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload())
     bench.guard = Guard(bench.job)
-    Counters(before=5 * 2**30, peak=7 * 2**30).install(monkeypatch)
+    for name, answer in {
+        "synchronize": None,
+        "reset_peak_memory_stats": None,
+        "memory_allocated": 5 * 2**30,  # before the step
+        "max_memory_allocated": 7 * 2**30,
+        "memory_stats": {},
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device=None, answer=answer: answer)
     monkeypatch.setattr(memory, "gib", lambda tensors, device: gib(tensors, CPU))
     watch = MemoryWatch(OTHER)
     found = bench._warm(train, model, optimizer, watch).memory

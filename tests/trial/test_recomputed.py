@@ -126,14 +126,19 @@ def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.M
 
 
 @pytest.mark.slow
-def test_every_other_block() -> None:
-    facts = look(EveryOther())
+@pytest.mark.parametrize("blocks", [4, 30])
+def test_every_other_block_has_the_region_of_its_place_in_the_pattern(blocks: int) -> None:
+    """Of 30 blocks most are cut away."""
+    facts = look(EveryOther(blocks))
     assert {each.name: each.checkpointed for each in facts.linears()} == {
-        **{f"blocks.{number}.{name}": f"blocks.{number}" for number in (0, 2) for name in ("up", "down")},
-        **{f"blocks.{number}.{name}": None for number in (1, 3) for name in ("up", "down")},
         "head": None,
+        **{
+            f"blocks.{number}.{name}": f"blocks.{number}" if number % 2 == 0 else None
+            for number in range(blocks)
+            for name in ("up", "down")
+        },
     }
-    assert [each.active for each in facts.training.checkpointing] == [True]
+    assert {each.active for each in facts.training.checkpointing} == {True}
 
 
 @pytest.mark.slow
@@ -169,14 +174,3 @@ def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(
     assert {*counted.values()} == {(ROWS,)}
     flags = [each.flag for each in facts.training.checkpointing if recorded(each, "flag")]
     assert flags == (["recompute"] if kind is UnderAFlag else [])
-
-
-@pytest.mark.slow
-def test_blocks_that_were_cut_away_have_the_regions_of_their_place_in_the_pattern() -> None:
-    facts = look(EveryOther(30))
-    linears = facts.linears()
-    assert {each.name: each.checkpointed for each in linears if each.name.startswith("blocks.2")} == {
-        f"blocks.{number}.{name}": f"blocks.{number}" if number % 2 == 0 else None
-        for number in (2, *range(20, 30))
-        for name in ("up", "down")
-    }

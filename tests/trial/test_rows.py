@@ -1,9 +1,10 @@
-"""The rows of every layer, seen in one forward of a cut of real models."""
+"""The rows of every layer, seen in one forward of a cut of real models: of a copy, or on fake tensors."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,17 +13,17 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
-from transformers import MixtralConfig, MixtralForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import T5Config, T5ForConditionalGeneration
 
 import fp8doctor.trial
 from fp8doctor.examine import examine
-from fp8doctor.facts import Trial
+from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.copies.depth import Cut
 from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
+from tests.examine.models import llama, qwen3_moe
 from tests.trial.test_shapes import CPU, TOKENS, in_time, job
 
 pytestmark = pytest.mark.slow
@@ -36,29 +37,20 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def seen(of: Job, **given: Any) -> tuple[rows.Rows, str | None]:
-    _, counted, reason = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0), **given))
+def seen(of: Job) -> tuple[rows.Rows, str | None]:
+    _, counted, reason = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
     return counted, reason
 
 
-def t5(layers: int = 3) -> nn.Module:
-    config = T5Config(
-        d_model=32,
-        d_ff=64,
-        d_kv=16,
-        num_layers=layers,
-        num_heads=2,
-        vocab_size=64,
-        decoder_start_token_id=0,
-        use_cache=False,
-    )
-    return convert_to_float8_training(
-        T5ForConditionalGeneration(config).bfloat16(), module_filter_fn=lambda layer, name: name != "lm_head"
-    )
+def with_fakes(of: Job) -> Facts:
+    return fake_forward.with_forward(of, examine(of))
 
 
-def sentences() -> dict[str, torch.Tensor]:
-    return {"input_ids": torch.ones(4, 16, dtype=torch.long), "labels": torch.ones(4, 4, dtype=torch.long)}
+BOTH_WAYS = pytest.mark.parametrize(
+    "count",
+    [lambda of: seen(of)[0], lambda of: with_fakes(of).workload.rows],
+    ids=["a copy", "fake tensors"],
+)
 
 
 class Frames(nn.Module):
@@ -79,166 +71,6 @@ class Frames(nn.Module):
         return self.head(x[:, 0])
 
 
-def frames(blocks: int = 3, kind: type[Frames] = Frames) -> Job:
-    model = convert_to_float8_training(kind(blocks).bfloat16())
-    return replace(job(model), batch=torch.ones(16, 32, 32, dtype=torch.bfloat16))
-
-
-def test_an_encoder_and_a_decoder_see_different_rows() -> None:
-    found, gap = seen(replace(job(t5()), batch=sentences()))
-    assert gap is None
-    assert len(found) == 3 * 6 + 3 * 10 + 1
-    assert found["lm_head"] == (4 * 4,)
-    for number in range(3):
-        assert (
-            found[f"encoder.block.{number}.layer.0.SelfAttention.q"]
-            == found[f"decoder.block.{number}.layer.1.EncDecAttention.k"]
-            == (64,)
-        )
-        assert (
-            found[f"decoder.block.{number}.layer.1.EncDecAttention.q"]
-            == found[f"decoder.block.{number}.layer.2.DenseReluDense.wo"]
-            == (16,)
-        )
-
-
-def test_only_a_cut_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[dict[str, int]] = []
-    make = rows.cut_of
-
-    def noting(job: Job, cut: Cut, device: torch.device) -> Any:
-        kept.append(dict(cut.kept))
-        return make(job, cut, device)
-
-    monkeypatch.setattr(rows, "cut_of", noting)
-    found, _ = seen(frames(30))
-    assert kept == [{"b": 4}]
-    assert found["b.0.0"] == found["b.29.0"] == (64,)
-
-
-class Striding(nn.Module):
-    """One special block, then two kinds in turn, of which the second sees half the rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (128, *itertools.islice(itertools.cycle((64, 96)), 6))
-        self.b = nn.ModuleList(nn.Sequential(nn.Linear(32, width), nn.Linear(width, 32)) for width in widths)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.b:
-            x = x + (block(x) if block[0].out_features != 96 else block(x[:24]).mean())  # type: ignore[index, operator, union-attr]
-        return x
-
-
-def test_a_block_that_was_cut_away_has_the_rows_of_its_kind() -> None:
-    found, _ = seen(
-        replace(
-            job(convert_to_float8_training(Striding().bfloat16())),
-            batch=torch.ones(TOKENS, 32, dtype=torch.bfloat16),
-        )
-    )
-    assert [found[f"b.{number}.1"] for number in range(7)] == [
-        (48,),
-        (48,),
-        (24,),
-        (48,),
-        (24,),
-        (48,),
-        (24,),
-    ]
-
-
-def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
-    of = frames()
-    of.model.compile(backend=lambda graph, examples: 1 / 0)
-    before = {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()}
-    found, gap = seen(of)
-    assert (len(found), gap) == (8, None)
-    assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before
-    assert not any(module._forward_pre_hooks for module in of.model.modules())
-
-
-def raising(*arguments: Any) -> Any:
-    raise torch.OutOfMemoryError("CUDA out of memory")
-
-
-@pytest.mark.parametrize(
-    ("of", "reason"),
-    [
-        (lambda: replace(frames(), batch=torch.ones(3, 5, dtype=torch.bfloat16)), "RuntimeError: "),
-        (lambda: replace(frames(), training_step=raising), "OutOfMemoryError: CUDA out of memory"),
-        (lambda: replace(frames(), training_step=functools.partial(_runs, of=frames().model)), None),
-    ],
-    ids=["the forward raises", "memory", "another model"],
-)
-def test_where_the_forward_fails_the_tokens_stand_in(
-    of: Any, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = of()
-    found, gap = seen(made)
-    if reason is None:
-        assert found == {}, "no hook saw a layer of the model"
-    else:
-        assert found is NOT_RECORDED
-        assert (gap or "").startswith(reason)
-    in_time(monkeypatch)
-    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: Trial(device="cpu", arms=()))
-    trial = fp8doctor.trial.run_trial(made, examine(made), lambda facts: (), TrialRun(CPU, Budget(60))).trial
-    assert {shape.m for shape in trial.shapes} == {TOKENS}
-    assert trial.gaps.get("trial.rows") == gap
-
-
-def _runs(model: nn.Module, batch: torch.Tensor, of: nn.Module) -> torch.Tensor:
-    return of(batch).float().mean()
-
-
-def test_a_step_that_runs_the_original_is_found_out() -> None:
-    of = frames()
-    of.training_step = functools.partial(_runs, of=of.model)
-    found, gap = seen(of)
-    assert found is NOT_RECORDED
-    assert gap == "it runs the original itself"
-
-
-def test_a_trial_begins_with_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_time(monkeypatch)
-    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: Trial(device="cpu", arms=()))
-    told: list[Any] = []
-    of = frames()
-    trial = fp8doctor.trial.run_trial(
-        of, examine(of), lambda facts: (), TrialRun(CPU, Budget(60), lambda *each: told.append(each))
-    ).trial
-    assert told[1:-1] == [
-        ("counting the rows of its layers", "rows"),
-        ("timing the matmuls of its layers", "shapes"),
-    ]
-    assert trial.rows["frames"] == (512,)
-    assert {shape.m for shape in trial.shapes} == {512, 64, 16, TOKENS}
-    assert "trial.rows" not in trial.gaps
-
-
-def test_the_experts_of_one_weight_have_the_rows_that_the_router_gave_them() -> None:
-    config = MixtralConfig(
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        vocab_size=64,
-        use_cache=False,
-    )
-    model = MixtralForCausalLM(config).bfloat16()
-    found, gap = seen(replace(job(model), batch={"input_ids": torch.arange(48).view(2, 24)}))
-    assert gap is None
-    experts = {name: each for name, each in found.items() if ".experts." in name}
-    assert len(experts) == 2
-    for each in experts.values():
-        assert len(each) in (1, 2, 3, 4)
-        assert sum(each) == 48 * 2
-
-
 class Dropping(Frames):
     """LayerDrop that leaves all blocks out of the first forward, and none of the next."""
 
@@ -250,15 +82,6 @@ class Dropping(Frames):
         for block in self.b:
             x = x if self.forwards == 1 else block(x)
         return self.head(x[:, 0])
-
-
-def of_fakes(of: Job) -> rows.Rows:
-    return fake_forward.with_forward(of, examine(of)).workload.rows
-
-
-@pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
-def test_a_block_that_layerdrop_leaves_out_has_its_rows(count: Callable[[Job], rows.Rows]) -> None:
-    assert count(frames(3, Dropping)) == count(frames(3))
 
 
 class Reading(Frames):
@@ -279,12 +102,6 @@ class ReadingAlone(Frames):
         return super().forward(nn.functional.linear(x, self.read.weight))
 
 
-@pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
-def test_a_weight_that_is_read_has_its_rows(count: Callable[[Job], rows.Rows]) -> None:
-    assert count(frames(3, Reading)) == count(frames(3))
-    assert count(frames(3, ReadingAlone)) == {**count(frames(3)), "read": (16 * 32,)}
-
-
 class Attending(nn.Module):
     """Reads from more rows than it asks for."""
 
@@ -297,12 +114,89 @@ class Attending(nn.Module):
         return self.attention(x[:, :4], x, self.frames(x))[0]
 
 
-@pytest.mark.parametrize("count", [lambda of: seen(of)[0], of_fakes], ids=["real", "fake"])
-def test_the_output_projection_of_torchs_attention_has_the_rows_of_the_queries(
-    count: Callable[[Job], rows.Rows],
+class Striding(nn.Module):
+    """One special block, then two kinds in turn, of which the second sees half the rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (128, *itertools.islice(itertools.cycle((64, 96)), 6))
+        self.b = nn.ModuleList(nn.Sequential(nn.Linear(32, width), nn.Linear(width, 32)) for width in widths)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.b:
+            x = x + (block(x) if block[0].out_features != 96 else block(x[:8]).mean())  # type: ignore[index, operator, union-attr]
+        return x
+
+
+def frames(model: nn.Module | None = None) -> Job:
+    model = convert_to_float8_training((model or Frames()).bfloat16())
+    return replace(job(model), batch=torch.ones(16, 32, 32, dtype=torch.bfloat16))
+
+
+def in_frames(blocks: int = 3) -> rows.Rows:
+    in_blocks = {f"b.{block}.{layer}": (16 * 4,) for block in range(blocks) for layer in range(2)}
+    return {"frames": (16 * 32,), "head": (16,), **in_blocks}
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Frames(30), in_frames(30)),
+        (Dropping(), in_frames()),
+        (Reading(), in_frames()),
+        (ReadingAlone(), {**in_frames(), "read": (16 * 32,)}),
+        (
+            Attending(),
+            {"frames": (16 * 32,), "attention.in_proj": (64,), "attention.out_proj": (64,)},
+        ),
+        (
+            Striding(),
+            {
+                f"b.{block}.{layer}": (8 * 32 if block in (2, 4, 6) else 16 * 32,)
+                for block in range(7)
+                for layer in range(2)
+            },
+        ),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, nn.Module) else "",
+)
+def test_every_layer_has_its_own_rows(
+    model: nn.Module, expected: rows.Rows, count: Callable[[Job], rows.Rows]
 ) -> None:
-    of = replace(frames(), model=convert_to_float8_training(Attending().bfloat16()))
-    assert count(of) == {"frames": (16 * 32,), "attention.in_proj": (64,), "attention.out_proj": (64,)}
+    assert count(frames(model)) == expected
+
+
+@BOTH_WAYS
+def test_an_encoder_and_a_decoder_see_different_rows(count: Callable[[Job], rows.Rows]) -> None:
+    config = T5Config(
+        d_model=32,
+        d_ff=64,
+        d_kv=16,
+        num_layers=2,
+        num_heads=2,
+        vocab_size=64,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    model = convert_to_float8_training(
+        T5ForConditionalGeneration(config).bfloat16(), module_filter_fn=lambda layer, name: name != "lm_head"
+    )
+    ids = {name: torch.ones(4, size, dtype=torch.long) for name, size in (("input_ids", 16), ("labels", 4))}
+    found = count(replace(job(model), batch=ids))
+    assert len(found) == 2 * 6 + 2 * 10 + 1
+    for name, each in found.items():
+        read = any(part in name for part in ("EncDecAttention.k", "EncDecAttention.v"))
+        assert each == ((64,) if name.startswith("encoder") or read else (16,)), name
+
+
+def test_the_experts_of_one_weight_have_the_rows_that_the_router_gave_them() -> None:
+    model = qwen3_moe().bfloat16()
+    found, gap = seen(replace(job(model), batch={"input_ids": torch.arange(48).view(2, 24)}))
+    assert gap is None
+    experts = [each for name, each in found.items() if ".experts." in name]
+    assert {sum(each) for each in experts} == {48 * 2}
+    assert all(len(each) <= 8 for each in experts)
 
 
 EXPERT_ROWS = (3, 0, 5)
@@ -339,9 +233,165 @@ class Experts(nn.Module):
 def test_the_rows_of_every_expert(way: str, expected: list[int]) -> None:
     experts = Experts(way)
     other = nn.Parameter(torch.randn(3, 4, 4))
-    seen = rows.Products([], [experts.up])
-    with torch.no_grad(), seen:
+    products = rows.Products([], [experts.up])
+    with torch.no_grad(), products:
         torch.bmm(other, other)
         experts(torch.randn(8, 16, dtype=torch.bfloat16))
-    assert seen.of_experts(experts.up) == expected
-    assert seen.of_experts(other) == []
+    assert products.of_experts(experts.up) == expected
+    assert products.of_experts(other) == []
+
+
+def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
+    of = frames()
+    of.model.compile(backend=lambda graph, examples: 1 / 0)
+    before = {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()}
+    assert seen(of) == (in_frames(), None)
+    assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before
+    assert not any(module._forward_pre_hooks for module in of.model.modules())
+    deep = frames(Frames(30))
+    assert [dict(cut.kept) for cut in rows.shallow(deep, examine(deep)).cuts] == [{"b": 4}]
+
+
+def raising(*arguments: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _runs(model: nn.Module, batch: torch.Tensor, of: nn.Module) -> torch.Tensor:
+    return of(batch).float().mean()
+
+
+@pytest.mark.parametrize(
+    ("of", "reason"),
+    [
+        (lambda: frames(), None),
+        (lambda: replace(frames(), batch=torch.ones(3, 5, dtype=torch.bfloat16)), "RuntimeError: "),
+        (lambda: replace(frames(), training_step=raising), "OutOfMemoryError: CUDA out of memory"),
+    ],
+    ids=["it runs", "the forward raises", "memory"],
+)
+def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
+    of: Callable[[], Job], reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_time(monkeypatch)
+    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: Trial(device="cpu", arms=()))
+    made, told = of(), list[Any]()
+    run = TrialRun(CPU, Budget(60), lambda text, part: told.append(part))
+    trial = fp8doctor.trial.run_trial(made, examine(made), lambda facts: (), run).trial
+    assert told[1:-1] == ["rows", "shapes"]
+    assert {shape.m for shape in trial.shapes} == ({TOKENS} if reason else {512, 64, 16, TOKENS})
+    assert trial.gaps.get("trial.rows", "").startswith(reason or "")
+    assert ("trial.rows" in trial.gaps) is (reason is not None)
+
+
+def test_a_step_that_runs_the_original_is_found_out() -> None:
+    of, other = frames(), frames()
+    of.training_step = functools.partial(_runs, of=of.model)
+    found, gap = seen(of)
+    assert found is NOT_RECORDED
+    assert gap == "it runs the original itself"
+    of.training_step = functools.partial(_runs, of=other.model)
+    assert seen(of)[0] == {}, "no hook saw a layer of the model"
+
+
+# On fake tensors alone, in another process.
+
+
+def test_a_decoder_on_the_meta_device() -> None:
+    model = llama("meta", use_cache=False).bfloat16()
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "lm_head")
+    ids = torch.zeros(2, 24, dtype=torch.long)
+    facts = with_fakes(replace(job(model), batch={"input_ids": ids, "labels": ids}))
+    assert facts.workload.rows == dict.fromkeys((each.name for each in facts.linears()), (48,))
+
+
+class Caching(nn.Module):
+    """Its mask is kept by a function of the module that it is from, as users' masks are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) + mask(x.shape[-1])
+
+
+@functools.lru_cache
+def mask(size: int) -> torch.Tensor:
+    return torch.rand(size)
+
+
+def test_what_the_model_caches_and_draws_stays_as_it_was() -> None:
+    mask.cache_clear()
+    of = replace(job(convert_to_float8_training(Caching())), batch=torch.ones(48, 32))
+    before = torch.get_rng_state()
+    assert with_fakes(of).workload.rows == {"up": (48,)}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert mask.cache_info().currsize == 0
+    assert type(of.model(of.batch)) is torch.Tensor
+
+
+class OnGpu(torch.Tensor):
+    """Stands in for a tensor of a GPU in a forked process: it has a size, and whatever is done with it
+    raises."""
+
+    @staticmethod
+    def __new__(cls, *size: int) -> OnGpu:
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.bfloat16, device="cuda")
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(f"Cannot re-initialize CUDA in forked subprocess ({operation})")
+
+
+class Cache:
+    """An object of the user's own that keeps a tensor."""
+
+    def __init__(self) -> None:
+        self.kept = OnGpu(32)
+
+
+class Holding(nn.Module):
+    """Holds tensors of the GPU as a buffer, as a plain attribute, in containers and in an object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
+        self.register_buffer("shift", OnGpu(32))
+        self.scale, self.several, self.kept = OnGpu(32), {"more": [OnGpu(32)]}, Cache()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * self.scale + self.shift + self.several["more"][0]
+
+
+def test_a_model_on_a_gpu_is_counted_without_touching_it() -> None:
+    of = replace(job(convert_to_float8_training(Holding())), batch={"x": OnGpu(48, 32)})
+    with pytest.raises(RuntimeError, match="Cannot re-initialize CUDA"):
+        of.model.scale.neg()
+    assert with_fakes(of).workload.rows == {"up": (48,)}
+    assert type(of.model.scale) is OnGpu
+
+
+def asks_for_data(model: nn.Module, x: torch.Tensor) -> None:
+    assert x.sum().item() > 0
+
+
+def takes_for_ever(model: nn.Module, x: torch.Tensor) -> None:
+    time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"training_step": asks_for_data}, "a forward on fake tensors raises "),
+        ({"training_step": takes_for_ever}, "a forward on fake tensors ended"),
+        ({"batch": None}, "there is no batch to run the model on"),
+    ],
+)
+def test_without_a_forward_they_are_unknown(
+    change: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake_forward, "LONGEST_S", 3.0)
+    facts = with_fakes(replace(frames(), **change))
+    assert not recorded(facts, "workload.rows")
+    assert facts.gaps["workload.rows"].startswith(told)
+    assert not recorded(with_fakes(replace(frames(), model=Frames())), "workload.rows")

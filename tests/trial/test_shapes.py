@@ -21,8 +21,6 @@ from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
-from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.treatments import keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
@@ -32,7 +30,6 @@ from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conducted import conduct
 
 pytestmark = pytest.mark.slow
@@ -212,49 +209,16 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
     assert found["0.up"].fp8_ms
 
 
-def trial_of(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> tuple[Trial, dict[str, Any]]:
-    """`run_trial` with a conductor that only notes what it is given."""
-    seen: dict[str, Any] = {}
-
-    def noting(job: Job, lists: Any, planned: Any, run: TrialRun) -> Trial:
-        seen.update(budget=run.budget, arms=[plan.name for plan in planned])
-        return Trial(device="cpu", arms=(), gaps={"trial.arms": "x"})
-
-    monkeypatch.setattr(fp8doctor.trial, "timed", noting)
-    of = job(decoder())
-    told: list[Any] = []
-    made = fp8doctor.trial.run_trial(
-        of,
-        examine(of),
-        lambda facts: (),
-        TrialRun(CPU, Budget(600), lambda *each: told.append(each), **fields),
-    )
-    return made.trial, {**seen, "told": told[1:-1]}
-
-
-def test_a_trial_begins_with_the_shapes_and_pays_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = trial_of(monkeypatch)
-    assert {shape.layers for shape in made.shapes} == {
-        ("0.q", "1.q"),
-        ("0.k", "1.k"),
-        ("0.up", "1.up"),
-        ("0.down", "1.down"),
-    }
-    assert made.gaps == {"trial.arms": "x"}
-    assert seen["told"] == [
-        ("counting the rows of its layers", "rows"),
-        ("timing the matmuls of its layers", "shapes"),
-    ]
-    assert seen["budget"].seconds == 600
-    assert 0 < seen["budget"].elapsed_s < 600
-    assert "keep-in-bf16" not in seen["arms"], "a CPU says nothing about which shapes lose on a GPU"
-
-
 def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, seen = trial_of(monkeypatch, skip={"shapes": "the process was killed", "rows": "it too"})
+    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *_: Trial(device="cpu", arms=()))
+    told: list[Any] = []
+    skip = {"shapes": "the process was killed", "rows": "it too"}
+    run = TrialRun(CPU, Budget(600), lambda *each: told.append(each), skip=skip)
+    of = job(decoder())
+    made = fp8doctor.trial.run_trial(of, examine(of), lambda facts: (), run).trial
     assert not recorded(made, "shapes")
-    assert made.gaps == {"trial.arms": "x", "trial.shapes": "the process was killed", "trial.rows": "it too"}
-    assert seen["told"] == []
+    assert made.gaps == {"trial.shapes": "the process was killed", "trial.rows": "it too"}
+    assert len(told) == 2, "neither part is begun"
 
 
 def planted(model: nn.Module, *losing: str) -> tuple[Job, Facts]:
@@ -283,18 +247,10 @@ def planted(model: nn.Module, *losing: str) -> tuple[Job, Facts]:
     return of, msgspec.structs.replace(facts, trial=trial)
 
 
-def step(*layers: str, code: str = "SHP002") -> Step:
-    return Step(code=code, mends=(code,), title="t", treatment=keep_in_bf16(layers))
-
-
 def compiled(model: nn.Module) -> nn.Module:
     for block in model:  # type: ignore[attr-defined]
         block.compile(backend="eager")
     return model
-
-
-def plans(of: Job, facts: Facts, *steps: Step) -> dict[str, VariantPlan]:
-    return {plan.name: plan for plan in plan_variants(facts, steps, of)}
 
 
 @pytest.mark.slow
@@ -302,12 +258,8 @@ def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pyte
     monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
     monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
     of, facts = planted(compiled(decoder()), "0.k", "1.k")
-    plan = plans(of, facts)["keep-in-bf16"]
+    plans = {plan.name: plan for plan in plan_variants(facts, [], of)}
+    plan = plans["keep-in-bf16"]
     assert (plan.base, plan.explored, plan.fp8) == ("as_is", True, True)
-    tried = [each for name, each in plans(of, facts).items() if name in ("as_is", "keep-in-bf16")]
-    ran = {
-        arm.name: (arm.reason, arm.fp8_gemms)
-        for arm in conduct(of, [], tried, TrialRun(CPU, Budget(600))).arms
-    }
-    assert ran["as_is"] == (None, 8 * 3)
-    assert ran["keep-in-bf16"] == (None, 6 * 3)
+    arms = conduct(of, [], [plans["as_is"], plan], TrialRun(CPU, Budget(600))).arms
+    assert [(arm.reason, arm.fp8_gemms) for arm in arms] == [(None, 8 * 3), (None, 6 * 3)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import tempfile
@@ -16,10 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.facts import Arm, Breakdown, KernelGroup, Target, Trial, Workload, recorded
+from fp8doctor.facts import Arm, KernelGroup, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
@@ -39,13 +36,11 @@ from fp8doctor.trial.measure.evidence import (
 from fp8doctor.trial.measure.profile_step import annotated
 from fp8doctor.trial.measure.results import breakdown
 from fp8doctor.trial.measure.trial_run import KeepTrace, TrialRun
-from fp8doctor.trial.planning import eager_bf16
-from fp8doctor.trial.variant import Variant, VariantPlan, as_it_is
+from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
+from tests.trial.decoder import AS_IS, BF16, CPU, job
 
 pytestmark = pytest.mark.slow
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -69,189 +64,94 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     assert os.environ.get("KINETO_LOG_LEVEL") == level
 
 
-class Router(nn.Module):
-    """A matrix product in fp32, planted."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(width, width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x.float() @ self.weight.float()).to(x.dtype)
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, width, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.linear(self.norm(x))
-
-
-class Net(nn.Module):
-    """Blocks of small layers, one much larger layer, and a router."""
-
-    def __init__(self, blocks: int = 2, width: int = 32, times: int = 16, checkpointed: bool = False) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
-        self.large = nn.Linear(width, times * width, bias=False)
-        self.router = Router(width)
-        self.checkpointed = checkpointed
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        return self.large(self.router(x))
-
-
-def job(accumulate: int = 1, **settings: Any) -> Job:
-    model = convert_to_float8_training(Net(**settings).bfloat16())
-    model.router.float()
-    return Job(
-        model=model,
-        target=Target(),
-        workload=Workload(accumulate=accumulate),
-        batch=torch.ones(16, 32, dtype=torch.bfloat16),
-    )
-
-
 def compiled_blocks(variant: Variant) -> Variant:
     for block in variant.model.blocks:  # type: ignore[union-attr]
         block.compile(backend="aot_eager")
     return variant
 
 
-AS_IS = VariantPlan("as_is", as_it_is, fp8=True)
-BF16 = VariantPlan("bf16", eager_bf16, fp8=False)
-COMPILED = VariantPlan(
-    "prescribed",
-    compiled_blocks,
-    ("compile-blocks",),
-    fp8=True,
-    base="as_is",
-    change=compiled_blocks,
-    compiled=True,
-)
+GEMMS = 2 * 2 * 3
+"""FP8 matmuls of a step: two Linears in each of two blocks, forward and backward."""
+COMPILED = VariantPlan("prescribed", compiled_blocks, ("compile-blocks",), True, "as_is", compiled=True)
 
 
 def trial(
     of: Job, *arms: VariantPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None
 ) -> Trial:
-    return conduct(
-        of,
-        ["blocks"],
-        arms,
-        TrialRun(CPU, Budget(60), skip=skip or {}, keep_trace=keep_trace),
-    )
+    return conduct(of, ["blocks"], arms, TrialRun(CPU, Budget(60), skip=skip or {}, keep_trace=keep_trace))
 
 
 def by_name(of: Trial) -> dict[str, Arm]:
     return {arm.name: arm for arm in of.arms}
 
 
-@functools.cache
-def deep() -> Trial:
-    """A trial at two depths, which several tests look at."""
-    return trial(job(blocks=26), AS_IS, BF16, COMPILED)
+@pytest.mark.parametrize("blocks", [2, 26], ids=["whole", "two depths"])
+def test_parts_and_idle_time_add_up_to_the_step(blocks: int) -> None:
+    of = trial(job(blocks=blocks), AS_IS, BF16, COMPILED)
+    for arm in of.arms:
+        parts = arm.breakdown
+        assert parts is not None
+        assert arm.step_ms == pytest.approx(sum(parts.families_ms.values()) + parts.idle_ms)
+        assert sum(parts.families_ms.values()) * parts.scale == pytest.approx(parts.busy_ms)
+        assert parts.idle_ms >= 0
+    assert "trial.arms.breakdown" not in of.gaps
 
 
-@functools.cache
-def whole() -> Trial:
-    """A trial without cuts: no part of it is an extrapolation of single steps of a busy CPU."""
-    return trial(job(), AS_IS, BF16, COMPILED)
+def of_blocks(mark: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Mark each block, and put what comes back in its place."""
+
+    def change(model: Any) -> None:
+        for number, block in enumerate(model.blocks):
+            made = mark(block)
+            model.blocks[number] = block if made is None else made
+
+    return change
 
 
-def modules(of: Breakdown) -> dict[str, dict[str, float]]:
-    return {module.name: module.families_ms for module in of.modules}
-
-
-# What a real trial tells
-
-
-@pytest.mark.parametrize("name", ["as_is", "bf16", "prescribed"])
-def test_parts_and_idle_time_add_up_to_the_step(name: str) -> None:
-    for of in (deep(), whole()):
-        arm = by_name(of)[name]
-        assert arm.breakdown is not None
-        assert arm.step_ms == pytest.approx(sum(arm.breakdown.families_ms.values()) + arm.breakdown.idle_ms)
-        assert sum(arm.breakdown.families_ms.values()) * arm.breakdown.scale == pytest.approx(
-            arm.breakdown.busy_ms
-        )
-        assert "trial.arms.breakdown" not in of.gaps
-        assert of.harm == ()
-    assert arm.breakdown.idle_ms >= 0
-
-
-def compiled_in_place(model: Any) -> None:
-    for block in model.blocks:
-        block.compile(backend="aot_eager")
-
-
-def compiled_by_wrappers(model: Any) -> None:
-    for name, block in model.blocks.named_children():
-        model.blocks[int(name)] = torch.compile(block, backend="aot_eager")
-
-
-def compiled_forwards(model: Any) -> None:
-    for block in model.blocks:
-        block.forward = torch.compile(block.forward, backend="aot_eager")
-
-
-def compiled_list(model: Any) -> None:
-    """A list is never called: its mark does nothing."""
-    model.blocks.compile(backend="aot_eager")
+def compiled_forward(block: Any) -> None:
+    block.forward = torch.compile(block.forward, backend="aot_eager")
 
 
 def compiled_in_vain(model: Any) -> None:
     """A mark that compiles no frame of its layer; every function that the layer's call meets is compiled, so
     are hooks."""
-    model.router = nn.Sequential(nn.Linear(32, 32, dtype=torch.bfloat16))
-    model.router.compile(backend="aot_eager")
+    model.dropout = nn.Sequential(nn.Dropout(0.1))
+    model.dropout.compile(backend="aot_eager")
 
 
-def compiled_whole(model: Any) -> None:
-    model.compile(backend="aot_eager")
+IN_BLOCKS = {f"blocks.{block}{part}" for block in (0, 1) for part in ("", ".norm", ".up", ".down")}
+BESIDE = {"embedding", "dropout", "head"}
 
 
-IN_BLOCKS = {"blocks.0", "blocks.0.norm", "blocks.0.linear", "blocks.1", "blocks.1.norm", "blocks.1.linear"}
-BESIDE = {"large", "router"}
-
-
-@pytest.mark.gate("compiled_in_place-named0", "compiled_whole-named5")
+@pytest.mark.gate("blocks", "whole")
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (compiled_in_place, BESIDE),
-        (compiled_by_wrappers, BESIDE),
-        (compiled_forwards, BESIDE),
-        (compiled_list, IN_BLOCKS | BESIDE),
-        (compiled_in_vain, IN_BLOCKS | {"large"}),
-        (compiled_whole, set()),
+        (of_blocks(lambda block: block.compile(backend="aot_eager")), BESIDE),
+        (of_blocks(lambda block: torch.compile(block, backend="aot_eager")), BESIDE),
+        (of_blocks(compiled_forward), BESIDE),
+        (lambda model: model.blocks.compile(backend="aot_eager"), IN_BLOCKS | BESIDE),
+        (compiled_in_vain, IN_BLOCKS | BESIDE - {"dropout"}),
+        (lambda model: model.compile(backend="aot_eager"), set()),
     ],
+    ids=["blocks", "wrapped blocks", "forwards", "a list, which nobody calls", "in vain", "whole"],
 )
 def test_names_compile_nothing(
     change: Callable[[Any], None], named: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of, compiled_nothing = job(), watch_profiles(monkeypatch)
-    change(of.model)
-    (arm,) = trial(of, AS_IS).arms
-    assert modules(arm.breakdown).keys() == named  # type: ignore[arg-type]
-    assert compiled_nothing == [True]
-
-
-def watch_profiles(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each profile that is made from now on compiled nothing."""
-    found = []
+    of, compiled_nothing = job(blocks=2), list[bool]()
 
     def watched(*arguments: Any, **options: Any) -> Any:
         before = compiled_so_far()
         profile = evidence.profiled(*arguments, **options)
-        found.append(compiled_so_far() == before)
+        compiled_nothing.append(compiled_so_far() == before)
         return profile
 
     monkeypatch.setattr(trace, "profiled", watched)
-    return found
+    change(of.model)
+    (arm,) = trial(of, AS_IS).arms
+    assert {module.name for module in arm.breakdown.modules} == named  # type: ignore[union-attr]
+    assert compiled_nothing == [True]
 
 
 # Which arms
@@ -265,24 +165,25 @@ def test_a_refused_baseline_gives_its_place_to_the_other(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "bf16_compiled" else 2.0] * 6
     )
-    of = trial(job(), AS_IS, BF16, replace(BF16, name="bf16_compiled", compiled=True))
+    of = trial(job(blocks=2), AS_IS, BF16, replace(BF16, name="bf16_compiled", compiled=True))
     assert by_name(of)["bf16_compiled"].reason == "nothing in it was compiled"
     assert explained(of) == {"as_is", "bf16"}
 
 
 def test_what_a_trace_proves_is_what_the_raw_events_prove(tmp_path: Path) -> None:
-    step = compiled_blocks(Variant(job().model, None)).model
-    inputs = torch.ones(16, 32, dtype=torch.bfloat16)
-    step(inputs).sum().backward()
-    profile = evidence.profiled(lambda: step(inputs).sum().backward(), CPU, to_read=True)
+    of = job(blocks=2)
+    compiled_blocks(Variant(of.model, None))
+
+    def step() -> None:
+        of.model(of.batch).float().sum().backward()
+
+    step()
+    profile = evidence.profiled(step, CPU, to_read=True)
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    in_trace, raw = (
-        counted_in(read_trace(tmp_path / "trace.json"), CPU),
-        evidence.counted(profile.profiler, CPU),
-    )
-    assert (
-        in_trace == replace(raw, uncompiled_linears=None) == StepProof(3 * 3, 2)
-    )  # a trace names no forward
+    in_trace = counted_in(read_trace(tmp_path / "trace.json"), CPU)
+    raw = evidence.counted(profile.profiler, CPU)
+    assert in_trace == replace(raw, uncompiled_linears=None) == StepProof(GEMMS, 2)
+    assert raw.uncompiled_linears == 1, "the head"
 
 
 # What fails
@@ -304,21 +205,20 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     FAILURES[what](monkeypatch)
-    of = trial(job(), AS_IS, BF16, keep_trace=fails if what == "whoever keeps the trace" else None)
+    of = trial(job(blocks=2), AS_IS, BF16, keep_trace=fails if what == "whoever keeps the trace" else None)
     arms = by_name(of)
     assert of.gaps["trial.arms.breakdown"] == "profiling a step fails with RuntimeError: planted"
     assert [arm.breakdown for arm in of.arms if recorded(arm, "breakdown")] == []
     assert {name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for name, arm in arms.items()} == {
-        "as_is": (True, 9, 0),
+        "as_is": (True, GEMMS, 0),
         "bf16": (True, 0, 0),
     }
-    assert of.harm == ()
 
 
 def test_the_users_profiler_goes_on() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as users:
         torch.ones(3).cumsum(0)
-        of = trial(job(), AS_IS, BF16, COMPILED)
+        of = trial(job(blocks=2), AS_IS, BF16, COMPILED)
         torch.ones(3).cumprod(0)
     raw: Any = users.profiler
     assert {"aten::cumsum", "aten::cumprod"} <= {event.name() for event in raw.kineto_results.events()}
@@ -397,19 +297,12 @@ def at(
 
 
 def test_every_family_is_on_the_line_of_the_step() -> None:
-    shallow, deepest = (
-        at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0),
-        at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0),
-    )
+    shallow = at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0)
+    deepest = at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0)
     told = breakdown(PLAN, [shallow, deepest], 60.0, 1.0)
     assert told.families_ms == pytest.approx({"cast": 26.0, "gemm_fp8": 27.0, "unknown": 1.0})
-    assert (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable) == (
-        54.0,
-        6.0,
-        1.0,
-        540,
-        True,
-    )
+    found = (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable)
+    assert found == (54.0, 6.0, 1.0, 540, True)
     assert told.unclassified_pct == pytest.approx(100 / 54)
 
 

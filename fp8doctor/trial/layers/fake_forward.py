@@ -45,8 +45,6 @@ than one."""
 
 
 class Outcome(msgspec.Struct):
-    """What became of a forward on fake tensors."""
-
     watched: Watched | None = None
     raised: str = ""
     """Its exception."""
@@ -81,7 +79,6 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
 
 
 def _outcome(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
-    """Run the forward in a forked process."""
 
     def work() -> bytes:
         torch.set_num_threads(1)  # a pool of threads does not survive a fork
@@ -197,7 +194,6 @@ class _Refusals(TorchFunctionMode):
         return result
 
     def _raised(self, function: Any, given: Any) -> RuntimeError | None:
-        """Return the exception for real tensors."""
         if sum(each.numel() * each.element_size() for each in tensors(given)) > LARGEST_REAL:
             return None
         with without_fake_tensors():
@@ -245,7 +241,6 @@ class _Fakes:
         self._made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def of(self, value: Any) -> Any:
-        """Replace all tensors of a batch by fakes; containers keep their kind."""
         return with_tensors(value, self._of)
 
     def _of(self, tensor: torch.Tensor) -> torch.Tensor:

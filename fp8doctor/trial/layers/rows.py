@@ -79,8 +79,6 @@ Rows = dict[str, tuple[int, ...]]
 
 
 class Watched(msgspec.Struct, frozen=True):
-    """What a forward showed."""
-
     rows: Rows
     seen: Seen
 
@@ -138,7 +136,6 @@ def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Wat
 
 
 def uncompiled(job: Job) -> Job:
-    """Return the job with a training step that is not compiled."""
     return replace(job, training_step=own_step(job.training_step, as_compiled=False))
 
 
@@ -251,7 +248,6 @@ def found(
 
 
 def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dict[str, str]:
-    """Map the prefix of every block's names to that of the kept block that does the same work."""
     modules = {cleaned(name): module for name, module in model.named_modules()}
     blocks = {}
     for stack in plan.stacks:
@@ -266,7 +262,6 @@ def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dic
 
 @contextmanager
 def told(model: nn.Module, calls: CallsSeen) -> Iterator[None]:
-    """Tell of every call of a module."""
     with ExitStack() as hooks:
         for module in model.modules():
             entering = module.register_forward_pre_hook(
@@ -295,12 +290,10 @@ class Products(TorchFunctionMode):
         self._experts: dict[int, list[int]] = {weight.untyped_storage().data_ptr(): [] for weight in plain}
 
     def of_layer(self, layer: nn.Module) -> list[int]:
-        """Return the rows of a layer's weight, product by product."""
         weight = layer._parameters.get("weight")
         return [] if weight is None else self._layers[id(weight)]
 
     def of_experts(self, weight: nn.Parameter) -> list[int]:
-        """Return the rows of the experts in a weight, product by product."""
         if type(weight) is not nn.Parameter:
             return []
         return self._experts.get(weight.untyped_storage().data_ptr(), [])

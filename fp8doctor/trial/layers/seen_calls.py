@@ -111,7 +111,6 @@ class CallsSeen:
         """By the module whose forward calls a checkpoint function; None above all."""
 
     def enter(self, module: nn.Module, arguments: object) -> None:
-        """Note the begin of a call."""
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
         rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
@@ -136,7 +135,6 @@ class CallsSeen:
             )
 
     def leave(self, module: nn.Module) -> None:
-        """Note the end of a call."""
         if self._running and self._running[-1].module == id(module):
             self._running.pop()
 
@@ -164,13 +162,11 @@ class CallsSeen:
         return seen
 
     def rows(self, layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
-        """Return the rows of every call of the layers that were called."""
         found = {name: [each.rows for each in self._ran.get(id(layer), ())] for name, layer in layers.items()}
         return {name: tuple(each for each in rows if each) for name, rows in found.items() if any(rows)}
 
 
 def rows_of(into: torch.Tensor) -> int:
-    """Count the rows of a layer's input."""
     return into.numel() // into.shape[-1]
 
 
@@ -287,7 +283,6 @@ def _is_call(mark: Checkpointing) -> bool:
 
 
 def _is_below(name: str, modules: Collection[str]) -> bool:
-    """Tell if this is one of the modules, or inside of one."""
     return any(not each or f"{name}.".startswith(f"{each}.") for each in modules)
 
 
@@ -300,7 +295,6 @@ def _decided(linear: Linear, found: Mapping[str, str | None], unknown: Collectio
 
 
 def _recomputed(blocks: str, linears: tuple[Linear, ...]) -> int:
-    """Count the blocks of a list in which a layer is recomputed."""
     below = f"{blocks}." if blocks else ""
     return len(
         {

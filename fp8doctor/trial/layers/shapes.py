@@ -154,8 +154,6 @@ def of_interest(facts: Facts) -> list[Linear]:
 
 
 class Timer:
-    """Times operations that take turns."""
-
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.on_gpu = device.type == "cuda"
@@ -195,7 +193,6 @@ class Timer:
         return {name: float(begin.elapsed_time(end)) for name, (begin, end) in marks.items()}
 
     def close(self) -> None:
-        """Give the memory back."""
         self._buffer = None
         free(self.device)
 
@@ -207,7 +204,6 @@ def _host_ms(operation: Operation) -> float:
 
 
 def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
-    """Time the shape's matmuls; ``fast`` says how the forward accumulates."""
     if not bench.on_gpu and 2 * shape.m * shape.k * shape.n > CPU_FLOPS:
         raise ValueError("too large to be timed on a CPU")
     operands = Operands.of(shape, bench.device)

@@ -74,7 +74,6 @@ class Attempt:
 
     @property
     def steps_s(self) -> float:
-        """Sum up one step at each depth."""
         return sum(each.step_s for each in self.ready)
 
     @property
@@ -91,7 +90,6 @@ class Attempt:
 
 
 def raised(error: Exception) -> NoNumber:
-    """Make the reason of a variant whose step raises."""
     if isinstance(error, torch.OutOfMemoryError):
         return NoNumber(Reason.OUT_OF_MEMORY, "the GPU has too little memory left for it")
     if isinstance(error, OriginalTouched):

@@ -77,7 +77,6 @@ def abort_after(at: float, *, interrupts: bool) -> Iterator[None]:
 
 
 def _callers(frame: FrameType | None) -> Iterator[str]:
-    """Name the functions that run, the innermost first."""
     while frame is not None:
         yield frame.f_code.co_name
         frame = frame.f_back
@@ -121,7 +120,6 @@ class Bench(Layout):
 
     @property
     def built(self) -> list[Attempt]:
-        """List the variants that can be timed."""
         return [each for each in self.attempts if each.ready]
 
     def begin_shallower(self) -> bool:
@@ -130,7 +128,6 @@ class Bench(Layout):
         return self.lay_out(shallower=True)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
-        """Return the shared optimizer, or a new one if the variant changes what it holds."""
         shared = self.optimizers[number]
         held = {id(parameter) for group in shared.param_groups for parameter in group["params"]}
         trained = {id(parameter) for parameter in variant.model.parameters() if parameter.requires_grad}
@@ -178,7 +175,6 @@ class Bench(Layout):
         self.release(attempt.plan.name)
 
     def forget_gradients(self) -> None:
-        """Free the gradients of a step that failed."""
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
@@ -270,7 +266,6 @@ class Bench(Layout):
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Free every replica, whoever still holds an attempt."""
         self.observer.close()
         self.forget()
         self.batch = None

@@ -90,7 +90,6 @@ class Budget:
         return time.monotonic() - self.began + self.uncounted_s
 
     def left_out(self, why: Reason) -> NoNumber:
-        """Make the reason of a variant without a time."""
         return NoNumber(why, did_not_fit(self.seconds))
 
     @property
@@ -99,11 +98,9 @@ class Budget:
         return self._at_most(CLOSING_S + REPORT_S) + self.noted_s
 
     def _at_most(self, seconds: float) -> float:
-        """Take less of a small budget for the end."""
         return seconds * min(1.0, ENDING_SHARE * self.seconds / (CLOSING_S + REPORT_S))
 
     def after_rounds_s(self, attempts: Iterable[Attempt]) -> float:
-        """Sum up what follows the rounds: profiles, proofs, and the end."""
         return SHOWN_STEPS * sum(each.steps_s for each in attempts) + self.ending_s
 
     def reserve_s(self, built: Sequence[Attempt]) -> float:
@@ -129,13 +126,11 @@ class Budget:
         return None if fits else self.left_out(Reason.NOT_EXPECTED_TO_FIT)
 
     def rounds(self, attempts: Sequence[Attempt]) -> timer.Limits:
-        """Limit the rounds, to keep time for what follows them."""
         after_s = self.after_rounds_s(attempts)
         soon = min(time.monotonic() + ROUNDS_SHARE * self.seconds, self.end - after_s)
         return timer.Limits(soon, self.last - after_s)
 
     def profile_fits(self, attempt: Attempt) -> bool:
-        """Return whether a variant can be profiled at every depth before the end."""
         profile_s = PROFILE_S * len(attempt.ready) + PROFILE_STEPS * attempt.steps_s
         return time.monotonic() + profile_s <= self.last - self.ending_s
 

@@ -130,7 +130,6 @@ def _guard(reason: str) -> str:
 
 
 def _left_eager(log: Iterable[Any], model: nn.Module) -> tuple[str, ...]:
-    """Name the functions that reached the recompile limit."""
     functions: dict[str, str] = {}
     owners = _forwards(model)
     abort_after = []
@@ -279,7 +278,6 @@ class Executed:
     """Modules that ran again while gradients were computed: checkpointing recomputes them."""
 
     def within(self, name: str) -> bool:
-        """Return whether a module ran, or one below it, as in a ModuleList."""
         return any(each == name or each.startswith(f"{name}.") for each in self.at_all)
 
     def recomputed(self) -> tuple[str, ...]:

@@ -99,7 +99,6 @@ class Layout:
         return fits
 
     def forget(self) -> None:
-        """Let go of what was laid out."""
         self.bases.clear()
         self.optimizers.clear()
 
@@ -124,7 +123,6 @@ class Layout:
         self.recomputed = ran.recomputed()
 
     def variant(self, model: nn.Module) -> Variant:
-        """Put the step as it is around a replica."""
         return Variant(model, self.batch, self.job.autocast, self.job.around)
 
 

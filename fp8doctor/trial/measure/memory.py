@@ -56,7 +56,6 @@ class StepMemory:
 
     @property
     def static_gib(self) -> float:
-        """Sum up what is allocated between two steps."""
         return self.weights_gib + self.fp8_copies_gib + self.optimizer_gib
 
     @property
@@ -78,7 +77,6 @@ class MemoryWatch:
 
     @contextmanager
     def of(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[None]:
-        """Note the gradients whenever the optimizer begins a step inside."""
         groups = (group["params"] for group in optimizer.param_groups)
         self._parameters = {id(each): each for each in chain(model.parameters(), *groups)}
         register = getattr(optimizer, "register_step_pre_hook", None)  # only torch.optim.Optimizer has it
@@ -184,7 +182,6 @@ def is_roomy(root: nn.Module, device: torch.device) -> bool:
 
 
 def leaves_room(device: torch.device) -> bool:
-    """Return whether the peak since its last reset leaves enough of the GPU's memory."""
     whole = torch.cuda.mem_get_info(device)[1]
     return torch.cuda.max_memory_allocated(device) <= (1.0 - LEAVES) * whole
 

@@ -26,8 +26,6 @@ PACE_LOOPS = 5000
 
 
 class Observer:
-    """Watches one GPU's clocks, power, heat and processes through NVML."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._open = ExitStack()
@@ -120,15 +118,12 @@ class Observer:
         )
 
     def close(self) -> None:
-        """Let go of NVML."""
         self._part = None
         self._open.close()
 
 
 @dataclass
 class HostObserver:
-    """Times a fixed piece of Python once a block, the host's own self-check."""
-
     paces_ms: list[float] = field(default_factory=list)
 
     def look(self) -> None:
@@ -139,7 +134,6 @@ class HostObserver:
         self.paces_ms.append((time.perf_counter() - began) * 1e3)
 
     def load(self) -> HostLoad:
-        """Sum up the samples; not recorded without any."""
         if not self.paces_ms:
             unknown: HostLoad = NOT_RECORDED
             return unknown

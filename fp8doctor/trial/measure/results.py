@@ -63,7 +63,6 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
 
 
 def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
-    """Divide the time of a variant by that of its own replica, if both were timed."""
     plans = {each.plan.name: each.plan for each in attempts if (each.plan.name, 0) in samples}
     check, as_is = plans.get(ArmName.SELF_CHECK), plans.get(ArmName.AS_IS)
     if check is None:

@@ -60,8 +60,6 @@ SHARP = 0.005
 
 @dataclass(frozen=True)
 class Block:
-    """A measurement block: the steps in a row of one variant at one depth."""
-
     dropped: int
     kept: int
 
@@ -86,7 +84,6 @@ def blocks(steps_ms: Sequence[float]) -> list[Block]:
 
 
 def _at_least(least: int, together_ms: float, step_ms: float) -> int:
-    """Count the steps that take so long together."""
     return max(least, min(MOST_STEPS, math.ceil(together_ms / step_ms))) if step_ms else least
 
 

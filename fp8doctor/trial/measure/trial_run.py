@@ -27,8 +27,6 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """The settings and callbacks of one trial."""
-
     device: torch.device
     budget: Budget
     progress: Callable[[str, str | None], object] = _ignore
@@ -94,7 +92,6 @@ class DeviceLost(BaseException):
 
     @property
     def no_number(self) -> NoNumber:
-        """The reason why the variant has no time."""
         return NoNumber(Reason.TOOK_PROCESS_DOWN, str(self))
 
 

@@ -61,7 +61,6 @@ def opened_around(variant: Variant, opened: Callable[[], AbstractContextManager[
 
 @cache
 def function_of(name: str) -> CarryOut:
-    """Return the function that applies a treatment."""
     file, _, function = traits(name).runs.partition(".")
     module = importlib.import_module(f"{__name__.rpartition('.')[0]}.{file}")
     return cast(CarryOut, getattr(module, function))
@@ -110,7 +109,6 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
 
 
 def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Copy the compile mark of ``old`` to ``new``."""
     if behind_compile(old) is not None:
         return new
     if (call := context_of(compiled_call(old))) is not None:

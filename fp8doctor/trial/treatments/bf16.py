@@ -55,25 +55,21 @@ def in_form(form: str, facts: Facts) -> Change:
 
 
 def eager_bf16(variant: Variant) -> Variant:
-    """Remove FP8 and every compile mark."""
     bare = without_compile_marks(variant)
     return _under_autocast(replace(bare, model=to_bf16(bare.model)))
 
 
 def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
-    """Remove FP8, and compile block by block instead of the user's own marks."""
     bare = without_compile_marks(variant)
     return _under_autocast(replace(bare, model=block_by_block(to_bf16(bare.model, compiled=True), facts)))
 
 
 def bf16_whole(variant: Variant) -> Variant:
-    """Remove FP8, and compile as one graph instead of the user's own marks."""
     bare = without_compile_marks(variant)
     return _under_autocast(replace(bare, model=compile_blocks(to_bf16(bare.model, compiled=True), [])))
 
 
 def bf16_as_compiled(variant: Variant) -> Variant:
-    """Remove FP8, and keep the user's own compile marks with their settings."""
     model = to_bf16(variant.model, compiled=True)
     give_wrappers_own_code(model)
     return _under_autocast(replace(variant, model=model))
@@ -139,7 +135,6 @@ def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def mostly_fp32(model: nn.Module) -> bool:
-    """Return whether more than half of the parameters are fp32."""
     sizes = [(parameter.dtype == torch.float32, parameter.numel()) for parameter in model.parameters()]
     return 2 * sum(size for fp32, size in sizes if fp32) > sum(size for _, size in sizes)
 
@@ -162,7 +157,6 @@ def with_parameters(modules: Iterable[nn.Module], old: torch.dtype, new: torch.d
 
 
 def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    """Turn every fp32 Parameter inside an adapter into a BF16 one."""
     names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
     inside = {
         name: module

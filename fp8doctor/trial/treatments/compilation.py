@@ -43,7 +43,6 @@ def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def lists_of(facts: Facts) -> list[str]:
-    """Name the lists of repeated blocks that are compiled block by block."""
     return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
 
 
@@ -134,7 +133,6 @@ def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def place_of(named: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]:
-    """Return the parent of a module, and the module's name there."""
     above, _, child = name.rpartition(".")
     return named[above], child
 

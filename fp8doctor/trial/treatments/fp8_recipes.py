@@ -26,7 +26,6 @@ from fp8doctor.trial.variant import Variant
 
 
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    """Give every Float8Linear another configuration; keep its padding and emulation."""
     recipe = BY_TREATMENT[context.name]
     layers = [module for module in variant.model.modules() if is_float8_linear(module)]
     if not layers:
@@ -40,7 +39,6 @@ def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def is_float8_linear(module: nn.Module) -> bool:
-    """Return whether a module is torchao's Float8Linear, or of a class derived from it."""
     return ancestor(type(module), "torchao.float8.", ("Float8Linear",)) is not None
 
 
@@ -112,7 +110,6 @@ PREFIX = "convert-"
 
 
 def convert(variant: Variant, context: TreatmentContext) -> Variant:
-    """Convert every Linear except heads, routers and adapters."""
     return replace(
         variant,
         model=to_float8(
@@ -122,7 +119,6 @@ def convert(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def not_in_fp8(facts: Facts) -> tuple[str, ...]:
-    """Name the Linears that a conversion leaves out."""
     return tuple(
         linear.name
         for linear in facts.network.linears

@@ -44,7 +44,6 @@ def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def is_eager(module: Any) -> bool:
-    """Return whether this module's transformers configuration asks for eager attention."""
     return (
         isinstance(module, nn.Module)
         and getattr(vars(module).get("config"), "_attn_implementation", None) == "eager"
@@ -67,7 +66,6 @@ def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """Set ``use_cache = False`` in every configuration, unless another treatment already did."""
     caches = recorded(context.facts, "training.use_cache") and context.facts.training.use_cache
     if not without_cache(variant.model) and not caches:
         raise NotTried("no configuration in it asks for a cache")
@@ -75,7 +73,6 @@ def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def without_cache(model: nn.Module) -> bool:
-    """Switch the cache off in every configuration; return whether one had asked for it."""
     found = [vars(module).get("config") for module in model.modules()]
     configs = [config for config in found if config is not None and getattr(config, "use_cache", False)]
     for config in configs:
@@ -145,7 +142,6 @@ def _switched_off(module: nn.Module, asking: Collection[str]) -> bool:
 
 
 def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
-    """Rebuild the user's optimizer with ``fused=True``."""
     if context.job is not None and not could_be_fused(context.job):
         raise NotTried("the optimizer is fused already, or has no fused form")
     return replace(variant, optimizer={**(variant.optimizer or {}), "fused": True, "foreach": None})
@@ -170,7 +166,6 @@ TIMES = int(traits(LARGER_BATCH).tokens_ratio)
 
 
 def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
-    """Repeat every tensor of the batch along the first dimension, which they have to share."""
     sizes = {each.shape[0] for each in tensors(variant.batch) if each.ndim}
     if len(sizes) != 1:
         raise NotTried(
@@ -180,5 +175,4 @@ def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def repeated(batch: Any) -> Any:
-    """Concatenate each tensor of the batch with itself; containers keep their type."""
     return with_tensors(batch, lambda each: torch.cat([each] * TIMES) if each.ndim else each)

@@ -111,7 +111,6 @@ def eager_layers(report: Report) -> list[str]:
     return [linear.name for linear in report.facts.network.linears if linear.compiled is None]
 
 
-@pytest.mark.gate("InLists", "InDicts", "Deeper")
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("build", MODELS)
 def test_applied_and_by_its_lines_it_runs_and_is_compiled(build: Callable[[], nn.Module]) -> None:

@@ -1,0 +1,55 @@
+"""Everything that a trial tries unasked runs on a real LoRA job, and proves what its name says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fp8doctor.examine import examine
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.planning import plan_variants
+from fp8doctor.trial.variant import Place
+from tests.examine.models import llama, lora
+from tests.trial.conducted import conduct
+from tests.trial.test_planning import float8, job, steps
+
+EXPLORED = {
+    "checkpointing-off": "as_is",
+    "fused-optimizer": "as_is",
+    "bf16_without_checkpointing": "bf16",
+    "bf16_with_fused-optimizer": "bf16",
+}
+
+
+@pytest.mark.nightly
+def test_every_exploration_runs_and_proves_what_it_says() -> None:
+    model = lora(llama().bfloat16())
+    model.enable_input_require_grads()
+    model.gradient_checkpointing_enable()
+    model = float8(model)
+    of = job(model, optimizer=torch.optim.AdamW(model.parameters()))
+    facts = examine(of)
+    planned = plan_variants(facts, [], of)
+    explored = {each.name: each.base for each in planned if each.explored}
+    assert explored == {**EXPLORED, "compile-model": "as_is"}
+    freed = [each.name for each in planned if each.place is Place.NO_CHECKPOINTING]
+    assert freed == ["bf16_without_checkpointing", "checkpointing-off"]
+    tried = [
+        plan
+        for plan in plan_variants(facts, steps("adapters-to-bf16"), of)
+        if plan.name not in ("bf16_compiled", "bf16_again") and not plan.if_host_waits
+    ]
+    result = conduct(of, ["base_model.model.model.layers"], tried, TrialRun(torch.device("cpu"), Budget(600)))
+    timed = {arm.name: arm for arm in result.arms}
+    assert {arm.name: arm.reason for arm in result.arms if not arm.tried} == {}
+    arms = {*EXPLORED, "bf16_with_checkpointing-off"} - {"bf16_without_checkpointing"}  # with BF16 adapters
+    assert set(timed) >= {"as_is", "bf16", "prescribed", *arms}
+    base = timed["fused-optimizer"].base or ""
+    assert timed[base].treatments == ("adapters-to-bf16",)
+    gemms = {name: timed[name].fp8_gemms for name in ("as_is", base, *arms)}
+    recomputed = gemms["as_is"]
+    assert recomputed is not None
+    assert gemms["checkpointing-off"] < recomputed
+    assert gemms["bf16_with_checkpointing-off"] == gemms["bf16_with_fused-optimizer"] == 0
+    assert all(gemms[name] == recomputed for name in (base, "fused-optimizer"))
