@@ -30,7 +30,7 @@ OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
 """Margins within which a modelled speedup decides nothing: of jobs, of those with one scale per tensor whose
 casts are compiled or Transformer Engine's, and of those in `fp8doctor.cost.step_cost.BALANCE`, whose
 errors are the largest. Source:
-the same table; nine in ten recordings keep the second (`tests.analysis.test_estimates`)."""
+the same table; nine in ten recordings keep the second (`research.benchmarks.test_estimates`)."""
 
 
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")

@@ -32,28 +32,41 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
 """Those that `fp8doctor.planning.frameworks` writes lines for, which the help does not import."""
 
 
+COUNTS = {
+    "--batch": "Samples of a micro-batch on one GPU. Default: 1.",
+    "--seq": "Tokens of a sample. Default: 4096, or what the model takes.",
+    "--dp": "GPUs that share the batch.",
+    "--tp": "GPUs of tensor parallelism, with sequence parallelism.",
+    "--cp": "GPUs of context parallelism.",
+    "--pp": "Stages of pipeline parallelism.",
+    "--ep": "Ranks of --dp that divide the experts.",
+    "--accumulate": "Micro-batches per step.",
+}
+
+CHOICES = {
+    "--sharding": (
+        ("fsdp", "zero1", "ddp"),
+        "What the GPUs of --dp share: everything (default), the optimizer, nothing.",
+    ),
+    "--checkpointing": (("none", "selective", "full"), "Recompute. Default: none."),
+    "--optimizer": (
+        ("adamw", "adamw-fp32", "adamw-master", "adamw-8bit", "sgd"),
+        "adamw (default): states in BF16. adamw-fp32: gradients, states and master weights in fp32; "
+        "adamw-master: the same with gradients in BF16.",
+    ),
+    "--stack": (("torchao", "te"), "Default: both."),
+    "--framework": (FRAMEWORKS, "Show how to set FP8 up in this framework. Default: pytorch, or te."),
+}
+
+
 @click.command(cls=Ungated)
 @click.argument("config")
 @with_options(
     click.option(
         "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="GPUs, comma-separated."
     ),
-    count("--batch", "Samples of a micro-batch on one GPU. Default: 1."),
-    count("--seq", "Tokens of a sample. Default: 4096, or what the model takes."),
-    count("--dp", "GPUs that share the batch."),
-    count("--tp", "GPUs of tensor parallelism, with sequence parallelism."),
-    count("--cp", "GPUs of context parallelism."),
-    count("--pp", "Stages of pipeline parallelism."),
-    count("--ep", "Ranks of --dp that divide the experts."),
-    count("--accumulate", "Micro-batches per step."),
-    click.option(
-        "--sharding",
-        type=click.Choice(("fsdp", "zero1", "ddp")),
-        help="What the GPUs of --dp share: everything (default), the optimizer, nothing.",
-    ),
-    click.option(
-        "--checkpointing", type=click.Choice(("none", "selective", "full")), help="Recompute. Default: none."
-    ),
+    *(count(name, text) for name, text in COUNTS.items()),
+    *(click.option(name, type=click.Choice(of), help=text) for name, (of, text) in CHOICES.items()),
     click.option(
         "--fused-loss", is_flag=True, help="The loss keeps no logits, as Liger Kernel's fused cross entropy."
     ),
@@ -63,24 +76,9 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
         callback=adapters,
         help="LoRA of this rank, on all layers of the blocks or on those named: 16:q_proj,v_proj.",
     ),
-    click.option(
-        "--optimizer",
-        type=click.Choice(("adamw", "adamw-fp32", "adamw-master", "adamw-8bit", "sgd")),
-        help="adamw (default): states in BF16. adamw-fp32: gradients, states and master weights in fp32; "
-        "adamw-master: the same with gradients in BF16.",
-    ),
-    click.option("--stack", type=click.Choice(("torchao", "te")), help="Default: both."),
     click.option("--recipe", metavar="NAME", help="all (default), or one recipe such as tensorwise."),
     number(
-        "--step-ms",
-        "MS",
-        "Your measured BF16 step on the first GPU; all times are scaled to it.",
-        seconds,
-    ),
-    click.option(
-        "--framework",
-        type=click.Choice(FRAMEWORKS),
-        help="Show how to set FP8 up in this framework. Default: pytorch, or te.",
+        "--step-ms", "MS", "Your measured BF16 step on the first GPU; all times are scaled to it.", seconds
     ),
     number(
         "--load-timeout",

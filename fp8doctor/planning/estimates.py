@@ -20,7 +20,7 @@ from fp8doctor.gpus import GpuSpec, gpu_specs
 from fp8doctor.planning.job_options import STACKS, Options
 from fp8doctor.planning.measured import Form, Measured, measured
 from fp8doctor.planning.peaks import largest_batch, peak_of
-from fp8doctor.planning.share import Share, converts_any, share_of
+from fp8doctor.planning.share import Share, is_converted, share_of
 from fp8doctor.planning.step_time import Part, Step, step_of
 from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
 
@@ -44,10 +44,6 @@ OFF = {
 Hopper: nothing that was published or recorded is further off, but for jobs whose attention is of 2023
 (tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
 each, which are 5% off at the most: three times that."""
-
-NOT_THERE = "it does not run there"
-
-CONVERTS_NOTHING = "it converts no layer of this model"
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -102,16 +98,14 @@ class Job(NamedTuple):
     def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> Step | None:
         """Estimate the step of a form, scaled by the measured times if there are some."""
         step = step_of(self.share, self.options, gpu, recipe, stack=stack, compiled=compiled)
-        if step is None:
-            return None
-        if self.measured is not None:
+        if step is not None and self.measured is not None:
             step = self.measured.scaled(step, Form(recipe, compiled))
-        return replace(step, parts={part: ms * self.scale for part, ms in step.parts.items()})
+        return step and step.scaled(self.scale)
 
-    def basis(self, gpu: GpuSpec, recipe: Recipe, *, compiled: bool) -> Literal["measured", "modelled"]:
-        """Return how the time of a row is known."""
-        timed = self.measured and self.measured.gpu == gpu and Form(recipe, compiled) in self.measured.ratios
-        return "measured" if timed else "modelled"
+    def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> tuple[float, int]:
+        """Return the peak in GiB, and the largest batch that fits."""
+        peak = peak_of(self.share, self.options, gpu, stack, recipe, compiled=compiled)
+        return peak.gib, largest_batch(peak, self.options, gpu)
 
 
 def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
@@ -146,63 +140,54 @@ def recipe_of(row: Row) -> Recipe:
 def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
     """Estimate the recipes on one GPU, each next to BF16 in the same framework."""
     for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
-        forms = {compiled: job.step(gpu, None, stack=stack, compiled=compiled) for compiled in (True, False)}
-        known = [each for each in forms.values() if each is not None]
-        bf16 = min(known, key=lambda each: each.ms, default=None)
-        without_times = _without_times(job, gpu, stack, bf16, compiled=bf16 is forms[True])
+        forms = [(job.step(gpu, None, stack=stack, compiled=each), each) for each in (True, False)]
+        known = [(step, compiled) for step, compiled in forms if step is not None]
+        bf16, compiled = min(known, key=lambda each: each[0].ms, default=(None, True))
+        gib, largest = job.memory(gpu, None, stack=stack, compiled=compiled)
+        row = Row(
+            gpu=gpu.name,
+            stack=next(name for name, each in STACKS.items() if each == stack),
+            recipe="",
+            compiled=True,
+            gpu_memory_gib=gpu.memory_gib,
+            bf16_memory_gib=gib,
+            bf16_largest_batch=largest,
+        )
+        if bf16 is not None:
+            row = replace(
+                row,
+                bf16_step_ms=bf16.ms,
+                bf16_tokens_per_s=tokens_per_s(job.options, bf16.ms),
+                bf16_parts_ms=bf16.rounded,
+                bf16_limits=limits(bf16),
+            )
         for recipe in recipes:
-            row = _row(job, gpu, recipe, without_times, bf16, compiled=True)
-            yield row
-            if row.step_ms is not None and not recipe.only_compiled:
-                yield _row(job, gpu, recipe, without_times, bf16, compiled=False)
-
-
-def _with_memory(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, *, compiled: bool) -> Row:
-    """Add the peak of a recipe, and whether it fits."""
-    peak = peak_of(job.share, job.options, gpu, recipe.stack, recipe, compiled=compiled)
-    return replace(
-        row,
-        memory_gib=peak.gib,
-        fits=peak.gib <= USABLE * gpu.memory_gib,
-        largest_batch=largest_batch(peak, job.options, gpu),
-    )
-
-
-def _without_times(job: Job, gpu: GpuSpec, stack: str, bf16: Step | None, *, compiled: bool) -> Row:
-    """Describe the GPU and the faster BF16, which is ``compiled`` or not."""
-    peak = peak_of(job.share, job.options, gpu, stack, None, compiled=compiled)
-    return Row(
-        gpu=gpu.name,
-        stack=next(name for name, each in STACKS.items() if each == stack),
-        recipe="",
-        compiled=True,
-        gpu_memory_gib=gpu.memory_gib,
-        bf16_memory_gib=peak.gib,
-        bf16_step_ms=bf16.ms if bf16 else None,
-        bf16_tokens_per_s=tokens_per_s(job.options, bf16.ms) if bf16 else None,
-        bf16_parts_ms=_rounded(bf16) if bf16 else {},
-        bf16_limits=limits(bf16) if bf16 else (),
-        bf16_largest_batch=largest_batch(peak, job.options, gpu),
-    )
+            found = _row(job, gpu, recipe, row, bf16, compiled=True)
+            yield found
+            if found.step_ms is not None and not recipe.only_compiled:
+                yield _row(job, gpu, recipe, row, bf16, compiled=False)
 
 
 def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *, compiled: bool) -> Row:
-    """Complete a row without times by those of a recipe."""
+    """Complete the row of BF16 by a recipe."""
     row = replace(row, recipe=recipe.name, compiled=compiled)
     if gpu.fp8_tflops is None:
         return replace(row, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
-        return replace(row, why=NOT_THERE)
-    if not converts_any(job.share, recipe):
-        return replace(row, why=CONVERTS_NOTHING)
-    row = _with_memory(job, gpu, recipe, row, compiled=compiled)
+        return replace(row, why="it does not run there")
+    if not any(is_converted(each, recipe) for each in job.share.layers):
+        return replace(row, why="it converts no layer of this model")
+    gib, largest = job.memory(gpu, recipe, stack=recipe.stack, compiled=compiled)
+    fits = gib <= USABLE * gpu.memory_gib
+    row = replace(row, memory_gib=gib, fits=fits, largest_batch=largest)
     step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
-    if step is None or bf16 is None:
-        return replace(
-            row, why="its casts were not measured" if bf16 else "a part of the model has no numbers"
-        )
-    balanced = bf16.in_balance or step.in_balance
+    if bf16 is None:
+        return replace(row, why="a part of the model has no numbers")
+    if step is None:
+        return replace(row, why="its casts were not measured")
+    balanced, timed = bf16.in_balance or step.in_balance, job.measured
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled, in_balance=balanced)
+    is_timed = timed and timed.gpu == gpu and Form(recipe, compiled) in timed.ratios
     return replace(
         row,
         step_ms=step.ms,
@@ -211,8 +196,8 @@ def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *,
         speedup_high=speedup / (1 - off),
         tokens_per_s=tokens_per_s(job.options, step.ms),
         limits=limits(step),
-        parts_ms=_rounded(step),
-        basis=job.basis(gpu, recipe, compiled=compiled),
+        parts_ms=step.rounded,
+        basis="measured" if is_timed else "modelled",
     )
 
 
@@ -220,10 +205,6 @@ def limits(step: Step) -> tuple[Part, ...]:
     """Name the parts that FP8 does not make faster and that take much of the step."""
     others = {part: ms for part, ms in step.parts.items() if part != "matmuls" and ms >= LIMITING * step.ms}
     return tuple(sorted(others, key=lambda part: -others[part]))
-
-
-def _rounded(step: Step) -> dict[str, float]:
-    return {part: round(ms, 3) for part, ms in step.parts.items() if ms}
 
 
 def tokens_per_s(options: Options, step_ms: float) -> float:

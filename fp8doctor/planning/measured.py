@@ -36,8 +36,7 @@ class Measured(NamedTuple):
     def scaled(self, step: Step, form: Form) -> Step:
         """Scale an estimate by its own form's ratio, else by that of BF16."""
         found = self.ratios.get(form) or self.ratios.get(Form(None, form.compiled))
-        ratio = found or next(iter(self.ratios.values()))
-        return Step({part: ms * ratio for part, ms in step.parts.items()}, step.in_balance)
+        return step.scaled(found or next(iter(self.ratios.values())))
 
 
 def saved_facts(path: Path) -> Facts | None:

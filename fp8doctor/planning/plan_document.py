@@ -70,9 +70,8 @@ def plan_document(facts: Facts, gpus: str | Sequence[str], options: Options) -> 
             f"an older fp8doctor wrote this report, without what a plan needs ({error})"
         ) from None
     refuse_too_large(found, options)
-    by_gpu = {
-        name: [row for row in found if row.gpu == name] for name in dict.fromkeys(each.gpu for each in found)
-    }
+    names = dict.fromkeys(each.gpu for each in found)
+    by_gpu = {name: [row for row in found if row.gpu == name] for name in names}
     gaining = [each for each in (list(best_of_stacks(of_gpu)) for of_gpu in by_gpu.values()) if each]
     return PlanDocument(
         name=facts.target.get("name", ""),

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import FROM_ATTENTION, is_from_attention, owner_of
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
-from fp8doctor.cost import calls_of, routed_rows, rows_seen, step_tokens
-from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES
+from fp8doctor.cost import calls_of, routed_rows, rows_of
+from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, with_tokens
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.job_options import Options
@@ -93,10 +93,10 @@ def share_of(facts: Facts, options: Options) -> Share:
     if options.pp > blocks:
         raise UserError(f"--pp {options.pp} has more stages than the model has blocks ({blocks})")
     stage = -(-blocks // options.pp)
-    scale = options.tokens / (step_tokens(facts) or options.tokens)
+    facts = with_batch_of(facts, options)
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
-        layer = layer_of(linear, facts, options, scale)
+        layer = layer_of(linear, facts, options)
         shape = (layer.rows, *(layer.linear.get(each) for each in ALIKE))
         key = (*shape, layer.owner.rpartition(".")[2], layer.last)
         seen = found.get(key)
@@ -112,7 +112,7 @@ def share_of(facts: Facts, options: Options) -> Share:
         _amount(layers, network.parameters, network.linears, options, trained=False),
         _amount(layers, network.get("trainable_parameters", 0), network.linears, options, trained=True),
         stage,
-        with_rows_of(facts, options, scale),
+        facts,
     )
 
 
@@ -129,22 +129,11 @@ def _amount(
     return Amount(dense + max(0, whole - in_linears) / options.tp, experts)
 
 
-def with_rows_of(facts: Facts, options: Options, scale: float) -> Facts:
-    """Give the job the rows of one GPU."""
-    rows = {
-        each.name: tuple(round(count * scale) for count in seen)
-        for each in facts.network.linears
-        if (seen := rows_seen(each, facts))
-    }
-    workload = replace(
-        facts.workload,
-        tokens=options.tokens,
-        batch_size=options.batch,
-        sequence_length=options.seq,
-        accumulate=options.accumulate,
-        rows=rows,
-    )
-    return replace(facts, workload=workload)
+def with_batch_of(facts: Facts, options: Options) -> Facts:
+    """Give the job the rows and the batch of one GPU."""
+    facts = with_tokens(facts, options.tokens)
+    batch = {"batch_size": options.batch, "sequence_length": options.seq, "accumulate": options.accumulate}
+    return replace(facts, workload=replace(facts.workload, tokens=options.tokens, **batch))
 
 
 def refuse_unknown_mixing(network: Network) -> None:
@@ -168,8 +157,8 @@ def refuse_odd_heads(network: Network, options: Options) -> None:
         raise UserError(f"--tp {options.tp} does not divide the {of_keys} heads of keys and values")
 
 
-def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> Layer:
-    """Describe one layer as one GPU has it; ``scale`` is its rows / those in the facts."""
+def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:
+    """Describe one layer as one GPU has it."""
     network, experts = facts.network, linear.role == "experts"
     hidden = network.get("hidden_size")
     owner, last = owner_of(linear)
@@ -181,17 +170,15 @@ def layer_of(linear: Linear, facts: Facts, options: Options, scale: float) -> La
         else:
             copies = min(options.tp, network.get("key_value_heads") or options.tp)
             local_n = _cut(n, copies if last in KEYS else options.tp, linear.name)
+    rows, calls = rows_of(linear, facts), calls_of(linear, facts)
     if experts:
-        rows, calls = (routed_rows(linear, facts) or options.tokens) * scale, 1
-    else:
-        seen = max(rows_seen(linear, facts), default=0) or step_tokens(facts) or options.tokens
-        rows, calls = seen * scale, calls_of(linear, facts)
+        rows, calls = routed_rows(linear, facts), 1
     gemms = linear.get("gemms", 1)
     local = max(1, gemms // options.ep) if experts else gemms
     return Layer(
         replace(linear, in_features=local_k, out_features=local_n, gemms=local),
         calls,
-        max(1, round(rows)),
+        max(1, rows or options.tokens),
         (k / options.tp, n / options.tp),
         linear.parameters * (local_k * local_n * local) / (k * n * gemms),
         owner,
@@ -255,11 +242,6 @@ def is_converted(layer: Layer, recipe: Recipe | None) -> bool:
     else:
         taken = would_be_converted(linear) and layer.rows % FP8_MULTIPLE == 0
     return taken and linear.in_features % recipe.multiple == 0 and linear.out_features % recipe.multiple == 0
-
-
-def converts_any(share: Share, recipe: Recipe) -> bool:
-    """Return whether a conversion with this recipe takes any layer."""
-    return any(is_converted(each, recipe) for each in share.layers)
 
 
 def gathers_fp8(recipe: Recipe | None, options: Options) -> bool:

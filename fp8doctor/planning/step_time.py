@@ -54,6 +54,13 @@ class Step(Struct, frozen=True):
     def ms(self) -> float:
         return sum(self.parts.values())
 
+    @property
+    def rounded(self) -> dict[str, float]:
+        return {part: round(ms, 3) for part, ms in self.parts.items() if ms}
+
+    def scaled(self, times: float) -> Step:
+        return replace(self, parts={part: ms * times for part, ms in self.parts.items()})
+
 
 def step_of(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool

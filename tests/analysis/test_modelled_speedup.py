@@ -19,35 +19,10 @@ from research.benchmarks import recorded_steps
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
-MODEL_ERROR = 0.15
-"""How far the modelled speedup of these jobs may be off; `tests/test_cost.py` holds that of all recordings to
-it."""
-
 
 def examined(name: str) -> tuple[Facts, tuple[Finding, ...]]:
     facts = load_report(RECORDED / f"h200-{name}.json.gz").facts
     return facts, run(discover(), facts)[0]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "decoder_468m",
-        "decoder_454m",
-        "decoder_468m_compiled",
-        "llama_8b_float8",
-        "llama_8b",
-        "te_fused",
-        "checkpointed_needlessly",
-    ],
-)
-def test_the_expected_speedup_is_near_the_measured_one(name: str) -> None:
-    facts, _ = examined(name)
-    expects, view = modelled_speedup(facts), TrialView(facts)
-    assert expects is not None
-    assert view.speedup.median == pytest.approx(expects.as_is, rel=MODEL_ERROR)
-    best = view.bf16_of_fp8.step_ms / view.fp8.step_ms
-    assert best == pytest.approx(max(expects.as_is, expects.compiled), rel=MODEL_ERROR)
 
 
 @pytest.mark.parametrize("name", ["hidden_te", "nf4_base"])
