@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Literal
 
 import torch
@@ -29,24 +30,24 @@ def examine_distributed(tree: Tree) -> Distributed | None:
         place.name: shards for place, weight in fsdp2_weights(tree) if (shards := pieces(weight)) is not None
     }
     kind, at = wrapper(tree) or (None, None)
+    parameters = (each for place in tree.places for each in parameters_of(place.module).values())
+    device = next((each.device for each in parameters if each is not None), None)
+    groups = [amax_group(place.module) for place in tree.places]
+    config = torch_private.config()
+    backend = None
+    with suppress(RuntimeError, ValueError):  # nothing is sent
+        backend = str(torch.distributed.get_backend())
     return Distributed(
         world_size=torch.distributed.get_world_size(),
         fsdp2_linears=tuple(sharded),
         shards=max(sharded.values(), default=None),
-        backend=_backend(),
+        backend=backend,
         wrapper=kind,
         wrapper_at=at,
-        device=_device(tree),
-        amax_ranks=_amax_ranks(tree),
-        optimize_ddp=_optimize_ddp(),
+        device=device.index if device is not None and device.type == "cuda" else None,
+        amax_ranks=max((torch.distributed.get_world_size(each) for on, each in groups if on), default=None),
+        optimize_ddp=None if config is None else config.optimize_ddp in (True, "ddp_optimizer"),
     )
-
-
-def _backend() -> str | None:
-    try:
-        return str(torch.distributed.get_backend())
-    except (RuntimeError, ValueError):
-        return None
 
 
 def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
@@ -59,29 +60,6 @@ def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
         if is_fsdp2(place):
             return "FSDP2", place.name
     return None
-
-
-def _device(tree: Tree) -> int | None:
-    for place in tree.places:
-        for parameter in parameters_of(place.module).values():
-            if parameter is not None:
-                return parameter.device.index if parameter.device.type == "cuda" else None
-    return None
-
-
-def _amax_ranks(tree: Tree) -> int | None:
-    sizes = [
-        torch.distributed.get_world_size(group)
-        for place in tree.places
-        for reduces, group in (amax_group(place.module),)
-        if reduces
-    ]
-    return max(sizes, default=None)
-
-
-def _optimize_ddp() -> bool | None:
-    config = torch_private.config()
-    return None if config is None else config.optimize_ddp in (True, "ddp_optimizer")
 
 
 def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:

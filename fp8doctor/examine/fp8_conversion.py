@@ -106,22 +106,13 @@ class ConversionWatch:
             if self.registered is not None and new is not None:
                 self.registered((parent, new))
             old = children_of(parent).get(name)
-            if (
-                old is not None
-                and new is not None
-                and new is not old
-                and is_a(old, nn.Linear)
-                and is_a(new, nn.Module)
-                and is_fp8(new)
-                and not is_fp8(old)
-            ):
+            replaces = new is not old and is_a(old, nn.Linear) and is_a(new, nn.Module)
+            if replaces and old is not None and new is not None and is_fp8(new) and not is_fp8(old):
                 self.replacements.append(replacement(parent, old, new, tensor(old, "weight")))
         except Exception as error:  # the user's conversion goes on, whatever a class of theirs does here
             _log.debug("a replacement could not be read", exc_info=True)
-            self.problem = scrub(
-                f"a replacement by {type(new).__qualname__} could not be read: "
-                f"{type(error).__name__}: {error}"
-            )
+            what = f"a replacement by {type(new).__qualname__} could not be read"
+            self.problem = scrub(f"{what}: {type(error).__name__}: {error}")
 
 
 def is_fp8(module: nn.Module) -> bool:
@@ -166,14 +157,7 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
         lost_forwards=tuple(sorted({class_name(each.kind) for _, each in forwards})),
         without_compile=names(place for place, each in found if each.compiled and place.compiled is None),
         bypassed=names(place for place, each in found if each.wrapped and place.wrappers),
-        unfrozen=names(
-            place
-            for place, each in found
-            if each.frozen
-            and any(
-                weight is not None and weight.requires_grad for weight in parameters_of(place.module).values()
-            )
-        ),
+        unfrozen=names(place for place, each in found if each.frozen and trains(place)),
         untied=untied(tree, found),
     )
 
@@ -220,6 +204,11 @@ def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -
     return len(copies) if copied <= shapes else 0
 
 
+def trains(place: Place) -> bool:
+    weights = parameters_of(place.module).values()
+    return any(each is not None and each.requires_grad for each in weights)
+
+
 def names(places: Iterable[Place]) -> tuple[str, ...]:
     return tuple(place.name for place in places)
 
@@ -231,7 +220,7 @@ def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[st
     for place, each in found:
         weight = each.weight()
         own = parameters_of(place.module).values()
-        if weight is not None and id(weight) in others and all(mine is not weight for mine in own):
+        if id(weight) in others and all(mine is not weight for mine in own):
             pairs.append((f"{place.name}.weight", others[id(weight)]))
     return tuple(pairs)
 

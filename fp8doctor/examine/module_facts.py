@@ -61,6 +61,8 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     for key, parameter in unique.items():
         dtypes[dtype_name(stored(parameter) if key in packed else parameter)] += counts[key]
     total = sum(counts.values())
+    held = (each for place in tree.places for each in buffers_of(place.module).values())
+    buffers = [each for each in held if each is not None]
     tuned = {each for place in tree.places for each in adapters_of(place.module)}
     return Network(
         kind=class_name(type(tree.root.module)),
@@ -71,7 +73,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
             counts[key] for key, aliases in names.items() if any(is_adapter(name, tuned) for name in aliases)
         ),
         dtypes=dict(dtypes),
-        devices=devices(tree, list(unique.values())),
+        devices=tuple(sorted({each.device.type for each in (*unique.values(), *buffers)})),
         modules=len(tree.places),
         linears=describe(found, tree, config, vocabulary, blocks, gaps),
         blocks=blocks,
@@ -123,14 +125,10 @@ def sizes(config: Any, embeddings: list[Place]) -> tuple[int | None, int | None]
     tables = [place.module for place in embeddings if type(read(place.module, "num_embeddings")) is int]
     table = max(tables, key=lambda each: int(read(each, "num_embeddings")), default=None)
     entries = read(table, "num_embeddings", 0)
-    vocabulary = next(
-        (size for name in VOCABULARY if type(size := read(config, name)) is int),
-        entries if entries >= FEWEST_WORDS else None,
-    )
-    hidden = next(
-        (size for name in HIDDEN if type(size := read(config, name)) is int), read(table, "embedding_dim")
-    )
-    return vocabulary, hidden
+    vocabulary, hidden = _size(config, VOCABULARY), _size(config, HIDDEN)
+    if vocabulary is None and entries >= FEWEST_WORDS:
+        vocabulary = entries
+    return vocabulary, read(table, "embedding_dim") if hidden is None else hidden
 
 
 def _size(config: Any, names: Sequence[str]) -> int | None:
@@ -202,13 +200,6 @@ def quantization(tree: Tree) -> str | None:
         if method is not None and dequantized is not True:
             return scrub(str(read(method, "value", method)))
     return None
-
-
-def devices(tree: Tree, found: list[nn.Parameter]) -> tuple[str, ...]:
-    buffers = (
-        each for place in tree.places for each in buffers_of(place.module).values() if each is not None
-    )
-    return tuple(sorted({each.device.type for each in (*found, *buffers)}))
 
 
 def wrappers(root: Place) -> tuple[str, ...]:

@@ -49,9 +49,28 @@ DEEPEST_LIST = 2
 """Levels from a router's siblings to an expert: a list, or a module of lists."""
 
 
-@dataclass
-class Place:
-    """A module where it was first met, and its cover."""
+@dataclass(kw_only=True)
+class Cover:
+    """A module's state inherited from above."""
+
+    compiled: str | None = None
+    """Name of the compiled region."""
+    watched: bool = False
+    """A mark above compiles no frame itself: the next forward below that Dynamo takes is a region."""
+    checkpointed: Any = None
+    """Name of the region, or None; ``NOT_RECORDED`` if a forward above may call ``checkpoint``."""
+    flag_above: bool = False
+    """A model above has transformers' flag, and its blocks have none."""
+    adapter: Any = None
+    experts: int | None = None
+    """Number of experts in this module's list of experts."""
+    idle: bool = False
+    """PEFT's unused original of a trained copy (``modules_to_save``)."""
+
+
+@dataclass(kw_only=True)
+class Place(Cover):
+    """A module where it was first met."""
 
     name: str
     module: nn.Module
@@ -60,14 +79,6 @@ class Place:
     children: list[Place] = field(default_factory=list)
     wrappers: tuple[nn.Module, ...] = ()
     """Its direct wrappers, outermost first, which have no place of their own."""
-    compiled: str | None = None
-    checkpointed: Any = None
-    """Name of the region, or None; ``NOT_RECORDED`` if a forward above may call ``checkpoint``."""
-    adapter: Any = None
-    experts: int | None = None
-    """Number of experts in this module's list of experts."""
-    idle: bool = False
-    """PEFT's unused original of a trained copy (``modules_to_save``)."""
     trainable_so_far: bool = False
     """This or an earlier module in the tree's order has a trainable parameter."""
 
@@ -108,21 +119,6 @@ class Tree:
     @property
     def root(self) -> Place:
         return self.places[0]
-
-
-@dataclass(frozen=True)
-class Cover:
-    """A module's state inherited from above."""
-
-    compiled: str | None = None
-    watched: bool = False
-    """A mark above compiles no frame itself: the next forward below that Dynamo takes is a region."""
-    checkpointed: Any = None
-    flag_above: bool = False
-    """A model above has transformers' flag, and its blocks have none."""
-    adapter: Any = None
-    experts: int | None = None
-    idle: bool = False
 
 
 def walk(
@@ -190,8 +186,9 @@ class _Walk:
         if inner is not None:
             self.visit(inner, name, parent, cover, (*wrappers, module))
         else:
-            inherited = (cover.compiled, cover.checkpointed, cover.adapter, cover.experts, cover.idle)
-            place = Place(name, module, kind, parent, [], wrappers, *inherited, self.trainable)
+            here: dict[str, Any] = {"name": name, "module": module, "kind": kind, "parent": parent}
+            trainable = self.trainable
+            place = Place(**here, wrappers=wrappers, trainable_so_far=trainable, **vars(cover))
             self.tree.places.append(place)
             if parent:
                 parent.children.append(place)
