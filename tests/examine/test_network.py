@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.facts import Blocks
+from fp8doctor.facts import Linear
 from tests.examine.models import (
     Block,
     Stacked,
@@ -40,42 +40,25 @@ def test_llama() -> None:
     assert (facts.modules, facts.hooks, facts.float8_parameters) == (33, 0, 0)
     assert (facts.ties, facts.wrappers, facts.vocabulary, facts.hidden_size) == ((), (), 256, 64)
     assert (facts.heads, facts.key_value_heads) == (4, 2)
-    assert [each.name for each in facts.linears] == [
-        *(f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER),
-        "lm_head",
-    ]
+    layers = [f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER]
+    assert [each.name for each in facts.linears] == [*layers, "lm_head"]
     (blocks,) = facts.blocks
-    kind = "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
-    assert blocks == Blocks(
-        name="model.layers",
-        kind=kind,
-        container="list",
-        forward_of_torch=False,
-        level=0,
-        count=2,
-        compiled=0,
-        checkpointed=0,
-    )
+    assert blocks.kind == "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
+    assert (blocks.name, blocks.container, blocks.level, blocks.count) == ("model.layers", "list", 0, 2)
+    assert (blocks.forward_of_torch, blocks.compiled, blocks.checkpointed) == (False, 0, 0)
+
+
+def sides(layer: Linear) -> tuple[int, int, bool]:
+    return layer.in_features, layer.out_features, layer.bias
 
 
 def test_one_linear_of_llama() -> None:
     layer = by_name(llama())["model.layers.1.mlp.down_proj"]
     assert (layer.kind, layer.stack, layer.use) == ("torch.nn.modules.linear.Linear", "torch", "none")
     assert (layer.recipe, layer.features, layer.engaged, layer.weight_class) == (None, {}, None, None)
-    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (
-        128,
-        64,
-        1,
-        False,
-        "float32",
-    )
-    assert (layer.requires_grad, layer.role, layer.adapter, layer.compiled, layer.checkpointed) == (
-        True,
-        "body",
-        None,
-        None,
-        None,
-    )
+    assert (sides(layer), layer.gemms, layer.dtype) == ((128, 64, False), 1, "float32")
+    assert (layer.requires_grad, layer.role) == (True, "body")
+    assert (layer.adapter, layer.compiled, layer.checkpointed) == (None, None, None)
     assert layer.parameters == 8192
     assert (layer.flops_per_token, layer.flops_share_pct) == (6 * 128 * 64, 100 * 49152 / 540672)
 
@@ -84,7 +67,7 @@ def test_llama_8b_on_meta() -> None:
     facts = network(llama_8b())
     assert (facts.parameters, facts.devices, len(facts.linears)) == (8_030_261_248, ("meta",), 225)
     head = facts.linears[-1]
-    assert (head.name, head.role, head.in_features, head.out_features) == ("lm_head", "head", 4096, 128256)
+    assert (head.name, head.role, sides(head)) == ("lm_head", "head", (4096, 128256, False))
     assert sum(each.flops_per_token for each in facts.linears) == 6 * (32 * 218_103_808 + 4096 * 128256)
     assert abs(sum(each.flops_share_pct for each in facts.linears) - 100) < 1e-9
     assert [each.role for each in facts.linears].count("head") == 1
@@ -93,13 +76,9 @@ def test_llama_8b_on_meta() -> None:
 def test_conv1d_of_gpt2_is_transposed() -> None:
     facts = network(gpt2())
     up = facts.linears[2]
-    assert (up.name, up.kind, up.stack, up.use) == (
-        "transformer.h.0.mlp.c_fc",
-        "transformers.pytorch_utils.Conv1D",
-        "torch",
-        "none",
-    )
-    assert (up.in_features, up.out_features, up.bias, up.parameters) == (64, 256, True, 64 * 256 + 256)
+    assert (up.name, up.kind) == ("transformer.h.0.mlp.c_fc", "transformers.pytorch_utils.Conv1D")
+    assert (up.stack, up.use, sides(up)) == ("torch", "none", (64, 256, True))
+    assert up.parameters == 64 * 256 + 256
     assert facts.ties == (("transformer.wte.weight", "lm_head.weight"),)
     assert (facts.vocabulary, facts.hidden_size) == (256, 64)
     assert facts.linears[-1].role == "head"
@@ -107,44 +86,28 @@ def test_conv1d_of_gpt2_is_transposed() -> None:
 
 def test_qwen3_moe() -> None:
     linears = by_name(qwen3_moe())
-    up, down, gate = (
-        linears[f"model.layers.0.mlp.{name}"]
-        for name in ("experts.gate_up_proj", "experts.down_proj", "gate")
-    )
-    assert (up.kind.rpartition(".")[2], up.role, up.gemms, up.in_features, up.out_features) == (
-        "Qwen3MoeExperts",
-        "experts",
-        8,
-        64,
-        64,
-    )
-    assert (down.in_features, down.out_features, down.parameters) == (32, 64, 8 * 32 * 64)
+    names = ("experts.gate_up_proj", "experts.down_proj", "gate")
+    up, down, gate = (linears[f"model.layers.0.mlp.{name}"] for name in names)
+    assert (up.kind.rpartition(".")[2], up.role, up.gemms) == ("Qwen3MoeExperts", "experts", 8)
+    assert (sides(up), sides(down), down.parameters) == ((64, 64, False), (32, 64, False), 8 * 32 * 64)
     assert up.flops_per_token == 6 * 64 * 64 * 2  # two of eight experts
-    assert (gate.role, gate.in_features, gate.out_features, gate.gemms) == ("router", 64, 8, 1)
+    assert (gate.role, gate.gemms, sides(gate)) == ("router", 1, (64, 8, False))
 
 
 def test_transposed_experts() -> None:
-    kind = type("Llama4TextExperts", (nn.Module,), {})
-    experts = kind()
+    experts = type("Llama4TextExperts", (nn.Module,), {})()
     experts.hidden_size, experts.top_k = 64, 1
-    experts.gate_up_proj, experts.down_proj = (
-        nn.Parameter(torch.zeros(4, 64, 256)),
-        nn.Parameter(torch.zeros(4, 128, 64)),
-    )
+    experts.gate_up_proj = nn.Parameter(torch.zeros(4, 64, 256))
+    experts.down_proj = nn.Parameter(torch.zeros(4, 128, 64))
     experts.gate_up_proj_bias = nn.Parameter(torch.zeros(4, 256))
-    up, down = network(experts).linears
-    assert (up.in_features, up.out_features, up.bias) == (64, 256, True)
-    assert (down.in_features, down.out_features, down.bias) == (128, 64, False)
+    assert list(map(sides, network(experts).linears)) == [(64, 256, True), (128, 64, False)]
 
 
 def test_experts_in_a_list() -> None:
     """Mixtral before transformers 5: a ModuleList of experts behind a gate that is an nn.Linear."""
-    layer = nn.Module()
-    layer.top_k, layer.gate, layer.experts = (
-        2,
-        nn.Linear(32, 4, bias=False),
-        nn.ModuleList(Block() for _ in range(4)),
-    )
+    experts = nn.ModuleList(Block() for _ in range(4))
+    layer = nn.ModuleDict({"gate": nn.Linear(32, 4, bias=False), "experts": experts})
+    layer.top_k = 2  # type: ignore[assignment]
     facts = network(nn.ModuleDict({"moe": layer}))
     linears = {each.name: each for each in facts.linears}
     assert linears["moe.gate"].role == "router"
@@ -154,29 +117,12 @@ def test_experts_in_a_list() -> None:
 
 
 def test_multihead_attention() -> None:
-    linears = by_name(
-        nn.ModuleDict(
-            {
-                "attn": nn.MultiheadAttention(64, 4),
-                "cross": nn.MultiheadAttention(64, 4, kdim=32, vdim=16, bias=False),
-            }
-        )
-    )
-    fused = linears["attn.in_proj"]
-    assert (fused.in_features, fused.out_features, fused.bias, fused.features) == (
-        64,
-        192,
-        True,
-        {"functional": True},
-    )
-    assert linears["attn.out_proj"].features == {"functional": True}
-    assert [
-        (name, each.in_features, each.bias) for name, each in linears.items() if name.startswith("cross")
-    ][:3] == [
-        ("cross.q_proj", 64, False),
-        ("cross.k_proj", 32, False),
-        ("cross.v_proj", 16, False),
-    ]
+    cross = nn.MultiheadAttention(64, 4, kdim=32, vdim=16, bias=False)
+    linears = by_name(nn.ModuleDict({"attn": nn.MultiheadAttention(64, 4), "cross": cross}))
+    assert sides(linears["attn.in_proj"]) == (64, 192, True)
+    assert linears["attn.in_proj"].features == linears["attn.out_proj"].features == {"functional": True}
+    parts = {"q": 64, "k": 32, "v": 16}
+    assert {name: sides(linears[f"cross.{name}_proj"])[0] for name in parts} == parts
 
 
 def test_blocks_in_a_dictionary() -> None:
@@ -213,15 +159,8 @@ def test_frozen_parameters() -> None:
     model.blocks[0].requires_grad_(False)
     facts = network(model)
     assert facts.trainable_parameters == facts.parameters - 100 * 32 - (2 * 32 * 128 + 128 + 32)
-    assert [each.flops_per_token / (2 * each.in_features * each.out_features) for each in facts.linears] == [
-        1,
-        1,
-        3,
-        3,
-        3,
-        3,
-        3,
-    ]
+    passes = [each.flops_per_token / (2 * each.in_features * each.out_features) for each in facts.linears]
+    assert passes == [1, 1, 3, 3, 3, 3, 3]
     assert [each.requires_grad for each in facts.linears][:3] == [False, False, True]
 
 
@@ -234,16 +173,10 @@ def test_devices_and_dtypes_are_counted_by_elements() -> None:
 
 def test_sharded_by_fsdp2() -> None:
     """One process is enough to see FSDP2's classes and its DTensor weights."""
+    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     try:
-        model = nn.Sequential(
-            *(
-                convert_to_float8_training(
-                    Block(), config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-                )
-                for _ in range(2)
-            )
-        )
+        model = nn.Sequential(*(convert_to_float8_training(Block(), config=config) for _ in range(2)))
         for block in model:
             fully_shard(block.up)
             fully_shard(block)
@@ -254,11 +187,8 @@ def test_sharded_by_fsdp2() -> None:
     assert (facts.kind, facts.wrappers) == ("torch.nn.modules.container.Sequential", ("FSDPModule",))
     assert (facts.blocks[0].kind, facts.blocks[0].count) == ("tests.examine.models.Block", 2)
     layer = facts.linears[0]
-    assert (layer.kind, layer.use, layer.recipe) == (
-        "torchao.float8.float8_linear.Float8Linear",
-        "training",
-        "tensorwise",
-    )
+    assert layer.kind == "torchao.float8.float8_linear.Float8Linear"
+    assert (layer.use, layer.recipe) == ("training", "tensorwise")
     assert layer.weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
 
 

@@ -1,18 +1,20 @@
-"""The first loss or gradient that is not finite: the layer and tensor where it started."""
+"""The first loss or gradient that is not finite: the layer where it started, and the report that it leads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import recorded
 from fp8doctor.running import losses
 from fp8doctor.running.observer import ScriptObserver
-from fp8doctor.running.script_messages import WatchOptions
 from tests.running.conftest import Heard
 from tests.running.loops import Net
 from tests.running.sampled import float8
@@ -71,11 +73,12 @@ def train(model: nn.Module, spoil: Callable[[Any, torch.Tensor], None] | None) -
 
 
 CASES = {
-    weight: "the loss is not finite. It started in blocks.1.down ({}): weight. It was not finite before",
-    overflow: "the loss is not finite. All weights are finite.",
-    batch: "the loss is not finite. All weights are finite.",
-    gradient: "the gradient is not finite. It started in blocks.1.down ({}): gradient of its weight.",
+    weight: ("loss", "blocks.1.down", "weight"),
+    overflow: ("loss", None, None),
+    batch: ("loss", None, None),
+    gradient: ("gradient", "blocks.1.down", "gradient of its weight"),
 }
+"""What is not finite, and the layer and tensor where it started."""
 
 
 @pytest.mark.parametrize("spoil", CASES)
@@ -86,9 +89,11 @@ def test_the_layer_is_named(kind: str, spoil: Any, observer: ScriptObserver, hea
     assert observer.long is not None
     observer.long.ended()
     said = [each.progress for each in heard.messages if each.progress is not None]
-    layer = "Linear, not FP8" if kind == "bf16" else "Float8Linear, FP8"
     assert said == [heard.notes[-1]]
-    assert said[0].startswith(f"step {BAD}: {CASES[spoil].format(layer)}")
+    found = observer.long.found
+    assert found is not None
+    assert (found.step, found.what, found.layer, found.tensor) == (BAD, *CASES[spoil])
+    assert found.fp8 is (None if found.layer is None else kind == "fp8")
 
 
 @pytest.fixture
@@ -103,16 +108,9 @@ def _every_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "step"), [(overflow, BAD), (gradient, BAD + 1)])
-def test_the_script_is_stopped_if_asked(spoil: Any, step: int, heard: Heard) -> None:
-    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None, stop_on_nan=True)
-    observer = ScriptObserver(heard, settings)
-    observer.install()
-    try:
-        assert train(float8(), spoil) == step
-    finally:
-        observer.handle.remove()
-        observer.closed()
-        observer.release()
+def test_the_script_is_stopped_if_asked(spoil: Any, step: int, observer: ScriptObserver) -> None:
+    assert observer.settings.stop_on_nan
+    assert train(float8(), spoil) == step
 
 
 def test_a_scaler_that_skips_its_first_steps_is_no_fault(observer: ScriptObserver, heard: Heard) -> None:
@@ -130,3 +128,31 @@ def test_a_scaler_that_skips_its_first_steps_is_no_fault(observer: ScriptObserve
     assert skipped
     assert not any(each.progress for each in heard.messages)
     assert not any("not finite" in each for each in heard.notes)
+
+
+LAST = 12
+"""The window and its profile end before."""
+
+
+@pytest.mark.parametrize(
+    ("bad", "stop_on_nan"), [(1, False), (4, False), (4, True), (LAST, True), (LAST, False), (None, False)]
+)
+def test_it_is_the_verdict_whenever_it_began(
+    bad: int | None, stop_on_nan: bool, observer: ScriptObserver, heard: Heard
+) -> None:
+    """Only ``--stop-on-nan`` and ``--health`` watch to the script's end."""
+    model = Net(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with suppress(SystemExit):
+        for step in range(1, LAST + 1):
+            model(torch.full((8, 16), math.inf if step == bad else 1.0)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    observer.closed()
+    report = diagnose(heard.facts)
+    if bad is None or (bad == LAST and not stop_on_nan):
+        assert not recorded(heard.facts, "not_finite")
+        assert report.verdict.status != "not_finite"
+    else:
+        assert heard.facts.not_finite.step == bad
+        assert (report.verdict.status, report.worst()) == ("not_finite", "error")
