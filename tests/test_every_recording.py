@@ -57,6 +57,9 @@ from tests.test_fix_lines import contradictions, unresolved
 SCHEMA = frozenset(
     "schema_version tool created_at facts verdict findings prescription outcomes next modelled_gpu".split()
 )
+MOST_CHARACTERS = 4 * 4000
+"""Of the JSON for an agent: a token has about four."""
+
 VERDICT = frozenset(
     "status speedup speedup_low speedup_high basis achievable_speedup step_ms summary".split()
 )
@@ -175,6 +178,10 @@ def programs_find_their_keys(report: Report) -> None:
     assert document.keys() >= SCHEMA
     assert document["verdict"].keys() >= VERDICT
     assert report.to_json() == report.to_json()
+    for_agents = report.to_json(facts=False)
+    assert list(json.loads(for_agents))[:2] == ["schema_version", "verdict"]
+    assert json.loads(for_agents).keys() == document.keys() - {"facts"}
+    assert len(for_agents) <= MOST_CHARACTERS
 
 
 def the_verdict_is_on_the_side_of_its_speedup(found: Replay) -> None:

@@ -71,7 +71,8 @@ def test_times_of_a_cpu_are_no_scalars(report: Report) -> None:
 @pytest.mark.slow
 def test_the_contract_of_the_json(report: Report) -> None:
     data = report.to_dict()
-    assert list(data)[:5] == ["schema_version", "tool", "created_at", "facts", "verdict"]
+    assert list(data)[:2] == ["schema_version", "verdict"]
+    assert list(data)[-3:] == ["tool", "created_at", "facts"]
     assert data["schema_version"] == 2
     assert set(data["verdict"]) == {
         "status",

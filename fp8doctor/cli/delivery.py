@@ -347,7 +347,9 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
 
         return html.render(report)
     if format == "json":
-        return report.to_json()
+        from fp8doctor.answer import machine
+
+        return report.to_json(facts=machine.no_model(report))
     from fp8doctor.render.report_page import page
 
     quiet = wanted.quiet and format == "text"

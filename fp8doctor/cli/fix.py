@@ -99,7 +99,7 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
 
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        run = ("run", "--stop", *options, "-q", "--fail-on", "error", "-o", str(report))
+        run = ("run", "--stop", *options, "-q", "--fail-on", "error", "--save", str(report))
         words = (*run, str(script), *arguments)  # with a gate, fp8doctor waits until the report is whole
         complain(f"running {script}{of} until its steps are timed")
         ended = subprocess.run([sys.executable, "-m", "fp8doctor", *words], stdout=2, check=False)

@@ -87,7 +87,7 @@ def delivery_of(format: str | None, output: Path | None, *sources: Path) -> Deli
 def compare(first: Path, second: Path, *, format: str | None, output: Path | None, **gates: Any) -> int:
     """Compare two saved reports: time, tokens/s, memory, and why they differ.
 
-    FIRST and SECOND are files from --save or --format json, for example of a BF16 and an FP8 run.
+    FIRST and SECOND are files from --save, for example of a BF16 and an FP8 run.
     """
     deliver = delivery_of(format, output, first, second)
 

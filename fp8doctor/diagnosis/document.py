@@ -88,10 +88,6 @@ class Next(Record, frozen=True, kw_only=True):
 class Document(Record, frozen=True, kw_only=True):
     """Everything fp8doctor has to say about one job."""
 
-    tool: Tool
-    created_at: str
-    """UTC, ISO 8601, to the second."""
-    facts: Facts
     verdict: Verdict
     findings: tuple[Finding, ...]
     """In the order of the areas."""
@@ -108,18 +104,30 @@ class Document(Record, frozen=True, kw_only=True):
     """The `fp8doctor.answer.answer.Answer` that verdict and screens are written from; not saved."""
     modelled_gpu: str = ""
     """The GPU that modelled numbers are of: its name in the datasheet table; as assumed if it has none."""
+    tool: Tool
+    created_at: str
+    """UTC, ISO 8601, to the second."""
+    facts: Facts
+    """What a replay needs; ``--format json`` leaves them out if a model was examined."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Write the report as plain values, as `report.schema.json` describes them."""
+    def to_dict(self, *, facts: bool = True) -> dict[str, Any]:
+        """Write the report as plain values, as `report.schema.json` describes them.
+
+        Without ``facts`` it fits an agent: the names of layers that a treatment changes are left out too.
+        """
         data = to_builtins(replace(self, answer=None))
-        del data["answer"]
+        del data["answer"], data["facts"]
         if not self.ignored:
             del data["ignored"]
-        return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
+        if facts:
+            return {"schema_version": SCHEMA_VERSION, **data, "facts": self.facts.to_dict()}
+        for each in (*data["findings"], *data["prescription"]):
+            (each.get("treatment") or {}).pop("layers", None)
+        return {"schema_version": SCHEMA_VERSION, **data}
 
-    def to_json(self) -> str:
+    def to_json(self, *, facts: bool = True) -> str:
         """Write the JSON document, the same bytes for the same report."""
-        return encode(self.to_dict()).decode()
+        return encode(self.to_dict(facts=facts)).decode()
 
     @property
     def gpu_speedup(self) -> float | None:
@@ -182,7 +190,7 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
     try:
         data = decode(_content(path))
         if not isinstance(data, dict) or "schema_version" not in data or "facts" not in data:
-            raise UnreadableDocument("it is JSON, but not a report that 'fp8doctor --save' wrote")
+            raise UnreadableDocument("it is JSON, but not a report with facts, as 'fp8doctor --save' writes")
         version = data["schema_version"]
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise UnreadableDocument(f"its schema_version is {version!r}")
@@ -226,7 +234,7 @@ def schema() -> dict[str, Any]:
         "schema_version": {"type": "integer", "const": SCHEMA_VERSION},
         **definition["properties"],
     }
-    definition["required"] = ["schema_version", *definition["required"]]
+    definition["required"] = ["schema_version", *(each for each in definition["required"] if each != "facts")]
     del document["$defs"]["Facts"]["properties"]["unrecognized"]
     return document
 

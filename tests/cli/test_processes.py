@@ -154,14 +154,11 @@ def test_a_model_file_from_end_to_end(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["verdict"]["status"] == "no_fp8"
-    assert document["facts"]["target"] == {
-        "kind": "file",
-        "name": "small.py",
-        "attribute": "model",
-        "layers": None,
-    }
+    assert list(document)[:2] == ["schema_version", "verdict"]
     assert "users own words" in result.stderr
-    assert json.loads((tmp_path / "saved.json").read_text("utf-8")) == document
+    saved = json.loads((tmp_path / "saved.json").read_text("utf-8"))
+    assert saved["facts"]["target"]["name"] == "small.py"
+    assert (saved["verdict"], saved["outcomes"]) == (document["verdict"], document["outcomes"])
 
 
 MODEL_FILE = """
