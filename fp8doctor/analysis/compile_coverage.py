@@ -60,11 +60,13 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     ):
         code = "\n".join(compile_whole(network))
         return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
-    lines = [compile_loop(each, network) for each in lists] + [
-        compile_line(linear, network) for linear in beside
+    apart = [
+        in_its_place(each.name, "torch.compile({})", network)
+        if each.kind.startswith(TORCH_NN)
+        else f"{in_python(each.name, network)}.compile()"
+        for each in beside
     ]
-    if any("torch.compile(" in each for each in lines):
-        lines.insert(0, WHY_WRAPPED)
+    lines = _with_reason([*(compile_loop(each, network) for each in lists), *apart])
     if not lists:
         return Treatment(
             name=COMPILE_LAYERS,
@@ -107,15 +109,18 @@ def compiles_each_block(facts: Facts) -> bool:
 
 def has_loop(blocks: Blocks) -> bool:
     """Return whether a loop over the blocks reaches their calls; by default it does."""
-    return blocks.get("level", 0) is not None
+    return bool(blocks.get("level", 0) == 0)
 
 
 def compile_all(network: Network) -> list[str]:
     """Write the lines that compile every block of the model, or the whole of it."""
     if not network.blocks or not all(map(has_loop, network.blocks)):
         return compile_whole(network)
-    loops = [compile_loop(each, network) for each in network.blocks]
-    return [WHY_WRAPPED, *loops] if any("torch.compile(" in each for each in loops) else loops
+    return _with_reason([compile_loop(each, network) for each in network.blocks])
+
+
+def _with_reason(lines: list[str]) -> list[str]:
+    return [WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in lines) else lines
 
 
 def compile_all_without_cache(facts: Facts) -> list[str]:
@@ -133,37 +138,12 @@ def compile_whole(network: Network) -> list[str]:
 
 
 def compile_loop(blocks: Blocks, network: Network) -> str:
-    """Write the lines that compile every block of a list, or what is called of it."""
-    if level := blocks.get("level"):
-        return _loop_into(blocks, network, level)
-    container = in_python(blocks.name, network)
+    """Write the lines that compile every block of a list, or of a ModuleDict."""
+    container, in_dict = in_python(blocks.name, network), blocks.get("container") == "ModuleDict"
     if not has_forward_of_torch(blocks):
-        return f"for block in {blocks_in_python(blocks, network)}:\n    block.compile()"
-    pairs = (
-        f"i, block in enumerate({container})" if not is_dict(blocks) else f"i, block in {container}.items()"
-    )
-    return f"for {pairs}:\n    {container}[i] = torch.compile(block)"
-
-
-def _loop_into(blocks: Blocks, network: Network, level: int) -> str:
-    """Write the lines that compile the modules at a level of blocks without a forward."""
-    names = ["block", *(f"inner{each or ''}" for each in range(level - 1)), "part"]
-    lines = [f"for block in {blocks_in_python(blocks, network)}:   # a block itself is never called"]
-    if has_forward_of_torch(blocks):
-        lines += [
-            "    for name, part in list(block.named_children()):",
-            "        setattr(block, name, torch.compile(part))",
-        ]
-        return "\n".join(lines)
-    for depth in range(level):
-        lines.append(f"{'    ' * (depth + 1)}for {names[depth + 1]} in {names[depth]}.children():")
-    return "\n".join([*lines, f"{'    ' * (level + 1)}part.compile()"])
-
-
-def compile_line(linear: Linear, network: Network) -> str:
-    if linear.kind.startswith(TORCH_NN):
-        return in_its_place(linear.name, "torch.compile({})", network)
-    return f"{in_python(linear.name, network)}.compile()"
+        return f"for block in {container}{'.values()' if in_dict else ''}:\n    block.compile()"
+    pairs = f"{container}.items()" if in_dict else f"enumerate({container})"
+    return f"for i, block in {pairs}:\n    {container}[i] = torch.compile(block)"
 
 
 def cache_off(facts: Facts) -> str:
@@ -251,13 +231,3 @@ def is_below(linear: Linear, module: str) -> bool:
 def is_inside(linear: Linear, blocks: Blocks) -> bool:
     """Return whether a layer is in these blocks; a list without a name is the model."""
     return not blocks.name or linear.name.startswith(f"{blocks.name}.")
-
-
-def blocks_in_python(blocks: Blocks, network: Network) -> str:
-    """Write what a loop over the blocks goes through."""
-    return in_python(blocks.name, network) + (".values()" if is_dict(blocks) else "")
-
-
-def is_dict(blocks: Blocks) -> bool:
-    """Return whether the blocks are the values of a ModuleDict; by default a list."""
-    return bool(blocks.get("container") == "ModuleDict")

@@ -118,24 +118,18 @@ def has_lora(linears: Iterable[Linear]) -> bool:
     return any(each.get("adapter") == "adapter" and OF_LORA in each.name for each in linears)
 
 
-OF_THE_SOURCE = {
-    "decorated_forward": "@torch.compile",
-    "training_step": "training_step = torch.compile(training_step)",
-}
-"""Lines of marks that are no line about a module of their own."""
-
-
 def unwrapped(marks: tuple[CompileMark, ...], network: Network) -> str:
     """Write the lines that take the wrappers off what has no forward of its own."""
     names = [mark.name for mark in marks if mark.form == "wrapped"]
-    if len(names) == 1:
-        module = in_python(names[0], network)
-        return in_its_place(names[0], "{}._orig_mod", network) + f"   # or without torch.compile({module})"
-    model = in_python("", network)
-    return (
-        f"for name in {' | '.join(names_in_python(names))}:   # or without torch.compile around them\n"
-        f"    {model}.set_submodule(name, {model}.get_submodule(name)._orig_mod)"
-    )
+    return f"{_in_their_places(names, '{}._orig_mod', network)}   # or without torch.compile"
+
+
+COMPILED_AGAIN = {
+    "decorated_forward": "@torch.compile",
+    "training_step": "training_step = torch.compile(training_step)",
+    "assigned_forward": "{0}.forward = torch.compile({0}.forward)",
+}
+"""Form of a compile mark -> its line, with ``{0}`` for the module; others are compiled in place."""
 
 
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
@@ -143,23 +137,26 @@ def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
     forms: dict[str, list[str]] = {}
     for mark in bare:
         forms.setdefault(mark.form, []).append(mark.name)
-    lines = "\n".join(_compiled_again(form, names, network) for form, names in forms.items())
-    return f"{lines}   # without backend={bare[0].backend!r}"
+    lines = [
+        _in_their_places(names, "torch.compile({})", network)
+        if form == "wrapped"
+        else _for_each(names, COMPILED_AGAIN.get(form, "{0}.compile()"), network)
+        for form, names in forms.items()
+    ]
+    return "\n".join(lines) + f"   # without backend={bare[0].backend!r}"
 
 
-def _compiled_again(form: str, names: list[str], network: Network) -> str:
-    """Write the lines that compile these modules in one form, several in a loop."""
-    if form in OF_THE_SOURCE:
-        return OF_THE_SOURCE[form]
+def _in_their_places(names: list[str], made: str, network: Network) -> str:
+    """Put something made of each module, ``{}``, in its place."""
     if len(names) == 1:
-        module = in_python(names[0], network)
-        return {
-            "wrapped": in_its_place(names[0], "torch.compile({})", network),
-            "assigned_forward": f"{module}.forward = torch.compile({module}.forward)",
-        }.get(form, f"{module}.compile()")
-    model = in_python("", network)
-    return f"for name in {' | '.join(names_in_python(names))}:\n    " + {
-        "wrapped": f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)))",
-        "assigned_forward": f"module = {model}.get_submodule(name)\n"
-        "    module.forward = torch.compile(module.forward)",
-    }.get(form, f"{model}.get_submodule(name).compile()")
+        return in_its_place(names[0], made, network)
+    made = made.replace("{}", "{0}")
+    return _for_each(names, f"{in_python('', network)}.set_submodule(name, {made})", network)
+
+
+def _for_each(names: list[str], line: str, network: Network) -> str:
+    """Write a line about a module, ``{0}``, for one or in a loop for several."""
+    if len(names) == 1 or "{0}" not in line:
+        return line.format(in_python(names[0], network))
+    module = f"{in_python('', network)}.get_submodule(name)"
+    return f"for name in {' | '.join(names_in_python(names))}:\n    {line.format(module)}"
