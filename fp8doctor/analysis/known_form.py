@@ -41,7 +41,7 @@ def in_known_form(facts: Facts) -> tuple[Facts, str]:
             word = ""
         linears.append(linear)
         words.add(word)
-    facts = with_linears(facts, tuple(linears))
+    facts = with_linears(facts, linears)
     in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
     if in_fp32 and facts.get("training.autocast") != "bfloat16" and recorded(facts, "training"):
         facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
@@ -66,7 +66,7 @@ def engaged(facts: Facts) -> Facts:
     linears = (
         replace(each, engaged=None) if each.use == "training" else each for each in facts.network.linears
     )
-    return with_linears(facts, tuple(linears))
+    return with_linears(facts, linears)
 
 
 def with_seen_recompute(facts: Facts) -> Facts:
@@ -85,4 +85,4 @@ def with_seen_recompute(facts: Facts) -> Facts:
         else each
         for each in facts.network.linears
     )
-    return with_linears(facts, tuple(linears))
+    return with_linears(facts, linears)

@@ -16,11 +16,10 @@ from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.cost import products_of, rows_of, rows_seen
-from fp8doctor.cost.step_cost import in_bf16, with_linears
+from fp8doctor.cost.step_cost import in_bf16, in_fp8
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.gpus import has_datasheet, modelled_gpu
-from fp8doctor.recipes import TORCHAO
 
 STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default. Source: torch 2.13."""
@@ -190,9 +189,11 @@ def fit(facts: Facts) -> Fit | None:
         return None
     assumed = modelled_gpu(facts) if facts.get("assumed_gpu") and has_datasheet(facts) else None
     whole = (assumed and assumed.memory_gib) if facts.get("assumed_gpu") else gpu_gib(facts)
-    stored = [each for each in facts.network.linears if each.use == "storage"]
+    linears = facts.network.linears
+    stored = [each for each in linears if each.use == "storage"]
     bf16 = estimated_peak(in_bf16(_loaded_in_bf16(facts, stored) if stored else facts))
-    fp8 = estimated_peak(facts if facts.network.fp8 or stored else _in_fp8(facts))
+    is_in_fp8 = facts.network.fp8 or stored
+    fp8 = estimated_peak(facts if is_in_fp8 else in_fp8(facts, filter(would_be_converted, linears)))
     if whole is None or bf16 is None or fp8 is None:
         return None
     form = "FP8" if facts.network.fp8 else LOW if stored else "BF16"
@@ -238,19 +239,18 @@ def memory_row(facts: Facts) -> str:
     peak = found.now if found else estimated_peak(facts)
     if peak is None:
         return ""
-    least = "about" if peak.activations is not None else "at least"
-    if found is None:
-        size = f"{least} {peak.gib:.1f}" if peak.gib >= LEAST_GIB else f"under {LEAST_GIB}"
-        return f"{size} GiB at the peak ({_parts(peak)})"
-    if peak.gib < LEAST_GIB:
-        return f"under {LEAST_GIB} of {found.gpu_gib:.1f} GiB at the peak (estimated)"
+    kept = peak._replace(activations=(peak.activations or 0.0) * (1 - (drops or 0.0)))
+    size = f"{kept.gib:.1f} to {peak.gib:.1f}" if found and drops else f"{peak.gib:.1f}"
+    size = f"{'about' if peak.activations is not None else 'at least'} {size}"
+    size = size if peak.gib >= LEAST_GIB else f"under {LEAST_GIB}"
+    size = f"{size}{f' of {found.gpu_gib:.1f}' if found else ''} GiB at the peak"
+    if found is None or peak.gib < LEAST_GIB:
+        return f"{size} ({_parts(peak)})"
     other, name = (found.fp8, "FP8") if found.form == "BF16" else (found.bf16, "BF16")
     most = peak.samples(found.gpu_gib, found.batch) if found.batch else None
     fits = f"; about {most:,} samples fit" if most and not drops else ""
-    kept = peak._replace(activations=(peak.activations or 0.0) * (1 - (drops or 0.0)))
-    size = f"{least} {f'{kept.gib:.1f} to ' if drops else ''}{peak.gib:.1f} of {found.gpu_gib:.1f} GiB"
     form = f"{'with' if found.form == LOW else 'in'} {found.form}"
-    return f"{size} at the peak {form}, {other.gib:.1f} in {name} ({_parts(peak)}){fits}"
+    return f"{size} {form}, {other.gib:.1f} in {name} ({_parts(peak)}){fits}"
 
 
 def _measured_parts(now: Arm) -> str:
@@ -296,14 +296,3 @@ def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
         dtypes[linear.dtype] -= linear.parameters
         dtypes["bfloat16"] += linear.parameters
     return replace(facts, network=replace(facts.network, dtypes=dict(dtypes)))
-
-
-def _in_fp8(facts: Facts) -> Facts:
-    """Convert a model without FP8, as the usual filter does."""
-    linears = (
-        replace(each, use="training", stack=TORCHAO.name, recipe="tensorwise")
-        if would_be_converted(each)
-        else each
-        for each in facts.network.linears
-    )
-    return with_linears(facts, tuple(linears))

@@ -18,8 +18,8 @@ from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, without_checkp
 from fp8doctor.cost.step_cost import (
     ModelledStep,
     in_bf16,
+    in_fp8,
     modelled_step,
-    with_linears,
     with_linears_compiled,
 )
 from fp8doctor.facts import Facts, Family, Linear
@@ -219,7 +219,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     facts, after = in_known_form(facts)
     facts = with_seen_recompute(facts)
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    layers = {linear.name for linear in to_convert(facts)}
+    layers = to_convert(facts)
     best = modelled_bf16(facts) if gpu else None
     if gpu is None or best is None or not layers or trains_in_16_bits(facts):
         return None
@@ -227,13 +227,7 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
     for recipe in RECIPES.values():
         if recipe.stack != TORCHAO.name or not recipe.converts or not runs_on(recipe, capability_of(gpu)):
             continue
-        converted = tuple(
-            replace(linear, use="training", stack=TORCHAO.name, recipe=recipe.name)
-            if linear.name in layers
-            else linear
-            for linear in facts.network.linears
-        )
-        step = modelled_step(with_linears_compiled(with_linears(facts, converted), yes=True))
+        step = modelled_step(with_linears_compiled(in_fp8(facts, layers, recipe.name), yes=True))
         if step is not None and step.step_ms:
             found.append((step, recipe))
     if not found:

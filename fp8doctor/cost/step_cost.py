@@ -9,7 +9,7 @@ torch 2.11, torchao 0.18, TE 2.20.2, November 2026; bytes are effective, as in `
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
 from msgspec import Struct
@@ -31,6 +31,7 @@ from fp8doctor.cost.matmul_counts import (
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
+from fp8doctor.recipes import TORCHAO
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 """Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:
@@ -231,7 +232,17 @@ def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
         else linear
         for linear in facts.network.linears
     )
-    return with_linears(facts, tuple(plain))
+    return with_linears(facts, plain)
+
+
+def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -> Facts:
+    """Convert these layers by a recipe of torchao's."""
+    names = {each.name for each in layers}
+    converted = (
+        replace(each, use="training", stack=TORCHAO.name, recipe=recipe) if each.name in names else each
+        for each in facts.network.linears
+    )
+    return with_linears(facts, converted)
 
 
 def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
@@ -241,17 +252,14 @@ def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
         return yes and (linear.role != "head" or linear.use == "training")
 
     linears = (replace(each, compiled="" if is_compiled(each) else None) for each in facts.network.linears)
-    return with_linears(facts, tuple(linears))
+    return with_linears(facts, linears)
 
 
 def with_recipe(facts: Facts, recipe: str) -> Facts:
     """Give every FP8 Linear of the job another recipe."""
+    linears = facts.network.linears
     return with_linears(
-        facts,
-        tuple(
-            replace(linear, recipe=recipe) if linear.use == "training" else linear
-            for linear in facts.network.linears
-        ),
+        facts, (replace(each, recipe=recipe) if each.use == "training" else each for each in linears)
     )
 
 
@@ -271,5 +279,5 @@ def with_tokens(facts: Facts, tokens: int) -> Facts:
     return replace(more, trial=replace(facts.trial, rows=rows)) if recorded(facts, "trial.rows") else more
 
 
-def with_linears(facts: Facts, linears: tuple[Linear, ...]) -> Facts:
-    return replace(facts, network=replace(facts.network, linears=linears))
+def with_linears(facts: Facts, linears: Iterable[Linear]) -> Facts:
+    return replace(facts, network=replace(facts.network, linears=tuple(linears)))

@@ -99,7 +99,7 @@ def as_checkpointed(share: Share, options: Options) -> Facts:
     """Mark the layers that the backward computes again."""
     checkpointed = "" if options.checkpointing == "full" else None
     linears = (replace(each, checkpointed=checkpointed) for each in share.facts.network.linears)
-    return with_linears(share.facts, tuple(linears))
+    return with_linears(share.facts, linears)
 
 
 def call_of(layer: Layer, options: Options, recipe: Recipe | None, *, stack: str, compiled: bool) -> Call:

@@ -77,47 +77,39 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
 
 def _bf16(row: Row, *, apart: bool) -> tuple[str, ...]:
     """Lay out BF16 of a row; ``apart`` if it differs in another framework."""
-    return (
-        "te BF16" if apart and row.stack == "te" else "BF16",
-        _number(row.bf16_step_ms, 1),
-        _number(row.bf16_tokens_per_s, 0),
-        "",
-        "",
-        _number(row.bf16_memory_gib, 1),
-        _batch(row.bf16_largest_batch),
-        _limits(row.bf16_limits),
-    )
+    numbers = row.bf16_step_ms, row.bf16_tokens_per_s, row.bf16_memory_gib
+    name = "te BF16" if apart and row.stack == "te" else "BF16"
+    return _cells(name, numbers, "", "", row.bf16_largest_batch, row.bf16_limits)
 
 
 def _row(row: Row) -> tuple[str, ...]:
-    return (
-        _name(row),
-        _number(row.step_ms, 1),
-        _number(row.tokens_per_s, 0),
-        f"{row.speedup:.2f}x" if row.speedup else "-",
-        f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup else f"at most {row.speedup_high:.2f}",
-        _number(row.memory_gib, 1),
-        _batch(row.largest_batch),
-        _limits(row.limits),
-    )
+    speedup = f"{row.speedup:.2f}x" if row.speedup else "-"
+    between = f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup else "-"
+    numbers = row.step_ms, row.tokens_per_s, row.memory_gib
+    return _cells(_name(row), numbers, speedup, between, row.largest_batch, row.limits)
 
 
-def _name(row: Row) -> str:
-    return row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
+def _cells(
+    name: str,
+    numbers: tuple[float | None, float | None, float | None],
+    speedup: str,
+    between: str,
+    batch: int | None,
+    limits: Sequence[str],
+) -> tuple[str, ...]:
+    """Lay out ms/step, tokens/s and GiB with what belongs to them."""
+    (ms, tokens, gib), shown = numbers, ", ".join(limits[:SHOWN_LIMITS])
+    fits = "-" if batch is None else f"{batch:,}" if batch else "none fits"
+    limited = shown if len(shown) <= LONGEST_LIMITS else limits[0]
+    return name, _number(ms, 1), _number(tokens, 0), speedup, between, _number(gib, 1), fits, limited
 
 
 def _number(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
-def _batch(fitting: int | None) -> str:
-    return "-" if fitting is None else f"{fitting:,}" if fitting else "none fits"
-
-
-def _limits(parts: Sequence[str]) -> str:
-    """Name the parts that fit in the last column of a terminal's line."""
-    shown = ", ".join(parts[:SHOWN_LIMITS])
-    return shown if len(shown) <= LONGEST_LIMITS else parts[0]
+def _name(row: Row) -> str:
+    return row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
 
 
 def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:
