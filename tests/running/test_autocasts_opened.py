@@ -29,18 +29,10 @@ class Net(nn.Module):
         return output.float()
 
 
-class Within(Net):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return super().forward(x)
-
-
 class Held(Net):
     """Its code does not name what it opens."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.context = ON
+    context = ON
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with self.context:
@@ -87,7 +79,6 @@ def around_the_loss(model: nn.Module) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("kind", "step", "dtype", "lacks"),
     [
-        (Within, plain, "bfloat16", False),
         (Held, plain, "bfloat16", False),
         (Loss, plain, "bfloat16", False),
         (Net, decorated, "bfloat16", False),
@@ -109,7 +100,7 @@ def test_an_autocast_of_a_watched_step(
     with torch.autocast("cpu", enabled=False):  # opens none, and neither does an evaluation
         pass
     for _ in range(WARMUP + STEPS + PROFILED):
-        with torch.no_grad(), ON:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
             model(torch.ones(16, WIDTH))
         step(model).backward()
         optimizer.step()

@@ -64,16 +64,12 @@ def gradient_by_func(model: nn.Module) -> torch.Tensor:
 
 DEEDS: dict[str, Callable[[Any], Any]] = {
     "compile, one graph": lambda model: compiled(model, fullgraph=True)(X),
-    "compile, dynamic": lambda model: compiled(model, fullgraph=True, dynamic=True)(X),
     "compile a part": lambda model: compiled(model.inner, fullgraph=True)(X),
     "compile a function that calls it": in_a_function,
     "compile a copy in place": compiled_in_place,
     "compile its method": lambda model: compiled(model.forward, fullgraph=True)(X),
     "script": lambda model: torch.jit.script(model)(X),
-    "trace": lambda model: torch.jit.trace(model, X)(X),
     "export": lambda model: torch.export.export(model, (X,)).module()(X),
-    "export, strict": lambda model: torch.export.export(model, (X,), strict=True).module()(X),
-    "symbolic trace": lambda model: torch.fx.symbolic_trace(model)(X),
     "make_fx": lambda model: make_fx(lambda x: model(x))(X)(X),
     "vmap": lambda model: torch.vmap(model)(X),
     "func.grad": gradient_by_func,

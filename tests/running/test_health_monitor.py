@@ -25,7 +25,6 @@ def test_a_healthy_training_is_accused_of_nothing(recipe: str, tmp_path: Path) -
     health, verdict = training.judged()
     assert (verdict.status, verdict.conclusions) == ("healthy", ())
     assert health.steps == (2, *range(12, 93, 10))
-    assert verdict.summary.startswith("FP8 is healthy in 6 layers, steps 2 to 92. Every tensor was at least ")
 
 
 class Outlier(torch.autograd.Function):
@@ -60,7 +59,6 @@ def test_a_layer_whose_gradient_underflows(tmp_path: Path) -> None:
     assert (fault.kind, fault.layer, fault.operand) == ("flushed", "blocks.0.up", "gradient")
     assert 40 <= fault.since <= 60
     (said,) = verdict.conclusions
-    assert f"of its gradient has flushed to zero since step {fault.since}. Keep it in BF16:" in said.text
     assert 'keep = {"blocks.0.up"}' in said.code
 
 
@@ -76,8 +74,6 @@ def test_a_rate_that_diverges_is_not_blamed_on_fp8(tmp_path: Path) -> None:
     assert verdict.status == "diverges"
     assert verdict.rise is not None
     assert 50 <= verdict.rise.since <= 65
-    assert "FP8 did not start it" in verdict.summary
-    assert all(each.text.endswith("This followed the rise of the loss.") for each in verdict.conclusions)
 
 
 class Delayed(te.Linear):
@@ -118,15 +114,11 @@ def test_a_history_that_a_spike_has_poisoned(tmp_path: Path, monkeypatch: pytest
     layer = Delayed(16)
     training = Training(nn.Sequential(Net(1), layer), tmp_path / "health")
 
-    def plant(step: int) -> None:
+    def spike(step: int) -> None:
         if step > 1:
             layer.update()
-        if step == 40:
-            layer.fp8_meta["scaling_fwd"].amax_history[0, 0] = 3e7  # one batch with a huge element
-
-    def spike(step: int) -> None:
-        plant(step)
-        if step == 40:
+        if step == 40:  # one batch with a huge element
+            layer.fp8_meta["scaling_fwd"].amax_history[0, 0] = 3e7
             handle = layer.register_forward_pre_hook(lambda module, args: (with_outlier(args[0]),))
             layer.register_forward_hook(lambda *each: handle.remove())
 
@@ -137,7 +129,6 @@ def test_a_history_that_a_spike_has_poisoned(tmp_path: Path, monkeypatch: pytest
     assert {(fault.kind, fault.layer) for fault in found} == {("poisoned_history", "1")}
     assert {fault.operand for fault in found} >= {"input"}
     assert all(40 < fault.since <= 50 for fault in found)
-    assert "the amax history still holds a value" in verdict.conclusions[0].text
     assert "Float8CurrentScaling()" in verdict.conclusions[0].code
 
 

@@ -9,6 +9,7 @@ import pickle
 import signal
 import traceback
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,18 +64,8 @@ def test_a_mode_of_the_script_sees_the_script_alone(observer: ScriptObserver) ->
     assert len(set(counts[1:])) == 1
 
 
-def test_the_captured_gradient_trains_the_same(
-    observer: ScriptObserver, heard: Heard, monkeypatch: Any
-) -> None:
-    captured: list[Any] = []
+def test_the_captured_gradient_trains_the_same(observer: ScriptObserver) -> None:
     observer.settings = WatchOptions("train.py", STEPS, WARMUP, stop=False, budget_s=1.0, device=None)
-    whole = observer.examination.whole
-
-    def keep(owner: Any, optimizer: Any, window: Any, *rest: Any, **named: Any) -> Any:
-        captured.append(window.captured)
-        return whole(owner, optimizer, window, *rest, **named)
-
-    monkeypatch.setattr(observer.examination, "whole", keep)
     model, gradients = Net(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     for _ in range(WARMUP + STEPS):
@@ -84,48 +75,59 @@ def test_the_captured_gradient_trains_the_same(
         optimizer.step()
         optimizer.zero_grad()
         batch.zero_()
-    (capture,) = captured
-    assert set(capture.batch) == {"x", "scale"}
-    capture.loss()(model(**capture.batch), capture.batch).backward()
+    job = observer.job
+    assert job is not None
+    assert job.loss is not None
+    assert set(job.batch) == {"x", "scale"}
+    job.loss(model(**job.batch), job.batch).backward()
     for mine, theirs in zip(model.parameters(), gradients, strict=True):
-        assert mine.grad is not None
         torch.testing.assert_close(mine.grad, theirs)
 
 
-def compiled(form: str) -> tuple[nn.Module, Any]:
-    """A model that is compiled, and what the loop calls."""
-    model: nn.Module = Net()
-    if form == "wrapped":
-        return model, torch.compile(model, backend="eager")
-    if form == "in place":
-        model.compile(backend="eager")
-    elif form == "blocks":
-        for block in model.blocks:  # type: ignore[union-attr]
-            block.compile(backend="eager")
-    elif form == "slices its blocks":
-        model.__class__ = Slicing
-        return model, torch.compile(model, backend="eager")
-    elif form == "wrapped, inside another":
-        model = nn.Sequential(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
-    elif form == "assigned":
-        model.forward = torch.compile(model.forward, backend="eager")  # type: ignore[method-assign]
-    return model, model
+def whole(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def in_place(model: nn.Module) -> Any:
+    model.compile(backend="eager")
+    return model
+
+
+def blocks(model: Any) -> Any:
+    for block in model.blocks:
+        block.compile(backend="eager")
+    return model
+
+
+def inside_another(model: Any) -> Any:
+    return nn.Sequential(whole(model))
+
+
+def assigned(model: Any) -> Any:
+    model.forward = torch.compile(model.forward, backend="eager")
+    return model
+
+
+def slicing(model: nn.Module) -> Any:
+    model.__class__ = Slicing
+    return whole(model)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", ["wrapped", "in place", "blocks", "wrapped, inside another", "assigned", "slices its blocks"]
-)
-def test_nothing_is_compiled_again(form: str, observer: ScriptObserver, heard: Heard) -> None:
+@pytest.mark.parametrize("form", [whole, in_place, blocks, inside_another, assigned, slicing])
+def test_nothing_is_compiled_again(
+    form: Callable[[nn.Module], Any], observer: ScriptObserver, heard: Heard
+) -> None:
     torch._dynamo.reset()
-    model, call = compiled(form)
+    model = Net()
+    call = form(model)
     optimizer = train(model, 1, call=call)
     before = dict(counters["frames"]), sum(counters["recompiles"].values())
     train(model, WARMUP + STEPS + PROFILED + 1, call=call, optimizer=optimizer)
     assert (dict(counters["frames"]), sum(counters["recompiles"].values())) == before
     facts = heard.facts
     assert (facts.observed.calls, facts.observed.compiled) == (1, 0)
-    assert facts.observed.graphs_run == (2 if form == "blocks" else 1)
+    assert facts.observed.graphs_run == (2 if form is blocks else 1)
     assert facts.workload.batch_size == 8
     assert facts.training.compile_marks
 
@@ -189,26 +191,19 @@ def test_a_failure_of_ours_is_told_and_reaches_nobody(
     assert COMPILED_CALL not in {*vars(model), *vars(type(model))}
 
 
-def test_a_script_with_a_profiler_of_its_own(observer: ScriptObserver, heard: Heard) -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        train(Net(), WARMUP + STEPS + 1)
-    steps = [each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]
-    assert len(steps) == WARMUP + STEPS + 1
-    assert len(heard.facts.observed.steps_ms) == STEPS
-    assert heard.notes == [f"no step was profiled: {ANOTHER_PROFILER}"]
-    assert heard.facts.gaps["observed.breakdown"] == ANOTHER_PROFILER
-
-
-@pytest.mark.parametrize("steps", [0, 1])
-def test_a_script_that_starts_its_profiler_while_ours_is_there(
-    steps: int, observer: ScriptObserver, heard: Heard
-) -> None:
+@pytest.mark.parametrize("before", [0, WARMUP + STEPS, WARMUP + STEPS + 1])
+def test_a_script_with_a_profiler_of_its_own(before: int, observer: ScriptObserver, heard: Heard) -> None:
+    """Before ours, while ours is prepared, and while it records."""
     model = Net()
-    optimizer = train(model, WARMUP + STEPS + steps)
+    optimizer = train(model, before) if before else None
+    steps = 3 if before else WARMUP + STEPS + 1
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        train(model, 3, optimizer=optimizer)
-    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == 3
-    assert heard.notes == [f"no step was profiled: {GAVE_WAY}"]
+        train(model, steps, optimizer=optimizer)
+    assert len([each for each in profiler.events() if each.name == "Optimizer.step#SGD.step"]) == steps
+    why = GAVE_WAY if before else ANOTHER_PROFILER
+    assert heard.notes == [f"no step was profiled: {why}"]
+    assert heard.facts.gaps["observed.breakdown"] == why
+    assert len(heard.facts.observed.steps_ms) == STEPS
     assert observer.done
 
 
