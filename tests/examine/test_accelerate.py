@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import TorchDynamoPlugin
+from accelerate.commands.config.config_args import ClusterConfig
+from accelerate.utils import DistributedType, TorchDynamoPlugin
 from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from transformers import Trainer, TrainingArguments
 
-from fp8doctor.facts import Accelerate, TrainerArguments
+from fp8doctor.examine.accelerate_config import default_config
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.examine.models import Stacked, llama, network, training
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -21,13 +24,9 @@ def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     assert training(Stacked()).accelerate is None
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     model = Stacked()
-    assert training(model).accelerate == Accelerate(
-        mixed_precision="bf16",
-        distributed="NO",
-        prepared=False,
-        may_prepare=True,
-        te_autocast=False,
-    )
+    found = training(model).accelerate
+    assert (found.mixed_precision, found.distributed) == ("bf16", "NO")
+    assert (found.prepared, found.may_prepare, found.te_autocast) == (False, True, False)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     facts = training(model, optimizer=optimizer)
     assert facts.accelerate.prepared is True
@@ -80,28 +79,54 @@ def test_accelerate_that_compiles(forget_accelerate: None, regional: bool) -> No
     assert network(model).blocks[0].compiled == 3
 
 
-def test_training_arguments(forget_accelerate: None, tmp_path: Any) -> None:
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, bf16=True, activation_checkpointing=True
-    )
-    assert training(llama(), trainer=arguments).trainer == TrainerArguments(
-        kind="transformers.training_args.TrainingArguments",
-        bf16=True,
-        fp16=False,
-        mixed_precision="bf16",
-        checkpointing=True,
-    )
-
-
-def test_trainer(forget_accelerate: None, tmp_path: Any) -> None:
+def test_training_arguments_and_a_trainer(forget_accelerate: None, tmp_path: Any) -> None:
+    plain: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": []}
+    arguments = TrainingArguments(**plain, bf16=True, activation_checkpointing=True)
+    found = training(llama(), trainer=arguments).trainer
+    assert found.kind == "transformers.training_args.TrainingArguments"
+    assert (found.bf16, found.fp16, found.mixed_precision, found.checkpointing) == (True, False, "bf16", True)
     model = llama()
     optimizer = torch.optim.SGD([model.lm_head.weight])
-    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    trainer = Trainer(model=model, args=arguments, optimizers=(optimizer, None))
+    trainer = Trainer(model=model, args=TrainingArguments(**plain), optimizers=(optimizer, None))
     facts = training(model, trainer=trainer)
-    assert (facts.trainer.bf16, facts.trainer.mixed_precision, facts.trainer.checkpointing) == (
-        False,
-        "no",
-        False,
-    )
+    found = facts.trainer
+    assert (found.bf16, found.mixed_precision, found.checkpointing) == (False, "no", False)
     assert (facts.optimizer, facts.parameters_outside_optimizer) == ("torch.optim.sgd.SGD", 2 * 9 + 2)
+
+
+# Its default file, as it writes it
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    (tmp_path / "accelerate").mkdir()
+    return tmp_path / "accelerate" / "default_config.yaml"
+
+
+@pytest.mark.parametrize(
+    ("settings", "read"),
+    [
+        ({"mixed_precision": "fp8", "fp8_config": {"backend": "TE", "margin": 0}}, ("fp8", "TE")),
+        ({"mixed_precision": "no"}, ("no", None)),
+    ],
+)
+def test_a_file_as_accelerate_writes_it(file: Path, settings: dict[str, Any], read: Any) -> None:
+    machine = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False, "debug": False, "num_processes": 1}
+    config = ClusterConfig(distributed_type=DistributedType.NO, **machine, **settings)
+    gaps: dict[str, str] = {}
+    for write, path in ((config.to_yaml_file, file), (config.to_json_file, file.with_suffix(".json"))):
+        write(path)
+        found = default_config(gaps)
+        assert found is not None
+        assert (found.mixed_precision, found.fp8_backend) == read
+        path.unlink()
+    assert not gaps
+
+
+@pytest.mark.parametrize("text", ["mixed_precision: [", "fp8", ""])
+def test_a_file_that_cannot_be_read(file: Path, text: str) -> None:
+    file.write_text(text)
+    gaps: dict[str, str] = {}
+    assert default_config(gaps) is NOT_RECORDED
+    assert "default_config.yaml" in gaps["environment.accelerate_config"]

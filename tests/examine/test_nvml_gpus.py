@@ -107,37 +107,27 @@ def test_a_gpu_that_fell_off_the_bus_is_left_out_with_the_reason(monkeypatch: py
 PAIR = ("GPU-a1000000-0000-0000-0000-000000000000", "GPU-b1000000-0000-0000-0000-000000000000")
 
 
-@pytest.mark.parametrize(
-    ("variable", "seen"),
-    [
-        ("0", ["first"]),
-        ("1,0", ["second", "first"]),
-        ("", []),
-        ("-1", []),
-        ("0,-1,1", ["first"]),
-        ("7", []),
-        ("0,7,1", ["first"]),
-        ("0,0", []),
-        (" 1", ["second"]),
-        ("1gpu", ["second"]),
-        ("none", []),
-        ("GPU-b1", ["second"]),
-        (f"{PAIR[1]},{PAIR[0]}", ["second", "first"]),
-        ("GPU-", []),
-        ("GPU-b1,0", ["second"]),
-        ("MIG-1", []),
-    ],
-)
-def test_the_variable_chooses_and_orders(
-    monkeypatch: pytest.MonkeyPatch, variable: str, seen: list[str]
-) -> None:
+SEEN = {
+    "0": "1",
+    "1,0": "21",
+    "0,-1,1": "1",
+    "0,7,1": "1",
+    " 1": "2",
+    "1gpu": "2",
+    "GPU-b1": "2",
+    f"{PAIR[1]},{PAIR[0]}": "21",
+    "GPU-b1,0": "2",
+    **dict.fromkeys(("", "-1", "7", "0,0", "none", "GPU-", "MIG-1"), ""),
+}
+"""The variable, and the GPUs that it shows, in order."""
+
+
+@pytest.mark.parametrize("variable", SEEN)
+def test_the_variable_chooses_and_orders(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    first, second = (
-        gpu("NVIDIA H100", uuid, (9, 0), memory) for uuid, memory in zip(PAIR, (80, 94), strict=True)
-    )
-    gpus, gaps = examined(monkeypatch, first, second)
-    names = {80.0: "first", 94.0: "second"}
-    assert [names[found.memory_gib or 0] for found in gpus if found.visible] == seen
+    pair = (gpu("NVIDIA H100", uuid, (9, 0), memory) for uuid, memory in zip(PAIR, (1, 2), strict=True))
+    gpus, gaps = examined(monkeypatch, *pair)
+    assert "".join(f"{found.memory_gib:.0f}" for found in gpus if found.visible) == SEEN[variable]
     assert len(gpus) == 2
     assert [found.visible for found in gpus] == sorted((found.visible for found in gpus), reverse=True)
     assert gaps == {}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fp8doctor.facts import Facts, recorded
-from tests.running.test_script import run, script
+from tests.running.jobs import PLAIN_LOOP
+from tests.running.test_script import printed_here, run, script
 
 pytestmark = pytest.mark.slow
 
@@ -86,3 +87,21 @@ def test_a_report_that_cannot_be_written_yet(tmp_path: Path) -> None:
     assert (code, out) == (0, "trained\n"), err
     assert (tmp_path / "out" / "report.md").exists()
     assert "cannot write out/report.md: No such file or directory; fp8doctor tries again" in err
+
+
+def test_a_plain_loop_with_eager_float8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*script(tmp_path, PLAIN_LOOP), "--steps", "12"]
+    plain = printed_here(arguments, tmp_path, capsys)
+    options = ["--steps", "4", "--warmup", "2", "--save", "report.json"]
+    code, out, err = run(["-m", "fp8doctor", "run", *options, *arguments], tmp_path)
+    assert (code, out) == (0, plain), err
+    assert len(plain.splitlines()) == 12 + 1
+    assert "6 of 6 FP8 Linears are not compiled" in " ".join(err.split())
+    facts = facts_in(tmp_path)
+    assert (facts.target.kind, facts.target.name) == ("script", "train.py")
+    assert (len(facts.observed.steps_ms), facts.observed.warmup) == (4, 2)
+    assert facts.observed.calls == 1
+    assert facts.observed.data_ms is not None
+    assert (facts.workload.batch_size, facts.workload.tokens) == (16, 16)
+    assert facts.training.conversion is not None
+    assert facts.training.conversion.linears == 6
