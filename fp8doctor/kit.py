@@ -36,7 +36,6 @@ from fp8doctor.analysis.expected_fp8_gemms import (
     multiplied_in_fp8,
     ran_in_bf16_later,
 )
-from fp8doctor.analysis.finite_steps import finite_steps
 from fp8doctor.analysis.fp8_request import (
     accelerate_of_model,
     asked_by_argument,
@@ -90,20 +89,13 @@ from fp8doctor.analysis.memory import (
 )
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.outcome import (
+from fp8doctor.analysis.own_step import (
+    finite_steps,
     fp8_never_ran,
-    is_faster,
     never_ran_in_script,
     outside_autocast,
+    ran_on_a_gpu,
     watched_job,
-)
-from fp8doctor.analysis.rank_comparison import (
-    behind,
-    exposed_ms,
-    exposed_of_ranks,
-    step_ms,
-    timed_ranks,
-    unlike_gpus,
 )
 from fp8doctor.analysis.recipe_support import (
     CUDNN_FLOOR,
@@ -130,7 +122,6 @@ from fp8doctor.analysis.step_difference import (
     waits_for_the_host,
     watched_on_gpu,
 )
-from fp8doctor.analysis.timed_step import ran_on_a_gpu
 from fp8doctor.analysis.training_bugs import bugs_of, region_of
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -141,7 +132,17 @@ from fp8doctor.analysis.treatment_table import (
     STAY_IN_BF16,
     TE_AUTOCAST,
 )
-from fp8doctor.analysis.waiting import counts, host_is_ahead
+from fp8doctor.analysis.trial_view import is_faster
+from fp8doctor.analysis.watched import (
+    behind,
+    counts,
+    exposed_ms,
+    exposed_of_ranks,
+    host_is_ahead,
+    step_ms,
+    timed_ranks,
+    unlike_gpus,
+)
 from fp8doctor.areas import Severity
 from fp8doctor.cost import (
     amdahl,

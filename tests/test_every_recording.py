@@ -15,11 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, ratio_on_screen, timed_on_gpu
+from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, timed_on_gpu
 from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.memory import Fit
-from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, is_noise
-from fp8doctor.analysis.plan_end import PlanEnd
+from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     COMPILE_BLOCKS,
@@ -28,6 +27,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.variants import Variant
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone
@@ -102,7 +102,7 @@ def timed(view: TrialView) -> bool:
     return timed_on_gpu(view.facts) and view.as_is is not None and view.bf16 is not None
 
 
-def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
+def a_plan_arrives_where_it_says(found: Replay, end: Variant) -> None:
     """Carried out, it takes the time that it promises; nothing that was timed is faster."""
     report, view = found.report, found.view
     names = {step.treatment.name for step in report.prescription}
@@ -115,9 +115,8 @@ def a_plan_arrives_where_it_says(found: Replay, end: PlanEnd) -> None:
     assert {f"{each.to_ms:,.1f}" for each in saved if each.basis == "measured"} <= rows
     for each in (each for each in view.facts.trial.arms if each.tried and each.step_ms):
         if each.name in BASELINES or is_in_fp8(each):
-            faster = ratio_on_screen(end.arm, each)
-            alike = end.is_as_is or end.in_bf16 != is_in_fp8(each)
-            hidden = alike and (faster.low <= 1 or is_noise(end.arm, each, view.facts.trial))
+            alike = end.is_as_is or end.in_fp8 == is_in_fp8(each)
+            hidden = alike and speed(each, end.arm, view.facts.trial).low <= 1
             broken = not is_finite(each) and is_finite(view.bf16)
             assert hidden or broken or each.step_ms * (1 + SELF_CHECK_TOLERANCE) >= end.arm.step_ms, each.name
 

@@ -38,14 +38,14 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     if not without or not with_it or without.peak_gib is None or with_it.peak_gib is None or free is None:
         return NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
     cost = kit.ratio(with_it, without)
-    if cost.low <= 1 or cost.median - 1 < kit.EVEN or without.peak_gib > USABLE * free:
+    if cost.low <= 1 or cost.value - 1 < kit.EVEN or without.peak_gib > USABLE * free:
         return None
     return Finding(
         title="Activation checkpointing is on, and the step fits without it",
         explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it and at {with_it.peak_gib:.1f} "
         f"GiB with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
         evidence={
-            "cost_ratio": cost.median,
+            "cost_ratio": cost.value,
             "cost_ratio_low": cost.low,
             "cost_ratio_high": cost.high,
             "step_ms": with_it.step_ms,

@@ -73,7 +73,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
     faster = [pair for pair in pairs if _is_faster(*pair, facts)]
     if not faster:
         return None
-    base, best = max(faster, key=lambda pair: arms.ratio(*pair).median)
+    base, best = max(faster, key=lambda pair: arms.ratio(*pair).value)
     gain, recipe = arms.ratio(base, best), recipes.BY_TREATMENT[best.name].name
     return Finding(
         title=f"The recipe {recipe} is {times(base.step_ms, best.step_ms)} as fast as {', '.join(own)}",
@@ -86,7 +86,7 @@ def recipe_too_dear(facts: Facts) -> Finding | NotApplicable | None:
             "of_arm": base.name,
             "base_step_ms": base.step_ms,
             **{f"{recipes.BY_TREATMENT[each.name].name}_step_ms": each.step_ms for _, each in pairs},
-            "speedup": gain.median,
+            "speedup": gain.value,
             "speedup_low": gain.low,
             "speedup_high": gain.high,
         },
@@ -105,7 +105,7 @@ def _is_faster(base: Arm, other: Arm, facts: Facts) -> bool:
     one_graph = as_is if base.name == "compile-blocks" else None
     return (
         gain.low > 1
-        and gain.median - 1 > EVEN
+        and gain.value - 1 > EVEN
         and (one_graph is None or arms.ratio(one_graph, other).low > 1)
         and (shown is None or base.step_ms is None or shown.high < base.step_ms)
     )

@@ -1,11 +1,21 @@
-"""The variants of a trial: who is compared with whom, and what a change saves."""
+"""The variants of a trial: their names, who is compared with whom, and what a change saves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fp8doctor.analysis.significance import Interval, interval
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, family, that_help_bf16_too
+from fp8doctor.analysis.own_step import own_words
+from fp8doctor.analysis.significance import Interval, Number, interval
+from fp8doctor.analysis.treatment_table import (
+    AS_YOU_RUN_IT,
+    CHECKPOINTING_OFF,
+    COMPILE_BLOCKS,
+    VARIANTS,
+    family,
+    in_words,
+    that_help_bf16_too,
+    variant,
+)
 from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -29,18 +39,13 @@ BF16_WITH = {
 
 
 def timed_on_cpu(facts: Facts) -> bool:
-    """Return whether the trial ran on a CPU, whose times say nothing about a GPU."""
+    """Return whether the trial ran on a CPU."""
     return bool(facts.get("trial.device") == "cpu")
 
 
 def timed_on_gpu(facts: Facts) -> bool:
     """Return whether the trial ran on a GPU."""
     return recorded(facts, "trial") and not timed_on_cpu(facts)
-
-
-def timed_a_model(facts: Facts) -> bool:
-    """Return whether there was a trial, and its model was examined."""
-    return recorded(facts, "trial") and recorded(facts, "network")
 
 
 def arm(trial: Trial, name: str) -> Arm | None:
@@ -68,11 +73,6 @@ def all_too_large(trial: Trial) -> dict[tuple[str, ...], Arm]:
     """Map the treatments of each variant that does not fit in memory to that variant."""
     too_large = (each for each in trial.arms if not each.tried and why_of(each) is Reason.DOES_NOT_FIT)
     return {each.treatments: each for each in reversed([*too_large]) if recorded(each, "treatments")}
-
-
-def timed_on(trial: Trial) -> str:
-    """Name the device as a measured number does."""
-    return str(trial.get("gpu") or trial.get("device", "an unknown device"))
 
 
 def best_bf16(facts: Facts) -> Arm | None:
@@ -146,27 +146,19 @@ def is_total(each: Arm) -> bool:
 
 
 def fair_bf16(facts: Facts, fp8: Arm) -> Arm | None:
-    """Find the best BF16 with those changes of ``fp8`` that help BF16 too.
+    """Find the best BF16 with those changes of ``fp8`` that help BF16 too; None if it was not timed.
 
-    None if it was not timed. If it does not fit, or is slower, the best BF16 without them.
+    If it is slower or does not fit, the best BF16 without them.
     """
     best = best_bf16(facts)
     shared = that_help_bf16_too(all_changes(facts.trial, fp8) if uses_fp8(facts) else ())
-    shared -= {*_made_of(best)} if best else set()  # an autocast that every BF16 has
-    if not shared:
-        return best
+    shared -= {*best.get("treatments", ())} if best else set()  # an autocast that every BF16 has
     alike = (each for each in facts.trial.arms if is_in_bf16(each.name))
-    planned = next((each for each in alike if changes_in_bf16(each.name, _made_of(each)) == shared), None)
-    if planned is None:
-        return None
-    if not planned.tried:
-        return best if why_of(planned) is Reason.DOES_NOT_FIT else None
-    return min(filter(None, (planned, best)), key=lambda each: each.step_ms or 0.0)
-
-
-def _made_of(of: Arm) -> tuple[str, ...]:
-    found: tuple[str, ...] = of.get("treatments", ())
-    return found
+    same = (each for each in alike if changes_in_bf16(each.name, each.get("treatments", ())) == shared)
+    planned = next(same, None) if shared else best
+    if planned is None or planned.tried:
+        return min(filter(None, (planned, best)), key=lambda each: each.step_ms or 0.0) if planned else None
+    return best if why_of(planned) is Reason.DOES_NOT_FIT else None
 
 
 def changes_in_bf16(name: str, treatments: Iterable[str]) -> frozenset[str]:
@@ -195,27 +187,25 @@ def uses_fp8(facts: Facts) -> bool:
     return any(linear.use == "training" for linear in facts.network.linears)
 
 
-def ratio(a: Arm, b: Arm) -> Interval:
-    """Divide the time of ``a`` by that of ``b``, paired by round: rounds share clocks."""
-    if len(a.rounds_ms) != len(b.rounds_ms):
-        return ratio_apart(a.rounds_ms, b.rounds_ms)
-    return interval([x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=True)])
+def round_ratios(a: Arm, b: Arm) -> list[float]:
+    """Divide the times of ``a`` by those of ``b``, paired by round: rounds share clocks."""
+    return [x / y for x, y in zip(a.rounds_ms, b.rounds_ms, strict=False)]
 
 
-def ratio_on_screen(a: Arm, b: Arm) -> Interval:
-    """Divide the two times on the screen, with the interval of `ratio` around it.
+def ratio(a: Arm, b: Arm) -> Number:
+    """Divide the two times on the screen, with the interval of their rounds around it.
 
     The median over the rounds is another number: 0.23 where the two medians, 92.5 and 448.0 ms, give 0.21.
     """
-    return as_shown(ratio(a, b), a.step_ms, b.step_ms)
+    if len(a.rounds_ms) != len(b.rounds_ms):
+        return as_shown(ratio_apart(a.rounds_ms, b.rounds_ms), a.step_ms, b.step_ms)
+    return as_shown(interval(round_ratios(a, b)), a.step_ms, b.step_ms)
 
 
-def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Interval:
+def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Number:
     """Put the quotient of two shown times into the interval of their rounds."""
-    shown = quotient(a_ms, b_ms)
-    if shown is None:
-        return rounds
-    return Interval(median=shown, low=min(rounds.low, shown), high=max(rounds.high, shown))
+    shown = quotient(a_ms, b_ms) or rounds.median
+    return Number(shown, min(rounds.low, shown), max(rounds.high, shown))
 
 
 def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
@@ -244,7 +234,7 @@ def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
         low=saved.low,
         high=saved.high,
         basis="measured",
-        gpu=timed_on(trial),
+        gpu=str(trial.get("gpu") or trial.get("device", "an unknown device")),
         from_ms=base.step_ms,
         to_ms=changed.step_ms,
     )
@@ -259,3 +249,24 @@ def savings(facts: Facts) -> dict[str, Saving]:
             if base is not None and not is_in_bf16(alone.name):
                 found.setdefault(alone.treatments[0], measured_saving(facts.trial, base, alone))
     return found
+
+
+def labels(facts: Facts) -> dict[str, str]:
+    """Name every variant of a trial."""
+    fp8, own = recorded(facts, "network") and uses_fp8(facts), own_words(facts)
+    return {arm.name: _label(arm, facts.arms(), fp8, own) for arm in facts.arms()}
+
+
+def _label(arm: Arm, arms: Sequence[Arm], fp8: bool, own: str = AS_YOU_RUN_IT) -> str:
+    """Name a variant by what it changes, and by what the variant changes that it is built on."""
+    name, alone = arm.name, arm.get("treatments", ())
+    if alone and (name in (ArmName.PRESCRIBED, ArmName.BF16_PRESCRIBED) or is_withdrawn(name)):
+        return ", ".join(("BF16" if name == ArmName.BF16_PRESCRIBED else "FP8", *map(in_words, alone)))
+    if name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS):
+        return variant(arm.name, fp8, own=own)
+    again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)
+    base = next((each for each in arms if each.name == arm.get("base")), None)
+    kinds = {family(each) for each in alone}  # of which the last stands
+    below = [each for each in base.get("treatments", ()) if family(each) not in kinds] if base else []
+    own_name = variant(arm.name, fp8, own=own, change="by block" if again else "")
+    return ", ".join((own_name, *map(in_words, below)))

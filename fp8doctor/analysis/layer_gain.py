@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
-from fp8doctor.analysis.outcome import fp8_pays
+from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.cast_cost import is_known, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE, flops_share_pct
+from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unaligned
-from fp8doctor.analysis.timed_step import as_is
 from fp8doctor.cost import (
     GpuSpec,
     calls_of,

@@ -1,11 +1,14 @@
-"""Medians with confidence intervals; which ratio is faster, even or slower."""
+"""Medians with their intervals; times and speedups with the interval and the basis of what is known."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from msgspec import Struct
+
+from fp8doctor.finding import Basis
 
 CONFIDENCE = 0.90
 """Share of cases in which the interval holds the true median, at least."""
@@ -47,16 +50,39 @@ LITTLE = 1.10
 more throughput)."""
 
 
-def side(speedup: float) -> int:
-    """Tell faster, 1, from even, 0, and slower, -1."""
-    return 0 if abs(speedup - 1) < EVEN else 1 if speedup > 1 else -1
+Side = Literal["slower", "even", "faster", "open"]
+
+WIDE = 1.1
+"""High / low end of a speedup from which its size is not sure: most fixes of a compiled step give less. A
+convention of this tool."""
 
 
-def is_even(speedup: Interval) -> bool:
-    """Return whether a speedup is called even, or its interval holds 1."""
-    return speedup.low <= 1 <= speedup.high or not side(speedup.median)
+def swallows_effect(speedup: Interval) -> bool:
+    """Return whether the interval holds 1, but its median or both ends are not even."""
+    beyond = speedup.low < 1 - EVEN and speedup.high > 1 + EVEN
+    return speedup.low <= 1 <= speedup.high and (abs(speedup.median - 1) >= EVEN or beyond)
 
 
-def is_decided(speedup: Interval) -> bool:
-    """Return whether the interval excludes 1 or is all even; more rounds do not help."""
-    return not speedup.low <= 1 <= speedup.high or (speedup.low >= 1 - EVEN and speedup.high <= 1 + EVEN)
+class Number(Struct, frozen=True):
+    """A time in ms, or a speedup: one time / another. The interval holds 90% of what may be true."""
+
+    value: float
+    low: float
+    high: float
+    basis: Basis = "measured"
+
+    @property
+    def side(self) -> Side:
+        """Say on which side of 1 a speedup is: even within 3%, open if the interval allows another answer."""
+        if swallows_effect(Interval(self.value, self.low, self.high)):
+            return "open"
+        return "even" if abs(self.value - 1) < EVEN else "faster" if self.value > 1 else "slower"
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether the size of a speedup is not sure, whatever its side."""
+        return self.high >= WIDE * self.low
+
+    def open_to_both(self) -> Number:
+        """Widen a speedup until it holds 1: what disturbed the timing may have turned it."""
+        return Number(self.value, min(self.low, 1 - 2 * EVEN), max(self.high, 1 + 2 * EVEN), self.basis)

@@ -226,8 +226,8 @@ def signed(ms: float, digits: int = 1) -> str:
     return f"{'−' if ms < 0 else '+'}{abs(ms):,.{digits}f}"
 
 
-def waits_for_the_host(arm: Arm) -> bool:
-    """Return whether late launches leave the GPU idle for a good part of the step.
+def waits_for_the_host(arm: Arm, share_pct: float = HOST_BOUND_PCT) -> bool:
+    """Return whether late launches leave the GPU idle for more than this share of the step.
 
     The shortest step within the interval counts: a disturbed host makes single rounds longer, which says
     nothing about the job.
@@ -237,7 +237,7 @@ def waits_for_the_host(arm: Arm) -> bool:
         return False
     shortest = arm.get("low_ms") or arm.step_ms
     idle = found.idle_ms - (arm.step_ms - shortest)
-    return 100 * idle / shortest > HOST_BOUND_PCT and found.host_wait_pct >= HOST_WAIT_PCT
+    return 100 * idle / shortest > share_pct and found.host_wait_pct >= HOST_WAIT_PCT
 
 
 def watched_on_gpu(facts: Facts) -> Arm | None:

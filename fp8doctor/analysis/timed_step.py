@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
-from fp8doctor.analysis.arms import timed_on, timed_on_cpu
+from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.noise import script_interval
+from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.significance import interval
 from fp8doctor.cost import micro_batches, step_tokens
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, Reason
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Record
 from fp8doctor.wording import plural
@@ -50,20 +51,6 @@ class TimedStep(Record, frozen=True, kw_only=True):
         return self.tokens * 1e3 / self.step_ms if self.step_ms and self.tokens else None
 
 
-def as_is(facts: Facts) -> Arm | None:
-    """Find the step as it is, timed or not."""
-    return next((arm for arm in facts.arms() if arm.get("name") == ArmName.AS_IS), None)
-
-
-def ran_on_a_gpu(facts: Facts) -> bool:
-    """Return whether the step as it is ran on a GPU, so does not raise."""
-    if facts.get("observed.clock") == "cuda" and facts.observed.steps_ms:
-        return True
-    arm = as_is(facts)
-    on_a_gpu = facts.get("trial.device", "cpu") != "cpu"
-    return bool(on_a_gpu and arm and arm.get("step_ms") is not None)
-
-
 def timed_step(facts: Facts, name: str) -> TimedStep:
     """Read the time of the step as it is."""
     arm = as_is(facts)
@@ -83,7 +70,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
         rounds_ms=arm.get("rounds_ms", ()),
         tokens=of_all,
         peak_gib=arm.get("peak_gib"),
-        measured_on=timed_on(facts.trial),
+        measured_on=_gpu(facts),
         on_cpu=timed_on_cpu(facts),
         predicted=bool(facts.get("trial.blocks")),
     )
@@ -153,7 +140,7 @@ def unknown_of_job(*jobs: Facts) -> list[str]:
 
 def _gpu(facts: Facts) -> str:
     if recorded(facts, "trial"):
-        return timed_on(facts.trial)
+        return str(facts.trial.get("gpu") or facts.trial.get("device", "an unknown device"))
     visible = {gpu.name for gpu in facts.gpus if gpu.get("visible", True)}
     return visible.pop() if len(visible) == 1 else ""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 
 from fp8doctor.analysis.arms import (
@@ -10,30 +9,29 @@ from fp8doctor.analysis.arms import (
     arm,
     best_bf16,
     best_fp8,
-    changes_in_bf16,
     fair_bf16,
+    fp8_totals,
+    lacked_time,
     left_out_bf16,
     own_bf16_left_out,
+    ratio,
     savings,
     timed_on_gpu,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import disturbing_host, is_noise
-from fp8doctor.analysis.outcome import all_fp8_loses, ceiling, kernel_bound, measured_speedup
-from fp8doctor.analysis.plan_end import PlanEnd, plan_end
-from fp8doctor.analysis.significance import EVEN, LITTLE, Interval
-from fp8doctor.analysis.speedup_bound import Ceiling
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too
-from fp8doctor.facts import Arm, Facts, Trial, if_recorded
+from fp8doctor.analysis.noise import speed
+from fp8doctor.analysis.significance import EVEN, LITTLE, Number
+from fp8doctor.analysis.step_difference import breakdown_of, part_ms
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family
+from fp8doctor.analysis.variants import Variant, best_of, timed_variants
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
-    LEFT_OUT_FOR_TIME,
     ArmName,
     is_conversion,
     is_in_bf16,
     is_withdrawn,
     keeps_users_compilation,
 )
-from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
 
@@ -52,14 +50,13 @@ class TrialView:
         return timed_on_gpu(self.facts)
 
     @cached_property
-    def savings(self) -> dict[str, Saving]:
-        """Treatments that were timed alone on a GPU -> what they save."""
-        return if_recorded(savings, self.facts) or {}
+    def uses_fp8(self) -> bool:
+        """Return whether any layer is set up for FP8. Raises `Unrecorded` without layers."""
+        return uses_fp8(self.facts)
 
     @cached_property
-    def too_large(self) -> dict[tuple[str, ...], Arm]:
-        """Treatments that take more memory than there is -> the variant of them."""
-        return if_recorded(all_too_large, self._trial) or {}
+    def table(self) -> list[Variant]:
+        return if_recorded(timed_variants, self.facts) or []
 
     @cached_property
     def as_is(self) -> Arm | None:
@@ -69,6 +66,88 @@ class TrialView:
     def bf16(self) -> Arm | None:
         """The best BF16 of the same model."""
         return if_recorded(best_bf16, self.facts)
+
+    @cached_property
+    def fp8(self) -> Arm | None:
+        """The fastest total in FP8."""
+        return if_recorded(best_fp8, self.facts)
+
+    @cached_property
+    def end(self) -> Variant | None:
+        """The variant that the plan ends in."""
+        return best_of(self.table, self.uses_fp8, self._trial) if self.table else None
+
+    @cached_property
+    def gives_up_fp8(self) -> bool:
+        """Return whether the plan takes a job in FP8 to BF16."""
+        return self.end is not None and not self.end.in_fp8 and self.uses_fp8
+
+    def fair_bf16(self, fp8: Arm | None) -> Arm | None:
+        """Find the best BF16 with the changes of an FP8 step that help it too."""
+        return if_recorded(fair_bf16, self.facts, fp8) if fp8 else None
+
+    @cached_property
+    def speedup(self) -> Number | None:
+        """The step as it is in FP8, compared with the best BF16.
+
+        One that was left out for time may be faster: then FP8 is known to be slower, or nothing is.
+        """
+        if not self.on_gpu or not if_recorded(uses_fp8, self.facts) or not self.as_is or not self.bf16:
+            return None
+        found = speed(self.as_is, self.bf16, self._trial)
+        return None if self.left_out_bf16 and found.high >= 1 else found
+
+    @cached_property
+    def bound(self) -> float | None:
+        """The most that FP8 can give over the best BF16: its matmuls as fast as profiled, all else free.
+
+        Without FP8 that was profiled they take half their time, as FP8's rate is twice that of BF16. Never
+        below a speedup that timing proves. None if the BF16 was not profiled.
+        """
+        if self.kernel_bound is None:
+            return None
+        totals = if_recorded(fp8_totals, self.facts) or []
+        proven = (ratio(bf16, each).low for each in totals if (bf16 := self.fair_bf16(each)))
+        return max(self.kernel_bound[0], *proven, 0.0)
+
+    @cached_property
+    def kernel_bound(self) -> tuple[float, bool] | None:
+        """The same by kernel times alone, and whether FP8's were profiled."""
+        bf16 = self.bf16
+        profile = if_recorded(breakdown_of, bf16) if bf16 and self.on_gpu else None
+        if bf16 is None or not profile or not bf16.step_ms:
+            return None
+        totals = [each for each in if_recorded(fp8_totals, self.facts) or [] if self.fair_bf16(each) is bf16]
+        totals.sort(key=lambda each: each.step_ms or 0.0)
+        parts = filter(None, (if_recorded(breakdown_of, each) for each in totals))
+        fp8 = next((each for each in parts if each.families_ms.get("gemm_fp8")), None)
+        gemms_ms = part_ms(profile, "GEMMs")
+        least_ms = min(part_ms(fp8, "GEMMs"), gemms_ms) if fp8 else gemms_ms / 2
+        return bf16.step_ms / (bf16.step_ms - gemms_ms + least_ms), fp8 is not None
+
+    @cached_property
+    def allowed(self) -> float | None:
+        """Bound FP8 by its kernel times, if its timing is above that: then its size is wrong."""
+        bound, is_measured = self.kernel_bound or (0.0, False)
+        found = self.speedup
+        if not is_measured or found is None or found.side == "open":
+            return None
+        return bound if found.value > bound * (1 + EVEN) else None
+
+    @cached_property
+    def has_little_to_gain(self) -> bool:
+        """Return whether FP8 would gain less than what matters if its casts were free."""
+        return self.bound is not None and self.bound < LITTLE
+
+    @cached_property
+    def savings(self) -> dict[str, Saving]:
+        """Treatments that were timed alone on a GPU -> what they save."""
+        return if_recorded(savings, self.facts) or {}
+
+    @cached_property
+    def too_large(self) -> dict[tuple[str, ...], Arm]:
+        """Treatments that take more memory than there is -> the variant of them."""
+        return if_recorded(all_too_large, self._trial) or {}
 
     @cached_property
     def left_out_bf16(self) -> Arm | None:
@@ -81,132 +160,54 @@ class TrialView:
         return if_recorded(own_bf16_left_out, self.facts)
 
     @cached_property
-    def fp8(self) -> Arm | None:
-        """The fastest total in FP8."""
-        return if_recorded(best_fp8, self.facts)
+    def own_fp8_left_out(self) -> bool:
+        """Return whether only time kept FP8 from being timed in a BF16 job's own compiled form.
 
-    @cached_property
-    def own_fp8_left_out(self) -> Arm | None:
-        """The conversion of a BF16 job under the user's own compilation that had no time.
-
-        None if any was timed in that form, or if another form is faster than BF16 anyway.
+        False if another form is faster than BF16 anyway.
         """
+        wins = self.fp8 and self.bf16 and (self.fp8.step_ms or 0.0) < (self.bf16.step_ms or 0.0)
         own = [
             each
             for each in self._trial.get("arms", ())
-            if is_conversion(name := each.get("name", "")) and keeps_users_compilation(name)
+            if is_conversion(each.get("name", "")) and keeps_users_compilation(each.name)
         ]
-        wins = self.fp8 and self.bf16 and (self.fp8.step_ms or 0.0) < (self.bf16.step_ms or 0.0)
-        in_fp8 = if_recorded(uses_fp8, self.facts)
-        if in_fp8 is not False or wins or any(each.tried for each in own):
-            return None
-        return next((each for each in own if why_of(each) in LEFT_OUT_FOR_TIME), None)
+        return not wins and not any(each.tried for each in own) and any(map(lacked_time, own))
 
     @cached_property
-    def bf16_of_fp8(self) -> Arm | None:
-        """The best BF16 with the changes of `fp8` that help it too."""
-        return if_recorded(fair_bf16, self.facts, self.fp8) if self.fp8 else None
-
-    @cached_property
-    def speedup(self) -> Interval | None:
-        """The step as it is in FP8, compared with the best BF16."""
-        return if_recorded(measured_speedup, self.facts)
-
-    @cached_property
-    def most(self) -> Ceiling | None:
-        """The most that FP8 can give on this GPU."""
-        return if_recorded(ceiling, self.facts)
-
-    @cached_property
-    def end(self) -> PlanEnd | None:
-        """The variant that the plan ends in."""
-        return if_recorded(plan_end, self.facts)
-
-    @cached_property
-    def all_fp8_loses(self) -> bool:
-        """Return whether every FP8 variant is slower than BF16 beyond the noise."""
-        return bool(if_recorded(all_fp8_loses, self.facts))
-
-    @cached_property
-    def host_contention(self) -> str | None:
-        """Describe the busy host that the answer depends on."""
-        now = (self.bf16, self.as_is) if self.speedup else (None, None)
-        for bf16, fp8 in (now, (self.bf16_of_fp8, self.fp8)):
-            if bf16 and fp8 and (what := if_recorded(disturbing_host, bf16, fp8, self._trial)):
-                return what
-        return None
-
-    @cached_property
-    def uses_fp8(self) -> bool:
-        """Return whether any layer is set up for FP8. Raises `Unrecorded` without layers."""
-        return uses_fp8(self.facts)
-
-    @cached_property
-    def gives_up_fp8(self) -> bool:
-        """Return whether the plan takes a job in FP8 to BF16."""
-        return self.end is not None and self.end.in_bf16 and self.uses_fp8
-
-    @cached_property
-    def allowed(self) -> float | None:
-        """Bound FP8 by its kernel times, if its timing is above that: then its size is wrong."""
-        most = if_recorded(kernel_bound, self.facts) if self.speedup else None
-        if most is None or self.speedup is None or most.basis != "measured":
-            return None
-        above = self.speedup.median > most.speedup * (1 + EVEN)
-        return most.speedup if above and not is_noise(self.bf16, self.as_is, self._trial) else None
-
-    @cached_property
-    def deciding_fp8(self) -> Arm | None:
-        """Return the FP8 step without a time that keeps a plan in BF16 undecided.
-
-        It is the whole plan, the only compiled FP8, or any besides the user's own.
-        """
+    def deciding_fp8(self) -> bool:
+        """Return whether a plan in BF16 waits for an FP8 that the budget left no time for."""
         if not self.gives_up_fp8 or self.has_little_to_gain:
-            return None
+            return False
         every = [
             each
             for each in self._trial.arms
             if each.get("treatments") and not is_in_bf16(each.name) and not is_withdrawn(*each.treatments)
         ]
         timed = {name for each in every if each.tried for name in each.treatments}
-        late = [each for each in every if why_of(each) in LEFT_OUT_FOR_TIME]
-        prescribed = arm(self._trial, ArmName.PRESCRIBED)
-        whole = (each for each in late if each.name == ArmName.PRESCRIBED and prescribed is None)
-        compiled = (each for each in late if _compiles(each.treatments) and not _compiles(timed))
-        return next(whole, None) or next(compiled, None) or (next(iter(late), None) if not timed else None)
+        late = {name for each in every if lacked_time(each) for name in each.treatments}
+        compiles = [{family(name) for name in names} & {family(COMPILE_BLOCKS)} for names in (timed, late)]
+        whole = any(each.name == ArmName.PRESCRIBED and lacked_time(each) for each in every)
+        return bool(whole or (compiles[1] and not compiles[0]) or (late and not timed))
 
     @cached_property
     def fp8_is_undecided(self) -> bool:
         """Return whether a plan in BF16 rests on FP8 that has no time, or that noise hides."""
-        noise = bool(if_recorded(is_noise, self.bf16_of_fp8, self.fp8, self._trial))
-        hidden = self.gives_up_fp8 and noise and not self.has_little_to_gain
-        return self.deciding_fp8 is not None or hidden
-
-    @cached_property
-    def open_in_bf16(self) -> frozenset[str]:
-        """Name what helps BF16 too and was timed in FP8 alone, though the plan leaves FP8 off."""
-        if not self.gives_up_fp8:
-            return frozenset()
-        timed = [
-            each
-            for each in self._trial.arms
-            if each.tried and not is_withdrawn(each.name, *each.get("treatments", ()))
-        ]
-        in_bf16 = {name for each in timed if is_in_bf16(each.name) for name in each.get("treatments", ())}
-        shared = (changes_in_bf16(each.name, ()) for each in timed)  # of those that name no treatment
-        every = that_help_bf16_too(name for each in timed for name in each.get("treatments", ()))
-        return every.difference(in_bf16, *shared)
-
-    @cached_property
-    def has_little_to_gain(self) -> bool:
-        """Return whether FP8 would gain less than what matters if its casts were free."""
-        return self.bound is not None and self.bound < LITTLE
-
-    @cached_property
-    def bound(self) -> float | None:
-        """Return the upper bound for the layers in FP8, or for any if none is; None if unknown."""
-        return (self.most.of_the_job or self.most.speedup) if self.most else None
+        if self.deciding_fp8:
+            return True
+        bf16 = self.fair_bf16(self.fp8)
+        noise = bf16 and self.fp8 and speed(self.fp8, bf16, self._trial).side == "open"
+        return bool(self.gives_up_fp8 and noise and not self.has_little_to_gain)
 
 
-def _compiles(names: Iterable[str]) -> bool:
-    return any(family(name) == family(COMPILE_BLOCKS) for name in names)
+def is_faster(facts: Facts) -> bool:
+    """Return whether FP8 as it runs was timed as faster than BF16 for sure."""
+    found = TrialView(facts).speedup if recorded(facts, "network") else None
+    return found is not None and found.side == "faster"
+
+
+def fp8_pays(facts: Facts) -> bool:
+    """Return whether a GPU timed a whole FP8 step that is not clearly slower."""
+    view = TrialView(facts)
+    totals = if_recorded(fp8_totals, facts) or [] if view.on_gpu else []
+    pairs = ((each, view.fair_bf16(each)) for each in totals)
+    return any(bf16 and speed(each, bf16, facts.trial).side != "slower" for each, bf16 in pairs)

@@ -11,20 +11,17 @@ from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
 from fp8doctor.analysis.memory import Fit, fit
-from fp8doctor.analysis.noise import copies_differ, gpu_contention, host_doubt, stated_doubt
-from fp8doctor.analysis.outcome import is_faster
-from fp8doctor.analysis.rank_comparison import slowest_first
+from fp8doctor.analysis.noise import busy_host, copies_differ, gpu_contention, host_doubt, speed, stated_doubt
+from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.waiting import script_overhead, waiting_first
-from fp8doctor.analysis.whole_step import timed_alone, whole_speedup
+from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_first, whole_speedup
 from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.items import Item, gains_nothing, items
-from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, is_unclear, without_fp8
@@ -238,7 +235,7 @@ def _causes(
         told |= {fault.finding.name} if fault.finding else set()
         if fault.reason:
             yield Cause(fault.reason, *((fault.finding.code, fault.finding.name) if fault.finding else ()))
-    for read in (waiting_first, script_overhead, slowest_first):
+    for read in (waiting_first, script_overhead):
         if words := if_recorded(read, facts):
             yield Cause(words)
     said = set[float | None]()  # causes that end with one fix have its saving together
@@ -253,7 +250,9 @@ def _explaining(
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
-    seeks = not if_recorded(is_faster, view.facts) or any(each.severity == "error" for each in findings)
+    seeks = not (view.speedup and view.speedup.side == "faster") or any(
+        each.severity == "error" for each in findings
+    )
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
     for each in sorted(findings, key=lambda each: each.name not in undone):
@@ -274,14 +273,12 @@ def _doubts(view: TrialView) -> Iterator[str]:
     """Say in a few words what may have changed the times; the notes below the table say how much."""
     trial, differ = view.facts.trial, copies_differ(view.facts.trial)
     stated = if_recorded(stated_doubt, trial) or ""
-    host, gpu = (
-        (if_recorded(host_doubt, trial), gpu_contention(trial.get("health")))
-        if differ or stated
-        else ("", "")
-    )
+    doubtful = bool(differ or stated)
+    host = if_recorded(host_doubt, trial) if doubtful else _hidden_by_host(view)
+    gpu = gpu_contention(trial.get("health")) if doubtful else ""
     if view.allowed:
         yield f"kernel times allow at most {view.allowed:.2f}x"
-    if view.host_contention or host:
+    if host:
         yield "the host was busy"
     if differ:
         yield "two copies of one step differ"
@@ -291,6 +288,14 @@ def _doubts(view: TrialView) -> Iterator[str]:
         yield stated
     if view.facts.get("training.layerdrop"):
         yield "LayerDrop skips layers at random"
+
+
+def _hidden_by_host(view: TrialView) -> str:
+    """Describe the busy host that leaves open how FP8 compares, as it runs or at its best; else empty."""
+    for bf16, fp8 in ((view.bf16, view.as_is), (view.fair_bf16(view.fp8), view.fp8)):
+        if bf16 and fp8 and speed(fp8, bf16, view.facts.trial).side == "open":
+            return busy_host(view.facts.trial, bf16, fp8)
+    return ""
 
 
 def _open(view: TrialView, said: Answer) -> Iterator[Open]:

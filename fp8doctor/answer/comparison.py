@@ -10,16 +10,14 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, fair_bf16, is_finite, ratio_on_screen
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
-from fp8doctor.analysis.noise import is_noise
-from fp8doctor.analysis.significance import interval
-from fp8doctor.analysis.step_difference import REST, waterfall, without_parts_of_a_cpu
+from fp8doctor.analysis.noise import speed
+from fp8doctor.analysis.significance import Number, interval
+from fp8doctor.analysis.step_difference import REST, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variant_names import labels
-from fp8doctor.analysis.watched_speedup import watched_ms
-from fp8doctor.answer.number import Number
+from fp8doctor.analysis.variants import Variant
+from fp8doctor.analysis.watched import watched_ms
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import (
     begins_fp8,
@@ -30,22 +28,8 @@ from fp8doctor.diagnosis.estimate import (
     stops_first,
 )
 from fp8doctor.facts import Arm, Facts, if_recorded
-from fp8doctor.facts.arm_names import ArmName, conversion_to, is_in_bf16
+from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Finding, Saving
-
-
-class Variant(Struct, frozen=True):
-    """One form of the training step."""
-
-    name: str
-    """As the JSON names it: ``as_is``, ``bf16_compiled``, ``planned``."""
-    words: str
-    in_fp8: bool
-    ms: Number
-    is_finite: bool = True
-    rounds: int = 0
-    """How often it was timed; 0 for an estimate."""
-    peak_gib: float | None = None
 
 
 class Comparison(Struct, frozen=True):
@@ -83,107 +67,53 @@ class Comparison(Struct, frozen=True):
 
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
-    found = if_recorded(_timed, view, steps) if view.on_gpu else None
-    if found and view.own_fp8_left_out:
-        found = _in_own_form(found, view)
-    if found and (found.speedup or view.uses_fp8 or not found.bf16):
+    found = _timed(view, steps) if view.table else None
+    if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.own_fp8_left_out):
         return found
     estimate = if_recorded(_estimated, view.facts, findings, tuple(steps))
-    if found and estimate and estimate.speedup and found.bf16:
-        return _beside(found, estimate, found.bf16, estimate.speedup)
+    if found and found.bf16 and estimate and estimate.fp8 and estimate.speedup:
+        bf16_ms, speedup = found.bf16.ms.value, estimate.speedup
+        ms = Number(bf16_ms / speedup.value, bf16_ms / speedup.high, bf16_ms / speedup.low, "modelled")
+        return replace(found, fp8=replace(estimate.fp8, ms=ms), speedup=speedup, gpu=estimate.gpu)
     return found or estimate or _watched(view.facts)
 
 
-def _beside(found: Comparison, estimate: Comparison, bf16: Variant, speedup: Number) -> Comparison:
-    """Estimate FP8 next to the timed BF16 of a job without FP8, if no FP8 was timed."""
-    ms = bf16.ms.value
-    times = Number(ms / speedup.value, ms / speedup.high, ms / speedup.low, "modelled")
-    fp8 = replace(estimate.fp8, ms=times) if estimate.fp8 else None
-    return replace(found, fp8=fp8, speedup=speedup, gpu=estimate.gpu)
+def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
+    """Compare what a GPU timed."""
+    trial, rows = view.facts.trial, {each.name: each for each in view.table}
 
+    def row(of: Arm | None) -> Variant | None:
+        return rows.get(of.name) if of else None
 
-def _in_own_form(found: Comparison, view: TrialView) -> Comparison:
-    """Estimate FP8 under the user's own compilation by what it changes block by block.
-
-    Without both of those times it stays without FP8. A GPT of 561M took 56.1 ms in one graph of BF16, 64.9 by
-    block in FP8, which would read as slower, and 53.0 in one graph of FP8 (H200, torch 2.11).
-    """
-    now, blocks = view.as_is, if_recorded(arm, view.facts.trial, ArmName.BF16_COMPILED)
-    if not (now and blocks and blocks.get("rounds_ms") and view.fp8 and found.bf16):
-        return replace(found, fp8=None, speedup=None, parts_ms={})
-    own, bf16, fp8 = (interval(each.rounds_ms) for each in (now, blocks, view.fp8))
-    ms = Number(
-        own.median + fp8.median - bf16.median,
-        own.low + fp8.low - bf16.high,
-        own.high + fp8.high - bf16.low,
-        "modelled",
-    )
-    against = found.bf16.ms.value
-    estimate = Variant("planned", "FP8 as you compile it", True, ms)
-    speedup = Number(against / ms.value, against / ms.high, against / ms.low, "modelled")
-    return replace(found, fp8=estimate, speedup=speedup, parts_ms={})
-
-
-def speed(of: Arm, against: Arm, facts: Facts) -> Number:
-    """Divide the times of two variants, the first as the faster; open if noise hides the difference."""
-    found = Number.of(ratio_on_screen(against, of))
-    return found.open_to_both() if is_noise(against, of, facts.trial) else found
-
-
-def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison | None:
-    """Compare what a GPU timed; None if it timed no step."""
-    facts, now, bf16 = view.facts, view.as_is, view.bf16
-    end = view.end.arm if view.end and steps else now
+    now, bf16 = row(view.as_is), row(view.bf16)
+    fp8 = now if view.uses_fp8 else None if view.own_fp8_left_out else row(view.fp8)
+    against = row(view.fair_bf16(fp8.arm)) if fp8 and not view.uses_fp8 else bf16
+    speedup = view.speedup
+    if fp8 and against and not view.uses_fp8:
+        speedup = speed(fp8.arm, against.arm, trial)
+    end = view.end if view.end and steps else now
     if view.own_bf16_left_out and stays_in_bf16(steps):
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
-    fp8 = now if view.uses_fp8 else view.fp8
-    if not (now or bf16 or fp8):
-        return None
-    names = labels(facts)
-
-    def variant(each: Arm | None) -> Variant | None:
-        if each is None or each.step_ms is None:
-            return None
-        rounds = interval(each.rounds_ms)
-        ms = Number(each.step_ms, min(rounds.low, each.step_ms), max(rounds.high, each.step_ms))
-        in_fp8 = not is_in_bf16(each.name) and (view.uses_fp8 or each.name != ArmName.AS_IS)
-        return Variant(
-            each.name,
-            names[each.name],
-            in_fp8,
-            ms,
-            is_finite(each),
-            len(each.rounds_ms),
-            each.get("peak_gib"),
-        )
-
-    against = bf16 if view.uses_fp8 else (if_recorded(fair_bf16, facts, fp8) if fp8 else None)
-    speedup = speed(fp8, against, facts) if fp8 and against else None
-    if view.uses_fp8 and view.left_out_bf16 and (speedup is None or speedup.high >= 1):
-        against = None
-    speedup = speedup if against else None
-    in_bf16 = view.end is None or view.end.in_bf16
-    fair = if_recorded(fair_bf16, facts, end) if end and not in_bf16 else None
+    changed = end if end is not now else None
+    fair = row(view.fair_bf16(changed.arm)) if changed and changed.in_fp8 else None
     return Comparison(
-        now=variant(now),
-        bf16=variant(bf16),
-        fp8=variant(fp8),
-        end=variant(end),
+        now=now,
+        bf16=bf16,
+        fp8=fp8,
+        end=end,
         speedup=speedup,
-        lacks_fair_bf16=end is not None and end is not now and not in_bf16 and fair is None,
-        gain=speed(end, now, facts) if now and end and end is not now else None,
-        best_fp8=variant(view.fp8) if view.gives_up_fp8 and steps else None,
-        end_speedup=speed(end, fair, facts) if end and fair and end is not now else None,
+        lacks_fair_bf16=changed is not None and changed.in_fp8 and fair is None,
+        gain=speed(changed.arm, now.arm, trial) if now and changed else None,
+        best_fp8=row(view.fp8) if view.gives_up_fp8 and steps else None,
+        end_speedup=speed(changed.arm, fair.arm, trial) if changed and fair else None,
         is_fair=fair is not None and fair is not bf16,
-        parts_ms=if_recorded(_parts, fp8, against, facts) or {} if speedup and fp8 and against else {},
+        parts_ms=if_recorded(_parts, fp8, against) or {} if speedup and fp8 and against else {},
     )
 
 
-def _parts(fp8: Arm, bf16: Arm, facts: Facts) -> dict[str, float]:
+def _parts(fp8: Variant, bf16: Variant) -> dict[str, float]:
     """Divide what FP8 takes longer than BF16, in ms, as the two steps were profiled; empty if one was not."""
-    arms = without_parts_of_a_cpu(facts).trial
-    one, other = (arm(arms, each.name) for each in (fp8, bf16))
-    found = waterfall(one, other) if one and other else None
+    found = waterfall(fp8.arm, bf16.arm)
     return found.parts_ms if found else {}
 
 
@@ -194,7 +124,11 @@ def _watched(facts: Facts) -> Comparison:
     found = interval(facts.observed.steps_ms)
     in_fp8 = any(each.get("use") == "training" for each in facts.linears())
     now = Variant(
-        ArmName.AS_IS, "as you run it", in_fp8, Number.of(found), rounds=len(facts.observed.steps_ms)
+        ArmName.AS_IS,
+        "as you run it",
+        in_fp8,
+        Number(found.median, found.low, found.high),
+        len(facts.observed.steps_ms),
     )
     return Comparison(now=now, fp8=now if in_fp8 else None)
 

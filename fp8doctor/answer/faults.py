@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.finite_steps import finite_steps
 from fp8doctor.analysis.fp8_request import (
     asked_by_argument,
     converted_a_copy,
@@ -15,6 +14,7 @@ from fp8doctor.analysis.fp8_request import (
     fp8_was_asked_for,
 )
 from fp8doctor.analysis.memory import fit
+from fp8doctor.analysis.own_step import finite_steps
 from fp8doctor.answer.verdict import BROKEN, Status, own_step_failed
 from fp8doctor.diagnosis.engagement import why_fp8_does_not_run
 from fp8doctor.facts import Facts, if_recorded, recorded

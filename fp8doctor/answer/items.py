@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -13,7 +13,6 @@ from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
 from fp8doctor.analysis.treatment_table import FOR_FP8, OPTIMIZER_LAST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variant_names import numbered
 from fp8doctor.answer.verdict import GRAVE, Status
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Step
@@ -117,7 +116,7 @@ def _fix_aside(step: Step, steps: Sequence[Step], numbers: dict[str, int], view:
         line.strip() and not line.lstrip().startswith("#") for line in step.treatment.code.splitlines()
     )
     how = HOW_TO_USE.get(step.treatment.kind, "") if has_lines else ""
-    beside, saving = numbered(step.together, numbers), step.saving_ms
+    beside, saving = _numbered(step.together, numbers), step.saving_ms
     if beside and saving is None:
         gives = f"its saving is counted in {beside}"
     elif saving is None:
@@ -130,6 +129,15 @@ def _fix_aside(step: Step, steps: Sequence[Step], numbers: dict[str, int], view:
         depths = " at two depths" if saving.basis == "measured" and view.facts.get("trial.blocks") else ""
         gives = f"{f'together with {beside} ' if beside else ''}{_saves(saving, after)}{depths}"
     return "; ".join(filter(None, (how, gives)))
+
+
+def _numbered(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
+    """Write the fixes' numbers: ``fix 1``, ``fixes 1 and 2``; empty if one has none."""
+    if not treatments or not all(each in fixes for each in treatments):
+        return ""
+    numbers = sorted({fixes[each] for each in treatments})
+    *others, last = map(str, numbers)
+    return f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
 
 
 def _saves(saving: Saving, after: str = "") -> str:
@@ -162,7 +170,7 @@ def _not_timed(step: Step, view: TrialView) -> str:
     if not timed_on_gpu(view.facts) or not any(each.tried for each in arms):
         return ""
     planned = [each for each in arms if name in each.get("treatments", ())]
-    if any(each.tried for each in planned) and name not in view.open_in_bf16:
+    if any(each.tried for each in planned):
         return ""
     late = (view.own_bf16_left_out if name == STAY_IN_BF16 else None) or next(
         filter(lacked_time, planned), None

@@ -10,7 +10,7 @@ from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import flops_share_pct, main_rows, stores_fp8
 from fp8doctor.analysis.memory import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
-from fp8doctor.analysis.outcome import own_words, watched_job
+from fp8doctor.analysis.own_step import own_words, watched_job
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded

@@ -12,11 +12,11 @@ from typing import Literal
 
 from msgspec import Struct
 
+from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, signed
-from fp8doctor.analysis.whole_step import in_bounds
+from fp8doctor.analysis.watched import in_bounds
 from fp8doctor.answer.answer import WIDEST, Answer, Cause
 from fp8doctor.answer.items import HOW_KNOWN
-from fp8doctor.answer.number import Number
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import in_ms, in_times, plural

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, is_finite, timed_a_model, uses_fp8
+from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, is_finite, labels, uses_fp8
 from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.noise import (
     gpu_contention,
     host_contention,
-    is_noise,
     script_interval,
     self_check_ratio,
+    speed,
 )
-from fp8doctor.analysis.outcome import relative_to_bf16, watched_job
-from fp8doctor.analysis.rank_comparison import PARTS, exposed_ms, exposed_of_ranks, step_ms
+from fp8doctor.analysis.own_step import watched_job
 from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.step_difference import (
     parts_in_words,
@@ -30,9 +30,9 @@ from fp8doctor.analysis.step_difference import (
 )
 from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variant_names import labels
+from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step_ms
 from fp8doctor.facts import Arm, Breakdown, Facts, Rank, Trial, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_withdrawn
+from fp8doctor.facts.arm_names import ArmName, is_conversion, is_in_bf16, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.wording import percent, plural, times
@@ -180,16 +180,21 @@ def _speed(facts: Facts, step: Arm) -> tuple[str, str]:
     """Write a step's speed as a multiple of the best BF16's, and its side of the BF16 with its changes."""
     if not is_finite(step):
         return "NaN", "bad"
-    found = relative_to_bf16(facts, step) if facts.arms() else None
-    if found is None:
+    view = TrialView(facts)
+    best = view.bf16 if facts.arms() else None
+    if best is None or step.name == ArmName.WITHOUT_ADAPTERS:
         return "", "plain"
-    if step is found.best:
+    if step is best:
         return "1x", "plain"
-    if is_noise(found.best, step, facts.trial) or TrialView(facts).allowed:
+    if view.allowed or speed(step, best, facts.trial).side == "open":
         return "noisy", "plain"
-    return times(
-        found.best.step_ms, step.step_ms
-    ), "good" if found.gains else "bad" if found.loses else "plain"
+    unconverted = ArmName.AS_IS in (step.name, step.get("base")) and not is_conversion(step.name)
+    in_bf16 = is_in_bf16(step.name) or (unconverted and not view.uses_fp8)
+    fair = None if in_bf16 else view.fair_bf16(step)
+    if not in_bf16 and fair is None:
+        return "", "plain"
+    side = speed(step, fair, facts.trial).side if fair else "even"
+    return times(best.step_ms, step.step_ms), {"faster": "good", "slower": "bad"}.get(side, "plain")
 
 
 def _untimed(arms: Iterable[Arm], names: Mapping[str, str]) -> str:
@@ -332,7 +337,7 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     kinds = ", ".join(filter(None, (found.get("wrapper"), found.get("backend")))) if found else ""
     tried = any(each.tried for each in facts.arms())
     alone = "then rank 0 timed copies alone" if tried else "no copy was timed"
-    then = alone if if_recorded(timed_a_model, facts) else "in place: nothing of the model is copied"
+    then = alone if recorded(facts, "trial") else "in place: nothing of the model is copied"
     profiled = (
         " Their GPU's times are of one profiled step, which is longer."
         if any(exposed_of_ranks(facts))
@@ -353,7 +358,7 @@ def _rank(rank: Rank) -> Iterator[str]:
     if (step := if_recorded(step_ms, rank.observed)) is not None:
         yield f"{step:,.1f} ms/step"
     for what, read in PARTS.items():
-        if (ms := if_recorded(read, rank.observed)) is not None:
-            yield f"{ms:,.1f} ms {what}"
+        if every := if_recorded(read, rank.observed):
+            yield f"{median(every):,.1f} ms {what}"
     if ms := if_recorded(exposed_ms, rank.observed):
         yield f"{ms:,.1f} ms of communication alone"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fp8doctor.analysis.arms import as_shown, ratio_apart
-from fp8doctor.analysis.noise import swallows_effect
-from fp8doctor.analysis.significance import Interval
+from fp8doctor.analysis.own_step import as_is
+from fp8doctor.analysis.significance import Interval, swallows_effect
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     breakdown_of,
@@ -16,7 +16,7 @@ from fp8doctor.analysis.step_difference import (
     why_unknown,
     without_parts_of_a_cpu,
 )
-from fp8doctor.analysis.timed_step import TimedStep, as_is, cautions, cpu_times, timed_step, unlike
+from fp8doctor.analysis.timed_step import TimedStep, cautions, cpu_times, timed_step, unlike
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, Facts, if_recorded
@@ -77,7 +77,8 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
     arms = _profiled(first.facts), _profiled(second.facts)
     rounds = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
-    speedup = as_shown(rounds, one.step_ms, other.step_ms) if rounds else None
+    shown = as_shown(rounds, one.step_ms, other.step_ms) if rounds else None
+    speedup = Interval(shown.value, shown.low, shown.high) if shown else None
     found = (
         if_recorded(waterfall, arms[1], arms[0])
         if arms[0] and arms[1] and one.step_ms and other.step_ms

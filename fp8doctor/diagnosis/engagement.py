@@ -15,7 +15,7 @@ from fp8doctor.analysis.layers import (
     rehearses_quantization,
     stores_fp8,
 )
-from fp8doctor.analysis.outcome import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
+from fp8doctor.analysis.own_step import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding, Outcome

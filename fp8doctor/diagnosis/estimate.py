@@ -28,7 +28,7 @@ from fp8doctor.analysis.treatment_table import (
     TO_START,
     traits,
 )
-from fp8doctor.analysis.watched_speedup import beside_its_run
+from fp8doctor.analysis.watched import beside_its_run
 from fp8doctor.cost import routed_rows, rows_of
 from fp8doctor.cost.cast_cost import casts_too_many_rows, is_known
 from fp8doctor.cost.layer import OWN_FORWARD

@@ -16,8 +16,8 @@ from fp8doctor.analysis.fp8_request import (
     precision_of,
 )
 from fp8doctor.analysis.layers import layer_label
-from fp8doctor.analysis.plan_end import bf16_of_the_plan
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.variants import bf16_of_the_plan
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment

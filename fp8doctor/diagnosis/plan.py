@@ -24,7 +24,6 @@ from fp8doctor.analysis.modelled_speedup import (
     to_convert,
 )
 from fp8doctor.analysis.module_names import has_lora
-from fp8doctor.analysis.plan_end import PlanEnd
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -37,6 +36,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.variants import Variant
 from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings
@@ -213,7 +213,7 @@ def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
 
 
 def _to_the_end(
-    end: PlanEnd, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]
+    end: Variant, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]
 ) -> tuple[Step, ...]:
     """List breakage first, then the changes that make the plan's end, then what no variant tried.
 
@@ -233,7 +233,7 @@ def _to_the_end(
         or any(check.area == "numerics" for check in fixed_checks(step))
     ]
     first: list[Step] = []
-    little = view.most is not None and view.most.speedup < 1 + EVEN and end.in_bf16
+    little = view.bound is not None and view.bound < 1 + EVEN and not end.in_fp8
     if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
         recompiles = replaces_own_compile(end.arm, view.facts)
         kept, gives_up = _without_fp8(kept, _giving_up(proposed, view), broken, recompiles=recompiles)
@@ -249,10 +249,7 @@ def _to_the_end(
 
 
 def _settled(view: TrialView) -> set[str]:
-    """Name the treatments that were timed, or need too much memory together.
-
-    If the plan leaves FP8 off, those that help BF16 too count only if they were timed in BF16.
-    """
+    """Name the treatments that were timed, or need too much memory together."""
     trial = view.facts.trial
     timed = {
         name
@@ -261,7 +258,7 @@ def _settled(view: TrialView) -> set[str]:
         for name in each.treatments
     }
     every = (each.get("treatments", ()) for each in trial.arms if each.name == ArmName.PRESCRIBED)
-    return (timed - view.open_in_bf16).union(*(each for each in every if each in view.too_large))
+    return timed.union(*(each for each in every if each in view.too_large))
 
 
 def _giving_up(proposed: Sequence[Step], view: TrialView) -> Step:
@@ -270,10 +267,7 @@ def _giving_up(proposed: Sequence[Step], view: TrialView) -> Step:
     treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
     if asked:
         return replace(asked, treatment=treatment, saving_ms=None)
-    slower = "FP8 stays slower than BF16 with everything that was tried"
-    return _step(
-        slower if view.all_fp8_loses else "No FP8 that was timed is faster than BF16 for sure", treatment
-    )
+    return _step("No FP8 that was timed is faster than BF16 for sure", treatment)
 
 
 def _found_by_trial(name: str, view: TrialView) -> Step | None:
@@ -284,12 +278,12 @@ def _found_by_trial(name: str, view: TrialView) -> Step | None:
     return _step(f"{name} {how}", treatment) if treatment else None
 
 
-def _starting(end: PlanEnd, view: TrialView) -> Iterator[Step]:
+def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
     """Write the steps that compile a model without FP8, or convert and compile it."""
     facts, now, bf16 = view.facts, view.as_is, view.bf16
     assert now is not None
     assert bf16 is not None
-    if not end.in_bf16:
+    if end.in_fp8:
         title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
         for each in treatments_of(facts, end.arm.name, end.changes):
             yield _step(title, each)

@@ -11,9 +11,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, changes_in_bf16, is_finite, measured_saving, saved_ms, uses_fp8
-from fp8doctor.analysis.plan_end import PlanEnd, bf16_of_the_plan, changes_of, form_of
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.variants import Variant, bf16_of_the_plan, changes_of, form_of
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
@@ -130,7 +130,7 @@ def _with_its_part(
     )
 
 
-def way(facts: Facts, end: PlanEnd) -> tuple[Link, ...]:
+def way(facts: Facts, end: Variant) -> tuple[Link, ...]:
     """Lead from the step as it is to the plan's end over timed variants, each faster than the last.
 
     The largest gain comes first, but leaving FP8 off before all that BF16 gains from. A change that does not
@@ -157,7 +157,7 @@ def way(facts: Facts, end: PlanEnd) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _pair_in_use(facts: Facts, end: PlanEnd, name: str) -> tuple[Arm, Arm] | None:
+def _pair_in_use(facts: Facts, end: Variant, name: str) -> tuple[Arm, Arm] | None:
     """Find the step without and with a change, in BF16 if the plan ends there; None if not timed.
 
     It is the pair with the most of the plan's other changes.

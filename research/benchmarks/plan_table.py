@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import load_report
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.plan_end import plan_end
+from fp8doctor.analysis.variants import plan_end
 
 PLAN, FIXED_BF16 = "plan", "bf16_with_fixes"
 """Names of what plain scripts time beside the arms: the printed lines, and compiled BF16 with the fixes that

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.finite_steps import FiniteSteps, finite_steps
+from fp8doctor.analysis.own_step import FiniteSteps, finite_steps
 from fp8doctor.facts import Arm, Facts, NotFinite, Observation, Trial
 from tests.facts_of import DECODER_468M
 

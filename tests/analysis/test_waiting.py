@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.waiting import script_overhead
+from fp8doctor.analysis.watched import script_overhead
 
 RECORDED = Path(__file__).parents[1] / "running" / "recorded"
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.analysis.whole_step import whole_speedup, whole_step
+from fp8doctor.analysis.watched import whole_speedup
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
@@ -30,17 +30,19 @@ def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
     return timed(facts, *arms)
 
 
+def bounds_of(facts: Facts, now: float | None, later: float | None, bf16_ms: float) -> tuple[float, float]:
+    found = whole_speedup(facts, now, later, bf16_ms)
+    assert found is not None
+    return found
+
+
 def test_compute_scales_and_longer_compute_may_cover_communication() -> None:
     """52.8 ms: 12.8 of communication alone, 2.9 of wait for the other rank, and 37.1 of compute."""
-    step = whole_step(with_trial(recorded_job(), 37.1))
-    assert step is not None
-    assert [round(ms, 1) for ms in (step.step_ms, step.communication_ms, step.ranks_ms)] == [52.8, 12.8, 2.9]
-    low, high = step.over_bf16(46.4)
-    assert low == pytest.approx((46.4 + 12.8 - 9.3) / 52.8, rel=2e-3)
-    assert high == pytest.approx((46.4 + 15.7) / 52.8, rel=2e-3)
-    assert step.over_bf16(29.7)[0] == pytest.approx((29.7 + 12.8) / 52.8, rel=2e-3)
-    assert step.with_fp8(37.1, 29.7) == pytest.approx(52.8 / (15.7 + 29.7), rel=2e-3)
-    assert step.with_fp8(37.1, 37.1) == 1.0
+    facts = with_trial(recorded_job(), 37.1)
+    slower = bounds_of(facts, 46.4 / 37.1, None, 46.4)
+    assert slower == pytest.approx(((46.4 + 12.8 - 9.3) / 52.8, (46.4 + 15.7) / 52.8), rel=2e-3)
+    assert bounds_of(facts, 29.7 / 37.1, None, 29.7)[0] == pytest.approx((29.7 + 12.8) / 52.8, rel=2e-3)
+    assert bounds_of(facts, None, 37.1 / 29.7, 37.1) == pytest.approx((0.0, 52.8 / (15.7 + 29.7)), rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +64,9 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     facts = recorded_job()
     observed = msgspec.structs.replace(facts.observed, steps_ms=(68.9 + 22.8,) * 3)
     facts = with_trial(msgspec.structs.replace(facts, observed=observed), 56.5)
-    step = whole_step(facts)
-    assert step is not None
-    assert step.waiting_ms == pytest.approx(68.9 - 56.5, abs=0.1)
-    bounds = whole_speedup(facts, 61.9 / 56.5, None, 61.9)
+    bounds = bounds_of(facts, 61.9 / 56.5, None, 61.9)
     assert bounds == pytest.approx((61.9 / 91.7, (68.9 + 5.4 + 22.8) / 91.7), abs=0.01)
-    later = whole_speedup(facts, None, 1.10, 56.5)
-    assert later is not None
-    assert later[0] == 0, "FP8 may wait longer"
+    assert bounds_of(facts, None, 1.10, 56.5)[0] == 0, "FP8 may wait longer"
 
 
 @pytest.mark.parametrize(("fp8_ms", "bf16_ms"), [(100.0, 30.0), (120.0, 60.0), (60.0, 58.0)])

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8doctor.analysis.significance import EVEN
-from fp8doctor.answer.number import Number
+from fp8doctor.analysis.significance import EVEN, Number
 
 SPEEDUPS = st.floats(0.05, 20.0)
 

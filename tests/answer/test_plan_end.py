@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
-from fp8doctor.analysis.plan_end import PlanEnd, plan_end
+from fp8doctor.analysis.variants import Variant, plan_end
 from fp8doctor.facts import Facts
 from tests.diagnosis.trials import Of, around
 
@@ -25,7 +25,7 @@ def facts(times: dict[str, tuple[float, ...]], not_finite: str = "") -> Facts:
     return replace(found, trial=replace(found.trial, arms=arms))
 
 
-def end_of(times: dict[str, tuple[float, ...]], not_finite: str = "") -> PlanEnd:
+def end_of(times: dict[str, tuple[float, ...]], not_finite: str = "") -> Variant:
     found = plan_end(facts(times, not_finite))
     assert found is not None
     return found

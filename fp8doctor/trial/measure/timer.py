@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fp8doctor.analysis.noise import swallows_effect
-from fp8doctor.analysis.significance import interval
+from fp8doctor.analysis.significance import interval, swallows_effect
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms

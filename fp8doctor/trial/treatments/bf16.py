@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fp8doctor.analysis.plan_end import bf16_of_the_plan
+from fp8doctor.analysis.variants import bf16_of_the_plan
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoCounterpart, bf16_counterpart

@@ -102,7 +102,7 @@ def test_a_real_trial_has_the_variant() -> None:
     arms = {arm.name: arm for arm in facts.trial.arms}
     assert (arms["checkpointing-off"].base, arms["checkpointing-off"].reason) == ("as_is", None)
     peaks = (
-        replace(arms[name], peak_gib=1.0, rounds_ms=(ms,) * 6)
+        replace(arms[name], peak_gib=1.0, step_ms=ms, rounds_ms=(ms,) * 6)
         for name, ms in (("as_is", 105.4), ("checkpointing-off", 88.3))
     )
     assert isinstance(checkpointing_not_needed(timed(replace(facts, gpus=(H100,)), *peaks)), Finding)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.rank_comparison import behind
+from fp8doctor.analysis.watched import behind
 from fp8doctor.checks.distributed.straggler_rank import exposed_communication, straggler_rank
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Breakdown, Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
@@ -100,7 +100,7 @@ def test_unlike_gpus(name: str, watt: float) -> None:
     finding = straggler_rank(job(*(replace(seen(number), gpu=gpu) for number, gpu in enumerate(gpus))))
     assert isinstance(finding, Finding) is (gpus[0] != gpus[1])
     if isinstance(finding, Finding):
-        assert ("rank 1 H100" if name == "H100" else "rank 1 power limit 500.0 W") in finding.explanation
+        assert ("rank 1 H100" if name == "H100" else "500.0 W") in finding.explanation
 
 
 def real_window(late: bool) -> Facts:

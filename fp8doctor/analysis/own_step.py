@@ -1,0 +1,95 @@
+"""What was seen of the job's own step: whether it ran, in FP8, and with finite numbers."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from fp8doctor.analysis.layers import stores_fp8
+from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
+from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
+from fp8doctor.facts.no_number import why_of
+from fp8doctor.recipes import stack_of
+
+
+def as_is(facts: Facts) -> Arm | None:
+    """Find the step as it is in the trial, timed or not."""
+    return next((arm for arm in facts.arms() if arm.get("name") == ArmName.AS_IS), None)
+
+
+def ran_on_a_gpu(facts: Facts) -> bool:
+    """Return whether the step as it is ran on a GPU, so does not raise."""
+    if facts.get("observed.clock") == "cuda" and facts.observed.steps_ms:
+        return True
+    arm = as_is(facts)
+    return bool(arm and arm.get("step_ms") is not None and facts.get("trial.device", "cpu") != "cpu")
+
+
+def own_words(facts: Facts) -> str:
+    """Choose words for the step as it is: copies of a watched script's step are not how it runs."""
+    return AS_COPIED if facts.get("observed.steps_ms") and facts.arms() else AS_YOU_RUN_IT
+
+
+def watched_job(facts: Facts) -> str:
+    """Name the watched job: a script, or a training that a callback watched."""
+    return "the training" if facts.get("target.kind") == "live" else "the script"
+
+
+def fp8_never_ran(trial: Trial) -> bool:
+    """Return whether the step as it is ran without a single FP8 matmul."""
+    return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
+
+
+def never_ran_in_script(facts: Facts) -> bool:
+    """Return whether the watched script's profiled step has no FP8 matmul.
+
+    Emulated FP8 has none. A layer that notes itself that it ran in FP8 may have kernels of unknown names.
+    """
+    fp8 = [each for each in facts.network.fp8 if not each.get("features", {}).get("emulate")]
+    return facts.get("observed.fp8_gemms") == 0 and bool(fp8) and not any(each.get("engaged") for each in fp8)
+
+
+def outside_autocast(facts: Facts) -> bool:
+    """Return whether no FP8 autocast is open and all FP8 layers, Transformer Engine's, need one.
+
+    Raises `Unrecorded` if the step could not be read.
+    """
+    own = all(stack_of(each).under_autocast and each.engaged is None for each in facts.network.fp8)
+    return own and facts.training.fp8_autocast is False
+
+
+class FiniteSteps(Struct, frozen=True):
+    """What of which step was not finite, as far as somebody looked."""
+
+    now: tuple[str, ...] | None
+    """``loss``, ``gradients`` of the job's own step, watched or timed; empty if finite, None if unknown."""
+    bf16: bool | None
+    """Whether BF16 is finite with the same weights and batch; None if unknown. It is the job's own step if
+    the model holds no FP8."""
+
+
+def finite_steps(facts: Facts) -> FiniteSteps:
+    """Read what was watched, and what the trial looked at."""
+    now: tuple[str, ...] | None = None
+    if found := facts.get("not_finite"):
+        now = (found.what,)
+    elif losses := facts.get("observed.losses"):
+        now = ("loss",) if None in losses else ()
+    for each in _not_finite(facts, ArmName.AS_IS):
+        now = tuple(dict.fromkeys((*(now or ()), *each)))
+    bf16 = [not each for each in _not_finite(facts, *BF16_BASELINES)]
+    if now is not None and recorded(facts, "network.linears") and not _holds_fp8(facts):
+        bf16.append(not now)
+    return FiniteSteps(now, all(bf16) if bf16 else None)
+
+
+def _holds_fp8(facts: Facts) -> bool:
+    network = facts.network
+    layers = any(each.use in ("training", "unknown") or stores_fp8(each) for each in network.linears)
+    return bool(layers or network.get("float8_parameters") or network.get("fp8_calls"))
+
+
+def _not_finite(facts: Facts, *names: str) -> list[tuple[str, ...]]:
+    """List what was not finite in the variants of these names that the trial looked at."""
+    found = (each.get("non_finite") for each in facts.arms() if each.name in names and each.tried)
+    return [each for each in found if each is not None]

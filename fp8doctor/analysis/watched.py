@@ -1,0 +1,340 @@
+"""The steps of a watched script: what they wait for, how ranks differ, and how a trial's copy compares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, gemms_ms
+from fp8doctor.analysis.significance import EVEN, interval
+from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.wording import in_times, percent
+
+MOST_PCT = 10.0
+"""Share of the step, in per cent, from which waiting is reported before anything about FP8. A choice: three
+times what this tool calls even (3%), so that fixing it moves the step more than noise does."""
+
+LEAST_MS = 1.0
+"""Part of a step, in ms, below which it is not reported, whatever its share. A choice: a loop in Python takes
+tenths of it between two steps, and more on a busy host."""
+
+
+def counts(ms: float, step_ms: float) -> bool:
+    """Return whether a part of a step is long enough to report."""
+    return ms >= LEAST_MS and 100 * ms >= MOST_PCT * step_ms
+
+
+def step_ms(observed: Observation) -> float | None:
+    """Read the median of the watched steps."""
+    return median(observed.steps_ms) if observed.steps_ms else None
+
+
+def _data_ms(observed: Observation) -> float | None:
+    """Read the wait inside torch's DataLoader; None if no such loader was asked."""
+    return None if observed.data_ms is None else median(observed.data_ms)
+
+
+def _before_forward_ms(observed: Observation) -> float | None:
+    """Read the time from the end of a step to the next call of the model, without the wait for data."""
+    if observed.before_forward_ms is None:
+        return None
+    return max(0.0, median(observed.before_forward_ms) - (_data_ms(observed) or 0.0))
+
+
+def host_is_ahead(facts: Facts) -> bool:
+    """Return whether the host launches work long before the GPU finishes it."""
+    behind_ms: tuple[float, ...] | None = facts.get("observed.behind_ms")
+    return behind_ms is not None and 100 * median(behind_ms) >= MOST_PCT * median(facts.observed.steps_ms)
+
+
+def waiting_first(facts: Facts) -> str:
+    """Say what the step waits for, if that matters more than FP8; else empty."""
+    seen = facts.observed
+    whole_ms, between_ms = median(seen.steps_ms), _before_forward_ms(seen) or 0.0
+    copies_ms = seen.get("host_copies_ms", 0.0)
+    waits = {
+        "waits for its data {}": _data_ms(seen) or 0.0,
+        "waits for copies from the host to the GPU {}": copies_ms,
+        "spends {} on something else before the model is called": between_ms - copies_ms,
+    }
+    told = [
+        words.format(f"{ms:,.1f} of {whole_ms:,.1f} ms ({percent(100 * ms / whole_ms)})")
+        for words, ms in waits.items()
+        if counts(ms, whole_ms)
+    ]
+    return f"The step {' and '.join(told)}" if told else ""
+
+
+def script_overhead(facts: Facts) -> str:
+    """Say how much longer the script's step is than its timed copy, beyond waits and scatter; else empty."""
+    seen = facts.observed
+    if seen.clock != "cuda" or not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
+        return ""
+    copy = arm(facts.trial, ArmName.AS_IS)
+    if copy is None or not copy.step_ms:
+        return ""
+    own, data_ms = interval(seen.steps_ms), _data_ms(seen) or 0.0
+    before_ms, copies_ms = _before_forward_ms(seen) or 0.0, seen.get("host_copies_ms", 0.0)
+    waited_ms = data_ms + max(before_ms, copies_ms)
+    longest_ms = copy.get("high_ms") or copy.step_ms
+    if not counts(own.low - waited_ms - longest_ms, own.median):
+        return ""
+    whole = f"{own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f})"
+    return f"The script's own step takes {whole}, a copy of it {copy.step_ms:,.1f} ms"
+
+
+# --- ranks ---
+
+
+def _computing_ms(observed: Observation) -> float | None:
+    """Read what the GPU did in the profiled step next to communication, with times as profiled.
+
+    What makes a profiled step longer than the others is the wait for the other ranks, in their exchange.
+    """
+    if observed.clock != "cuda":
+        return None
+    parts, scale = observed.breakdown.families_ms, float(observed.breakdown.get("scale", 1.0))
+    return scale * (sum(parts.values()) - parts.get("communication", 0.0))
+
+
+def _before_forward(observed: Observation) -> tuple[float, ...]:
+    data_ms = _data_ms(observed) or 0.0
+    return tuple(max(0.0, ms - data_ms) for ms in observed.before_forward_ms or ())
+
+
+def _computing(observed: Observation) -> tuple[float, ...]:
+    ms = _computing_ms(observed)
+    return () if ms is None else (ms,)
+
+
+WAITS: dict[str, Callable[[Observation], tuple[float, ...]]] = {
+    "waiting for data": lambda observed: observed.data_ms or (),
+    "before its forward": _before_forward,
+}
+"""Waits that FP8 does not shorten -> how to read them, in ms of each step."""
+
+PARTS: dict[str, Callable[[Observation], tuple[float, ...]]] = {
+    **WAITS,
+    "of its GPU's computing": _computing,
+}
+"""Work of a rank before the others can go on -> how to read it, in ms of each step."""
+
+
+class Behind(Struct, frozen=True):
+    """Where one rank takes longer than the others. Medians, in ms."""
+
+    rank: int
+    what: str
+    own_ms: float
+    others_ms: float
+    """Median of the other ranks."""
+    step_ms: float
+    """Median of all ranks' steps."""
+
+    @property
+    def by_ms(self) -> float:
+        return self.own_ms - self.others_ms
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"Rank {self.rank} takes {self.own_ms:,.1f} ms {self.what}, the others {self.others_ms:,.1f} ms"
+        )
+
+
+def timed_ranks(facts: Facts) -> tuple[Rank, ...]:
+    """Keep the ranks whose window was seen."""
+    return tuple(each for each in facts.ranks.processes if recorded(each, "observed.steps_ms"))
+
+
+def behind(facts: Facts) -> tuple[Behind, ...]:
+    """Find the slower ranks, the slowest first; by their steps only those that no part explains.
+
+    Ranks that wait for each other take the same time for a step. The slow one shows by its time before the
+    others can go on.
+    """
+    ranks, found = timed_ranks(facts), list[Behind]()
+    if len(ranks) < 2:
+        return ()
+    whole_ms = median(median(each.observed.steps_ms) for each in ranks)
+    for what, read in {**PARTS, "for a step": lambda observed: observed.steps_ms}.items():
+        samples = {each.rank: if_recorded(read, each.observed) or () for each in ranks}
+        seen = {rank: interval(ms) for rank, ms in samples.items() if ms}
+        explained = {each.rank for each in found} if what not in PARTS else set[int]()
+        for rank, own in seen.items():
+            others = [each.median for other, each in seen.items() if other != rank]
+            if others and rank not in explained and counts(own.low - median(others), whole_ms):
+                found.append(Behind(rank, what, own.median, median(others), whole_ms))
+    return tuple(sorted(found, key=lambda each: -each.by_ms))
+
+
+def unlike_gpus(facts: Facts) -> str:
+    """Describe the GPUs of the ranks as a sentence; empty if they are alike."""
+    gpus = {each.rank: gpu for each in facts.ranks.processes if (gpu := each.get("gpu")) is not None}
+    read = (("name", "{}"), ("power_limit_w", "power limit {} W"), ("sm_clock_max_mhz", "at most {} MHz"))
+    told = {
+        rank: ", ".join(words.format(gpu.get(name)) for name, words in read if recorded(gpu, name))
+        for rank, gpu in gpus.items()
+    }
+    each = "; ".join(f"rank {rank} {told[rank]}" for rank in sorted(told))
+    return f"GPUs: {each}." if len({*told.values()}) > 1 else ""
+
+
+def late_ms(facts: Facts) -> float:
+    """Read how long the ranks wait for one that is late with its forward, which FP8 does not shorten."""
+    found = behind(facts) if recorded(facts, "ranks") else ()
+    return max((each.by_ms for each in found if each.what in WAITS), default=0.0)
+
+
+def exposed_ms(observed: Observation) -> float | None:
+    """Read the profiled step's communication that no other work of the GPU covered.
+
+    A profiled step may be longer than the others; theirs have at most the time that computing leaves.
+    """
+    computing = _computing_ms(observed)
+    if computing is None:
+        return None
+    alone = observed.breakdown.families_ms.get("communication", 0.0)
+    return max(0.0, min(alone, median(observed.steps_ms) - computing))
+
+
+def exposed_of_ranks(facts: Facts) -> tuple[float, ...]:
+    """Read each profiled rank's exposed communication, in ms. The rank with the least waits for no other."""
+    ranks = timed_ranks(facts) if recorded(facts, "ranks") else ()
+    seen = [each.observed for each in ranks] or [facts.get("observed")]
+    return tuple(ms for each in seen if each and (ms := if_recorded(exposed_ms, each)) is not None)
+
+
+# --- the whole step of a job whose compute alone was timed ---
+
+MOST_SLOWER = 0.1
+"""Share of the job's step by which a copy may take longer. A choice: a copy with Transformer Engine took 7%
+longer on a busy host, and its bounds held."""
+
+
+def timed_alone(facts: Facts) -> bool:
+    """Tell if the timed copies lack the communication that the job has, or take less than its own step."""
+    spread = _is_spread(facts) and any(each.tried for each in facts.arms())
+    return spread or bool(if_recorded(script_overhead, facts))
+
+
+def _is_spread(facts: Facts) -> bool:
+    distributed = facts.get("training.distributed")
+    return distributed is not None and (distributed.world_size > 1 or distributed.wrapper is not None)
+
+
+def whole_speedup(
+    facts: Facts, now: float | None, later: float | None, bf16_ms: float | None
+) -> tuple[float, float] | None:
+    """Bound the whole step's speedup over the best BF16; None if the copies are all of it, or it is unknown.
+
+    ``now`` is the compute's speedup of the FP8 that runs, ``later`` that of an FP8 that the job may get. The
+    job's step has more than its copy: communication, casts of gathered FP8 weights, other kernels of its
+    wrapper, idle time. A BF16 step has the other kernels too. It may have work in place of the casts, wait as
+    long, and cover as little of its communication, or none of these: that gives its bounds. A future FP8 may
+    wait longer, so that only its most is known (1.10x of copies was 0.93x of scripts on an H100: FSDP2,
+    research/benchmarks/results/sharded_trials_h100.md); so is that of one process, whose BF16 may wait too.
+    """
+    seen = facts.observed
+    copy, own_ms = arm(facts.trial, ArmName.AS_IS), exposed_ms(seen)
+    if not timed_alone(facts) or not bf16_ms or own_ms is None or not seen.steps_ms or not copy:
+        return None
+    whole_ms, copy_ms = median(seen.steps_ms), copy.step_ms or 0.0
+    if not copy_ms or copy_ms > (1 + MOST_SLOWER) * whole_ms:
+        return None  # the copy, which has less to do, took longer
+    on_top_ms = max(0.0, whole_ms - copy_ms)
+    if not now:
+        return (0.0, (bf16_ms + on_top_ms) / (bf16_ms / later + on_top_ms)) if later else None
+    bf16_ms = copy_ms * now
+    least_ms = min([own_ms, *exposed_of_ranks(facts)])  # of the rank that waits for no other
+    shared_ms = min(least_ms, whole_ms)
+    casts_ms, waiting_ms = 0.0, whole_ms - copy_ms - own_ms
+    parts = copy.get("breakdown")
+    if parts is not None and recorded(parts, "families_ms"):
+        job = seen.breakdown
+        casts_ms = max(0.0, job.families_ms.get("cast", 0.0) - parts.families_ms.get("cast", 0.0))
+        waiting_ms = max(0.0, job.idle_ms - parts.idle_ms)
+    if waiting_ms < EVEN * whole_ms:
+        waiting_ms = 0.0
+    kernels_ms = max(0.0, on_top_ms - shared_ms - casts_ms - waiting_ms - (own_ms - least_ms))
+    covered_ms = shared_ms if waiting_ms else max(0.0, bf16_ms - copy_ms)
+    low = (bf16_ms + kernels_ms + max(0.0, shared_ms - covered_ms)) / whole_ms
+    return low if _is_spread(facts) else 0.0, (bf16_ms + max(on_top_ms, shared_ms)) / whole_ms
+
+
+def in_bounds(low: float, high: float) -> str:
+    """Write a speedup as one number if its bounds are close to each other, else as both."""
+    if not low:
+        return f"at most {in_times(high)} the speed of BF16"
+    close = high - low < EVEN
+    if low > 1 - EVEN and high < 1 + EVEN:
+        return "about as fast as BF16"
+    if not close and low < 1 < high:
+        return f"{in_times(low)} to {in_times(high)} the speed of BF16"
+    ends = [(low + high) / 2] if close else [low, high]
+    side = "faster" if ends[0] >= 1 else "slower"
+    sizes = ends if side == "faster" else [1 / each for each in reversed(ends)]
+    return f"{'about ' if close else ''}{' to '.join(map(in_times, sizes))} {side}"
+
+
+# --- the model of a step next to the watched one ---
+
+MORE = 0.01
+"""Speedup that compiling everything gives beyond the step as it is, from which it counts. A choice."""
+
+
+def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
+    """Compare the modelled BF16 step with the watched step, if there is one, instead of the modelled one.
+
+    Communication and the wait for a late rank are in every step.
+    """
+    ran_ms = watched_ms(facts)
+    if ran_ms is None:
+        return found
+    exposed_ms = min(if_recorded(exposed_of_ranks, facts) or (0.0,))
+    late = if_recorded(late_ms, facts) or 0.0
+    shared_ms = min(ran_ms, exposed_ms + late)
+    profile = facts.observed.breakdown if recorded(facts.observed, "breakdown.families_ms") else None
+    idle_ms = profile.get("idle_ms", 0.0) if profile else 0.0
+    parts_ms = found.parts_ms | {"idle": 0.0}
+    beside = replace(found, ran_ms=ran_ms, shared_ms=shared_ms, ran_idle_ms=idle_ms, parts_ms=parts_ms)
+    bf16_ms = beside.bf16_ms
+
+    def whole(speedup: float) -> float:
+        return bf16_ms / (found.bf16.step_ms / speedup + shared_ms)
+
+    now, compiled = bf16_ms / ran_ms, whole(found.compiled)
+    if found.recipes:
+        recipes = {name: whole(each) for name, each in found.recipes.items()}
+        return replace(beside, compiled=compiled, as_is=compiled, recipes=recipes, bf16_now=now)
+    if found.as_is is None:
+        return replace(beside, compiled=compiled)
+    if profile:
+        took = {family: profile.get("scale", 1.0) * ms for family, ms in profile.families_ms.items()}
+        parts_ms = {
+            "GEMMs": gemms_ms(took) - gemms_ms(found.bf16.families_ms),
+            "casts": took.get("cast", 0.0),
+            "idle": max(0.0, idle_ms - late - found.bf16.idle_ms),
+        }
+    return replace(
+        beside,
+        compiled=compiled if found.best - found.as_is >= MORE else now,
+        as_is=now,
+        parts_ms=parts_ms,
+        modelled_ms=bf16_ms / whole(found.as_is),
+        exposed_ms=exposed_ms,
+    )
+
+
+def watched_ms(facts: Facts) -> float | None:
+    """Return the step of a watched script, in ms, if the model is of the GPU that ran it."""
+    watched = facts.get("observed.clock") == "cuda" and facts.observed.steps_ms
+    if not watched or facts.get("assumed_gpu") or micro_batches(facts) > 1:
+        return None
+    return median(facts.observed.steps_ms)
