@@ -8,7 +8,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 SnippetKind = Literal["python", "shell", "sketch", "yaml"]
 
@@ -16,68 +16,36 @@ OF_THE_SCRIPT = frozenset({"model", "torch", "optimizer", "batch", "tokenizer", 
 """Conventional names of a training script; snippets need not define them."""
 
 IMPORTS = {
-    "torchao.float8": (
-        "Float8LinearConfig",
-        "convert_to_float8_training",
-        "precompute_float8_dynamic_scale_for_fsdp",
-    ),
-    "torchao.prototype.moe_training.config": (
-        "Float8TrainingOpConfig",
-        "MXFP8TrainingOpConfig",
-        "MXFP8TrainingRecipe",
-    ),
-    "torchao.quantization": ("quantize_",),
-    "transformer_engine.common.recipe": (
-        "DelayedScaling",
-        "Float8BlockScaling",
-        "Float8CurrentScaling",
-        "MXFP8BlockScaling",
-        "NVFP4BlockScaling",
-    ),
-    "accelerate": ("Accelerator",),
-    "accelerate.utils": ("AORecipeKwargs", "TERecipeKwargs"),
-    "accelerate.utils.transformer_engine": ("convert_model",),
-    "peft": ("LoraConfig", "get_peft_model"),
-    "transformers": (
-        "AutoModelForCausalLM",
-        "DataCollatorWithPadding",
-        "FineGrainedFP8Config",
-        "Trainer",
-        "TrainingArguments",
-    ),
-    "trl": ("SFTConfig",),
-    "unsloth": ("FastLanguageModel",),
-    "torch": ("nn",),
-    "torch.utils.checkpoint": ("checkpoint",),
-    "torch.utils.data": ("DataLoader", "DistributedSampler"),
-    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
-        "CheckpointWrapper",
-        "checkpoint_wrapper",
-    ),
-    "fp8doctor": ("inspect_model",),
+    "torchao.float8": "Float8LinearConfig convert_to_float8_training "
+    "precompute_float8_dynamic_scale_for_fsdp",
+    "torchao.prototype.moe_training.config": "Float8TrainingOpConfig MXFP8TrainingOpConfig "
+    "MXFP8TrainingRecipe",
+    "torchao.quantization": "quantize_",
+    "transformer_engine.common.recipe": "DelayedScaling Float8BlockScaling Float8CurrentScaling "
+    "MXFP8BlockScaling NVFP4BlockScaling",
+    "accelerate": "Accelerator",
+    "accelerate.utils": "AORecipeKwargs TERecipeKwargs",
+    "accelerate.utils.transformer_engine": "convert_model",
+    "peft": "LoraConfig get_peft_model",
+    "transformers": "AutoModelForCausalLM DataCollatorWithPadding FineGrainedFP8Config Trainer "
+    "TrainingArguments",
+    "trl": "SFTConfig",
+    "unsloth": "FastLanguageModel",
+    "torch": "nn",
+    "torch.utils.checkpoint": "checkpoint",
+    "torch.utils.data": "DataLoader DistributedSampler",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": "CheckpointWrapper checkpoint_wrapper",
+    "fp8doctor": "inspect_model",
 }
-"""Module -> names that snippets may use and that are imported from it."""
+"""Module -> names that snippets may use and that are imported from it, with blanks between."""
 
 MODULES = {
     "te": "import transformer_engine.pytorch as te",
-    "functools": "import functools",
-    "math": "import math",
-    "os": "import os",
+    **{name: f"import {name}" for name in ("functools", "math", "os")},
 }
 """Name of a module -> the line that imports it."""
 
-COMMANDS = (
-    "#",
-    "export ",
-    "unset ",
-    "pip ",
-    "fp8doctor ",
-    "nvidia-smi",
-    "accelerate ",
-    "conda ",
-    "uv ",
-    "top ",
-)
+COMMANDS = tuple("#,export ,unset ,pip ,fp8doctor ,nvidia-smi,accelerate ,conda ,uv ,top ".split(","))
 """First words of shell commands."""
 
 SETS = re.compile(r"[A-Z][A-Z0-9_]*=")
@@ -89,48 +57,22 @@ def with_imports(code: str) -> str:
 
     Returns snippets that are not Python unchanged.
     """
-    python = _python(code)
-    missing = python.free_names if python else frozenset()
+    tree = _parsed(code)
+    missing = set(free_names(tree)) if tree else set()
     lines = [line for name, line in MODULES.items() if name in missing]
     for module, names in IMPORTS.items():
-        if used := sorted(missing.intersection(names)):
+        if used := sorted(missing.intersection(names.split())):
             lines.append(f"from {module} import {', '.join(used)}")
     return "\n".join([*lines, code])
 
 
-class Python(NamedTuple):
-    """Properties of a Python snippet."""
-
-    free_names: frozenset[str]
-    """Names that are used before they are defined."""
-    is_whole: bool
-    """True if it changes something of the script and omits no code (ellipsis)."""
-
-
 @functools.lru_cache(maxsize=512)
-def _python(code: str) -> Python | None:
-    """Parse a snippet; None if it is not Python. Cached."""
+def _parsed(code: str) -> ast.Module | None:
+    """Parse a snippet; None if it is not Python."""
     try:
-        tree = ast.parse(code)
+        return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
-    changes = not all(map(binds_own_names, tree.body))
-    return Python(frozenset(free_names(tree)), changes and not left_out)
-
-
-def binds_own_names(statement: ast.stmt) -> bool:
-    """Check whether a statement only assigns names that are not the script's."""
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        return True
-    targets = (
-        statement.targets
-        if isinstance(statement, ast.Assign)
-        else [statement.target]
-        if isinstance(statement, ast.AugAssign)
-        else [None]
-    )
-    return all(isinstance(each, ast.Name) and each.id not in OF_THE_SCRIPT for each in targets)
 
 
 def settings(line: str) -> dict[str, str | None]:
@@ -146,35 +88,46 @@ def settings(line: str) -> dict[str, str | None]:
 
 
 def kind_of(code: str) -> SnippetKind:
-    """Classify a snippet: Python that runs in a training script, shell, or a sketch."""
-    if all(line.startswith(COMMANDS) for line in code.splitlines()) and not all(
-        line.startswith("#") for line in code.splitlines()
-    ):
+    """Classify a snippet: Python that runs in a training script, shell, or a sketch.
+
+    A sketch leaves something out (an ellipsis), uses unknown names, or changes nothing of the script.
+    """
+    lines = code.splitlines()
+    if all(line.startswith(COMMANDS) for line in lines) and not all(line[0] == "#" for line in lines):
         return "shell"
-    python = _python(code)
-    runs = python is not None and python.is_whole and not python.free_names - OF_THE_SCRIPT
-    return "python" if runs else "sketch"
+    tree = _parsed(code)
+    if tree is None or all(map(_only_binds, tree.body)) or set(free_names(tree)) - OF_THE_SCRIPT:
+        return "sketch"
+    left_out = any(isinstance(node, ast.Constant) and node.value is ... for node in ast.walk(tree))
+    return "sketch" if left_out else "python"
+
+
+def _only_binds(statement: ast.stmt) -> bool:
+    """Check whether a statement only imports, or assigns names that are not the script's."""
+    if not isinstance(statement, (ast.Assign, ast.AugAssign)):
+        return isinstance(statement, (ast.Import, ast.ImportFrom))
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return all(isinstance(each, ast.Name) and each.id not in OF_THE_SCRIPT for each in targets)
 
 
 def free_names(tree: ast.Module) -> Iterator[str]:
     """Yield the names that are used before they are defined."""
     bound = set(dir(builtins))
     for statement in tree.body:
-        targets: set[ast.AST] = (
-            {node for target in statement.targets for node in ast.walk(target)}
-            if isinstance(statement, ast.Assign)
-            else set()
-        )
-        inside: set[str] = set()
-        later: set[str] = set()
-        used: set[str] = set()
-        for node in ast.walk(statement):
-            if isinstance(node, ast.arg):
-                inside.add(node.arg)
-            elif isinstance(node, ast.alias):
-                inside.add((node.asname or node.name).partition(".")[0])
-            elif isinstance(node, ast.Name):
-                kind = used if isinstance(node.ctx, ast.Load) else later if node in targets else inside
-                kind.add(node.id)
-        yield from used - bound - inside
-        bound |= inside | later
+        names = (each for each in ast.walk(statement) if isinstance(each, ast.Name))
+        used = {each.id for each in names if isinstance(each.ctx, ast.Load)}
+        yield from used - bound - _bound(statement.value if isinstance(statement, ast.Assign) else statement)
+        bound |= _bound(statement)
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """List the variables, arguments and imports that are defined in a node."""
+    names = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
+            names.add(each.id)
+        elif isinstance(each, ast.arg):
+            names.add(each.arg)
+        elif isinstance(each, ast.alias):
+            names.add((each.asname or each.name).partition(".")[0])
+    return names

@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST, KEEP_IN_BF16, traits
@@ -146,22 +146,14 @@ def _edits(treatment: Treatment, script: Script) -> Iterator[Edit]:
     yield from (*edits, *_imports(fix, lines, script))
 
 
-class _Renamed(ast.NodeTransformer):
-    """Gives variables other names."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self.names.get(node.id, node.id), node.ctx)
-
-
 def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
     """Write statements of a fix. Its variables get names of their own if the script has them too."""
-    nodes = (each for statement in fix for each in ast.walk(statement))
-    bound = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    renamed = _Renamed({each: f"fp8_{each}" for each in bound & script.taken} | names)
-    return [line for each in fix for line in ast.unparse(renamed.visit(each)).splitlines()]
+    variables = [node for each in fix for node in ast.walk(each) if isinstance(node, ast.Name)]
+    bound = {each.id for each in variables if isinstance(each.ctx, ast.Store)}
+    renamed = {each: f"fp8_{each}" for each in bound & script.taken} | names
+    for each in variables:
+        each.id = renamed.get(each.id, each.id)
+    return [line for statement in fix for line in ast.unparse(statement).splitlines()]
 
 
 def _changed_conversion(fix: ast.Module, keyword: str, script: Script) -> tuple[list[str], list[Edit]]:

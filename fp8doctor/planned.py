@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
@@ -19,30 +18,33 @@ from fp8doctor.planning.job_options import Options, options_for
 from fp8doctor.planning.measured import saved_facts
 from fp8doctor.planning.plan_document import PlanDocument, plan_document
 
+if TYPE_CHECKING:
+    from fp8doctor.render.page import Page
+
 
 class Plan(PlanDocument, frozen=True, kw_only=True):
     """A plan that can be shown and saved."""
 
     def to_text(self, width: int = 100) -> str:
         """Return the plan as the command line prints it."""
-        from fp8doctor.render.plan_page import page
         from fp8doctor.render.text import as_text
 
-        return as_text(page(self), width=width)
+        return as_text(self._page(), width=width)
 
     def to_markdown(self) -> str:
-        """Return the plan as Markdown."""
         from fp8doctor.render.markdown import as_markdown
-        from fp8doctor.render.plan_page import page
 
-        return as_markdown(page(self))
+        return as_markdown(self._page())
 
     def to_html(self, template: str = "page.html.jinja") -> str:
-        """Return the plan as an HTML page."""
         from fp8doctor.render.html import as_html
+
+        return as_html(self._page(), template=template)
+
+    def _page(self) -> Page:
         from fp8doctor.render.plan_page import page
 
-        return as_html(page(self), template=template)
+        return page(self)
 
     def _repr_html_(self) -> str:
         return self.to_html("fragment.html.jinja")
@@ -88,23 +90,18 @@ def plan(
     given = {name: value for name, value in locals().items() if name in Options.__struct_fields__}
     given["lora_modules"] = lora_modules.split(",") if isinstance(lora_modules, str) else lora_modules
     try:
-        with silent_imports():
-            facts = facts_of(config, batch, seq)
+        level = logging.root.manager.disable
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of libraries that transformers loads, such as torchao
+            logging.disable(max(level, logging.WARNING))
+            try:
+                facts = facts_of(config, batch, seq)
+            finally:
+                logging.disable(level)
         return planned(facts, gpus, given)
     except UserError as error:
         raise ValueError(str(error)) from None
-
-
-@contextmanager
-def silent_imports() -> Iterator[None]:
-    """Hold back the warnings and log records of libraries that transformers loads, such as torchao."""
-    level = logging.root.manager.disable
-    with warnings.catch_warnings(action="ignore"):
-        logging.disable(max(level, logging.WARNING))
-        try:
-            yield
-        finally:
-            logging.disable(level)
 
 
 def planned(facts: Facts, gpus: str | Sequence[str], options: Mapping[str, Any]) -> Plan:

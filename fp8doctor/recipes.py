@@ -1,12 +1,8 @@
-"""One record for each FP8 implementation (a stack) and for each of its recipes.
-
-A recipe says how tensors are scaled. Its record holds all that is known of it: requirements, alignment, what
-its casts move, words, and which treatment changes to it. A new recipe is a new record here.
-"""
+"""One record for each FP8 implementation (a stack), and for each of its recipes: how tensors are scaled."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -14,19 +10,14 @@ from msgspec import Struct
 from fp8doctor.facts import Linear
 
 VersionNumbers = tuple[int, ...]
-
 FIRST_WITH_FP8 = (8, 9)
-"""Ada. Source: ``_scaled_mm_allowed_device`` in torch.
-
-Below it, Accelerate falls back to fp16: ``check_cuda_fp8_capability`` in accelerate 1.15.
-"""
+"""Ada. Source: ``_scaled_mm_allowed_device`` in torch, ``check_cuda_fp8_capability`` in accelerate 1.15."""
 
 
 class CastBytes(NamedTuple):
     """Effective bytes per element of a step's casts, see `fp8doctor.cost.cast_cost`."""
 
-    activation: float
-    """Per element of the input and the output gradient."""
+    activation: float  # per element of the input and the output gradient
     weight: float
 
 
@@ -41,114 +32,68 @@ class Recipe(Struct, frozen=True, kw_only=True):
     """The known properties of one recipe of one stack."""
 
     stack: str
-    name: str
-    """As in `Linear.recipe`."""
-    words: str = ""
-    """Name for users; ``name`` if empty."""
-    classes: tuple[str, ...] = ()
-    """Classes of the library for it: layers or configurations."""
-    config: str = ""
-    """Python expression that builds its configuration."""
-    operands: tuple[str, ...] = ()
-    """How torchao scales each operand, in the order of `fp8doctor.stacks.torchao.CASTS`."""
-    granularity: Literal["", "tensor", "row", "block"] = ""
-    """Elements that share one scale; empty if unknown."""
-    first: VersionNumbers = FIRST_WITH_FP8
-    """Lowest CUDA compute capability."""
-    below: VersionNumbers | None = None
-    """First compute capability on which it no longer runs."""
-    cuda: VersionNumbers = (0,)
-    """Lowest CUDA version."""
-    amd: tuple[str, ...] | None = None
-    """Prefixes of supported AMD architectures; None if its stack decides."""
-    since: str = "0"
-    """First version of its library with `config`. Source: wheels of torchao 0.8 to 0.17 and Transformer
-    Engine 2.1 to 2.3."""
+    name: str  # as in `Linear.recipe`
+    words: str = ""  # name for users; ``name`` if empty
+    classes: tuple[str, ...] = ()  # classes of the library for it: layers or configurations
+    config: str = ""  # Python expression that builds its configuration
+    operands: tuple[str, ...] = ()  # how torchao scales each operand, in the order of `stacks.torchao.CASTS`
+    granularity: Literal["", "tensor", "row", "block"] = ""  # elements that share one scale; empty if unknown
+    first: VersionNumbers = FIRST_WITH_FP8  # lowest CUDA compute capability
+    below: VersionNumbers | None = None  # first compute capability on which it no longer runs
+    cuda: VersionNumbers = (0,)  # lowest CUDA version
+    amd: tuple[str, ...] | None = None  # prefixes of supported AMD architectures; None if its stack decides
+    since: str = (
+        "0"  # first version with `config`: wheels of torchao 0.8 to 0.17, Transformer Engine 2.1 to 2.3
+    )
+    # Elements that must divide both sides of a weight. Source: torch ``_check_scaled_mm_sizes``. Transformer
+    # Engine requires 16 in and 8 out for a forward, and 16 for both in the backward.
     multiple: int = 16
-    """Elements that must divide both sides of a weight.
-
-    Source: torch ``_check_scaled_mm_sizes``. TE requires 16 in and 8 out for a forward, and 16 for both in
-    the backward.
-    """
-    mark: str = ""
-    """Part of the class names of layers and weights with this scaling."""
-    pads_tokens: bool = False
-    """No FP8 matmul needs a multiple of tokens."""
-    whole_blocks: bool = False
-    """It only quantizes whole blocks of tokens, even if the weight is frozen."""
+    mark: str = ""  # part of the class names of layers and weights with this scaling
+    pads_tokens: bool = False  # no FP8 matmul needs a multiple of tokens
+    whole_blocks: bool = False  # it only quantizes whole blocks of tokens, even if the weight is frozen
     weight_gradient_in_16_bits: bool = False
-    cast_bytes: CastBytes | None = None
-    """For a compiled layer, or a stack with its own kernels; None if not measured."""
-    matmul_times: float = 1.0
-    """Time of its matmuls / those with one scale per tensor, at the same peak rate."""
+    cast_bytes: CastBytes | None = None  # of a compiled layer, or of its own kernels; None if not measured
+    matmul_times: float = 1.0  # time of its matmuls / those with one scale per tensor, at the same peak rate
     in_fp4: bool = False
-    frozen_cast_share: float = 1.0
-    """Cast bytes of an activation in a frozen layer / in a trained one."""
-    only_compiled: bool = False
-    """Its casts were measured only in compiled layers."""
-    timed_alone: bool = False
-    """The trial times its matmuls and casts alone."""
-    drops_bias: bool = False
-    """Its layers drop their bias silently, so it excludes layers with a bias."""
-    grouped_cast_bytes: float | None = None
-    """Effective bytes per element that casts of experts move.
-
-    For input, weight and output gradient.
-    """
-    grouped_scales_ms: float = 0.0
-    """Time per row to reorder the scales of its groups."""
-    treatment: str = ""
-    """Name of the treatment that changes to it."""
-    converts: bool = False
-    """The trial converts a model without FP8 with it."""
-    tried: bool = False
-    """A tiny ``_scaled_mm`` tells whether it runs."""
+    frozen_cast_share: float = 1.0  # cast bytes of an activation in a frozen layer / in a trained one
+    only_compiled: bool = False  # its casts were measured only in compiled layers
+    timed_alone: bool = False  # the trial times its matmuls and casts alone
+    drops_bias: bool = False  # its layers drop their bias silently, so it excludes layers with a bias
+    grouped_cast_bytes: float | None = (
+        None  # effective bytes per element that experts' casts move, each operand
+    )
+    grouped_scales_ms: float = 0.0  # time per row to reorder the scales of its groups
+    treatment: str = ""  # name of the treatment that changes to it
+    converts: bool = False  # the trial converts a model without FP8 with it
+    tried: bool = False  # a tiny ``_scaled_mm`` tells whether it runs
 
 
 class Stack(Struct, frozen=True, kw_only=True):
     """The properties of one FP8 implementation, except how its layers are recognized."""
 
-    name: str
-    """As `Linear.stack` has it."""
-    words: str = ""
-    """Its name for users; ``name`` if empty."""
-    prefix: str = ""
-    """Prefix of its layers' class: ``te.``."""
-    fuses_casts: bool = False
-    """The compiler fuses the casts of its layers, so they need compilation."""
-    own_kernels: bool = False
-    """It casts in kernels of its own, compiled or not."""
-    under_autocast: bool = False
-    """Its layers run in FP8 only under its autocast."""
-    keeps_copies: bool = False
-    """It keeps FP8 copies next to its weights."""
-    converter: str = "convert_to_float8_training"
-    """Function that converts a model; empty if its layers are built as such."""
-    converter_import: str = ""
-    """Line that imports it, if it is not torchao's."""
-    gemm: str = ""
-    """Operator of ``torch.ops.aten`` that its matmuls are to a checkpoint's policy; empty if they are
-    none."""
-    layer: str = ""
-    """Class that stands for all of its layers in a sentence; empty for their own."""
-    eager_cast_bytes: CastBytes | None = None
-    """Effective bytes of all casts of one uncompiled layer."""
+    name: str  # as `Linear.stack` has it
+    words: str = ""  # its name for users; ``name`` if empty
+    prefix: str = ""  # prefix of its layers' class: ``te.``
+    fuses_casts: bool = False  # the compiler fuses the casts of its layers, so they need compilation
+    own_kernels: bool = False  # it casts in kernels of its own, compiled or not
+    under_autocast: bool = False  # its layers run in FP8 only under its autocast
+    keeps_copies: bool = False  # it keeps FP8 copies next to its weights
+    converter: str = "convert_to_float8_training"  # empty if its layers are built as such
+    converter_import: str = ""  # line that imports it, if it is not torchao's
+    gemm: str = ""  # operator of ``torch.ops.aten`` that a checkpoint's policy sees in its matmuls
+    layer: str = ""  # class that stands for all of its layers in a sentence; empty for their own
+    eager_cast_bytes: CastBytes | None = None  # effective bytes of all casts of one uncompiled layer
     eager: Launch = Launch()
     compiled: Launch = Launch()
-    forward_tokens: int | None = None
-    """Elements that must divide the tokens of a frozen layer; None if its recipe decides."""
-    amd: tuple[str, ...] = ("gfx",)
-    """Beginnings of the AMD architectures on which its FP8 runs."""
-    cuda_on_ada: VersionNumbers = (0,)
-    """Lowest CUDA version on compute capability 8.9."""
+    forward_tokens: int | None = None  # must divide the tokens of a frozen layer; None if its recipe decides
+    amd: tuple[str, ...] = ("gfx",)  # beginnings of the AMD architectures on which its FP8 runs
+    cuda_on_ada: VersionNumbers = (0,)  # lowest CUDA version on compute capability 8.9
+    # Lowest compute capability -> the recipe of layers that are given none, the highest first.
     defaults: tuple[tuple[VersionNumbers, str], ...] = ()
-    """Lowest compute capability -> the recipe of layers that are given none, the highest first."""
-    frozen_gradient: bool = False
-    """Uncompiled, it computes the gradient of a frozen weight and throws it away."""
+    frozen_gradient: bool = False  # uncompiled, it computes a frozen weight's gradient and throws it away
 
     @property
     def in_words(self) -> str:
-        """Return its name for users."""
         return self.words or self.name
 
 
@@ -158,8 +103,7 @@ TORCHAO = Stack(
     gemm="mm",
     frozen_gradient=True,
     # Each operand is cast twice, once for each layout: 282.7 ms in a decoder of width 1024 (16384 tokens) and
-    # 589.1 in a Llama 8B (4096 tokens), where most of what is cast are weights, whose transposed copies read
-    # along the wrong axis.
+    # 589.1 in a Llama 8B (4096 tokens), mostly of weights, whose transposed copies read along the wrong axis.
     eager_cast_bytes=CastBytes(124.0, 174.0),
     eager=Launch(83, 1.65),  # (113.5 - 22.7) / 55 ms with torchao 0.18
     compiled=Launch(9, 0.14),  # 8.7 and 9.2 kernels; (20.85 - 12.93) / 55 ms
@@ -194,9 +138,7 @@ NANOCHAT = Stack(
     gemm="_scaled_mm",
     converter_import="from nanochat.fp8 import convert_to_float8_training",
     eager_cast_bytes=CastBytes(75.0, 80.0),  # 49.1, 40.8 and 18.2 ms: it casts each operand once
-    eager=Launch(
-        45, 0.97
-    ),  # (42.3 - 7.4) / 36 ms at width 512 with 1024 tokens, where the host sets the pace
+    eager=Launch(45, 0.97),  # (42.3 - 7.4) / 36 ms at width 512 with 1024 tokens, paced by the host
     compiled=Launch(8, 0.20),  # (13.8 - 6.6) / 36 ms
 )
 
@@ -204,24 +146,20 @@ OWN = Stack(name="own", words="own layers", converter="", gemm="_scaled_mm")
 
 STACKS = {each.name: each for each in (TORCHAO, TRANSFORMER_ENGINE, NANOCHAT, OWN)}
 
-_MX = 32
-"""Elements; one scale for each block of 32. Source: OCP Microscaling Formats specification 1.0."""
+_MX = 32  # elements that share a scale. Source: OCP Microscaling Formats specification 1.0
+_BLOCK = 128  # the same. Source: torchao 0.18 ``blockwise_fp8_training``, ``nvfp4_training``
 
-_BLOCK = 128
-"""Elements; torchao's blockwise scaling and NVFP4. Source: torchao 0.18 ``blockwise_fp8_training``,
-``nvfp4_training``."""
+_of_torchao = partial(Recipe, stack="torchao", since="0.9")
+_of_te = partial(Recipe, stack="transformer_engine")
 
 _TORCHAO = (
-    Recipe(
-        stack="torchao",
+    _of_torchao(
         name="tensorwise",
         config='Float8LinearConfig.from_recipe_name("tensorwise")',
-        since="0.9",
         operands=("tensorwise e4m3",) * 4 + ("tensorwise e5m2",) * 2,
         granularity="tensor",
         # Kernel time of two compiled decoders less that of their BF16 twins, all but matmuls, attention and
-        # optimizer: 21.0 ms more at width 1024 and 10.0 at 4096. Profiled again in trials, 21.6 at width 1024
-        # and 47.6 in a Llama 8B (4096 tokens), for which these give 20.9 and 49.8.
+        # optimizer: 21.0 ms at width 1024, 10.0 at 4096, 47.6 in a Llama 8B, for which these give 49.8.
         timed_alone=True,
         cast_bytes=CastBytes(9.0, 17.0),
         frozen_cast_share=5.0 / 9.0,
@@ -229,11 +167,9 @@ _TORCHAO = (
         converts=True,
         tried=True,
     ),
-    Recipe(
-        stack="torchao",
+    _of_torchao(
         name="rowwise",
         config='Float8LinearConfig.from_recipe_name("rowwise")',
-        since="0.9",
         operands=("axiswise e4m3",) * 6,
         granularity="row",
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
@@ -247,11 +183,9 @@ _TORCHAO = (
         converts=True,
         tried=True,
     ),
-    Recipe(
-        stack="torchao",
+    _of_torchao(
         name="rowwise_with_gw_hp",
         config='Float8LinearConfig.from_recipe_name("rowwise_with_gw_hp")',
-        since="0.9",
         words="rowwise with BF16 weight gradients",
         operands=(
             "axiswise e4m3",
@@ -264,16 +198,14 @@ _TORCHAO = (
         granularity="row",
         weight_gradient_in_16_bits=True,
         pads_tokens=True,
-        # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise, although a third of its
-        # matmuls stay in BF16. The weight is cast once as in tensorwise and once as in rowwise, and its
-        # gradient is not scaled: half way.
+        # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise. The weight is cast once as in
+        # tensorwise and once as in rowwise, and its gradient is not scaled: half way.
         timed_alone=True,
         cast_bytes=CastBytes(6.4, 25.0),
         treatment="recipe-rowwise-with-gw-hp",
         tried=True,
     ),
-    Recipe(
-        stack="torchao",
+    _of_torchao(
         name="mxfp8",
         mark="mx",
         words="MXFP8 block scaling",
@@ -286,11 +218,8 @@ _TORCHAO = (
         cuda=(12, 8),
         amd=("gfx950",),  # torchao 0.18 mx_formats/kernels.py asks for is_MI350
         multiple=_MX,
-        # 1.251 ms for 131,072 x 7168, 0.358 for 131,072 x 2048 and 0.154 for the weights; scales: 0.199 ms
-        # for the input, 0.193 for the output gradient and 0.049 for both once more, of 131,072 rows. Source:
-        # torchao 0.15 prototype/moe_training/README.md, a B200.
-        # A Llama 3 8B takes 1.080 times as long as with tensorwise (8192 tokens, eight B200, torchao 0.13
-        # docs), all of it counted as casts, although its matmuls may be slower too.
+        # Grouped: torchao 0.15 prototype/moe_training/README.md, a B200. A Llama 3 8B takes 1.080 times as
+        # long as with tensorwise (8192 tokens, eight B200, torchao 0.13 docs), all of it counted as casts.
         cast_bytes=CastBytes(16.8, 16.8),
         only_compiled=True,
         frozen_cast_share=0.5,  # roofline_utils: three bytes for each of two layouts
@@ -299,8 +228,7 @@ _TORCHAO = (
         grouped_cast_bytes=9.2,
         grouped_scales_ms=3.4e-6,
     ),
-    Recipe(
-        stack="torchao",
+    _of_torchao(
         name="nvfp4",
         mark="nvfp4",
         words="NVFP4",
@@ -309,8 +237,7 @@ _TORCHAO = (
         first=(10, 0),
         multiple=_BLOCK,
     ),
-    Recipe(
-        stack="torchao",
+    _of_torchao(
         name="blockwise",
         mark="block",
         words="block scaling",
@@ -321,17 +248,11 @@ _TORCHAO = (
         multiple=_BLOCK,
     ),
 )
-"""Requirements: torchao 0.18 (``mxfp8/quant.py``, ``blockwise_fp8_training/linear.py``).
-
-Casts are all of one step together, compiled, next to the kernels that they are fused with. Counted in
-``roofline_utils`` (0.18) they are 6 and 8, 8 and 10, 3 and 6. Timed alone (sweep, 4096 x 14336) 11.8 and
-13.9, 16.2 and 18.5, 6.9 and 12.1; in a step fusion saves reads of activations, and weights are read along the
-wrong axis.
-"""
+"""Requirements: torchao 0.18 (``mxfp8/quant.py``, ``blockwise_fp8_training/linear.py``). Casts are all of one
+step together, compiled, next to the kernels that they are fused with."""
 
 _TRANSFORMER_ENGINE = (
-    Recipe(
-        stack="transformer_engine",
+    _of_te(
         name="delayed",
         words="delayed scaling",
         granularity="tensor",
@@ -342,8 +263,7 @@ _TRANSFORMER_ENGINE = (
         frozen_cast_share=3.0 / 4.7,
         treatment="te-delayed",
     ),
-    Recipe(
-        stack="transformer_engine",
+    _of_te(
         name="current",
         words="current scaling",
         granularity="tensor",
@@ -355,8 +275,7 @@ _TRANSFORMER_ENGINE = (
         frozen_cast_share=5.0 / 6.8,
         treatment="te-current",
     ),
-    Recipe(
-        stack="transformer_engine",
+    _of_te(
         name="blockwise",
         mark="block",
         words="block scaling",
@@ -374,8 +293,7 @@ _TRANSFORMER_ENGINE = (
         matmul_times=1.3,
         treatment="te-block",
     ),
-    Recipe(
-        stack="transformer_engine",
+    _of_te(
         name="mxfp8",
         mark="mx",
         words="MXFP8 block scaling",
@@ -394,8 +312,7 @@ _TRANSFORMER_ENGINE = (
         whole_blocks=True,
         treatment="te-mxfp8",
     ),
-    Recipe(
-        stack="transformer_engine",
+    _of_te(
         name="nvfp4",
         mark="nvfp4",
         words="NVFP4",
@@ -411,15 +328,12 @@ _TRANSFORMER_ENGINE = (
         in_fp4=True,
         whole_blocks=True,
     ),
-    Recipe(stack="transformer_engine", name="custom", classes=("CustomRecipe",)),
+    _of_te(name="custom", classes=("CustomRecipe",)),
 )
 """Requirements: ``check_mxfp8_support``, ``check_fp8_block_scaling_support`` and ``check_nvfp4_support`` in
 Transformer Engine 2.20; whole blocks: 2.19 ``quantizer.cpp:1514 and 1982``. It pads its blocks, so 16 divides
-enough (2.19 ``cublaslt_gemm.cu:209``, ``quantizer.cpp:1982``).
-
-MXFP8 and NVFP4 rest on one table each: 288 matmuls of a 5B model whose operands were quantized before took
-314.4 ms in BF16, 163.5 with one scale per tensor, 171.9 in MXFP8 and 90.3 in NVFP4, and forwards of two
-shapes with their casts 0.503 and 0.231 ms (delayed), 0.579 and 0.269, 0.392 and 0.256. Source: Transformer
+enough. MXFP8 and NVFP4 rest on one table each: 288 matmuls of a 5B model whose operands were quantized before
+took 314.4 ms in BF16, 163.5 with one scale per tensor, 171.9 in MXFP8 and 90.3 in NVFP4. Source: Transformer
 Engine d0067d0 ``docs/examples/gemm_profiling``, a B300, 15,872 rows.
 """
 
@@ -433,29 +347,21 @@ _NANOCHAT = Recipe(
 )
 
 RECIPES = {(each.stack, each.name): each for each in (*_TORCHAO, *_TRANSFORMER_ENGINE, _NANOCHAT)}
-"""Every recipe, by its stack and its name.
-
-Frozen shares, in the effective bytes of the casts: without a weight gradient, input and gradient are written
-once, as they lie: two reads of 2 bytes and a write of 1, one read less with delayed scales.
-"""
+"""Every recipe, by its stack and its name. Frozen shares: without a weight gradient, input and gradient are
+written once, as they lie: two reads of 2 bytes and a write of 1, one read less with delayed scales."""
 
 UNKNOWN = Recipe(stack="", name="")
-"""A recipe without known properties."""
 
 BY_TREATMENT = {each.treatment: each for each in RECIPES.values() if each.treatment}
 """Treatment -> the recipe that it changes to."""
 
 
 def stack_of(linear: Linear) -> Stack:
-    """Look up a layer's stack; an empty one if it is not in the table."""
     return STACKS.get(linear.stack) or Stack(name=linear.stack)
 
 
 def recipe_of(linear: Linear) -> Recipe:
-    """Look up a layer's recipe; an empty one if it is not known.
-
-    A 16-bit layer that is queried with a recipe has no stack to look in.
-    """
+    """Look up a layer's recipe, by its name alone in a layer without a stack; an empty one if not known."""
     found = RECIPES.get((linear.stack, linear.recipe or ""))
     return found or (UNKNOWN if linear.stack in STACKS else named(linear.recipe))
 
@@ -474,27 +380,21 @@ def named(name: str | None) -> Recipe:
     return next((each for each in alike if each.cast_bytes), alike[0] if alike else UNKNOWN)
 
 
-@cache
 def of_stack(stack: str) -> tuple[Recipe, ...]:
-    """List the recipes of a stack, in the order of preference."""
     return tuple(each for each in RECIPES.values() if each.stack == stack)
 
 
 def by_class(stack: str) -> dict[str, str]:
-    """Map this stack's classes that name a recipe to the recipe's name."""
     return {kind: each.name for each in of_stack(stack) for kind in each.classes}
 
 
 def runs_on(recipe: Recipe, capability: VersionNumbers) -> bool:
-    """Check whether a GPU of this compute capability can run a recipe."""
     return capability >= recipe.first and (recipe.below is None or capability < recipe.below)
 
 
 def default_recipe(stack: Stack, capability: VersionNumbers) -> str | None:
-    """Find the recipe that layers get by default on such a GPU."""
     return next((recipe for first, recipe in stack.defaults if capability >= first), None)
 
 
 def default_of(stack: str) -> Recipe:
-    """Return a stack's default recipe: its first."""
     return of_stack(stack)[0]

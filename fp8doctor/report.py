@@ -82,11 +82,13 @@ class Report(Document, frozen=True, kw_only=True):
         reached = severity != "never" and self.reaches(severity)
         if not why and not reached:
             return
-        grave = tuple(each for each in self.findings if reached and _is_at_least(each, severity))
+        graver = SEVERITIES[SEVERITIES.index(severity) :] if severity != "never" else ()
+        grave = tuple(each for each in self.findings if (each.severity or "info") in graver)
         lines = [f"{each.code} {each.name}: {each.title}" for each in grave]
         lines = lines or ([self.verdict.summary] if reached else [])
-        found = f"fp8doctor found: {'; '.join(lines)}" if lines else ""
-        raise ReportFailed(" ".join(filter(None, (f"FP8 is required. {why}" if why else "", found))), grave)
+        said = [f"FP8 is required. {why}"] if why else []
+        said += [f"fp8doctor found: {'; '.join(lines)}"] if lines else []
+        raise ReportFailed(" ".join(said), grave)
 
     def scalars(self) -> dict[str, float]:
         """Return the report's numbers for a tracker; a number that is unknown, or a CPU's time, is left out.
@@ -128,11 +130,6 @@ class Report(Document, frozen=True, kw_only=True):
         from fp8doctor.render.markdown import render
 
         return render(self)
-
-
-def _is_at_least(finding: Finding, severity: str) -> bool:
-    grades = [*map(str, SEVERITIES)]
-    return grades.index(finding.severity or "info") >= grades.index(severity)
 
 
 def load_report(

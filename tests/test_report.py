@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,6 @@ from tests.facts_of import DECODER_468M
 from tests.recordings import text_of
 from tests.schema import FILE
 from tests.schema import text as schema_text
-from tests.waiting import LONGEST_S
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
 
@@ -58,66 +55,36 @@ def test_scalars_for_a_tracker() -> None:
 
 
 def test_times_of_a_cpu_are_no_scalars(report: Report) -> None:
-    facts = report.facts
     observed = Observation(clock="host", steps_ms=(5.0,) * 10, warmup=3)
-    watched = Report.of(diagnose(msgspec.structs.replace(facts, observed=observed)))
-    assert {name.rpartition("/")[2] for name in watched.scalars()} <= {
-        "estimated_speedup_x",
-        "errors",
-        "warnings",
-    }
+    watched = Report.of(diagnose(msgspec.structs.replace(report.facts, observed=observed)))
+    said = {name.rpartition("/")[2] for name in watched.scalars()}
+    assert said <= {"estimated_speedup_x", "errors", "warnings"}
+
+
+VERDICT = """status speedup speedup_low speedup_high basis achievable_speedup estimated_speedup step_ms
+bf16_step_ms tokens_per_s best_step_ms best_variant best_basis whole_step_low whole_step_high open summary"""
+FINDING = "code name area severity title evidence saving_ms treatment caused_by"
 
 
 @pytest.mark.slow
 def test_the_contract_of_the_json(report: Report) -> None:
-    data = report.to_dict()
+    """The shipped schema is the generated one and holds; these keys stay."""
+    schema, data = json.loads(FILE.read_text("utf-8")), json.loads(report.to_json())
+    assert schema_text() == FILE.read_text(encoding="utf-8")
+    jsonschema.validate(data, schema)
     assert list(data)[:2] == ["schema_version", "verdict"]
     assert list(data)[-3:] == ["tool", "created_at", "facts"]
     assert data["schema_version"] == 2
-    assert set(data["verdict"]) == {
-        "status",
-        "speedup",
-        "speedup_low",
-        "speedup_high",
-        "basis",
-        "achievable_speedup",
-        "estimated_speedup",
-        "step_ms",
-        "bf16_step_ms",
-        "tokens_per_s",
-        "best_step_ms",
-        "best_variant",
-        "best_basis",
-        "whole_step_low",
-        "whole_step_high",
-        "open",
-        "summary",
-    }
+    assert set(data["verdict"]) == set(VERDICT.split())
     (finding,) = [each for each in data["findings"] if each["code"] == "CMP001"]
-    assert {
-        "code",
-        "name",
-        "area",
-        "severity",
-        "title",
-        "evidence",
-        "saving_ms",
-        "treatment",
-        "caused_by",
-    } <= set(finding)
+    assert set(FINDING.split()) <= set(finding)
     assert {"low", "high", "basis"} <= set(finding["saving_ms"])
     assert {"name", "summary", "code"} <= set(finding["treatment"])
     assert {"code", "treatment", "saving_ms"} <= set(data["prescription"][0])
     assert all({"code", "area", "outcome", "reason"} <= set(each) for each in data["outcomes"])
-
-
-SHIPPED = json.loads(FILE.read_text("utf-8"))
-
-
-@pytest.mark.slow
-def test_the_shipped_schema_is_the_generated_one_and_holds(report: Report) -> None:
-    assert schema_text() == FILE.read_text(encoding="utf-8")
-    jsonschema.validate(json.loads(report.to_json()), SHIPPED)
+    data["verdict"]["status"] = "wonderful"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data, schema)
 
 
 def test_the_demo_is_a_recording() -> None:
@@ -126,44 +93,21 @@ def test_the_demo_is_a_recording() -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_document_does_not_pass_the_schema(report: Report) -> None:
-    data = json.loads(report.to_json())
-    data["verdict"]["status"] = "wonderful"
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, SHIPPED)
-
-
-@pytest.mark.slow
-def test_replay_by_the_same_version_is_byte_identical(report: Report, tmp_path: Path) -> None:
+def test_replay_keeps_every_byte_of_this_version_and_what_another_one_wrote(
+    report: Report, tmp_path: Path
+) -> None:
     report.save(tmp_path / "a.json")
     replayed = load_report(tmp_path / "a.json")
     replayed.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
     assert replayed == report
-
-
-@pytest.mark.slow
-def test_time_and_tool_come_from_the_file(report: Report, tmp_path: Path) -> None:
-    data = report.to_dict() | {
-        "created_at": "2020-01-01T00:00:00+00:00",
-        "tool": {"name": "fp8doctor", "version": "0.0.1"},
-    }
-    (tmp_path / "old.json").write_text(json.dumps(data))
-    replayed = load_report(tmp_path / "old.json")
-    assert (replayed.created_at, replayed.tool.version) == ("2020-01-01T00:00:00+00:00", "0.0.1")
-
-
-@pytest.mark.slow
-def test_a_recording_of_another_version_keeps_what_this_one_does_not_know(
-    report: Report, tmp_path: Path
-) -> None:
-    data = report.to_dict()
+    other = {"created_at": "2020-01-01T00:00:00+00:00", "tool": {"name": "fp8doctor", "version": "9.0.1"}}
+    data = report.to_dict() | other
     data["facts"]["network"]["linears"][0]["temperature_k"] = 300.5
     (tmp_path / "newer.json").write_text(json.dumps(data))
-    assert (
-        load_report(tmp_path / "newer.json").to_dict()["facts"]["network"]["linears"][0]["temperature_k"]
-        == 300.5
-    )
+    again = load_report(tmp_path / "newer.json").to_dict()
+    assert {name: again[name] for name in other} == other
+    assert again["facts"]["network"]["linears"][0]["temperature_k"] == 300.5
 
 
 @pytest.mark.slow
@@ -173,14 +117,22 @@ def test_a_fact_an_older_recording_lacks_makes_its_checks_unknown(report: Report
         del linear["compiled"]
     (tmp_path / "older.json").write_text(json.dumps(data))
     outcome = next(each for each in load_report(tmp_path / "older.json").outcomes if each.code == "CMP001")
-    assert (outcome.outcome, outcome.reason) == ("unknown", "network.linears.compiled was not recorded")
+    assert (outcome.outcome, outcome.missing) == ("unknown", "network.linears.compiled")
 
 
 SOUND = diagnose(DECODER_468M).to_dict()
+HUGE = 10**400
 
 
 def broken(**changes: Any) -> str:
     return json.dumps(SOUND | changes)
+
+
+def first_arm(**changes: Any) -> str:
+    """A report of a trial in whose first arm something is not what any trial gives."""
+    saved = json.loads(text_of(RECORDED / "h200-lora_fp32.json.gz"))["facts"]
+    saved["trial"]["arms"][0].update(changes)
+    return broken(facts=saved)
 
 
 @pytest.mark.parametrize(
@@ -196,69 +148,25 @@ def broken(**changes: Any) -> str:
         (broken(facts={"network": {"linears": 3}}), r"network\.linears"),
         (broken(facts=[]), "not a facts"),
         (broken(tool="me"), "not a tool"),
+        (broken(facts={"unheard_of": [{"deep": -HUGE}]}), "more than 64 bits"),
+        (broken(facts={"workload": {"accumulate": 0}}), r"`\$\.workload\.accumulate`"),
+        (broken(facts={"gpus": [{"compute_capability": "nine"}]}), r"`\$\.gpus\[0\]"),
+        (broken(facts={"target": {"kind": "x\n" * 5_000}}), r"^.{,500}\$\.target\.kind`$"),
+        (broken(facts={"network": {"parameters": 0, "adapter_parameters": 5}}), "5 of 0"),
+        (broken(facts=SOUND["facts"] | {"assumed_gpu": "H300"}), "no datasheet"),
+        (first_arm(step_ms=None), "'as_is' was timed"),
+        (first_arm(step_ms=0), "'as_is' was timed"),
+        (first_arm(rounds_ms=[]), "'as_is' was timed"),
+        (first_arm(rounds_ms=[1.0, 0.0]), "'as_is' was timed"),
+        (first_arm(cuts=[]), "'as_is' was timed"),
+        (first_arm(breakdown={"families_ms": {"gemm_16bit": -5.0}}), "less than 0 ms"),
     ],
-    ids=[
-        "empty",
-        "truncated",
-        "a list",
-        "no facts",
-        "deep",
-        "newer",
-        "odd version",
-        "wrong type",
-        "facts a list",
-        "tool a string",
-    ],
+    ids=range(22),
 )
 def test_what_cannot_be_replayed_is_refused_with_one_sentence(
     text: str, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "bad.json").write_text(text)
-    with pytest.raises(UserError, match=sentence) as error:
-        load_report(tmp_path / "bad.json")
-    assert "bad.json" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-HUGE = 10**400
-
-
-def without_time(**changes: Any) -> dict[str, Any]:
-    """The facts of a trial in whose first arm something is not what any trial gives."""
-    saved = json.loads(text_of(RECORDED / "h200-lora_fp32.json.gz"))["facts"]
-    saved["trial"]["arms"][0].update(changes)
-    return saved
-
-
-@pytest.mark.parametrize(
-    ("facts", "sentence"),
-    [
-        ({"network": {"parameters": HUGE}}, "holds a whole number of more than 64 bits"),
-        ({"workload": {"tokens": HUGE}}, "holds a whole number of more than 64 bits"),
-        ({"unheard_of": [{"deep": -HUGE}]}, "holds a whole number of more than 64 bits"),
-        ({"workload": {"accumulate": 0}}, r"`int` >= 1 - at `\$\.workload\.accumulate`"),
-        ({"gpus": [{"compute_capability": "nine"}]}, r"matching regex .* - at `\$\.gpus\[0\]"),
-        ({"target": {"kind": "x\n" * 5_000}}, r"^.{,500}\$\.target\.kind`$"),
-        (
-            {"network": {"parameters": 0, "adapter_parameters": 5}},
-            "5 of 0 parameters are the adapters'",
-        ),
-        (without_time(step_ms=None), "'as_is' was timed, and has no step_ms"),
-        (without_time(step_ms=0), "'as_is' was timed, and has no step_ms"),
-        (without_time() | {"assumed_gpu": "H300"}, "no datasheet for the GPU 'H300'"),
-        (
-            without_time(breakdown={"families_ms": {"gemm_16bit": -5.0}}),
-            "a family of kernels took less than 0 ms",
-        ),
-        (without_time(rounds_ms=[]), "'as_is' was timed, and has no rounds_ms"),
-        (without_time(rounds_ms=[1.0, 0.0]), "'as_is' was timed, and has no rounds_ms"),
-        (without_time(cuts=[]), "'as_is' was timed, and has no cuts"),
-    ],
-)
-def test_facts_that_cannot_be_are_refused_with_one_sentence(
-    facts: dict[str, Any], sentence: str, tmp_path: Path
-) -> None:
-    (tmp_path / "bad.json").write_text(broken(facts=facts))
     with pytest.raises(UserError, match=sentence) as error:
         load_report(tmp_path / "bad.json")
     assert "\n" not in str(error.value)
@@ -270,10 +178,9 @@ def test_the_largest_number_is_kept_and_digits_in_a_text_are_none(tmp_path: Path
     assert load_report(tmp_path / "good.json").facts.network.parameters == 2**64 - 1
 
 
-@pytest.mark.parametrize("arm", range(4))
-def test_arms_of_unlike_many_rounds_are_compared(arm: int, tmp_path: Path) -> None:
+def test_arms_of_unlike_many_rounds_are_compared(tmp_path: Path) -> None:
     saved = json.loads(text_of(RECORDED / "h200-lora_fp32.json.gz"))
-    saved["facts"]["trial"]["arms"][arm]["rounds_ms"].pop()
+    saved["facts"]["trial"]["arms"][0]["rounds_ms"].pop()
     (tmp_path / "uneven.json").write_text(json.dumps(saved))
     report = load_report(tmp_path / "uneven.json")
     even = load_report(RECORDED / "h200-lora_fp32.json.gz")
@@ -282,9 +189,7 @@ def test_arms_of_unlike_many_rounds_are_compared(arm: int, tmp_path: Path) -> No
     assert str(report)
 
 
-def test_a_report_that_is_not_there_or_cannot_be_written(report: Report, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file"):
-        load_report(tmp_path / "none.json")
+def test_a_report_cannot_be_written_where_no_folder_is(report: Report, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot write"):
         report.save(tmp_path / "no" / "folder.json")
 
@@ -297,30 +202,12 @@ def test_raise_for_is_a_gate(report: Report) -> None:
     assert [finding.code for finding in failed.value.findings] == ["CMP001"]
     with pytest.raises(ValueError, match="severity is one of"):
         report.raise_for("fatal")  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_fp8_that_does_not_run_is_an_error_even_when_nothing_is_selected(report: Report) -> None:
     verdict = msgspec.structs.replace(report.verdict, status="fp8_not_engaged")
-    failed = msgspec.structs.replace(report, findings=(), verdict=verdict)
-    assert failed.reaches("error")
     with pytest.raises(ReportFailed):
-        failed.raise_for()
-
-
-def test_without_findings_nothing_is_reached() -> None:
+        msgspec.structs.replace(report, findings=(), verdict=verdict).raise_for()
     empty = msgspec.structs.replace(Report.of(diagnose(Facts())), findings=())
     assert empty.worst() is None
     assert not empty.reaches("info")
-
-
-@pytest.mark.slow
-def test_the_468m_decoder_is_told_to_compile_first(report: Report) -> None:
-    first = report.prescription[0]
-    assert (first.code, first.treatment.code) == ("CMP001", "for block in model.blocks:\n    block.compile()")
-    assert first.saving_ms is not None
-    assert first.saving_ms.basis == "modelled"
-    assert (report.verdict.status, report.verdict.basis) == ("fp8_slower", "modelled")
 
 
 @pytest.mark.slow
@@ -404,17 +291,3 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=said) as caught:
             load_report(path)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_an_empty_stdin_is_no_report() -> None:
-    """Of a terminal, which is a device as /dev/null is, and of a pipe."""
-    command = [sys.executable, "-m", "fp8doctor", "report", "/dev/stdin"]
-    for opened in (os.openpty, os.pipe):
-        ends = opened()
-        stdin = ends[1] if opened is os.openpty else ends[0]
-        done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=LONGEST_S)
-        for each in ends:
-            os.close(each)
-        assert done.returncode == 2
-        assert "is not a regular file" in done.stderr

@@ -1,7 +1,7 @@
-"""One record per treatment: its words, traits, code and function; without torch.
+"""One record per treatment that the trial can carry out, without torch.
 
-`TREATMENTS` holds the treatments that the trial can carry out. Checks may name others, which only a user can
-carry out: findings that name the same one share a step of the plan."""
+Checks may name others, which only a user can carry out. Findings with the same one share a step of the plan.
+"""
 
 from __future__ import annotations
 
@@ -33,25 +33,10 @@ LARGER_BATCH = "larger-batch"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
 
-OTHER_LAYERS = frozenset(
-    {
-        *ON_THIS_GPU.values(),
-        KEEP_IN_BF16,
-        "convert-before-compile",
-        "convert-before-lora",
-        "convert-before-parametrizing",
-        "convert-experts",
-        "convert-the-rest",
-        "convert-with-torchao",
-        "experts-by-grouped-gemm",
-        "name-backend-and-precision",
-        "one-precision",
-        "own-filter",
-        "own-projections",
-        "pad-dimensions",
-        "pad-token-groups",
-        "pad-tokens",
-    }
+OTHER_LAYERS = frozenset({KEEP_IN_BF16, *ON_THIS_GPU.values()}).union(
+    "convert-before-compile convert-before-lora convert-before-parametrizing convert-experts".split(),
+    "convert-the-rest convert-with-torchao experts-by-grouped-gemm name-backend-and-precision".split(),
+    "one-precision own-filter own-projections pad-dimensions pad-token-groups pad-tokens".split(),
 )
 """Treatments that change which layers run in FP8, or their shapes."""
 
@@ -74,196 +59,90 @@ def recipe_after(name: str) -> str:
     return name.removeprefix(_RECIPE).replace("-", "_")
 
 
-class TreatmentRecord(Struct, frozen=True, kw_only=True):
-    """All that is known of one treatment by its name.
-
-    Functions are named, not imported, because nothing here may import torch; a test resolves every name. A
-    function of a treatment that changes the recipe is also given the treatment's name.
-    """
+class TreatmentRecord(Struct, frozen=True):
+    """All that is known of one treatment by its name."""
 
     name: str = ""
-    words: str = ""
-    """Name of the change for users; the treatment's own if empty."""
-    family: str = ""
-    """Treatments of one family stand for each other: the later one takes the place of the earlier."""
-    compiles: bool = False
-    """It puts compiled regions into the step."""
-    recipe: str | None = None
-    """The recipe that its FP8 layers have afterwards, if it changes it."""
-    helps_bf16_too: bool = False
-    """It is none of FP8's own: BF16 without it is no fair measure of a step that has it."""
-    is_an_arm_already: bool = False
-    """A baseline carries it out, or a variant of a model without FP8."""
-    changes: str = "model"
-    """``model`` if it changes the model alone, so a live model can be given it; else what it changes."""
-    tokens_ratio: float = 1.0
-    """Tokens of the step that it makes / tokens before."""
-    runs: str = ""
-    """``file.function`` of `fp8doctor.trial.treatments` that carries it out."""
-    lines: str = ""
-    """Function of `fp8doctor.diagnosis.treatments` that writes it as code; empty if only checks do."""
-    tried_if: str = ""
-    """Function of `fp8doctor.trial.explorations` that decides whether to try it without a finding."""
-    saves: float = 0.1
-    """Share of the step that it saved where it gained (H200, torch 2.11), for a step that cannot be modelled.
-    Only the order counts."""
+    words: str = ""  # name of the change for users; the treatment's own if empty
+    family: str = ""  # treatments of one family stand for each other: the later takes the earlier's place
+    runs: str = (
+        ""  # ``file.function`` of `fp8doctor.trial.treatments` that carries it out; importing it needs torch
+    )
+    changes: str = "model"  # ``model`` if it changes the model alone, so a live model can be given it
+    compiles: bool = False  # it puts compiled regions into the step
+    recipe: str | None = None  # the recipe that its FP8 layers have afterwards, if it changes it
+    helps_bf16_too: bool = False  # BF16 without it is no fair measure of a step that has it
+    tokens_ratio: float = 1.0  # tokens of the step that it makes / tokens before
+
+    @property
+    def is_an_arm_already(self) -> bool:
+        """Whether a baseline carries it out, or a variant of a model without FP8."""
+        return self.name == STAY_IN_BF16 or self.family == "convert"
 
 
 def _recipe_change(of: Recipe) -> TreatmentRecord:
-    torchao = of.stack == TORCHAO.name
-    return TreatmentRecord(
-        name=of.treatment,
-        words=of.words,
-        family="recipe",
-        recipe=of.name,
-        changes="model" if torchao else "the autocast",
-        runs="fp8_recipes.another_recipe" if torchao else "fp8_recipes.another_te_recipe",
-        lines="recipe" if torchao else "te_recipe",
-        tried_if="other_recipe" if torchao else "other_te_recipe",
-    )
+    if of.stack == TORCHAO.name:
+        return TreatmentRecord(of.treatment, of.words, "recipe", "fp8_recipes.another_recipe", recipe=of.name)
+    runs = "fp8_recipes.another_te_recipe"
+    return TreatmentRecord(of.treatment, of.words, "recipe", runs, "the autocast", recipe=of.name)
 
 
 _ALL = (
+    TreatmentRecord(TE_AUTOCAST, "switched on", "", "fp8_recipes.te_autocast", "the autocast"),
+    TreatmentRecord("cache-off", "no KV cache", "", "switches.cache_off"),
     TreatmentRecord(
-        name=TE_AUTOCAST,
-        words="switched on",
-        changes="the autocast",
-        runs="fp8_recipes.te_autocast",
-        lines="te_autocast",
-        tried_if="te_is_idle",
-        saves=0.5,
+        AUTOCAST_BF16, "BF16 autocast", "precision", "bf16.autocast_bf16", "the autocast", helps_bf16_too=True
     ),
     TreatmentRecord(
-        name="cache-off",
-        words="no KV cache",
-        runs="switches.cache_off",
-        lines="no_cache",
-        tried_if="caches",
-        saves=0.5,
+        "bf16-parameters", "BF16 weights", "precision", "bf16.bf16_parameters", helps_bf16_too=True
     ),
     TreatmentRecord(
-        name=AUTOCAST_BF16,
-        words="BF16 autocast",
-        family="precision",
+        CHECKPOINTING_OFF, "no checkpointing", "", "switches.checkpointing_off", helps_bf16_too=True
+    ),
+    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "bf16", "bf16.keep_in_bf16"),
+    TreatmentRecord(
+        "fused-optimizer",
+        "fused optimizer",
+        "",
+        "switches.fused_optimizer",
+        "the optimizer",
         helps_bf16_too=True,
-        changes="the autocast",
-        runs="bf16.autocast_bf16",
-        lines="autocast_bf16",
-        tried_if="in_fp32",
-        saves=0.4,
     ),
+    TreatmentRecord(COMPILE_BLOCKS, "compiled", "compilation", "compilation.compile_it", compiles=True),
+    TreatmentRecord(COMPILE_MODEL, "compiled whole", "compilation", "compilation.compile_it", compiles=True),
     TreatmentRecord(
-        name="bf16-parameters",
-        words="BF16 weights",
-        family="precision",
+        COMPILE_LAYERS, "layers compiled", "compilation", "compilation.compile_layers", compiles=True
+    ),
+    TreatmentRecord(STAY_IN_BF16, "", "bf16", "bf16.stay_in_bf16"),
+    TreatmentRecord("adapters-to-bf16", "BF16 adapters", "", "bf16.adapters_to_bf16", helps_bf16_too=True),
+    TreatmentRecord("attention-sdpa", "fused attention", "", "switches.attention_sdpa", helps_bf16_too=True),
+    TreatmentRecord(
+        "fused-attention-on",
+        "fused attention",
+        "",
+        "switches.fused_attention_on",
+        "settings of torch",
         helps_bf16_too=True,
-        runs="bf16.bf16_parameters",
-        lines="bf16_parameters",
-        tried_if="in_fp32",
-        saves=0.4,
     ),
     TreatmentRecord(
-        name=CHECKPOINTING_OFF,
-        words="no checkpointing",
+        LARGER_BATCH,
+        "larger batch",
+        "",
+        "switches.larger_batch",
+        "the batch",
         helps_bf16_too=True,
-        runs="switches.checkpointing_off",
-        lines="checkpointing_off",
-        tried_if="checkpoints",
-        saves=0.17,
-    ),
-    TreatmentRecord(
-        name=KEEP_IN_BF16,
-        words="some layers in BF16",
-        family="bf16",
-        runs="bf16.keep_in_bf16",
-        lines="keep_losing_in_bf16",
-        tried_if="some_lose",
+        tokens_ratio=2.0,
     ),
     *map(_recipe_change, BY_TREATMENT.values()),
-    TreatmentRecord(
-        name="fused-optimizer",
-        words="fused optimizer",
-        helps_bf16_too=True,
-        changes="the optimizer",
-        runs="switches.fused_optimizer",
-        lines="fused_optimizer",
-        tried_if="optimizer_is_unfused",
-        saves=0.02,
-    ),
-    TreatmentRecord(
-        name=COMPILE_BLOCKS,
-        words="compiled",
-        family="compilation",
-        compiles=True,
-        runs="compilation.compile_it",
-        lines="compile_blocks",
-        tried_if="blocks_may_gain",
-        saves=0.01,  # Transformer Engine gains 1.1x; elsewhere it saves compile time only
-    ),
-    TreatmentRecord(
-        name=COMPILE_MODEL,
-        words="compiled whole",
-        family="compilation",
-        compiles=True,
-        runs="compilation.compile_it",
-        lines="compile_model",
-    ),
-    TreatmentRecord(
-        name=COMPILE_LAYERS,
-        words="layers compiled",
-        family="compilation",
-        compiles=True,
-        runs="compilation.compile_layers",
-    ),
     *(
-        TreatmentRecord(
-            name=f"convert-{each.name}",
-            family="convert",
-            recipe=each.name,
-            is_an_arm_already=True,
-            runs="fp8_recipes.convert",
-        )
+        TreatmentRecord(f"convert-{each.name}", "", "convert", "fp8_recipes.convert", recipe=each.name)
         for each in RECIPES.values()
         if each.converts
-    ),
-    TreatmentRecord(
-        name=STAY_IN_BF16,
-        family="bf16",
-        is_an_arm_already=True,
-        runs="bf16.stay_in_bf16",
-        lines="stay_in_bf16",
-    ),
-    TreatmentRecord(
-        name="adapters-to-bf16",
-        words="BF16 adapters",
-        helps_bf16_too=True,
-        runs="bf16.adapters_to_bf16",
-    ),
-    TreatmentRecord(
-        name="attention-sdpa",
-        words="fused attention",
-        helps_bf16_too=True,
-        runs="switches.attention_sdpa",
-    ),
-    TreatmentRecord(
-        name="fused-attention-on",
-        words="fused attention",
-        helps_bf16_too=True,
-        changes="settings of torch",
-        runs="switches.fused_attention_on",
-    ),
-    TreatmentRecord(
-        name=LARGER_BATCH,
-        words="larger batch",
-        helps_bf16_too=True,
-        changes="the batch",
-        tokens_ratio=2.0,
-        runs="switches.larger_batch",
     ),
 )
 
 TREATMENTS = {each.name: each for each in _ALL}
-"""Every treatment that the trial can carry out, by its name; those tried unasked in the order of preference.
+"""Every treatment that the trial can carry out, by its name.
 
 Compiling counts as FP8's own: every BF16 variant is compiled if that is faster, without a cache then.
 """

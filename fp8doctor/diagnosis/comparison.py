@@ -19,7 +19,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.analysis.timed_step import TimedStep, cautions, cpu_times, timed_step, unlike
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Arm, Facts, if_recorded
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.wording import capital, labels, times
 
@@ -75,68 +75,56 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     """Compare the steps of two reports, which were saved as ``files``."""
     documents = first, second
     one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
-    arms = _profiled(first.facts), _profiled(second.facts)
-    rounds = ratio_apart(one.rounds_ms, other.rounds_ms) if one.rounds_ms and other.rounds_ms else None
-    shown = as_shown(rounds, one.step_ms, other.step_ms) if rounds else None
-    speedup = Interval(shown.value, shown.low, shown.high) if shown else None
-    found = (
-        if_recorded(waterfall, arms[1], arms[0])
-        if arms[0] and arms[1] and one.step_ms and other.step_ms
-        else None
-    )
+    speedup = _speedup(one, other)
+    arms = [as_is(without_parts_of_a_cpu(each.facts)) for each in documents]
+    parts = [if_recorded(breakdown_of, arm) if arm else None for arm in arms]
+    difference = if_recorded(waterfall, arms[1], arms[0]) if arms[0] and arms[1] else None
+    families = [{**each.families_ms, "idle": each.idle_ms} for each in parts if each]
+    unknown = [
+        f"{step.name} "
+        + ("ran on a CPU" if step.on_cpu else if_recorded(why_unknown, arm) or "was not profiled")
+        for arm, step, found in zip(arms, (one, other), parts, strict=True)
+        if arm is not None and step.step_ms and not found
+    ]
     differing = tuple(
         Unlike(what=what, first=of_first, second=of_second)
         for what, of_first, of_second in unlike(first.facts, second.facts)
     )
-    codes = [
-        tuple(finding.code for finding in each.findings if finding.severity != "info") for each in documents
-    ]
+    codes = [[each.code for each in of.findings if each.severity != "info"] for of in documents]
     return Comparison(
         tool=tool(),
         files=files,
         steps=(one, other),
-        families_ms=(_families(arms[0]), _families(arms[1])) if found and arms[0] and arms[1] else None,
+        families_ms=(families[0], families[1]) if difference else None,
         speedup=speedup,
-        difference=found,
-        why_no_difference="" if found else _why_none(arms, (one, other)),
+        difference=difference,
+        why_no_difference="" if difference else " and ".join(unknown),
         unlike=differing,
         cautions=(*cautions(first.facts, one), *cautions(second.facts, other)),
         appeared=tuple(code for code in codes[1] if code not in codes[0]),
         gone=tuple(code for code in codes[0] if code not in codes[1]),
-        summary=_summary(one, other, speedup, found, differing),
+        summary=_summary(one, other, speedup, difference, differing),
     )
 
 
-def _profiled(facts: Facts) -> Arm | None:
-    return as_is(without_parts_of_a_cpu(facts))
-
-
-def _families(arm: Arm) -> dict[str, float]:
-    found = breakdown_of(arm)
-    return {**found.families_ms, "idle": found.idle_ms} if found else {}
-
-
-def _why_none(arms: tuple[Arm | None, Arm | None], steps: tuple[TimedStep, TimedStep]) -> str:
-    told = [
-        f"{step.name} "
-        + ("ran on a CPU" if step.on_cpu else if_recorded(why_unknown, arm) or "was not profiled")
-        for arm, step in zip(arms, steps, strict=True)
-        if arm is not None and step.step_ms and not if_recorded(breakdown_of, arm)
-    ]
-    return " and ".join(told)
+def _speedup(one: TimedStep, other: TimedStep) -> Interval | None:
+    """Divide the times of two steps; None without rounds of both."""
+    if not one.rounds_ms or not other.rounds_ms:
+        return None
+    shown = as_shown(ratio_apart(one.rounds_ms, other.rounds_ms), one.step_ms, other.step_ms)
+    return Interval(shown.value, shown.low, shown.high)
 
 
 def _summary(
     one: TimedStep,
     other: TimedStep,
     speedup: Interval | None,
-    found: Waterfall | None,
+    difference: Waterfall | None,
     differing: tuple[Unlike, ...],
 ) -> str:
-    untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
-    if untimed or not one.step_ms or not other.step_ms:
+    if not one.step_ms or not other.step_ms:
+        untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
         return f"Nothing can be compared. {'; '.join(untimed)}."
-    both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms/step, {one.name} {one.step_ms:,.1f}"
     faster = times(one.step_ms, other.step_ms)
     if on_cpu := cpu_times(one, other):
         ratio = on_cpu
@@ -146,10 +134,11 @@ def _summary(
         ratio = f"too close to tell apart ({speedup.low:.2f}x to {speedup.high:.2f}x)"
     else:
         ratio = f"{faster} of its speed ({speedup.low:.2f}x to {speedup.high:.2f}x)"
+    both = f"{capital(other.name)} takes {other.step_ms:,.1f} ms/step, {one.name} {one.step_ms:,.1f}"
     things = ", ".join(each.what for each in differing)
-    of_what = f" That is a ratio of unlike things: {things} differ." if things and not on_cpu else ""
-    made_of = f" {signed(found.difference_ms)} ms = {parts_in_words(found)}." if found else ""
-    return f"{both}: {ratio}.{of_what}{made_of}"
+    unfair = f" That is a ratio of unlike things: {things} differ." if things and not on_cpu else ""
+    parts = f" {signed(difference.difference_ms)} ms = {parts_in_words(difference)}." if difference else ""
+    return f"{both}: {ratio}.{unfair}{parts}"
 
 
 def checked_baseline(facts: Facts, name: str) -> Facts:
@@ -161,19 +150,15 @@ def checked_baseline(facts: Facts, name: str) -> Facts:
 
 
 def regression(baseline: Facts, facts: Facts, name: str, most_pct: float) -> str | None:
-    """Say why a step misses the baseline saved as ``name``; None if it does not.
-
-    It does not if it is at most ``most_pct`` longer, or if the difference is noise.
-    """
+    """Say why a step misses the baseline saved as ``name``. At most ``most_pct`` longer is none."""
     one, other = timed_step(baseline, name), timed_step(facts, "the step")
     if not one.step_ms or not other.step_ms:
         return f"no step was timed to compare with {name}: {other.missing}"
     if on_cpu := cpu_times(one, other):
         return on_cpu
     longer_pct = 100 * (other.step_ms / one.step_ms - 1)
-    if other.step_ms - one.step_ms <= one.step_ms * most_pct / 100:
-        return None
-    if one.rounds_ms and other.rounds_ms and ratio_apart(one.rounds_ms, other.rounds_ms).high >= 1:
+    speedup = _speedup(one, other)
+    if other.step_ms - one.step_ms <= one.step_ms * most_pct / 100 or (speedup and speedup.high >= 1):
         return None
     things = ", ".join(what for what, *_ in unlike(baseline, facts))
     return (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import zlib
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Arm, Facts, recorded
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import (
     Record,
     UnreadableDocument,
@@ -39,10 +38,6 @@ EXPLAIN = "fp8doctor explain "
 
 LARGEST_REPORT = 256 * 2**20
 """Bytes; the reports of 8B models with a trial have 0.7 MiB, and one of 171 MiB takes 35 s to show."""
-
-
-_GZIP = b"\x1f\x8b"
-"""First bytes of a file packed by gzip."""
 
 
 class Tool(Record, frozen=True, kw_only=True):
@@ -147,8 +142,7 @@ class Document(Record, frozen=True, kw_only=True):
 
     def verdict_severity(self) -> Severity | None:
         """Return the verdict's own severity; None if it is no problem."""
-        measured = self.verdict.basis == "measured" and not self.on_cpu
-        slower = self.verdict.status == "fp8_slower" and measured
+        slower = self.verdict.status == "fp8_slower" and self.gpu_speedup is not None
         fault = self.answer.fault if self.answer else None
         failed = fault is not None and fault.was_seen
         return "error" if slower or failed or self.verdict.status in GRAVE else None
@@ -169,7 +163,6 @@ class Document(Record, frozen=True, kw_only=True):
         return worst is not None and SEVERITIES.index(worst) >= SEVERITIES.index(severity)
 
 
-@functools.cache
 def tool() -> Tool:
     """Give this version of fp8doctor."""
     return Tool(version=VERSION)
@@ -181,11 +174,7 @@ def now() -> str:
 
 
 def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
-    """Facts, tool and time of a saved report.
-
-    Raises `UserError` in one sentence: no such file, not JSON, truncated, of a newer schema, not a report, or
-    one that contradicts itself.
-    """
+    """Return facts, tool and time of a saved report. Raises `UserError` for one that is no report."""
     path = Path(path)
     try:
         data = decode(_content(path))
@@ -214,10 +203,10 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
 
 
 def _content(path: Path) -> bytes:
-    """Read a report's file, unpacked if needed. Refuse pipes, devices and huge files."""
+    """Read a report's file, unpacked. Raises `UserError` for pipes, devices and huge files."""
     if regular(path).st_size <= LARGEST_REPORT:
         content = path.read_bytes()
-        if content[:2] == _GZIP:
+        if content[:2] == b"\x1f\x8b":
             content = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(content, LARGEST_REPORT + 1)
         if len(content) <= LARGEST_REPORT:
             return content
@@ -241,24 +230,13 @@ def schema() -> dict[str, Any]:
 
 def contradiction(facts: Facts) -> str | None:
     """Describe a contradiction; None without one."""
-    if all(recorded(facts, f"network.{name}") for name in ("parameters", "adapter_parameters")):
-        of, adapters = facts.network.parameters, facts.network.adapter_parameters
-        if not 0 <= adapters <= of:
-            return f"it says that {adapters} of {of} parameters are the adapters'"
+    of, adapters = facts.get("network.parameters"), facts.get("network.adapter_parameters")
+    if of is not None and adapters is not None and not 0 <= adapters <= of:
+        return f"it says that {adapters} of {of} parameters are the adapters'"
     for arm in facts.arms():
-        if arm.get("tried") and (lacks := _lacks(arm)):
-            name = repr(arm.name) if recorded(arm, "name") else "a variant"
-            return f"it says that {name} was timed, and has no {lacks}"
-        breakdown = arm.breakdown if recorded(arm, "breakdown.families_ms") else None
-        if breakdown and min(breakdown.families_ms.values(), default=0) < 0:
+        times = arm.get("step_ms", 1.0), min(arm.get("rounds_ms", (1.0,)), default=0.0)
+        if arm.get("tried") and not (all(each and each > 0 for each in times) and arm.get("cuts", True)):
+            return f"it says that {arm.get('name', 'a variant')!r} was timed, and has no times above 0"
+        if min(arm.get("breakdown.families_ms", {}).values(), default=0) < 0:
             return "it says that a family of kernels took less than 0 ms"
     return None
-
-
-def _lacks(arm: Arm) -> str | None:
-    """Name the part that this timed variant lacks; None if it has all."""
-    if recorded(arm, "step_ms") and not (arm.step_ms and arm.step_ms > 0):
-        return "step_ms above 0"
-    if recorded(arm, "rounds_ms") and not (arm.rounds_ms and min(arm.rounds_ms) > 0):
-        return "rounds_ms above 0"
-    return "cuts" if recorded(arm, "cuts") and not arm.cuts else None

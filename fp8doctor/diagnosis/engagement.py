@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
+from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
@@ -28,13 +28,16 @@ def why_not_engaged(facts: Facts) -> str:
         return "No model was examined, so fp8doctor cannot tell whether FP8 is engaged."
     try:
         if uses_fp8(facts):
-            return why_fp8_does_not_run(facts) or _why_unknown(facts)
-        count = plural(len(facts.network.linears), "Linear")
+            if not (why := why_fp8_does_not_run(facts)) and not fp8_ran(facts):
+                outside_autocast(facts)
+            return why
         took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
+        count = plural(len(facts.network.linears), "Linear")
         state = without_fp8(facts) or f"No layer of this model trains in FP8 (0 of {count}{took})"
         return f"{state}. To convert it, see 'fp8doctor explain MOD001'."
     except Unrecorded as missing:
-        return f"fp8doctor cannot tell whether FP8 is engaged: {missing}."
+        gap = str(facts.get("gaps", {}).get("training.fp8_autocast", "")).rstrip(".")
+        return f"fp8doctor cannot tell whether FP8 is engaged: {gap or missing}."
 
 
 def why_fp8_does_not_run(facts: Facts) -> str:
@@ -57,17 +60,6 @@ def fp8_ran(facts: Facts) -> bool:
         return True
     as_is = (each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried)
     return any(each.get("fp8_gemms") for each in as_is)
-
-
-def _why_unknown(facts: Facts) -> str:
-    """Say why nobody knows of an FP8 autocast around layers that need one; else empty."""
-    try:
-        outside_autocast(facts)
-    except Unrecorded:
-        why = str(facts.get("gaps", {}).get("training.fp8_autocast", "")).rstrip(".")
-        told = f": {why}" if why else ""
-        return "" if fp8_ran(facts) else f"fp8doctor cannot tell whether FP8 is engaged{told}."
-    return ""
 
 
 def without_fp8(facts: Facts) -> str:
@@ -118,20 +110,15 @@ def without_its_symptoms(
     left = [each for each in findings if each.name not in of_fp8 or each.get("breaks") in IN_BF16_TOO]
     dropped = {each.code for each in findings}.difference(each.code for each in left)
     reason = "no FP8 step runs on this GPU (GPU002)"
-    return (
-        tuple(
-            msgspec.structs.replace(
-                each, caused_by=tuple(code for code in each.caused_by if code not in dropped)
-            )
-            for each in left
-        ),
-        tuple(
-            msgspec.structs.replace(each, outcome="not_applicable", reason=reason)
-            if each.code in dropped
-            else each
-            for each in outcomes
-        ),
+    kept = (
+        replace(each, caused_by=tuple(code for code in each.caused_by if code not in dropped))
+        for each in left
     )
+    judged = (
+        replace(each, outcome="not_applicable", reason=reason) if each.code in dropped else each
+        for each in outcomes
+    )
+    return tuple(kept), tuple(judged)
 
 
 def invalidates(finding: Finding) -> bool:

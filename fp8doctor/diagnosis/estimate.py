@@ -12,12 +12,9 @@ from fp8doctor.analysis.layers import nothing_to_convert
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import (
     ModelledSpeedup,
-    may_be_compiled_by_unsloth,
-    modelled_bf16,
     modelled_conversion,
     modelled_speedup,
     to_convert,
-    waits_for_te,
 )
 from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
@@ -29,13 +26,12 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.watched import beside_its_run
-from fp8doctor.cost import routed_rows, rows_of
-from fp8doctor.cost.cast_cost import casts_too_many_rows, is_known
+from fp8doctor.cost import rows_of
+from fp8doctor.cost.cast_cost import is_known
 from fp8doctor.cost.layer import OWN_FORWARD
 from fp8doctor.cost.step_cost import (
     consists_of_linears,
     in_bf16,
-    modelled_step,
     with_tokens,
 )
 from fp8doctor.diagnosis.document import Step
@@ -44,9 +40,6 @@ from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.paths import path_of
 from fp8doctor.finding import Finding
 from fp8doctor.gpus import has_datasheet, modelled_gpu
-
-COMPILE = ".compile("
-"""In the code of a fix that compiles."""
 
 
 def expected_speedup(
@@ -86,34 +79,21 @@ def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
 def _unknown_part(facts: Facts) -> str:
     """Say which part of a step, or of its conversion, the cost model has no numbers for."""
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    fp8, linears = facts.network.fp8, facts.network.linears
+    fp8 = facts.network.fp8
     if gpu is None:
         return "fp8doctor has no datasheet of this GPU"
     if gpu.fp8_tflops is None:
         return f"{gpu.name} has no FP8 tensor cores"
-    if nothing_to_convert(facts.network):
+    if trains_in_16_bits(facts) and not fp8:
+        return "Unsloth has no FP8 training for LoRA"
+    if nothing_to_convert(facts.network) or not (fp8 or to_convert(facts)):
         return "a conversion to FP8 takes none of its layers"
     if not consists_of_linears(facts.network):
         return "most parameters are outside of Linears, and the cost model has only those"
     if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
         return "FP8 layers have a forward of their own that does other work"
-    if trains_in_16_bits(facts) and not fp8:
-        return "Unsloth has no FP8 training for LoRA"
-    rows = [(each, rows_of(each, facts)) for each in linears]
-    if not all(seen for _, seen in rows):
+    if not all(rows_of(each, facts) for each in facts.network.linears):
         return "the batch is unknown"
-    if facts.get("training.use_cache") and any(each.compiled is not None for each in fp8):
-        return "with a KV cache, the compiled blocks may not be what runs"
-    if many := [seen for each, seen in rows if seen and casts_too_many_rows(each, seen)]:
-        return f"casts of {max(many):,} rows that are not compiled are far from any that were measured"
-    if any(linear.role == "experts" and not routed_rows(linear, facts) for linear in linears):
-        return "nothing says how many experts a token visits"
-    if not fp8 and not to_convert(facts):
-        return "no Linear of this model can be converted"
-    if may_be_compiled_by_unsloth(facts) and modelled_step(facts) and modelled_bf16(facts):
-        return "Unsloth compiles blocks itself, and fp8doctor did not see if it did"
-    if waits_for_te(facts):
-        return "the host time for recomputing Transformer Engine's layers is not known"
     recipes = {
         each.recipe or "unknown" for each in fp8 if recorded(each, "recipe") and not is_known(each, gpu)
     }
@@ -142,7 +122,9 @@ def planned_speedup(
     found = expected_speedup(of, findings, as_it_ran=not (more or kept))
     if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
         return found
-    compiles = any(traits(step.treatment.name).compiles or COMPILE in step.treatment.code for step in steps)
+    compiles = any(
+        traits(step.treatment.name).compiles or ".compile(" in step.treatment.code for step in steps
+    )
     return found if compiles or all(each.compiled is not None for each in to_convert(facts)) else None
 
 

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from fp8doctor.analysis.layer_gain import Gain, gains
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost import rows_of
-from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Step, Tool
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, LayerShape, Linear, ModuleTime, if_recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.finding import Basis
 from fp8doctor.wording import quoted
-
-MOST_ALIKE = 3
-"""Names that are proposed for one that is not there."""
-
-
-class Advice(Record, frozen=True, kw_only=True):
-    """A finding or a step of the prescription that names the layer."""
-
-    code: str
-    """Empty when the trial found it and no check names it."""
-    title: str
-    treatment: str | None
-    """Name of the treatment, if the layer is among those that it changes."""
-    summary: str | None = None
-    """The change."""
 
 
 class LayerReport(Record, frozen=True, kw_only=True):
@@ -42,19 +27,19 @@ class LayerReport(Record, frozen=True, kw_only=True):
     alike: tuple[str, ...]
     """The other layers of its shape and recipe that were timed with it."""
     shape: LayerShape | None
-    """Its matmuls alone, as they were timed; layers of one shape were timed together."""
+    """Its matmuls alone, as they were timed."""
     gain_ms: float | None
     """FP8's saving of a step in this layer; negative if it costs."""
     gain_basis: Basis | None
     """Of its matmuls and casts alone; if only the casts are modelled, measured."""
     modules: dict[str, ModuleTime]
-    """Variant -> its time in the profiled step."""
-    advised: tuple[Advice, ...]
-    """Findings and steps that name the layer."""
-    advised_for_all: tuple[Advice, ...]
-    """Steps of the prescription that name no layers: they are for the whole model."""
+    """Variant -> its time in the profiled step; a cut keeps its first blocks' names."""
+    advised: tuple[str, ...]
+    """Findings that name the layer, and steps of the plan without a finding that do."""
+    advised_for_all: tuple[str, ...]
+    """Steps of the plan that name no layers: they are for the whole model."""
     keep_in_bf16: bool
-    """True if the prescription keeps it in BF16."""
+    """True if the plan keeps it in BF16."""
 
 
 def as_json(layers: Sequence[LayerReport]) -> str:
@@ -73,7 +58,7 @@ def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
     if found:
         return found
     names = [each.name for each in linears]
-    near = get_close_matches(asked, names, MOST_ALIKE, 0.5)
+    near = get_close_matches(asked, names, cutoff=0.5)
     hint = f"; did you mean {', '.join(near)}?" if near else f"; the first is {names[0]}"
     raise UserError(quoted(f"none of the {len(names)} linear layers is called {asked}{hint}"))
 
@@ -91,59 +76,36 @@ def layer_reports(linears: Iterable[Linear], document: Document) -> list[LayerRe
 
 
 def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerReport:
-    facts = document.facts
-    shape = if_recorded(_shape, linear.name, facts)
+    name, facts, plan = linear.name, document.facts, document.prescription
+    shape = next((each for each in facts.get("trial.shapes", ()) if name in each.get("layers", ())), None)
+    timed = [(arm.get("name"), module) for arm in facts.arms() for module in arm.get("breakdown.modules", ())]
     return LayerReport(
         tool=document.tool,
         seen=linear,
         rows=if_recorded(rows_of, linear, facts),
-        alike=tuple(name for name in shape.layers if name != linear.name) if shape else (),
+        alike=tuple(each for each in shape.layers if each != name) if shape else (),
         shape=shape,
         gain_ms=gain.ms if gain else None,
         gain_basis=("measured" if gain.measured else "modelled") if gain else None,
-        modules=if_recorded(_modules, linear.name, facts) or {},
-        advised=tuple(_advice(linear.name, document)),
-        advised_for_all=tuple(_of_step(step) for step in document.prescription if not step.treatment.layers),
+        modules={variant: module for variant, module in timed if module.name == name},
+        advised=tuple(_advice(name, document)),
+        advised_for_all=tuple(step.treatment.summary for step in plan if not step.treatment.layers),
         keep_in_bf16=any(
-            step.treatment.name == KEEP_IN_BF16 and linear.name in step.treatment.layers
-            for step in document.prescription
+            step.treatment.name == KEEP_IN_BF16 and name in step.treatment.layers for step in plan
         ),
     )
 
 
-def _shape(name: str, facts: Facts) -> LayerShape | None:
-    return next((each for each in facts.trial.shapes if name in each.layers), None)
-
-
-def _modules(name: str, facts: Facts) -> dict[str, ModuleTime]:
-    """Find the layer among the profiled modules; a cut keeps its first blocks' names."""
-    return {
-        arm.name: module
-        for arm in facts.trial.arms
-        for module in arm.get("breakdown.modules", ())
-        if module.name == name
-    }
-
-
-def _advice(name: str, document: Document) -> Iterable[Advice]:
-    """Find findings that name the layer, and steps without a finding that do."""
-    for finding in document.findings:
-        treatment = finding.treatment
-        changes = treatment is not None and name in treatment.layers
-        values = (value if isinstance(value, tuple) else (value,) for value in finding.evidence.values())
-        if changes or any(name == each for value in values for each in value):
-            yield Advice(
-                code=finding.code,
-                title=finding.title,
-                treatment=treatment.name if treatment and changes else None,
-                summary=treatment.summary if treatment and changes else None,
-            )
+def _advice(name: str, document: Document) -> Iterator[str]:
+    """Find findings that name the layer, those first that change it, and steps without a finding that do."""
+    changes, names = [], []
+    for each in document.findings:
+        values = (value if isinstance(value, tuple) else (value,) for value in each.evidence.values())
+        if each.treatment and name in each.treatment.layers:
+            changes.append(f"{each.code}: {each.title}")
+        elif any(name == part for value in values for part in value):
+            names.append(f"{each.code}: {each.title}")
+    yield from changes or names
     for step in document.prescription:
         if not step.code and name in step.treatment.layers:
-            yield _of_step(step)
-
-
-def _of_step(step: Step) -> Advice:
-    return Advice(
-        code=step.code, title=step.title, treatment=step.treatment.name, summary=step.treatment.summary
-    )
+            yield step.title

@@ -24,7 +24,6 @@ from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 
 LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
-COMPILE_UNTIMED = "model = torch.compile(model)   # or block by block"
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
 
@@ -35,22 +34,17 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     """
     bf16 = if_recorded(own_bf16_left_out, facts) or bf16_of_the_plan(facts)
     how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
-    lines = (
-        compiled_as(bf16, facts) if bf16 else [KEEP_OWN_COMPILE if _is_compiled(facts) else COMPILE_UNTIMED]
-    )
-    how = f" for now{how}" if for_now else how
-    return Treatment(
-        name=STAY_IN_BF16,
-        summary=f"{_begin(facts)} BF16{how}{why and f': {why}'}",
-        code="\n".join([without_fp8(facts), *lines]),
-    )
-
-
-def _begin(facts: Facts) -> str:
-    """Say what leaving FP8 off is to this job; with a variable that has to go."""
+    lines = [
+        KEEP_OWN_COMPILE if _is_compiled(facts) else "model = torch.compile(model)   # or block by block"
+    ]
     runs = any(each.get("use") == "training" and each.get("engaged") is not False for each in facts.linears())
     begin = "go back to" if runs else "train in" if fp8_was_asked_for(facts) else "stay in"
-    return f"unset {BACKEND} and {begin}" if _against_backend(facts) else begin
+    begin = f"unset {BACKEND} and {begin}" if _against_backend(facts) else begin
+    return Treatment(
+        name=STAY_IN_BF16,
+        summary=f"{begin} BF16{' for now' if for_now else ''}{how}{why and f': {why}'}",
+        code="\n".join([without_fp8(facts), *(compiled_as(bf16, facts) if bf16 else lines)]),
+    )
 
 
 BACKEND = "ACCELERATE_FP8_BACKEND"

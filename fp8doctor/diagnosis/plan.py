@@ -10,12 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from fp8doctor import registry
 from fp8doctor.analysis.arms import base_of, uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
-from fp8doctor.analysis.layer_gain import timed_shapes
 from fp8doctor.analysis.memory import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
@@ -52,8 +50,7 @@ from fp8doctor.diagnosis.estimate import (
 from fp8doctor.diagnosis.leaving_fp8 import compiled_as, replaces_own_compile, stay_in_bf16
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
-    autocast_bf16,
-    compile_blocks,
+    FIXED,
     convert,
     describe,
     keep_in_bf16,
@@ -66,8 +63,6 @@ from fp8doctor.wording import in_times
 
 COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
-
-IN_FP32 = "Its matmuls are in fp32: its weights are, and no autocast is on"
 
 
 def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
@@ -149,26 +144,24 @@ def _untimed(
     proposed: Sequence[Step], view: TrialView, findings: Sequence[Finding], broken: frozenset[str]
 ) -> tuple[Step, ...]:
     """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
-    facts, on_this_gpu = view.facts, set(ON_THIS_GPU.values())
+    facts, on_this_gpu = view.facts, ON_THIS_GPU.values()
     if any(step.treatment.name in on_this_gpu and broken.intersection(step.names) for step in proposed):
         return tuple(step for step in proposed if step.treatment.name in on_this_gpu or not changes_fp8(step))
-    steps = _by_the_filter({step.treatment.name: step for step in proposed}, facts)
-    gives_up = next((step for step in steps if step.treatment.name == STAY_IN_BF16), None)
-    others = [step for step in steps if step is not gives_up]
+    others = _by_the_filter({step.treatment.name: step for step in proposed}, facts)
+    gives_up = next((step for step in others if step.treatment.name == STAY_IN_BF16), None)
+    others = [step for step in others if step is not gives_up]
     expects = if_recorded(planned_speedup, facts, findings, others)
     if gives_up and expects and not expects.loses and uses_fp8(facts):
         gives_up = None
-    elif expects and expects.loses and not gives_up:
-        wanted = uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))
-        treatment = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
-        title = f"FP8 would run at {expects.best:.2f}x the speed of BF16 (estimated for {expects.gpu})"
-        gives_up = _step(title, treatment) if wanted else None
+    loses = expects if expects and expects.loses and not gives_up else None
+    if loses and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
+        title = f"FP8 would run at {loses.best:.2f}x the speed of BF16 (estimated for {loses.gpu})"
+        gives_up = _step(title, stay_in_bf16(facts, "FP8 would be slower here (estimated)"))
+    if gives_up:
+        others, gives_up = _without_fp8(others, gives_up, broken)
     mends = [step for step in others if broken.intersection(step.names)]
-    if gives_up is None:
-        return (*mends, *(step for step in others if step not in mends))
-    kept, gives_up = _without_fp8(others, gives_up, broken)
-    mends = [step for step in kept if step in mends]
-    return (*mends, gives_up, *(step for step in kept if step not in mends))
+    rest = (step for step in others if step not in mends)
+    return (*mends, *([gives_up] if gives_up else []), *rest)
 
 
 def _without_fp8(
@@ -199,10 +192,9 @@ def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
     Those compile FP8 layers that it leaves out, or leave LoRA's matrices out. It fixes their findings too,
     and saves what the largest of them does.
     """
-    filters = planned.get(KEEP_IN_BF16)
+    filters, compiles, converts = map(planned.get, (KEEP_IN_BF16, COMPILE_LAYERS, CONVERT_BASE_FIRST))
     if filters is None:
         return list(planned.values())
-    compiles, converts = planned.get(COMPILE_LAYERS), planned.get(CONVERT_BASE_FIRST)
     held = [converts] if converts and has_lora(facts.linears()) else []
     if compiles and compiles.treatment.layers and {*compiles.treatment.layers} <= {*filters.treatment.layers}:
         held.append(compiles)
@@ -242,10 +234,13 @@ def _to_the_end(
         first = [*_starting(end, view)]
     mends = [step for step in kept if broken.intersection(step.names) or begins_fp8(step)]
     named = {step.treatment.name for step in (*kept, *first)}
-    found = [_found_by_trial(name, view) for name in end.changes if name not in named]
+    missing = (describe(name, view.facts) for name in end.changes if name not in named)
+    found = [
+        _step(f"{each.name} is a part of the fastest step that was timed", each) for each in missing if each
+    ]
     parts = [step for step in kept if step.treatment.name in end.changes and step not in mends]
     rest = [step for step in kept if step not in mends and step not in parts]
-    return on_the_way(view, [*mends, *first, *parts, *filter(None, found), *rest], broken)
+    return on_the_way(view, [*mends, *first, *parts, *found, *rest], broken)
 
 
 def _settled(view: TrialView) -> set[str]:
@@ -268,14 +263,6 @@ def _giving_up(proposed: Sequence[Step], view: TrialView) -> Step:
     if asked:
         return replace(asked, treatment=treatment, saving_ms=None)
     return _step("No FP8 that was timed is faster than BF16 for sure", treatment)
-
-
-def _found_by_trial(name: str, view: TrialView) -> Step | None:
-    """Find a treatment of the total that no finding names."""
-    treatment, saved = describe(name, view.facts), view.savings.get(name)
-    alone = "is faster, timed with all else equal"
-    how = alone if saved and saved.low > 0 else "is a part of the fastest step that was timed"
-    return _step(f"{name} {how}", treatment) if treatment else None
 
 
 def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
@@ -301,20 +288,16 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     stops = fault is not None and fault.status != "does_not_fit"
     if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or is_unclear(facts):
         return tuple(steps)
-    asked, added = fp8_was_asked_for(facts), [*_converting(facts)]
+    asked, added, in_fp32 = fp8_was_asked_for(facts), [*_converting(facts)], []
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
-    in_fp32 = [] if asked or leaves or not if_recorded(runs_in_fp32, facts) else [_leaving_fp32(facts)]
+    if not asked and not leaves and if_recorded(runs_in_fp32, facts):
+        treatment = FIXED[AUTOCAST_BF16]  # every estimate is of BF16; the optimizer keeps fp32 weights
+        if facts.get("target.kind") == "file":
+            more = "# if your script does that: autocast = torch.bfloat16 in the model file"
+            treatment = replace(treatment, code=f"{treatment.code}\n{more}")
+        in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
     compiles = [] if asked or added else filter(None, [if_recorded(_compiling, facts)])
     return (*in_fp32, *added, *steps, *compiles)
-
-
-def _leaving_fp32(facts: Facts) -> Step:
-    """Bring a model without FP8 to BF16, which every estimate is of; the optimizer keeps fp32 weights."""
-    treatment = autocast_bf16(facts)
-    if facts.get("target.kind") == "file":
-        code = f"{treatment.code}\n# if your script does that: autocast = torch.bfloat16 in the model file"
-        treatment = replace(treatment, code=code)
-    return _step(IN_FP32, treatment)
 
 
 def _converting(facts: Facts) -> Iterator[Step]:
@@ -353,7 +336,8 @@ def _compiling(facts: Facts) -> Step | None:
     title = f"Compiled, BF16 would be about {than} (estimated for {now.gpu})"
     saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
     saving = Saving(low=saves[0], high=saves[1], basis="modelled", gpu=now.gpu)
-    treatment = replace(compile_blocks(facts), summary=_compile_what(facts))
+    treatment = compile_treatment(facts, covered_by_blocks(facts))
+    treatment = replace(treatment, summary=_compile_what(facts))
     return replace(_step(title, treatment), saving_ms=saving)
 
 
@@ -381,18 +365,3 @@ def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
             said |= settings(line)
         kept.append(step)
     return tuple(kept)
-
-
-def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
-    about_shapes = {
-        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
-    }
-    treatments = []
-    for step in prescription:
-        treatment: Treatment | None = step.treatment
-        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
-        if by_shape and timed_shapes(facts):
-            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
-        treatments += [treatment] if treatment else []
-    return treatments

@@ -39,24 +39,20 @@ def conclude(step: TracedStep) -> Traces:
         tool=tool(),
         steps=(step,),
         summaries=(" ".join(filter(None, (whether_fp8_ran(step), why_it_waits(step)))),),
-        hints=(tuple(Hint(code=code, text=text) for code, text in what_comes_first(step)),),
+        hints=(tuple(what_comes_first(step)),),
     )
 
 
-GEMMS = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
-
 CAUSES = {
-    "late_launch": "the host launched too late",
-    "data_loader": "the data loader had no batch ready",
-    "synchronization": "the host had waited for it before it launched more",
-    "host_copy": "the host was copying to or from it",
-    "compilation": "torch.compile was at work",
+    "late_launch": "because the host launched too late",
+    "data_loader": "because the data loader had no batch ready",
+    "synchronization": "because the host had waited for it before it launched more",
+    "host_copy": "because the host was copying to or from it",
+    "compilation": "because torch.compile was at work",
     "in_time": "of the time between kernels that were launched in time",
     "unknown": "of launches that the trace does not tell",
 }
-"""Words that follow "the GPU had nothing to do because"."""
-
-OF_THE_HOST = ("late_launch", "synchronization")
+"""Cause of idle time -> words that follow "the GPU had nothing to do"."""
 
 CASTS_TO_TELL = 0.5
 """Casts / FP8 matmuls, in time, from which casts that no compiler fused are reported. Seen in a 468M decoder
@@ -73,29 +69,29 @@ def digits(step_ms: float) -> int:
 
 def whether_fp8_ran(step: TracedStep) -> str:
     """Tell whether FP8 matmuls ran, and what they and the casts take."""
-    places, each = digits(step.step_ms), " a step" if step.steps else ""
-    gemms_ms = sum(step.families_ms.get(family, 0.0) for family in GEMMS)
+    places = digits(step.step_ms)
     fp8_ms, casts_ms = step.families_ms.get("gemm_fp8", 0.0), step.families_ms.get("cast", 0.0)
+    others = {
+        name: step.families_ms[family]
+        for family, name in (("gemm_16bit", "16 bits"), ("gemm_fp32", "fp32"))
+        if step.families_ms.get(family)
+    }
     casts = f"Casts to and from FP8 take {casts_ms:,.{places}f} ms" if casts_ms else ""
     if fp8_ms:
         count = sum(kernel.count for kernel in step.of_family("gemm_fp8"))
         ratio = f", {casts_ms / fp8_ms:,.1f} times as long" if casts_ms >= fp8_ms else ""
         return (
-            f"FP8 matmuls ran: {count:,.0f}{each} in {fp8_ms:,.{places}f} ms, "
-            f"{percent(100 * fp8_ms / gemms_ms)} of the time of all matmuls and "
+            f"FP8 matmuls ran: {count:,.0f}{' a step' if step.steps else ''} in {fp8_ms:,.{places}f} ms, "
+            f"{percent(100 * fp8_ms / (fp8_ms + sum(others.values())))} of the time of all matmuls and "
             f"{percent(100 * fp8_ms / step.step_ms)} of {'the step' if step.steps else 'the trace'}."
             f"{f' {casts}{ratio}.' if casts else ''}"
         )
-    others = " and ".join(
-        f"in {name} ({step.families_ms[family]:,.{places}f} ms)"
-        for family, name in (("gemm_16bit", "16 bits"), ("gemm_fp32", "fp32"))
-        if step.families_ms.get(family)
-    )
-    seen = f"all known matmuls ran {others}" if others else "no known matmul ran at all"
+    ran = " and ".join(f"in {name} ({ms:,.{places}f} ms)" for name, ms in others.items())
+    seen = f"all known matmuls ran {ran}" if ran else "no known matmul ran at all"
     unknown_ms = step.families_ms.get("unknown", 0.0)
-    unknown = unknown_ms >= 0.5 * 10**-places
-    more = f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is unknown" if unknown else ""
-    known = "known " if unknown else ""
+    known, more = "", ""
+    if unknown_ms >= 0.5 * 10**-places:
+        known, more = "known ", f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is unknown"
     return f"No {known}FP8 matmul ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
 
 
@@ -106,27 +102,25 @@ def why_it_waits(step: TracedStep) -> str:
         return ""
     cause, longest = max(step.idle_ms.items(), key=lambda item: item[1])
     most = percent(100 * longest / step.gpu_idle_ms)
-    because = CAUSES[cause] if cause in ("in_time", "unknown") else f"because {CAUSES[cause]}"
-    return f"The GPU had nothing to do for {percent(share)} of the time, {most} of that {because}."
+    return f"The GPU had nothing to do for {percent(share)} of the time, {most} of that {CAUSES[cause]}."
 
 
-def what_comes_first(step: TracedStep) -> Iterator[tuple[str, str]]:
-    """Yield what to look at: a sentence and the code of a check, or an empty code."""
+def what_comes_first(step: TracedStep) -> Iterator[Hint]:
+    """Yield what to look at."""
     share = {cause: 100 * ms / step.step_ms for cause, ms in step.idle_ms.items()}
     arriving = sum(each.time_ms for each in step.of_family("copy") if each.name.startswith("Memcpy HtoD"))
     feeding = share.get("data_loader", 0.0) + share.get("host_copy", 0.0) + 100 * arriving / step.step_ms
     if feeding >= HOST_BOUND_PCT:
-        yield "", f"{percent(feeding)} of the time the GPU waits for data, which FP8 does not bring sooner"
-    if sum(share.get(cause, 0.0) for cause in OF_THE_HOST) >= HOST_BOUND_PCT:
-        yield (
-            "STP001",
-            "the host is slower than the GPU, at least while it is profiled; FP8 needs more launches, and "
-            "makes that worse",
-        )
+        waits = f"{percent(feeding)} of the time the GPU waits for data, which FP8 does not bring sooner"
+        yield Hint(code="", text=waits)
+    if share.get("late_launch", 0.0) + share.get("synchronization", 0.0) >= HOST_BOUND_PCT:
+        slow = "the host is slower than the GPU, at least while it is profiled; FP8 needs more launches, and "
+        yield Hint(code="STP001", text=f"{slow}makes that worse")
     fp8_ms = step.families_ms.get("gemm_fp8", 0.0)
     eager = [each for each in step.of_family("cast") if (each.operator or "").startswith("aten::")]
     if fp8_ms and sum(each.time_ms for each in eager) >= CASTS_TO_TELL * fp8_ms:
         kernels = sum(each.count for each in eager)
-        yield "CMP001", f"the casts run as {kernels:,.0f} unfused kernels of code that is not compiled"
+        text = f"the casts run as {kernels:,.0f} unfused kernels of code that is not compiled"
+        yield Hint(code="CMP001", text=text)
     if 100 * step.families_ms.get("gemm_fp32", 0.0) / step.step_ms >= FP32_TO_TELL_PCT:
-        yield "STP004", "matmuls run in fp32"
+        yield Hint(code="STP004", text="matmuls run in fp32")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis.by_accelerate import ALL_GATHER, in_script
 from fp8doctor.analysis.compile_coverage import (
     cache_off,
@@ -22,7 +24,6 @@ from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import (
     fits_fp8,
     in_python,
-    is_nn_linear,
     layer_label,
     may_be_taken,
     would_be_converted,
@@ -31,9 +32,11 @@ from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
+    COMPILE_BLOCKS,
     COMPILE_MODEL,
     KEEP_IN_BF16,
     LARGER_BATCH,
+    STAY_IN_BF16,
     TE_AUTOCAST,
     recipe_after,
     traits,
@@ -47,9 +50,7 @@ from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
 from fp8doctor.wording import plural
 
-MOST_LINES = 3
-"""Lines for layers that are in 16 bits anyway. A choice of length."""
-
+MOST_LINES = 3  # for layers that are in 16 bits anyway: a choice of length
 
 TAKES = '"lora_" not in name and not (layer.in_features % 16 or layer.out_features % 16)'
 """What a conversion takes, if few lines cannot name what it must leave out."""
@@ -73,18 +74,6 @@ CONV1D = Treatment(
     "linear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data",
 )
 """For GPT-2's layers, which no converter accepts as Linears."""
-
-ELSEWHERE = {each.__name__: each for each in (stay_in_bf16,)}
-"""Treatments whose lines other modules write."""
-
-
-def describe(name: str, facts: Facts) -> Treatment | None:
-    """Describe a treatment; None if only checks propose it, or nothing would change."""
-    treatment = traits(name)
-    if not treatment.lines:
-        return None
-    write: Callable[..., Treatment | None] = ELSEWHERE.get(treatment.lines) or globals()[treatment.lines]
-    return write(name, facts) if treatment.recipe else write(facts)
 
 
 def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment:
@@ -112,16 +101,6 @@ def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
     return (now, "") if len(now) <= MOST_LINES else ([], "   # with what your filter leaves out now")
 
 
-def _left_out_by_default(linears: Sequence[Linear]) -> bool:
-    """Return whether Accelerate's own filter leaves out what is left out now.
-
-    Source: ``convert_model_to_fp8_ao``, accelerate 1.15.
-    """
-    modules = [each for each in linears if each.use != "none" or is_nn_linear(each)]
-    ends = (*modules[:1], *modules[-1:])
-    return all(each in ends or not fits_fp8(each) for each in linears if may_be_taken(each))
-
-
 def keep(sets: Sequence[str]) -> list[str]:
     """Write the lines that collect the names of layers to leave out."""
     return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
@@ -135,11 +114,12 @@ def converting(
     config: str = "",
     only: str = "",
     converter: str = TORCHAO.converter,
+    by_accelerate: bool = False,
 ) -> str:
     """Write the lines that convert all but the names in these sets, by whoever converts the model now."""
     kept = kept_out(facts) if sets else ""
     takes = " and ".join(filter(None, ("" if only in kept else only, kept)))
-    if facts and may_have_converted(facts):
+    if facts and (by_accelerate or may_have_converted(facts)):
         return "\n".join((*keep(sets), in_script(facts, config=config, takes=takes) + note))
     arguments = ["model", *([f"config={config}"] if config else [])]
     arguments += [f"module_filter_fn=lambda layer, name: {takes}"] if takes else []
@@ -153,37 +133,38 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     """
     linears = facts.linears()
     config = config or if_recorded(_config, linears) or ""
-    as_usual = may_have_converted(facts) and not only and if_recorded(_left_out_by_default, linears)
-    sets, note = ([], "") if as_usual else if_recorded(_left_out_now, linears) or ([], "")
+    sets, note = if_recorded(_left_out_now, linears) or ([], "")
     return converting(facts, sets, note, config=config, only=only)
 
 
 def convert_model(facts: Facts) -> str | None:
     """Return the lines that convert a model in 16 bits; None if it has no layer that they could convert."""
-    linears = facts.network.linears
-    taken = [linear for linear in linears if would_be_converted(linear)]
-    sets, note = _left_out_now([linear for linear in linears if linear not in taken])
-    if not taken:
-        return None
-    return f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}" if note else converting(facts, sets)
+    return _all_that_fit(facts) if any(map(would_be_converted, facts.network.linears)) else None
 
 
 def switched_on(facts: Facts) -> str:
     """Return the lines that switch FP8 on through Accelerate, whose own filter would take LoRA's matrices."""
-    linears = facts.linears()
-    if not any(each.get("adapter") == "adapter" and fits_fp8(each) for each in linears):
-        return in_script(facts)
-    sets, note = _left_out_now([linear for linear in linears if not would_be_converted(linear)])
+    adapters = any(each.get("adapter") == "adapter" and fits_fp8(each) for each in facts.linears())
+    return _all_that_fit(facts, by_accelerate=True) if adapters else in_script(facts)
+
+
+def _all_that_fit(facts: Facts, *, by_accelerate: bool = False) -> str:
+    """Return the lines that convert every layer that fits."""
+    sets, note = _left_out_now([each for each in facts.linears() if not would_be_converted(each)])
     if note:
-        return f"{in_script(facts, takes=TAKES)}{NOT_THE_HEAD}"
-    return "\n".join((*keep(sets or ["set()"]), in_script(facts, takes=kept_out(facts))))
+        return f"{converting(facts, only=TAKES, by_accelerate=by_accelerate)}{NOT_THE_HEAD}"
+    return converting(facts, sets or (["set()"] if by_accelerate else []), by_accelerate=by_accelerate)
 
 
 def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear."""
+    return mxfp8_treatment(name, facts.linears(), *_kept_now(facts))
+
+
+def _kept_now(facts: Facts) -> tuple[list[str], str, str]:
+    """Return the lines that name what is left out now, the condition that leaves it out, and a note."""
     sets, note = _left_out_now(facts.linears())
-    kept = kept_out(facts) if sets else ""
-    return mxfp8_treatment(name, facts.linears(), keep(sets), kept, note)
+    return keep(sets), kept_out(facts) if sets else "", note
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
@@ -227,28 +208,10 @@ def recipe(name: str, facts: Facts) -> Treatment:
 def with_recipe(word: str, facts: Facts) -> str:
     """Return the lines that convert with a recipe of torchao."""
     if RECIPES[TORCHAO.name, word].drops_bias:
-        return _in_mxfp8(facts)
-    config = f"config = {RECIPES['torchao', word].config}"
-    return f"{config}\n{convert_again(facts, config='config')}"
-
-
-def _in_mxfp8(facts: Facts) -> str:
-    """Return the lines that convert to MXFP8, and with a bias to Float8Linear."""
-    linears = facts.linears()
-    fp8 = [linear for linear in linears if linear.use == "training"]
-    sets, note = _left_out_now(linears)
-    kept = kept_out(facts) if sets else ""
-    return "\n".join((*keep(sets), *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
-
-
-def compile_blocks(facts: Facts) -> Treatment:
-    return compile_treatment(facts, covered_by_blocks(facts))
-
-
-def compile_model(facts: Facts) -> Treatment:
-    return Treatment(
-        name=COMPILE_MODEL, summary="compile the model", code="\n".join(compile_whole(facts.network))
-    )
+        fp8 = [each for each in facts.linears() if each.use == "training"]
+        lines, kept, note = _kept_now(facts)
+        return "\n".join((*lines, *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
+    return f"config = {RECIPES[TORCHAO.name, word].config}\n{convert_again(facts, config='config')}"
 
 
 def checkpointing_off(facts: Facts) -> Treatment:
@@ -325,76 +288,31 @@ def larger_batch(facts: Facts) -> Treatment:
     return Treatment(name=LARGER_BATCH, summary=summary, code=code)
 
 
-def no_cache(facts: Facts) -> Treatment:
-    """Build no KV cache in training."""
-    return Treatment(name="cache-off", summary="train without a KV cache", code=cache_off(facts))
-
-
-def autocast_bf16(facts: Facts) -> Treatment:
-    """Run forward and loss under BF16 autocast."""
-    code = 'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)'
-    return Treatment(name=AUTOCAST_BF16, summary="run forward and loss under BF16 autocast", code=code)
-
-
-def bf16_parameters(facts: Facts) -> Treatment:
-    """Keep the weights in BF16."""
-    return Treatment(
-        name="bf16-parameters",
-        summary="keep the weights in BF16",
-        code="model.to(torch.bfloat16)   # before the optimizer is made",
-    )
-
-
-def te_autocast(facts: Facts) -> Treatment:
-    """Open Transformer Engine's FP8 autocast."""
-    code = (
-        "# and no te.autocast(enabled=False) inside the model\n"
-        "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
-        "    output = model(batch)"
-    )
-    return Treatment(name=TE_AUTOCAST, summary="run the training forward inside the FP8 autocast", code=code)
-
-
 def te_recipe(name: str, facts: Facts) -> Treatment:
-    """Another recipe of Transformer Engine, by the name of its treatment."""
-    config, words = BY_TREATMENT[name].config, BY_TREATMENT[name].words
-    code = (
-        "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
-        f"te.fp8_autocast(fp8_recipe=...)\n{_under_te_autocast(config, 'batch')}"
-    )
-    if may_have_converted(facts):
-        code = _by_accelerate(name, config)
+    """Another recipe of Transformer Engine, by the name of its treatment.
+
+    Accelerate's ``TERecipeKwargs`` knows two of them. Source: ``apply_fp8_autowrap``, accelerate 1.15.
+    """
+    autocast = f"with te.autocast(enabled=True, recipe={BY_TREATMENT[name].config}):\n    output = model("
+    if not may_have_converted(facts):
+        code = (
+            "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
+            f"te.fp8_autocast(fp8_recipe=...)\n{autocast}batch)"
+        )
+    elif name in ("te-delayed", "te-mxfp8"):
+        handler = f"TERecipeKwargs(use_mxfp8_block_scaling={name == 'te-mxfp8'})"
+        code = f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{handler}])'
+    else:
+        code = f"{WITHOUT_ACCELERATE}\n{autocast}**batch)"
+    words = BY_TREATMENT[name].words
     return Treatment(name=name, summary=f"run Transformer Engine with {words}", code=code)
 
 
-def _under_te_autocast(config: str, batch: str) -> str:
-    return f"with te.autocast(enabled=True, recipe={config}):\n    output = model({batch})"
-
-
-BY_ACCELERATE = {"te-delayed": "False", "te-mxfp8": "True"}
-"""Recipes that ``TERecipeKwargs`` can ask for -> its ``use_mxfp8_block_scaling``. Source: accelerate 1.15,
-``apply_fp8_autowrap``."""
-
-
-def _by_accelerate(name: str, config: str) -> str:
-    """Return the lines for a model that Accelerate converts and puts under autocast."""
-    if name in BY_ACCELERATE:
-        return (
-            'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[TERecipeKwargs('
-            f"use_mxfp8_block_scaling={BY_ACCELERATE[name]})])"
-        )
-    return (
-        "# TERecipeKwargs knows delayed scaling and MXFP8 only, so the autocast is yours\n"
-        'accelerator = Accelerator(mixed_precision="bf16")\n'
-        "with torch.no_grad():\n    convert_model(model)   # before the optimizer is made\n"
-        f"{_under_te_autocast(config, '**batch')}"
-    )
-
-
-def keep_losing_in_bf16(facts: Facts) -> Treatment | None:
-    """Keep the layers in BF16 that lose by FP8."""
-    layers = to_keep(facts)
-    return keep_in_bf16(layers, facts) if layers else None
+WITHOUT_ACCELERATE = """\
+# TERecipeKwargs knows delayed scaling and MXFP8 only, so the autocast is yours
+accelerator = Accelerator(mixed_precision="bf16")
+with torch.no_grad():
+    convert_model(model)   # before the optimizer is made"""
 
 
 def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
@@ -432,5 +350,50 @@ def _compiled(facts: Facts) -> Treatment:
     """Compile what was converted, in place of what the user compiles himself."""
     found = compile_treatment(facts, [each for each in facts.network.linears if would_be_converted(each)])
     otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
-    note = "# leave out your own torch.compile\n" if otherwise else ""
-    return Treatment(name=found.name, summary=found.summary, code=note + found.code)
+    return replace(found, code=f"# leave out your own torch.compile\n{found.code}") if otherwise else found
+
+
+FIXED = {
+    AUTOCAST_BF16: Treatment(
+        name=AUTOCAST_BF16,
+        summary="run forward and loss under BF16 autocast",
+        code='with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)',
+    ),
+    "bf16-parameters": Treatment(
+        name="bf16-parameters",
+        summary="keep the weights in BF16",
+        code="model.to(torch.bfloat16)   # before the optimizer is made",
+    ),
+    TE_AUTOCAST: Treatment(
+        name=TE_AUTOCAST,
+        summary="run the training forward inside the FP8 autocast",
+        code="# and no te.autocast(enabled=False) inside the model\n"
+        "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
+        "    output = model(batch)",
+    ),
+}
+"""Treatments whose lines no fact changes."""
+
+WRITTEN: dict[str, Callable[[Facts], Treatment | None]] = {
+    "cache-off": lambda facts: Treatment(
+        name="cache-off", summary="train without a KV cache", code=cache_off(facts)
+    ),
+    CHECKPOINTING_OFF: checkpointing_off,
+    KEEP_IN_BF16: lambda facts: keep_in_bf16(to_keep(facts), facts) if to_keep(facts) else None,
+    "fused-optimizer": fused_optimizer,
+    COMPILE_BLOCKS: lambda facts: compile_treatment(facts, covered_by_blocks(facts)),
+    COMPILE_MODEL: lambda facts: Treatment(
+        name=COMPILE_MODEL, summary="compile the model", code="\n".join(compile_whole(facts.network))
+    ),
+    STAY_IN_BF16: stay_in_bf16,
+    LARGER_BATCH: larger_batch,
+}
+"""Treatment -> what writes it; changes of the recipe and the fixed aside. Checks write all others."""
+
+
+def describe(name: str, facts: Facts) -> Treatment | None:
+    """Describe a treatment; None if only checks propose it, or nothing would change."""
+    if name in BY_TREATMENT:
+        return (recipe if BY_TREATMENT[name].stack == TORCHAO.name else te_recipe)(name, facts)
+    write = WRITTEN.get(name)
+    return write(facts) if write else FIXED.get(name)

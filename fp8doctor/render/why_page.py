@@ -66,10 +66,6 @@ def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
             f"Profiled, {variant}",
             [", ".join(f"{names.get(family, family)} {ms:.3f} ms" for family, ms in longest)],
         )
-    advised = [each for each in layer.advised if each.treatment] or layer.advised
-    told = [f"{f'{each.code}: ' if each.code else ''}{each.title}" for each in advised]
-    yield (
-        "Advised",
-        [*told, *(["the plan keeps this layer in BF16"] if layer.keep_in_bf16 else [])] or ["nothing"],
-    )
-    yield "For all", [each.summary or each.title for each in layer.advised_for_all]
+    kept = ["the plan keeps this layer in BF16"] if layer.keep_in_bf16 else []
+    yield "Advised", [*layer.advised, *kept] or ["nothing"]
+    yield "For all", [*layer.advised_for_all]

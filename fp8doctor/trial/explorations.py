@@ -1,23 +1,28 @@
-"""Choose treatments that no finding proposed and the facts make worth a try."""
+"""Choose the treatments of a trial: those of findings, and others that the facts make worth a try."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+from fp8doctor import registry
 from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import timed_shapes, to_keep
 from fp8doctor.analysis.recipe_support import may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
+    AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
+    KEEP_IN_BF16,
     TE_AUTOCAST,
-    TREATMENTS,
-    TreatmentRecord,
-    traits,
 )
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.recipes import BY_TREATMENT, stack_of
+from fp8doctor.recipes import BY_TREATMENT, TORCHAO, stack_of
 from fp8doctor.trial.treatments.bf16 import mostly_fp32
 from fp8doctor.trial.treatments.switches import could_be_fused
 
@@ -35,65 +40,47 @@ class TrialContext:
         return [linear for linear in self.facts.network.linears if linear.use == "training"]
 
     @property
+    def compiles(self) -> bool:
+        """Whether a proposal compiles."""
+        return any(name.startswith("compile-") for name in self.proposed)
+
+    @property
     def compiled(self) -> bool:
         """Whether FP8 layers are compiled after the proposals."""
-        return any(name.startswith("compile-") for name in self.proposed) or any(
-            linear.compiled is not None for linear in self.in_fp8
-        )
+        return self.compiles or any(linear.compiled is not None for linear in self.in_fp8)
 
 
 def explorations(context: TrialContext) -> list[str]:
-    names = [
-        each.name
-        for each in TREATMENTS.values()
-        if each.tried_if and each.name not in context.proposed and if_recorded(is_sensible, each, context)
+    """List the treatments to try, the one that may save most first."""
+    return [
+        name
+        for name, is_sensible in WORTH_A_TRY.items()
+        if name not in context.proposed and if_recorded(is_sensible, context)
     ]
-    return sorted(names, key=lambda name: -traits(name).saves)
-
-
-def is_sensible(treatment: TreatmentRecord, context: TrialContext) -> bool:
-    decide = globals()[treatment.tried_if]
-    return bool(decide(context, treatment.name) if treatment.recipe else decide(context))
-
-
-def te_is_idle(context: TrialContext) -> bool:
-    """Return whether Transformer Engine layers last ran outside the FP8 autocast."""
-    return any(stack_of(linear).under_autocast and linear.engaged is False for linear in context.in_fp8)
 
 
 def caches(context: TrialContext) -> bool:
-    return (
-        recorded(context.facts, "training.use_cache")
-        and context.facts.training.use_cache is True
-        and COMPILE_BLOCKS not in context.proposed
-    )
+    """Return whether training builds a KV cache that no proposal switches off."""
+    return context.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in context.proposed
 
 
 def checkpoints(context: TrialContext) -> bool:
     """Return whether checkpointing is surely on, and can be switched off from outside."""
-    return recorded(context.facts, "training.checkpointing") and any(
+    return any(
         each.active is True and (each.form != "called_in_forward" or recorded(each, "flag"))
-        for each in context.facts.training.checkpointing
+        for each in context.facts.get("training.checkpointing", ())
     )
 
 
 def in_fp32(context: TrialContext) -> bool:
-    return (
-        recorded(context.facts, "training.autocast")
-        and context.facts.training.autocast is None
-        and mostly_fp32(context.job.model)
-    )
+    """Return whether the parameters are fp32 and no autocast is on."""
+    return context.facts.training.autocast is None and mostly_fp32(context.job.model)
 
 
 def other_recipe(context: TrialContext, name: str) -> bool:
     """Return whether a recipe is new to compiled Float8Linears, and may run here."""
     recipe = BY_TREATMENT[name]
-    own = [
-        linear
-        for linear in context.in_fp8
-        if linear.kind.startswith("torchao.float8.")
-        or (linear.stack == "torchao" and linear.kind.endswith(".Float8Linear"))
-    ]
+    own = [each for each in context.in_fp8 if each.stack == "torchao" and each.kind.endswith(".Float8Linear")]
     taken = [linear for linear in own if not (recipe.drops_bias and linear.bias)]
     is_new = recipe.name not in {linear.recipe for linear in own}
     return bool(taken) and is_new and context.compiled and may_run(recipe, context.facts)
@@ -106,10 +93,6 @@ def other_te_recipe(context: TrialContext, name: str) -> bool:
     return bool(own) and recipe.name not in own and may_run(recipe, context.facts)
 
 
-def optimizer_is_unfused(context: TrialContext) -> bool:
-    return could_be_fused(context.job)
-
-
 def blocks_may_gain(context: TrialContext) -> bool:
     """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline."""
     return te_is_eager(context) or (bool(context.in_fp8) and is_one_graph(context))
@@ -117,18 +100,13 @@ def blocks_may_gain(context: TrialContext) -> bool:
 
 def is_one_graph(context: TrialContext) -> bool:
     """Return whether one compile mark covers all blocks, and no proposal changes that."""
-    marks = context.facts.training.compile_marks if recorded(context.facts, "training.compile_marks") else ()
     whole = any(
-        mark.name == ""
-        and not (recorded(mark, "compiles") and mark.compiles is False)
+        not mark.name
+        and mark.get("compiles") is not False
         and mark.form in ("wrapped", "in_place", "assigned_forward")
-        for mark in marks
+        for mark in context.facts.get("training.compile_marks", ())
     )
-    return (
-        whole
-        and bool(context.facts.network.blocks)
-        and not any(name.startswith("compile-") for name in context.proposed)
-    )
+    return whole and bool(context.facts.network.blocks) and not context.compiles
 
 
 def te_is_eager(context: TrialContext) -> bool:
@@ -143,18 +121,45 @@ def te_is_eager(context: TrialContext) -> bool:
         for linear in context.in_fp8
         if stack_of(linear).own_kernels and linear.kind.endswith(".Linear") and linear.compiled is None
     ]
-    return any(is_inside(linear, each) for linear in eager for each in blocks) and not any(
-        name.startswith("compile-") for name in context.proposed
-    )
+    return any(is_inside(linear, each) for linear in eager for each in blocks) and not context.compiles
 
 
 def some_lose(context: TrialContext) -> bool:
     """Return whether some layers, timed alone with compiled casts, lose, but not all."""
-    if (
-        not context.in_fp8
-        or not timed_shapes(context.facts)
-        or not (context.compiled or all(stack_of(each).own_kernels for each in context.in_fp8))
-    ):
-        return False
-    kept = to_keep(context.facts)
-    return 0 < len(kept) < len(context.in_fp8)
+    in_fp8 = context.in_fp8
+    fused = context.compiled or all(stack_of(each).own_kernels for each in in_fp8)
+    return fused and bool(timed_shapes(context.facts)) and 0 < len(to_keep(context.facts)) < len(in_fp8)
+
+
+WORTH_A_TRY: dict[str, Callable[[TrialContext], bool]] = {
+    TE_AUTOCAST: lambda context: any(
+        stack_of(each).under_autocast and each.engaged is False for each in context.in_fp8
+    ),
+    "cache-off": caches,
+    AUTOCAST_BF16: in_fp32,
+    "bf16-parameters": in_fp32,
+    CHECKPOINTING_OFF: checkpoints,
+    KEEP_IN_BF16: some_lose,
+    "fused-optimizer": lambda context: could_be_fused(context.job),
+    COMPILE_BLOCKS: blocks_may_gain,
+    **{
+        name: partial(other_recipe if each.stack == TORCHAO.name else other_te_recipe, name=name)
+        for name, each in BY_TREATMENT.items()
+    },
+}
+"""Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
+
+
+def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
+    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
+    about_shapes = {
+        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
+    }
+    treatments = []
+    for step in prescription:
+        treatment: Treatment | None = step.treatment
+        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
+        if by_shape and timed_shapes(facts):
+            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
+        treatments += [treatment] if treatment else []
+    return treatments

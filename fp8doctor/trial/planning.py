@@ -26,14 +26,13 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.plan import with_timed_shapes
 from fp8doctor.diagnosis.treatments import describe
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
-from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph
+from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph, with_timed_shapes
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks

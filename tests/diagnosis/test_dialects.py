@@ -1,4 +1,4 @@
-"""Fixes in the words of axolotl and Unsloth."""
+"""Fixes in the words of axolotl, Unsloth and torchtitan."""
 
 from __future__ import annotations
 
@@ -50,10 +50,23 @@ def test_unsloth_has_no_fp8_training_for_lora() -> None:
 def test_sizes_get_axolotls_names() -> None:
     code = "SFTConfig(..., per_device_train_batch_size=8, gradient_accumulation_steps=4)"
     treatment = Treatment(name="larger-batch", summary="more", code=code)
-    changed = from_table("axolotl", treatment).code
+    changed = from_table("axolotl", treatment, Facts()).code
     assert yaml.safe_load(changed) == {"micro_batch_size": 8, "gradient_accumulation_steps": 4}
     unknown = Treatment(name="freeze-again", summary="freeze", code="model.requires_grad_(False)")
-    assert from_table("axolotl", unknown) is unknown
+    assert from_table("axolotl", unknown, Facts()) is unknown
+
+
+def test_torchtitan_gets_no_line_that_changes_the_model() -> None:
+    """It quantizes its configuration."""
+    facts = load_report(RECORDED / "h200-decoder_468m.json.gz").facts
+    titan = replace(facts, network=replace(facts.network, kind="torchtitan.models.llama3.model.Llama3Model"))
+    (compiles,) = lines(titan).values()
+    assert "--compile.enable" in compiles
+    first, *_ = (each.name for each in facts.network.linears)
+    keep = Treatment(name="keep-in-bf16", summary="s", code="c", layers=(first,))
+    kept = from_table("torchtitan", keep, titan).code
+    assert first in kept
+    assert "convert_to_float8_training" not in kept
 
 
 @pytest.mark.parametrize("name", tables())
@@ -63,12 +76,12 @@ def test_each_row_is_of_a_treatment_and_is_whole(name: str) -> None:
         assert matching(known, pattern), pattern
         if name == "axolotl":
             assert all(isinstance(key, str) for key in yaml.safe_load(code))
-        elif not code.splitlines()[-1].startswith("unset"):
+        elif name != "torchtitan" and not code.splitlines()[-1].startswith("unset"):
             ast.parse(code)
 
 
 @pytest.mark.parametrize("name", tables())
 def test_a_fix_that_ends_in_bf16_is_called_so(name: str) -> None:
     ends = tables()[name].get("in_bf16", {})
-    told = [from_table(name, Treatment(name=each, summary="convert", code="pass")) for each in ends]
+    told = [from_table(name, Treatment(name=each, summary="convert", code="pass"), Facts()) for each in ends]
     assert {each.name for each in told} <= {STAY_IN_BF16}

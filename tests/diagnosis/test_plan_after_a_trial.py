@@ -1,55 +1,25 @@
-"""What is left of a plan once it was timed, and when it ends with leaving FP8 off."""
+"""What is left of a plan once it was timed, what each fix saves, and when it ends with leaving FP8 off."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 import pytest
 
-from fp8doctor import load_report, registry
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.plan import make_plan
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.diagnosis.savings import on_the_way
+from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, Treatment
 from tests.diagnosis.trials import LOSING, SLOW, Of, around
 from tests.facts_of import DECODER_468M
-from tests.test_recorded import RECORDED
-
-
-def ends(arms: Mapping[str, tuple[float, ...] | str], **of: Any) -> list[str]:
-    """Names of the plan after such a trial, of the check of eager FP8 alone."""
-    report = diagnose(Of({**SLOW, **arms}, **of).facts(), select=["CMP001"])
-    return [step.treatment.name for step in report.prescription]
-
-
-def test_a_cpu_decides_nothing() -> None:
-    assert ends({"prescribed": around(99.0)}, device="cpu") == ["compile-blocks"]
-
-
-TOO_LARGE = "its step takes 93.4 GiB at full depth"
-
-
-def with_too_large(facts: Facts, *names: str) -> Facts:
-    """The same trial, in which these arms take more memory than there is."""
-    arms = tuple(
-        msgspec.structs.replace(each, tried=False, why=Reason.DOES_NOT_FIT, reason=TOO_LARGE)
-        if each.name in names
-        else each
-        for each in facts.trial.arms
-    )
-    return msgspec.structs.replace(facts, trial=msgspec.structs.replace(facts.trial, arms=arms))
 
 
 def test_a_fix_that_does_not_fit_is_not_prescribed_and_its_finding_says_so() -> None:
-    facts = with_too_large(
-        Of({**SLOW, "compile-blocks": around(90.0)}, bases={"compile-blocks": "as_is"}).facts(),
-        "prescribed",
-        "compile-blocks",
-    )
+    too_large = dict.fromkeys(("prescribed", "compile-blocks"), Reason.DOES_NOT_FIT)
+    facts = Of({**SLOW, **too_large}, bases={"compile-blocks": "as_is"}).facts()
     report = diagnose(facts, select=["CMP001"])
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
     (finding,) = report.findings
@@ -145,14 +115,70 @@ def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
     assert [step.treatment.name for step in make_plan(TrialView(facts), findings)] == names
 
 
-@pytest.mark.parametrize("patient", ["accelerate_eager", "nf4_base", "setting_without_effect"])
-def test_recordings_whose_layers_all_lose_are_not_told_to_mend_fp8_and_to_give_it_up(patient: str) -> None:
-    """Layers that do not learn because of the conversion do so without it."""
-    report = load_report(RECORDED / f"h200-{patient}.json.gz")
-    losing = next(each for each in report.findings if each.code == "SHP002")
-    assert losing.treatment is not None
-    first, *others = report.prescription
-    assert losing.treatment.name == first.treatment.name == "stay-in-bf16"
-    assert {each.code for each in report.findings if recorded(each, "breaks")} <= set(first.mends)
-    changing = {check.code for check in registry.discover() if check.changes_fp8}
-    assert not changing.intersection(code for step in others for code in step.mends)
+def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:
+    report = diagnose(Of({**SLOW, "prescribed": around(400.0)}).facts())
+    outcome = next(each for each in report.outcomes if each.code == "CMP001")
+    finding = next(each for each in report.findings if each.code == "CMP001")
+    assert outcome.outcome == "refuted"
+    assert finding.saving_ms is not None
+    assert finding.saving_ms.high < 0
+    assert finding.severity == "info"
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
+
+
+@pytest.mark.parametrize("prescribed", [94.0, 400.0])
+def test_a_cpu_neither_refutes_a_treatment_nor_says_what_it_saves(prescribed: float) -> None:
+    report = diagnose(Of({**SLOW, "prescribed": around(prescribed)}, device="cpu").facts())
+    (step,) = report.prescription
+    assert (step.code, step.saving_ms and step.saving_ms.basis) == ("CMP001", "modelled")
+
+
+def proposed(code: str, name: str) -> Step:
+    treatment = Treatment(name=name, summary="s", code="c")
+    return Step(code=code, mends=(code,), names=(code,), title="t", treatment=treatment)
+
+
+PROPOSED = proposed("AAA001", "cache-off"), proposed("BBB001", "adapters-to-bf16")
+BOTH = ("cache-off", "adapters-to-bf16")
+
+
+@pytest.mark.parametrize(
+    ("alone", "savings"),
+    [
+        ({"cache-off": 300.0}, [("cache-off", 66.1, ()), ("adapters-to-bf16", 220.0, ())]),
+        ({"adapters-to-bf16": 200.0}, [("adapters-to-bf16", 166.1, ()), ("cache-off", 120.0, ())]),
+        (
+            {"cache-off": 200.0, "adapters-to-bf16": 150.0},
+            [("adapters-to-bf16", 216.1, ()), ("cache-off", 70.0, ())],
+        ),
+    ],
+)
+def test_a_fix_saves_what_it_adds_to_those_before_it(
+    alone: dict[str, float], savings: list[tuple[str, float, tuple[str, ...]]]
+) -> None:
+    assert on_the_way_to(80.0, alone) == savings
+
+
+@pytest.mark.parametrize("alone", [{}, {"cache-off": 366.1}, {"cache-off": 366.2, "adapters-to-bf16": 366.1}])
+def test_fixes_that_gain_only_together_have_one_saving(alone: dict[str, float]) -> None:
+    first, second = on_the_way_to(80.0, alone)
+    assert first == ("cache-off", 286.1, ("adapters-to-bf16",))
+    assert second == ("adapters-to-bf16", None, ("cache-off",))
+
+
+def on_the_way_to(end: float, alone: dict[str, float]) -> list[tuple[str, float | None, tuple[str, ...]]]:
+    """The savings of a plan of two fixes, of which some were timed alone."""
+    arms = {**SLOW, "prescribed": around(end), **{name: around(ms) for name, ms in alone.items()}}
+    facts = Of(arms, treatments=BOTH, bases=dict.fromkeys(alone, "as_is")).facts()
+    steps = on_the_way(TrialView(facts), PROPOSED, frozenset())
+    return [
+        (step.treatment.name, round(step.saving_ms.middle, 1) if step.saving_ms else None, step.together)
+        for step in steps
+    ]
+
+
+def test_breakage_stays_first_whatever_the_others_save() -> None:
+    arms = {**SLOW, "prescribed": around(80.0), "adapters-to-bf16": around(200.0)}
+    facts = Of(arms, treatments=BOTH, bases={"adapters-to-bf16": "as_is"}).facts()
+    steps = on_the_way(TrialView(facts), PROPOSED, frozenset({"AAA001"}))
+    assert [step.code for step in steps] == ["AAA001", "BBB001"]

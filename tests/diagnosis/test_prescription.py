@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.plan import make_plan, prescribe
-from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, describe, keep_in_bf16
+from fp8doctor.diagnosis.treatments import FIXED, KEEP_IN_BF16, WRITTEN, describe, keep_in_bf16
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.recipes import BY_TREATMENT
 from tests.facts_of import DECODER_468M
 
 
@@ -34,16 +34,23 @@ def found(
     )
 
 
-def codes(*findings: Finding) -> list[str]:
-    return [step.code for step in prescribe(findings)]
-
-
-def test_the_larger_saving_comes_first() -> None:
-    assert codes(found("AAA001", saved_ms=5), found("BBB001", saved_ms=50), found("CCC001")) == [
-        "BBB001",
-        "AAA001",
-        "CCC001",
-    ]
+@pytest.mark.parametrize(
+    ("findings", "order"),
+    [
+        (
+            [found("AAA001", saved_ms=5), found("BBB001", saved_ms=50), found("CCC001")],
+            "BBB001 AAA001 CCC001",
+        ),
+        (
+            [found("AAA001", saved_ms=-5), found("BBB001"), found("CCC001", saved_ms=1)],
+            "CCC001 BBB001 AAA001",
+        ),
+        ([found("AAA001", "info"), found("BBB001", "info", saved_ms=2)], "BBB001"),
+    ],
+    ids=["the larger saving first", "a cost last", "no information that saves nothing"],
+)
+def test_the_order(findings: list[Finding], order: str) -> None:
+    assert [step.code for step in prescribe(findings)] == order.split()
 
 
 @pytest.mark.parametrize(("left_out", "told"), [("up down", ["BBB001"]), ("down", ["AAA001", "BBB001"])])
@@ -62,23 +69,9 @@ def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> No
     assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
 
 
-def test_a_treatment_that_costs_time_comes_last() -> None:
-    assert codes(found("AAA001", saved_ms=-5), found("BBB001"), found("CCC001", saved_ms=1)) == [
-        "CCC001",
-        "BBB001",
-        "AAA001",
-    ]
-
-
-def test_information_is_prescribed_only_when_it_saves_something() -> None:
-    assert codes(found("AAA001", "info"), found("BBB001", "info", saved_ms=2)) == ["BBB001"]
-
-
 def test_findings_with_one_treatment_share_its_layers() -> None:
     def keeping(code: str, *layers: str) -> Finding:
-        return Finding(
-            title="t", explanation="e", code=code, severity="warning", treatment=keep_in_bf16(layers)
-        )
+        return msgspec.structs.replace(found(code), treatment=keep_in_bf16(layers))
 
     (step,) = prescribe([keeping("AAA001", "a", "b"), keeping("BBB001", "b", "c")])
     assert step.treatment.layers == ("a", "b", "c")
@@ -87,7 +80,7 @@ def test_findings_with_one_treatment_share_its_layers() -> None:
 
 
 def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
-    for name in (name for name, each in TREATMENTS.items() if each.lines):
+    for name in (*WRITTEN, *FIXED, *BY_TREATMENT):
         treatment = describe(name, gemms_too_small.FIRES[0] if name == KEEP_IN_BF16 else DECODER_468M)
         assert treatment is not None
         assert treatment.name == name

@@ -11,7 +11,7 @@ from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 
 
 def codes(found: TracedStep) -> list[str]:
-    return [code for code, _ in what_comes_first(found)]
+    return [each.code for each in what_comes_first(found)]
 
 
 @pytest.mark.parametrize(

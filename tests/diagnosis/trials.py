@@ -20,7 +20,9 @@ class Of:
     arms: Mapping[str, tuple[float, ...] | str]
     device: str = "cuda"
     treatments: tuple[str, ...] = ("compile-blocks",)
-    reliable: bool = True
+    bases: dict[str, str] | None = None
+    """Name of an arm that carries out the treatment of its name -> its base; None writes no bases, as older
+    trials did."""
 
     def facts(self, base: Facts = DECODER_468M) -> Facts:
         trial = Trial(
@@ -29,23 +31,17 @@ class Of:
             blocks={},
             arms=tuple(self.arm(name, rounds) for name, rounds in self.arms.items()),
             self_check_ratio=1.0,
-            reliable=self.reliable,
-            reason=None
-            if self.reliable
-            else "the step timed against its own copy gives 1.100 instead of 1.00",
+            reliable=True,
+            reason=None,
             budget_s=60.0,
             elapsed_s=31.0,
         )
         return msgspec.structs.replace(base, trial=trial)
 
-    bases: dict[str, str] | None = None
-    """Name of an arm that carries out the treatment of its name -> its base; None writes no bases, as older
-    trials did."""
-
     def arm(self, name: str, rounds: tuple[float, ...] | str) -> Arm:
-        treatments = (
-            self.treatments if name == "prescribed" else (name,) if name in (self.bases or {}) else ()
-        )
+        alone = (name,) if name in (self.bases or {}) else ()
+        treatments = self.treatments if name == "prescribed" else alone
+        based = {"base": (self.bases or {}).get(name, "as_is" if name == "prescribed" else None)}
         if isinstance(rounds, str):
             why = rounds if isinstance(rounds, Reason) else None
             return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))
@@ -64,11 +60,7 @@ class Of:
             cuts=(cut,),
             fp8_gemms=504,
             graphs_run=0,
-            **(
-                {"base": self.bases.get(name, "as_is" if name == "prescribed" else None)}
-                if self.bases is not None
-                else {}
-            ),
+            **(based if self.bases is not None else {}),
         )
 
 
