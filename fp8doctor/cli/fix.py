@@ -98,8 +98,9 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
     from fp8doctor.diagnosis.diagnose import replay
 
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
-        run = ("run", "--stop", *options, "-q", "--fail-on", "error", "--save", str(report))
+        report, screen = Path(folder, "report.json"), str(Path(folder, "screen.txt"))
+        files = ("--save", str(report), "-o", screen)
+        run = ("run", "--stop", *options, "-q", "--fail-on", "error", *files)
         words = (*run, str(script), *arguments)  # with a gate, fp8doctor waits until the report is whole
         complain(f"running {script}{of} until its steps are timed")
         ended = subprocess.run([sys.executable, "-m", "fp8doctor", *words], stdout=2, check=False)
