@@ -5,6 +5,7 @@ Each module imports its framework, so none is imported before it is used.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,12 +16,7 @@ __all__ = ["FP8DoctorCallback", "check"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FP8DoctorCallback":
-        from fp8doctor.integrations.transformers import FP8DoctorCallback
-
-        return FP8DoctorCallback
-    if name == "check":
-        from fp8doctor.integrations.accelerate import check
-
-        return check
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = {"FP8DoctorCallback": "transformers", "check": "accelerate"}
+    if name not in homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{homes[name]}"), name)

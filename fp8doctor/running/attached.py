@@ -11,6 +11,7 @@ import os
 import select
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -111,13 +112,11 @@ class _Attached:
 
 def _uncaught() -> str | None:
     """Return the exception that ends the script, in a line."""
-    error = getattr(sys, "last_value", None)
-    if error is None:
+    if (error := getattr(sys, "last_value", None)) is None:
         return None
-    try:
+    text = ""
+    with suppress(Exception):
         text = str(error).strip().partition("\n")[0][:LONGEST_ERROR]
-    except Exception:
-        text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

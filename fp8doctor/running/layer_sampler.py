@@ -229,21 +229,13 @@ def _hook(hooks: ExitStack, module: nn.Module | None, hook: Callable[..., None])
 @contextmanager
 def rerun(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """Give a call of the module that is not compiled and changes neither buffers nor random numbers."""
-    inner = behind_compile(module) or module
+    inner, numpy = behind_compile(module) or module, sys.modules.get("numpy.random")
     buffers = {name: each.clone() for name, each in inner.named_buffers()}
-    with random_state_kept(), torch.compiler.set_stance("force_eager"):
-        yield lambda *args, **kwargs: torch.func.functional_call(inner, buffers, args, kwargs)
-
-
-@contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Put the random states of Python, NumPy and torch back afterwards."""
-    numpy: Any = sys.modules.get("numpy.random")
     kept = random.getstate(), numpy.get_state() if numpy else None
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
         try:
-            yield
+            yield lambda *args, **kwargs: torch.func.functional_call(inner, buffers, args, kwargs)
         finally:
             random.setstate(kept[0])
             if numpy:

@@ -136,17 +136,38 @@ def test_a_training_pauses_to_time_copies_and_ends_as_without_them(make: Make) -
     assert (as_is.name, as_is.tried) == ("as_is", True)
 
 
-@pytest.mark.slow
-def test_the_conversion_that_the_trainer_makes_is_seen(make: Make, capfd: Any) -> None:
-    class Converting(Trainer):
-        def create_optimizer(self, *given: Any) -> Any:
-            convert_to_float8_training(self.model)
-            return super().create_optimizer(*given)
+class Converting(Trainer):
+    """Converts the model when it makes the optimizer, and fails once."""
 
+    fails = False
+
+    def create_optimizer(self, *given: Any) -> Any:
+        convert_to_float8_training(self.model)
+        return super().create_optimizer(*given)
+
+    def training_step(self, *given: Any, **named: Any) -> Any:
+        if self.fails and self.state.global_step > WARMUP:
+            raise RuntimeError("the user's own")
+        return super().training_step(*given, **named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_training_that_converts_and_one_that_fails_and_begins_again(fails: bool, make: Make) -> None:
     watching = callback()
-    make(watching, kind=Converting).train()
+    trainer: Any = make(watching, kind=Converting)
+    if fails:
+        trainer.fails = True
+        with pytest.raises(RuntimeError, match="the user's own"):
+            trainer.train()
+        assert watching.report is None
+        trainer.fails = False
+    trainer.train()
     assert watching.report is not None
-    assert watching.report.facts.training.conversion.linears == 15
+    conversion = watching.report.facts.training.conversion
+    assert conversion is None if fails else conversion.linears == 15
+    assert len(watching.report.facts.observed.steps_ms) == STEPS
+    assert left_behind(trainer.model) == []
 
 
 @pytest.mark.slow
@@ -184,28 +205,6 @@ def test_a_training_that_ends_before_the_window(make: Make, capfd: Any) -> None:
     assert left_behind(trainer.model) == []
     trainer.train()
     assert "fp8doctor" not in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_training_that_fails_and_begins_again(make: Make, capfd: Any) -> None:
-    class Failing(Trainer):
-        fails = True
-
-        def training_step(self, *given: Any, **named: Any) -> Any:
-            if self.fails and self.state.global_step > WARMUP:
-                raise RuntimeError("the user's own")
-            return super().training_step(*given, **named)
-
-    watching = callback()
-    trainer = make(watching, kind=Failing)
-    with pytest.raises(RuntimeError, match="the user's own"):
-        trainer.train()
-    assert watching.report is None
-    trainer.fails = False
-    trainer.train()
-    assert watching.report is not None
-    assert len(watching.report.facts.observed.steps_ms) == STEPS
-    assert left_behind(trainer.model) == []
 
 
 @pytest.mark.slow

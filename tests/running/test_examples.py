@@ -38,12 +38,9 @@ heard = Heard()
 observer = ScriptObserver(heard, WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None))
 observer.install()
 sys.argv = sys.argv[1:]
-if sys.argv[0].endswith(".py"):
-    runpy.run_path(sys.argv[0], run_name="__main__")
-else:
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+runpy.run_path(sys.argv[0], run_name="__main__")
 observer.closed()
-facts = [each.facts for each in heard.messages if hasattr(each, "facts")][-1]
+facts = [each.facts for each in heard.messages if each.facts is not None][-1]
 print()
 print(json.dumps(facts))
 """
@@ -58,53 +55,35 @@ needs_trl = pytest.mark.skipif(
 )
 
 
-def seen(*command: str, **variables: str) -> Facts:
-    """The last facts of a script or a module."""
-    return Facts.from_dict(
-        json.loads(printed(IMPORTED + BECOME + PROGRAM, *command, **variables).splitlines()[-1])
-    )
-
-
-def told(facts: Facts) -> list[str]:
-    """Codes of all findings, in the order of the areas, those under a shared code last."""
-    found = (diagnose(facts, ignore=OF_THIS_MACHINE), diagnose(facts, select=OF_ANY_MACHINE))
-    return [each.code for document in found for each in document.findings]
-
-
-def told_of_example(command: str, folder: Path, **variables: str) -> list[str]:
+def told(command: str, folder: Path, **variables: str) -> list[str]:
+    """Codes of all findings of an example, in the order of the areas, those under a shared code last."""
     script, *arguments = command.split()
     arguments += ["--steps", "9"]
     if script in ("trainer.py", "sft.py"):
         arguments += ["--folder", str(folder)]
-    facts = seen(str(EXAMPLES / script), *arguments, **variables)
+    lines = printed(IMPORTED + BECOME + PROGRAM, str(EXAMPLES / script), *arguments, **variables)
+    facts = Facts.from_dict(json.loads(lines.splitlines()[-1]))
     assert len(facts.observed.steps_ms) == 3
     assert facts.workload.batch_source == "given"
-    return told(facts)
-
-
-@pytest.mark.gate("trainer.py --float8 --layers 1", "fsdp2.py --layers 2")
-@pytest.mark.parametrize(
-    "command",
-    [
-        "plain_loop.py --layers 2",
-        "trainer.py --float8 --layers 1",
-        "lora.py --layers 1",
-        "fsdp2.py --layers 2",
-        pytest.param("sft.py --float8 --layers 1", marks=needs_trl),
-    ],
-)
-def test_a_healthy_job_is_left_alone(command: str, tmp_path: Path) -> None:
-    assert told_of_example(command, tmp_path) == []
+    found = (diagnose(facts, ignore=OF_THIS_MACHINE), diagnose(facts, select=OF_ANY_MACHINE))
+    return [each.code for document in found for each in document.findings]
 
 
 @pytest.mark.gate(
-    "plain_loop.py --no-compile-variables0-codes0",
-    "lora.py --adapters-too --no-compile --layers 1-variables2-codes2",
-    "sft.py-variables5-codes5",
+    "trainer.py --float8 --layers 1-variables1-codes1",
+    "fsdp2.py --layers 2-variables3-codes3",
+    "plain_loop.py --no-compile-variables5-codes5",
+    "lora.py --adapters-too --no-compile --layers 1-variables7-codes7",
+    "sft.py-variables10-codes10",
 )
 @pytest.mark.parametrize(
     ("command", "variables", "codes"),
     [
+        ("plain_loop.py --layers 2", {}, []),
+        ("trainer.py --float8 --layers 1", {}, []),
+        ("lora.py --layers 1", {}, []),
+        ("fsdp2.py --layers 2", {}, []),
+        pytest.param("sft.py --float8 --layers 1", {}, [], marks=needs_trl),
         ("plain_loop.py --no-compile", {}, ["CMP001"]),
         ("trainer.py", FP8, ["ENV001", "MOD001"]),
         ("lora.py --adapters-too --no-compile --layers 1", {}, ["CMP001", "SHP002"]),
@@ -113,10 +92,11 @@ def test_a_healthy_job_is_left_alone(command: str, tmp_path: Path) -> None:
         pytest.param("sft.py", FP8, ["ENV001", "MOD001"], marks=needs_trl),
     ],
 )
-def test_a_misconfigured_job_is_told_why(
+def test_a_job_is_told_what_is_wrong_with_it(
     command: str, variables: dict[str, str], codes: list[str], tmp_path: Path
 ) -> None:
-    assert told_of_example(command, tmp_path, **variables) == codes
+    """A healthy one is left alone."""
+    assert told(command, tmp_path, **variables) == codes
 
 
 LOOP = """
@@ -141,10 +121,7 @@ def test_a_script_may_be_required_to_train_in_fp8(takes: bool, tmp_path: Path) -
     code, out, err = run(options, LOOP.format(takes=takes), tmp_path)
     assert out.endswith("trained\n"), err
     assert code == (0 if takes else 1)
-    missed = (
-        "exit code 1: FP8 is required. No layer of this model trains in FP8 (0 of 2 Linears: the filter of"
-    )
-    assert (missed in err) == (not takes)
+    assert ("FP8 is required. No layer of this model trains in FP8" in err) == (not takes)
 
 
 def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
