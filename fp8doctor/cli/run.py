@@ -120,7 +120,8 @@ def run(
     fp8doctor run train.py --lr 1e-4          like python train.py --lr 1e-4
     fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
-    from fp8doctor.running.launch import checked_script, run_below, run_beside
+    from fp8doctor.running.launch import Run as Running
+    from fp8doctor.running.launch import checked_script
     from fp8doctor.running.rank_reports import RankCollector, RankSender, rank_place
     from fp8doctor.running.script_messages import WatchOptions
 
@@ -196,7 +197,8 @@ def run(
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else RankCollector(place) if reports else RankSender(place)
-    return (run_below if gated else run_beside)(script, settings, say, early, report, others)
+    run = Running(script, settings, say, early, report, others)
+    return run.below() if gated else run.beside()
 
 
 def checked_health(health: Path | None, every: int | None, *, stop: bool, script: Path | None) -> str | None:

@@ -175,82 +175,97 @@ def _pipe() -> tuple[int, int]:
     return above[0], above[1]
 
 
-Say = Callable[[str], object]
-"""Shows a line of progress."""
-
-Early = Callable[[ScriptState, int], object]
-"""Reports while the script runs, after this many steps."""
-
 Others = RankCollector | RankSender | None
 """Link to the job's other processes, if any."""
 
 
-def run_beside(
-    script: Script,
-    settings: WatchOptions,
-    say: Say,
-    early: Early,
-    report: Callable[[ScriptState], int],
-    others: Others = None,
-) -> int:
-    """Become the script. A second process listens, calls ``early`` and ``report``, and exits."""
-    pipes, process = _Pipes(), os.getpid()
-    _flush()
-    if child := os.fork():
-        os.waitpid(child, 0)
-        pipes.become_script(script, settings)
-    os.setsid()
-    if os.fork():  # else the script's os.wait() would return it
-        os._exit(0)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    pipes.close_scripts_ends()
-    os.dup2(2, 1)  # stdout is the script's
-    state = _listen(pipes.read, process, say, early, others)
-    if others is not None:
-        if state.error is not None:  # its launcher names the first rank that ended
-            os.close(pipes.reported)
-        others.ended(state, patient=False)
-    return report(state)
+@dataclass(frozen=True)
+class Run:
+    """A script to run, and what is told of it."""
 
+    script: Script
+    settings: WatchOptions
+    say: Callable[[str], object]
+    """Shows a line of progress."""
+    early: Callable[[ScriptState, int], object]
+    """Reports while the script runs, after this many steps."""
+    report: Callable[[ScriptState], int]
+    """Completes the report; returns the exit code."""
+    others: Others = None
 
-def run_below(
-    script: Script,
-    settings: WatchOptions,
-    say: Say,
-    early: Early,
-    report: Callable[[ScriptState], int],
-    others: Others = None,
-) -> int:
-    """Run the script as a child, and report; return its failure or the report's code."""
-    pipes = _Pipes()
-    _flush()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))  # one now would miss the script
-    child = os.fork()
-    if not child:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        pipes.become_script(script, settings)
-    threading.Thread(target=_forward_keys, args=(child,), daemon=True).start()
+    def beside(self) -> int:
+        """Become the script. A second process listens and reports, and exits."""
+        pipes, process = _Pipes(), os.getpid()
+        _flush()
+        if child := os.fork():
+            os.waitpid(child, 0)
+            pipes.become_script(self.script, self.settings)
+        os.setsid()
+        if os.fork():  # else the script's os.wait() would return it
+            os._exit(0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        pipes.close_scripts_ends()
+        os.dup2(2, 1)  # stdout is the script's
+        state = self._listen(pipes.read, process)
+        if self.others is not None:
+            if state.error is not None:  # its launcher names the first rank that ended
+                os.close(pipes.reported)
+            self.others.ended(state, patient=False)
+        return self.report(state)
 
-    def forward(number: int, frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, number)
+    def below(self) -> int:
+        """Run the script as a child, and report; return its failure or the report's code."""
+        pipes = _Pipes()
+        _flush()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))  # one now is lost
+        child = os.fork()
+        if not child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            pipes.become_script(self.script, self.settings)
+        threading.Thread(target=_forward_keys, args=(child,), daemon=True).start()
 
-    for each in FORWARDED:
-        signal.signal(each, forward)
-    signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *KEYS})
-    pipes.close_scripts_ends()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    state = _listen(pipes.read, child, say, early, others)
-    if others is not None:
-        others.ended(state, patient=True)
-    reported = report(state)
-    os.dup2(stdout, 1)
-    os.close(pipes.reported)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status < 0:
-        _die_of(-status)
-    return status or reported
+        def forward(number: int, frame: FrameType | None) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+
+        for each in FORWARDED:
+            signal.signal(each, forward)
+        signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *KEYS})
+        pipes.close_scripts_ends()
+        stdout = os.dup(1)
+        os.dup2(2, 1)
+        state = self._listen(pipes.read, child)
+        if self.others is not None:
+            self.others.ended(state, patient=True)
+        reported = self.report(state)
+        os.dup2(stdout, 1)
+        os.close(pipes.reported)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status < 0:
+            _die_of(-status)
+        return status or reported
+
+    def _listen(self, listen: int, process: int) -> ScriptState:
+        """Listen until the script has ended; its forks may keep the pipe open longer."""
+        state, messages = ScriptState(running=True), decoder(Message)
+        for line in _lines(listen, process):
+            try:
+                message = messages.decode(line)
+                if message.facts is not None:
+                    state.facts = Facts.from_dict(message.facts)
+            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+                continue  # the line broke off
+            state.take(message)
+            if message.progress is not None:
+                self.say(message.progress)
+            if message.watched is not None:
+                self.early(state, message.watched)
+            if state.ended:
+                break
+            if self.others is not None and (message.torch or message.facts is not None):
+                self.others.changed(state)
+        state.running = False
+        return state
 
 
 def _forward_keys(child: int) -> None:
@@ -276,29 +291,6 @@ def _die_of(number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     signal.pthread_kill(threading.get_ident(), number)
-
-
-def _listen(listen: int, process: int, say: Say, early: Early, others: Others) -> ScriptState:
-    """Listen until the script has ended; its forks may keep the pipe open longer."""
-    state, messages = ScriptState(running=True), decoder(Message)
-    for line in _lines(listen, process):
-        try:
-            message = messages.decode(line)
-            if message.facts is not None:
-                state.facts = Facts.from_dict(message.facts)
-        except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
-            continue  # the line broke off
-        state.take(message)
-        if message.progress is not None:
-            say(message.progress)
-        if message.watched is not None:
-            early(state, message.watched)
-        if state.ended:
-            break
-        if others is not None and (message.torch or message.facts is not None):
-            others.changed(state)
-    state.running = False
-    return state
 
 
 def _lines(listen: int, process: int) -> Iterator[bytes]:

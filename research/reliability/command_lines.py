@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,15 +164,15 @@ def a_script_that_ended() -> Iterator[None]:
     trained."""
     answers = random.Random(0)
 
-    def ended(script: object, settings: object, say: object, report: Callable[[ScriptState], int]) -> int:
-        return report(ScriptState(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
+    def ended(run: launch.Run) -> int:
+        return run.report(ScriptState(facts=answers.choice((None, DECODER_468M)), torch=True, ended=True))
 
-    before = launch.run_beside, launch.run_below
-    launch.run_beside = launch.run_below = ended
+    before = launch.Run.beside, launch.Run.below
+    launch.Run.beside = launch.Run.below = ended  # type: ignore[method-assign]
     try:
         yield
     finally:
-        launch.run_beside, launch.run_below = before
+        launch.Run.beside, launch.Run.below = before  # type: ignore[method-assign]
 
 
 def command_lines(tries: int, folder: Path, seed: int = 0) -> Count:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -48,13 +46,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Report the facts of a script that was recorded, in place of running one."""
 
-    def run_beside(
-        script: Any, settings: Any, say: Any, early: Any, report: Callable[[ScriptState], int], others: Any
-    ) -> int:
+    def beside(run: launch.Run) -> int:
+        settings = run.settings
         target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
-        return report(ScriptState(msgspec.structs.replace(WATCHED, target=target), complete=True, ended=True))
+        facts = msgspec.structs.replace(WATCHED, target=target)
+        return run.report(ScriptState(facts, complete=True, ended=True))
 
-    monkeypatch.setattr(launch, "run_beside", run_beside)
+    monkeypatch.setattr(launch.Run, "beside", beside)
 
 
 def told(stdout: str) -> list[str]:
