@@ -1,6 +1,6 @@
-"""What a check imports: facts, layers, times, lines to paste, and the words of a finding.
+"""What checks import, as ``from fp8doctor import kit``: facts, layers, times, lines, the words of a finding.
 
-A check needs this module and the standard library. What only one check uses stands in its own file.
+Names that one check uses are imported from their module.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import recipes
-from fp8doctor.analysis import arms, compile_coverage, layer_gain, module_names, padding
+from fp8doctor.analysis import arms, compile_coverage, layer_gain
 from fp8doctor.analysis.arms import (
     all_too_large,
     arm,
@@ -50,15 +50,7 @@ from fp8doctor.analysis.fp8_request import (
     under_unsloth,
     was_prepared,
 )
-from fp8doctor.analysis.fp8_weights import (
-    copies_gib,
-    frozen_fp8_weights,
-    holds_master_weights,
-    is_grouped,
-    is_mxfp8,
-    keeps_copies,
-    trained_fp8_weights,
-)
+from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
 from fp8doctor.analysis.layer_gain import APART, gains, is_given, would_lose
 from fp8doctor.analysis.layers import (
     FP8_MULTIPLE,
@@ -78,15 +70,7 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
     wrapped_in_python,
 )
-from fp8doctor.analysis.memory import (
-    STATES,
-    USABLE,
-    estimated_peak,
-    fit,
-    gpu_gib,
-    memory_of,
-    optimizer_states,
-)
+from fp8doctor.analysis.memory import USABLE, fit
 from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import (
@@ -99,19 +83,15 @@ from fp8doctor.analysis.own_step import (
 )
 from fp8doctor.analysis.recipe_support import (
     CUDNN_FLOOR,
-    FIRST_WITH_BF16,
     READS_BACKEND_SINCE,
-    assumed_gpus,
     at_least,
     capability,
     has_fp8,
     has_op_configs,
     installed,
     multiple_of,
-    needs,
     transformer_engine_line,
     unaligned,
-    unmet,
 )
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import (
@@ -134,14 +114,8 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.analysis.trial_view import is_faster
 from fp8doctor.analysis.watched import (
-    behind,
     counts,
-    exposed_ms,
-    exposed_of_ranks,
     host_is_ahead,
-    step_ms,
-    timed_ranks,
-    unlike_gpus,
 )
 from fp8doctor.areas import Severity
 from fp8doctor.cost import (
@@ -156,7 +130,6 @@ from fp8doctor.cost import (
     routed_rows,
     rows_of,
     rows_seen,
-    step_cost,
 )
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.diagnosis.treatments import (

@@ -97,7 +97,7 @@ def check(
 
     def register(function: CheckFunction) -> CheckFunction:
         former = (was,) if isinstance(was, str) else was
-        where = area or function.__module__.split(".")[-2:][0]
+        where = area or Path(function.__code__.co_filename).parent.name
         new = Check(code, name, where, severity, tuple(explained_by), function, former, **properties)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")

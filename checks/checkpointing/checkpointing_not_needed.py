@@ -21,26 +21,25 @@ from __future__ import annotations
 
 from fp8doctor import kit
 from fp8doctor.analysis.fp8_weights import USABLE
-from fp8doctor.kit import ArmName, Facts, Finding, Gpu, NotApplicable, check
 
 OFF = kit.CHECKPOINTING_OFF
 
 
-@check("CKP001", "checkpointing-not-needed", area="checkpointing", severity="warning")
-def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check("CKP001", "checkpointing-not-needed", severity="warning")
+def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
-        return NotApplicable(reason="no activation checkpointing")
+        return kit.NotApplicable(reason="no activation checkpointing")
     if (OFF,) in kit.all_too_large(facts.trial):
         return None
     without = kit.arm_in_time(facts.trial, OFF)
     with_it = kit.base_of(facts.trial, without) if without else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
     if not without or not with_it or without.peak_gib is None or with_it.peak_gib is None or free is None:
-        return NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
+        return kit.NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
     cost = kit.ratio(with_it, without)
     if cost.low <= 1 or cost.value - 1 < kit.EVEN or without.peak_gib > USABLE * free:
         return None
-    return Finding(
+    return kit.Finding(
         title="Activation checkpointing is on, and the step fits without it",
         explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it and at {with_it.peak_gib:.1f} "
         f"GiB with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
@@ -58,20 +57,20 @@ def checkpointing_not_needed(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def free_gib(gpu: Gpu) -> float | None:
+def free_gib(gpu: kit.Gpu) -> float | None:
     """Compute the memory for this job on a visible GPU, without what other processes use."""
     whole = gpu.get("memory_gib") if gpu.visible is not False else None
     used = gpu.get("memory_used_gib") if whole and gpu.other_processes else None
     return whole - (used or 0.0) if whole else None
 
 
-def _timed(peak_without_gib: float) -> Facts:
+def _timed(peak_without_gib: float) -> kit.Facts:
     arms = (
-        kit.variant(ArmName.AS_IS, 105.4, peak_gib=7.4),
-        kit.variant(OFF, 88.3, base=ArmName.AS_IS, peak_gib=peak_without_gib),
+        kit.variant(kit.ArmName.AS_IS, 105.4, peak_gib=7.4),
+        kit.variant(OFF, 88.3, base=kit.ArmName.AS_IS, peak_gib=peak_without_gib),
     )
     regions = (kit.Checkpointing(name="model.layers.0", form="huggingface", active=True),)
-    gpu = Gpu(memory_gib=79.6, memory_used_gib=0.0, visible=True, other_processes=0)
+    gpu = kit.Gpu(memory_gib=79.6, memory_used_gib=0.0, visible=True, other_processes=0)
     return kit.example(gpus=(gpu,), wrappers=(), checkpointing=regions, device="cuda", arms=arms)
 
 

@@ -22,76 +22,59 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.kit import Checkpointing, Facts, Finding, Linear, NotApplicable, Treatment, check, recorded
 
 AROUND_THE_MODEL = "contextual_fp8_autocast"
 """Accelerate's wrapper around the model's forward (1.4 to 1.15, ``utils/transformer_engine.py``)."""
 
-LATER = "the recompute runs later, in the backward."
 RAISED = "The step raised CheckpointError: the recompute saved other tensors than the forward."
 RAN_BEFORE = "They ran in FP8 before, but not in their last forward, the backward's recompute."
-OPENED_BY_FORWARD = f"The forward opens the autocast around checkpoint; {LATER}"
-OPENED_BY_ACCELERATE = f"Accelerate opens the autocast around the model's forward; {LATER}"
+AROUND_IT = "The autocast is around the forward alone; the recompute runs later, in the backward."
 NOT_KNOWN_WHERE = (
     "fp8doctor cannot see where this job opens the autocast. If it is around the forward, the recompute runs "
     "in BF16 or raises."
 )
 
 
-@check(
-    "CKP002",
-    "recompute-not-fp8",
-    area="checkpointing",
-    severity="error",
-    invalidates_model=True,
-)
-def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check("CKP002", "recompute-not-fp8", severity="error", invalidates_model=True)
+def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     te = [each for each in facts.network.fp8 if kit.stack_of(each).under_autocast]
     inside = [(linear, region) for linear in te if (region := kit.region_of(linear, facts, "torch"))]
     if not inside:
-        return NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
+        return kit.NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
     training = facts.training
-    raised = recorded(facts, "trial") and kit.why_of(facts.trial) is kit.Reason.RECOMPUTE_DIFFERS
+    raised = kit.recorded(facts, "trial") and kit.why_of(facts.trial) is kit.Reason.RECOMPUTE_DIFFERS
     missing = kit.ran_in_bf16_later(facts, [linear for linear, _ in inside])
     affected = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
     in_fp8 = missing is False or (training.gradients_seen and all(each.engaged for each, _ in affected))
     if not affected or (in_fp8 and not raised and not missing):
         return None
     first, region = affected[0]
-    watched = recorded(facts, "observed")  # its last forward is that of a training step
+    watched = kit.recorded(facts, "observed")  # its last forward is that of a training step
     in_bf16 = training.gradients_seen is True and all(
         ran_before(linear) and (each.reentrant or (watched and each.reentrant is None))
         for linear, each in affected
     )
-    own = region.get("fp8_autocast_around") is True
-    around = own or any(AROUND_THE_MODEL in each for each in training.forward_chain)
-    counted: dict[str, int | None] = {}
-    by_count = ""
+    in_forward = region.get("fp8_autocast_around") is True
+    in_forward = in_forward or any(AROUND_THE_MODEL in each for each in training.forward_chain)
+    by_count, counted = "", dict[str, int | None]()
     if missing:
-        ran, due = kit.counted_gemms(facts), kit.due_gemms(facts, kit.all_fp8(facts))
-        counted = {"fp8_gemms": ran, "fp8_gemms_due": sum(due)}
-        by_count = (
-            f"One step ran {ran} FP8 matmuls. The FP8 layers should run {sum(due)}: {due.forward} in the "
-        )
-        by_count += (
-            f"forward, {due.recomputed} recomputed, {due.gradients} for gradients. Everything after the "
-        )
-        by_count += "forward ran in BF16."
+        ran, due = kit.counted_gemms(facts), sum(kit.due_gemms(facts, kit.all_fp8(facts)))
+        counted = {"fp8_gemms": ran, "fp8_gemms_due": due}
+        by_count = f"One step ran {ran} of {due} FP8 matmuls: everything after the forward ran in BF16."
     causes = {
         RAISED: raised,
         by_count: missing,
         RAN_BEFORE: in_bf16,
-        OPENED_BY_FORWARD if own else OPENED_BY_ACCELERATE: region.active is True and around,
+        AROUND_IT: region.active is True and in_forward,
     }
     cause = next((words for words, holds in causes.items() if holds), NOT_KNOWN_WHERE)
     known = cause != NOT_KNOWN_WHERE
     state = "not recomputed in FP8" if known else "under a checkpoint that opens no FP8 autocast"
-    layers = (
-        f"{kit.plural(len(affected), 'Transformer Engine layer')} {'is' if len(affected) == 1 else 'are'}"
-    )
-    return Finding(
+    layers = f"{kit.plural(len(affected), 'Transformer Engine layer')}"
+    return kit.Finding(
         severity="error" if known else "info",
-        title=f"{layers} {state}{kit.named([each for each, _ in affected], len(facts.network.fp8))}",
+        title=f"{layers} {'is' if len(affected) == 1 else 'are'} {state}"
+        f"{kit.named([each for each, _ in affected], len(facts.network.fp8))}",
         explanation=cause,
         evidence={
             "layers": len(affected),
@@ -101,7 +84,7 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
             "reentrant": region.reentrant,
             **counted,
         },
-        treatment=Treatment(
+        treatment=kit.Treatment(
             name="te-checkpoint",
             summary="recompute with Transformer Engine's checkpoint",
             code=code(facts, region),
@@ -109,12 +92,12 @@ def recompute_not_fp8(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def ran_before(linear: Linear) -> bool:
+def ran_before(linear: kit.Linear) -> bool:
     """Whether the layer keeps a trace of an FP8 forward before its last one, which was in BF16."""
     return linear.get("features", {}).get("fp8_ran_before") is True
 
 
-def code(facts: Facts, region: Checkpointing) -> str:
+def code(facts: kit.Facts, region: kit.Checkpointing) -> str:
     """Write the lines that replace torch's function by Transformer Engine's, for this form."""
     if region.form == "huggingface":
         return (
@@ -131,19 +114,13 @@ def code(facts: Facts, region: Checkpointing) -> str:
     return "te.checkpoint(function, x)   # instead of torch's"
 
 
-def _checkpointed(library: str) -> Facts:
+def _checkpointed(library: str) -> kit.Facts:
     layer = kit.float8("layers.0.up", stack="transformer_engine", checkpointed="layers.0", engaged=None)
-    region = Checkpointing(
-        name="layers.0",
-        form="wrapper",
-        active=True,
-        reentrant=False,
-        library=library,
-        opens_fp8_autocast=False,
-    )
+    form = {"form": "wrapper", "active": True, "reentrant": False, "opens_fp8_autocast": False}
+    region = kit.Checkpointing(name="layers.0", library=library, **form)  # type: ignore[arg-type]
     chain = ("accelerate.utils.transformer_engine.contextual_fp8_autocast.<locals>.forward",)
-    of_model = {"linears": (layer,), "wrappers": (), "gradients_seen": False}
-    return kit.example(**of_model, checkpointing=(region,), forward_chain=chain)
+    of_job = {"wrappers": (), "gradients_seen": False, "checkpointing": (region,), "forward_chain": chain}
+    return kit.example(linears=(layer,), **of_job)
 
 
 FIRES = _checkpointed(library="torch")

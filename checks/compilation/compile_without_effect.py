@@ -46,8 +46,10 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     fp8 = [each for each in facts.network.fp8 if each.stack == "torchao"]
     causes = [*switched_off(facts, bool(marks or fp8)), *not_called(facts), *without_kernels(facts)]
     if not causes:
-        nothing = "nothing asks for torch.compile, or TORCHDYNAMO_DISABLE=1 hides it"
-        return None if marks else kit.NotApplicable(reason=nothing)
+        hidden = (
+            ", or TORCHDYNAMO_DISABLE=1 hides it" if kit.compile_coverage.disabled_by_variable(facts) else ""
+        )
+        return None if marks else kit.NotApplicable(reason=f"nothing asks for torch.compile{hidden}")
     names = {mark.name for cause in causes for mark in cause.marks} if marks else {""}
     under = [each for each in fp8 if any(kit.is_below(each, name) for name in names)]
     idle = [each for each in under if each.compiled in {None, *names}]

@@ -25,52 +25,41 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.kit import Distributed, Facts, Finding, Linear, NotApplicable, Treatment, check, plural
 
 FLAG = "enable_fsdp_float8_all_gather"
 PRECOMPUTE = "precompute_float8_dynamic_scale_for_fsdp"
 
 
-@check("DST001", "fp8-all-gather-off", area="distributed", severity="warning", changes_fp8=True)
-def fp8_all_gather_off(facts: Facts) -> Finding | NotApplicable | None:
-    tensorwise = [
-        each
-        for each in facts.network.linears
-        if each.stack == "torchao" and each.recipe == "tensorwise" and FLAG in each.features
-    ]
+@kit.check("DST001", "fp8-all-gather-off", severity="warning", changes_fp8=True)
+def fp8_all_gather_off(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    fp8 = [each for each in facts.network.linears if each.stack == "torchao" and FLAG in each.features]
+    tensorwise = [each for each in fp8 if each.recipe == "tensorwise"]
     if not tensorwise:
-        return NotApplicable(reason="no tensorwise Float8Linear in the model")
+        return kit.NotApplicable(reason="no tensorwise Float8Linear in the model")
     distributed = facts.training.distributed
     sharded = set(distributed.fsdp2_linears) if distributed else set()
     in_bf16 = [linear for linear in tensorwise if linear.name in sharded and not linear.features[FLAG]]
-    for_nothing = [linear for linear in tensorwise if linear.features[FLAG]] if not sharded else []
+    wrapped = [linear for linear in tensorwise if linear.features[FLAG]]
     if in_bf16 and distributed:
-        return gathered_in_bf16(in_bf16, len(tensorwise), distributed.shards or 1, facts)
-    if for_nothing:
-        return wrapped_for_nothing(for_nothing, facts)
-    return None if distributed else NotApplicable(reason="one process")
+        return gathered_in_bf16(in_bf16, distributed.shards or 1, facts)
+    if wrapped and not sharded:
+        return wrapped_for_nothing(wrapped, facts)
+    return None if distributed else kit.NotApplicable(reason="one process")
 
 
-def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) -> Finding:
+def gathered_in_bf16(linears: list[kit.Linear], shards: int, facts: kit.Facts) -> kit.Finding:
     gib = sum(linear.parameters for linear in linears) * 2 / 2**30
     lines = f"config = Float8LinearConfig({FLAG}=True)\n{kit.convert_again(facts, config='config')}"
     if not kit.may_have_converted(facts):  # Accelerate (1.15) computes the scales by itself
         lines += "     # before fully_shard(model)\n"
         lines += f"# and after every optimizer.step(): {PRECOMPUTE}(model)"
-    return Finding(
+    return kit.Finding(
         severity=None if shards > 1 else "info",
-        title=f"FSDP2 gathers the weights of {len(linears)} of {of} FP8 Linears in BF16",
+        title=f"FSDP2 gathers the weights of {kit.plural(len(linears), 'FP8 Linear')} in BF16",
         explanation=f"Each of {shards} processes collects {gib:.2g} GiB in BF16 before the forward and again "
-        "before the backward, and casts them afterwards. "
-        + ("Sent as FP8 they are half." if shards > 1 else "With one process nothing is sent yet."),
-        evidence={
-            "linears": len(linears),
-            "tensorwise_fp8_linears": of,
-            "shards": shards,
-            "gathered_gib": gib,
-            "first": linears[0].name,
-        },
-        treatment=Treatment(
+        "before the backward, and casts them afterwards. Sent as FP8 they are half.",
+        evidence={"linears": len(linears), "shards": shards, "gathered_gib": gib, "first": linears[0].name},
+        treatment=kit.Treatment(
             name="float8-all-gather",
             summary=f"convert with {FLAG}=True, before fully_shard",
             code=lines,
@@ -78,70 +67,50 @@ def gathered_in_bf16(linears: list[Linear], of: int, shards: int, facts: Facts) 
     )
 
 
-def wrapped_for_nothing(linears: list[Linear], facts: Facts) -> Finding:
+def wrapped_for_nothing(linears: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
     """Report the flag without FSDP2: information until the model is surely ready to train."""
     training = facts.training
-    by_accelerate = bool(training.accelerate and training.accelerate.prepared)
-    ready = by_accelerate or bool(training.gradients_seen) or bool(training.optimizer_stepped)
-    return Finding(
+    prepared = bool(training.accelerate and training.accelerate.prepared)
+    ready = prepared or bool(training.gradients_seen) or bool(training.optimizer_stepped)
+    code = f"export {kit.ALL_GATHER}=false"
+    if not kit.may_have_converted(facts):
+        code = kit.convert_again(facts, config=f"Float8LinearConfig({FLAG}=False)")
+    return kit.Finding(
         severity=None if ready else "info",
-        title=f"{plural(len(linears), 'FP8 Linear')} {'is' if len(linears) == 1 else 'are'} wrapped for "
-        "FSDP2's all-gather, but nothing is sharded",
+        title=f"Nothing is sharded, but FSDP2's all-gather wraps {kit.plural(len(linears), 'FP8 Linear')}",
         explanation="Without FSDP2 the flag gives nothing. Each weight is a tensor subclass, which costs "
         f"host time and can make saving fail.{'' if ready else ' It is right if fully_shard follows.'}",
-        evidence={
-            "wrapped_linears": len(linears),
-            "prepared_by_accelerate": by_accelerate,
-            "first": linears[0].name,
-        },
-        treatment=Treatment(
+        evidence={"wrapped": len(linears), "prepared_by_accelerate": prepared, "first": linears[0].name},
+        treatment=kit.Treatment(
             name="no-float8-all-gather",
             summary="switch the flag off if FSDP2 does not shard the model",
-            code=f"export {kit.ALL_GATHER}=false"
-            if kit.may_have_converted(facts)
-            else kit.convert_again(facts, config=f"Float8LinearConfig({FLAG}=False)"),
+            code=code,
         ),
     )
 
 
-@check(
-    "DST001",
-    "scale-precompute-missing",
-    area="distributed",
-    severity="warning",
-    changes_fp8=True,
-    was="DST002",
-)
-def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
-    distributed, linears = facts.training.distributed, facts.network.linears
+@kit.check("DST001", "scale-precompute-missing", severity="warning", changes_fp8=True, was="DST002")
+def scale_precompute_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    distributed = facts.training.distributed
     sharded = distributed.fsdp2_linears if distributed else ()
-    gathered = [
-        each for each in linears if each.name in sharded and each.features.get("float8_all_gather_weight")
-    ]
-    if not gathered or not distributed:
-        return NotApplicable(reason="FSDP2 gathers no weight in FP8")
+    linears = [each for each in facts.network.linears if each.name in sharded]
+    gathered = [each for each in linears if each.features.get("float8_all_gather_weight")]
+    if not gathered:
+        return kit.NotApplicable(reason="FSDP2 gathers no weight in FP8")
     without = [linear for linear in gathered if not linear.features.get("precomputed_scale")]
     if not without:
         return None
     stepped = bool(facts.training.optimizer_stepped)
-    return Finding(
+    yet = "The optimizer took a step, but nothing computed the scales after it."
+    if not stepped:
+        yet = "fp8doctor saw no optimizer step yet, after which the scales are computed."
+    return kit.Finding(
         severity=None if stepped else "info",
         title=f"{len(without)} of {len(gathered)} weights gathered in FP8 have no precomputed scale",
-        explanation=f"Each reduces its own scale before its all-gather: {len(without)} in each forward and "
-        "again in each backward."
-        + (
-            " The optimizer took a step, but nothing computed the scales after it."
-            if stepped
-            else " fp8doctor saw no optimizer step yet, after which the scales are computed."
-        ),
-        evidence={
-            "without_scale": len(without),
-            "float8_all_gather_weights": len(gathered),
-            "optimizer_stepped": stepped,
-            "shards": distributed.shards or 1,
-            "first": without[0].name,
-        },
-        treatment=Treatment(
+        explanation="Each reduces its own scale before its all-gather, in each forward and again in each "
+        f"backward. {yet}",
+        evidence={"without_scale": len(without), "gathered": len(gathered), "optimizer_stepped": stepped},
+        treatment=kit.Treatment(
             name="precompute-scales",
             summary="compute all scales in one call after each optimizer step",
             code=f"from torchao.float8 import {PRECOMPUTE}\n"
@@ -150,11 +119,12 @@ def scale_precompute_missing(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def _sharded(flag: bool, precomputed: bool) -> Facts:
+def _sharded(flag: bool, precomputed: bool) -> kit.Facts:
     scaled = {"float8_all_gather_weight": flag, "precomputed_scale": precomputed}
-    layer = kit.float8("up", features={FLAG: flag, **scaled})
+    layers = (kit.float8("up", features={FLAG: flag, **scaled}),)
+    distributed = kit.Distributed(fsdp2_linears=("up",), shards=8)
     of_job = {"accelerate": None, "optimizer_stepped": True, "gradients_seen": True}
-    return kit.example(linears=(layer,), distributed=Distributed(fsdp2_linears=("up",), shards=8), **of_job)
+    return kit.example(linears=layers, distributed=distributed, **of_job)
 
 
 FIRES = (_sharded(flag=False, precomputed=False), _sharded(flag=True, precomputed=False))

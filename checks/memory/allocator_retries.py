@@ -19,7 +19,7 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-wit
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.kit import Arm, ArmName, Facts, Finding, NotApplicable, Treatment, check, plural
+from fp8doctor.analysis.memory import estimated_peak, gpu_gib
 
 FULL = 0.85
 """Share of the memory from which the step fills it, not the trial's copies; the page's FP8 run used 87%."""
@@ -27,13 +27,13 @@ FULL = 0.85
 SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that configure the allocator; torch 2.9 adds the second name."""
 
-LESS = Treatment(
+LESS = kit.Treatment(
     name="less-memory",
     summary="halve the micro-batch and accumulate twice as often, or checkpoint activations",
     code="TrainingArguments(..., per_device_train_batch_size=BATCH // 2, "
     "gradient_accumulation_steps=2 * STEPS)",
 )
-EXPANDABLE = Treatment(
+EXPANDABLE = kit.Treatment(
     name="expandable-segments",
     summary="use expandable segments (set before torch is imported); if retries stay, free what "
     "nvidia-smi lists under other processes, or use a smaller micro-batch",
@@ -41,23 +41,27 @@ EXPANDABLE = Treatment(
 )
 
 
-@check("MEM002", "allocator-retries", area="memory", severity="warning")
-def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
-    now = kit.arm_if_any(facts, ArmName.AS_IS)
-    peak_gib, memory_gib = now.get("peak_gib") if now else None, kit.gpu_gib(facts)
-    own, step = facts.training.alloc_retries, retries_of_the_step(now, peak_gib, memory_gib)
+@kit.check("MEM002", "allocator-retries", severity="warning")
+def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    now, memory_gib = kit.arm_if_any(facts, kit.ArmName.AS_IS), gpu_gib(facts)
+    peak_gib = now.get("peak_gib") if now else None
+    own = facts.training.alloc_retries
+    retries = [n for cut in now.cuts if (n := cut.get("alloc_retries")) is not None] if now else []
+    step = None
+    if retries and peak_gib and memory_gib:  # without the trial's copies
+        step = max(retries) if peak_gib >= FULL * memory_gib else 0
     if own is None and step is None:
-        return NotApplicable(reason="no CUDA memory is in use")
+        return kit.NotApplicable(reason="no CUDA memory is in use")
     if not own and not step:
         return None
     peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
-    when = f"{plural(own, 'time')} so far" if own else f"{plural(step or 0, 'time')} in the warm-up"
-    set_already = any(
-        "expandable_segments:True" in facts.environment.variables.get(each, "") for each in SETTINGS
-    )
-    return Finding(
-        title=f"{'The GPU had too little free memory' if own else 'The step filled the GPU'}: the allocator "
-        f"retried {when}",
+    title = f"The step filled the GPU: the allocator retried {kit.plural(step or 0, 'time')} in the warm-up"
+    if own:
+        title = f"The GPU had too little free memory: the allocator retried {kit.plural(own, 'time')} so far"
+    settings = (facts.environment.variables.get(each, "") for each in SETTINGS)
+    fix = LESS if any("expandable_segments:True" in each for each in settings) else EXPANDABLE
+    return kit.Finding(
+        title=title,
         explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
         f"stalls the step.{peak}",
         evidence={
@@ -66,24 +70,16 @@ def allocator_retries(facts: Facts) -> Finding | NotApplicable | None:
             "peak_gib": peak_gib,
             "gpu_gib": memory_gib,
         },
-        treatment=(free_memory(facts, memory_gib) if own else None) or (LESS if set_already else EXPANDABLE),
+        treatment=(free_memory(facts, memory_gib) if own else None) or fix,
     )
 
 
-def retries_of_the_step(now: Arm | None, peak_gib: float | None, memory_gib: float | None) -> int | None:
-    """Count retries while the step warmed up, if it alone fills the GPU; None if unknown."""
-    retries = [n for cut in now.cuts if (n := cut.get("alloc_retries")) is not None] if now else []
-    if not retries or not peak_gib or not memory_gib:
-        return None
-    return max(retries) if peak_gib >= FULL * memory_gib else 0
-
-
-def free_memory(facts: Facts, memory_gib: float | None) -> Treatment | None:
+def free_memory(facts: kit.Facts, memory_gib: float | None) -> kit.Treatment | None:
     """Propose to free memory that this step does not need; None if it may need it all."""
-    peak = kit.if_recorded(kit.estimated_peak, facts)
+    peak = kit.if_recorded(estimated_peak, facts)
     if peak is None or peak.activations is None or not memory_gib or peak.gib >= FULL * memory_gib:
         return None
-    return Treatment(
+    return kit.Treatment(
         name="free-memory",
         summary=f"free the GPU's memory first: the step needs about {peak.gib:.1f} of {memory_gib:.0f} GiB "
         "(estimated), so another process or tensors of this one hold the rest",
@@ -93,8 +89,10 @@ def free_memory(facts: Facts, memory_gib: float | None) -> Treatment | None:
     )
 
 
-def _job(retries: int) -> Facts:
-    arms = (Arm(name=ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(kit.ArmCut(alloc_retries=retries),)),)
+def _job(retries: int) -> kit.Facts:
+    arms = (
+        kit.Arm(name=kit.ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(kit.ArmCut(alloc_retries=retries),)),
+    )
     gpus = (kit.Gpu(visible=True, memory_gib=79.1),)
     return kit.example(gpus=gpus, variables={}, alloc_retries=retries, device="cuda", arms=arms)
 

@@ -26,7 +26,6 @@ import re
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.kit import Arm, Attention, Facts, Finding, NotApplicable, Treatment, check, percent, recorded
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
 """Backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
@@ -38,19 +37,19 @@ CONTIGUOUS_BIAS = "5.20.0"
 T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2piano|udop)\.")
 """Models of transformers 5.17 that permute a learned position bias and hand it to the attention."""
 
-SWITCH_ON = Treatment(
+SWITCH_ON = kit.Treatment(
     name="fused-attention-on",
     summary="switch torch's fused attention on, and let torch choose",
     code="\n".join(
         f"torch.backends.cuda.enable_{each}_sdp(True)" for each in ("flash", "mem_efficient", "cudnn")
     ),
 )
-UPGRADE_TRANSFORMERS = Treatment(
+UPGRADE_TRANSFORMERS = kit.Treatment(
     name="contiguous-position-bias",
     summary=f"use transformers {CONTIGUOUS_BIAS} or newer, whose position bias fits a fused kernel",
     code=f'pip install "transformers>={CONTIGUOUS_BIAS}"',
 )
-ASK_TORCH = Treatment(
+ASK_TORCH = kit.Treatment(
     name="say-why-not-fused",
     summary="let torch say why no fused backend accepts the call, and fix the argument that it names",
     code="from torch.nn.attention import SDPBackend, sdpa_kernel\n"
@@ -58,99 +57,80 @@ ASK_TORCH = Treatment(
     "with sdpa_kernel(fused):\n"
     "    loss = compute_loss(model, batch)   # raises if it would fall back, and warns why",
 )
-CALL_TORCHS = Treatment(
+CALL_TORCHS = kit.Treatment(
     name="call-fused-attention",
-    summary="compute attention with torch's own function, in 16 bits, and with is_causal instead of a "
-    "causal mask",
+    summary="compute attention with torch's own function, in 16 bits, with is_causal instead of a mask",
     code="output = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)",
 )
 MATH = "torch uses its math backend, which computes in fp32."
 
 
-@check("MEM004", "slow-attention-backend", area="memory", severity="warning")
-def slow_attention_backend(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check("MEM004", "slow-attention-backend", severity="warning")
+def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     attentions, backends = facts.network.attentions, facts.training.sdp_backends
     eager = [each for each in attentions if each.implementation == "eager"]
-    needed = {each.name: each.needs_eager or no_other(each) for each in eager}
+    avoidable = [each for each in eager if each.has_sdpa and not each.needs_eager]
     torchs = [each for each in attentions if each.implementation == "sdpa"]
     now = on_gpu(facts)
     unfused = kit.plain_attention(now) if now else None
-    seen = (
-        "In the profiled step, its softmax, batched matmuls and the kernels between them take at least "
-        f"{unfused.total_ms:,.1f} ms, {percent(unfused.share_pct)} of the GPU's time."
-        if unfused
-        else ""
-    )
-    if avoidable := [each for each in eager if not needed[each.name]]:
+    evidence: dict[str, kit.Value | tuple[kit.Value, ...]] = {"sdp_backends": backends}
+    why = ""
+    if unfused:
+        evidence |= {"unfused_ms": unfused.total_ms, "share_pct": unfused.share_pct}
+        why = (
+            f"In the profiled step, its softmax, matmuls and the kernels between them take at least "
+            f"{unfused.total_ms:,.1f} ms."
+        )
+    if avoidable:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in avoidable))
+        evidence["eager"] = tuple(each.name or "the model" for each in avoidable)
         title = f"Eager attention runs in {names} instead of torch's fused kernels"
-        why = "The configuration asks for it. transformers supports torch's fused attention for this class, "
-        why += f"and nothing needs eager attention. {seen}"
+        why = f"transformers supports torch's fused attention here, and nothing needs eager attention. {why}"
         switch = kit.in_python(f"{avoidable[0].name}.set_attn_implementation".lstrip("."), facts.network)
-        treatment = Treatment(
+        treatment = kit.Treatment(
             name="attention-sdpa",
             summary="use torch's fused attention",
             code=f'{switch}("sdpa")   # or attn_implementation="sdpa" in from_pretrained',
         )
     elif torchs and FUSED.isdisjoint(backends):
         title, treatment = "All fused backends of torch's attention are switched off", SWITCH_ON
-        left = " and ".join(backends) or "nothing"
-        why = f"scaled_dot_product_attention can still use: {left}. {seen}"
-    elif needed:
-        return NotApplicable(reason=f"attention must be eager here: {next(iter(needed.values()))}")
+        why = f"scaled_dot_product_attention can still use: {' and '.join(backends) or 'nothing'}. {why}"
+    elif eager:
+        needed = eager[0].needs_eager or "transformers names no other for this class"
+        return kit.NotApplicable(reason=f"attention must be eager here: {needed}")
     elif unfused:
-        title = f"Attention without a fused kernel takes {percent(unfused.share_pct)} of the GPU's time"
+        title = f"Attention without a fused kernel takes {kit.percent(unfused.share_pct)} of the GPU's time"
         because, treatment = why_not_fused(facts, torchs)
-        why = f"{seen}{' Other calls use a fused kernel.' if unfused.beside_fused else ''} {because}"
+        why = f"{why}{' Other calls use a fused kernel.' if unfused.beside_fused else ''} {because}"
     elif attentions:
         return None
     else:
-        return NotApplicable(reason="neither a configuration nor a profiled GPU step shows the attention")
-    evidence: dict[str, kit.Value | tuple[kit.Value, ...]] = {"sdp_backends": backends}
-    if avoidable:
-        evidence["eager"] = tuple(each.name or "the model" for each in avoidable)
-    if unfused:
-        evidence |= {
-            "softmax_ms": unfused.softmax_ms,
-            "batched_gemm_ms": unfused.gemm_ms,
-            "between_ms": unfused.others_ms,
-            "share_pct": unfused.share_pct,
-        }
-    return Finding(title=title, explanation=why.rstrip(), evidence=evidence, treatment=treatment)
+        return kit.NotApplicable(reason="neither a configuration nor a profiled GPU step shows the attention")
+    return kit.Finding(title=title, explanation=why.strip(), evidence=evidence, treatment=treatment)
 
 
-def on_gpu(facts: Facts) -> Arm | None:
+def on_gpu(facts: kit.Facts) -> kit.Arm | None:
     """Return the step as it is on a GPU: on a CPU, torch's attention takes other backends."""
-    if not recorded(facts, "trial.arms"):
+    if not kit.recorded(facts, "trial.arms"):
         return kit.watched_on_gpu(facts)
     return None if facts.trial.device == "cpu" else kit.arm(facts.trial, kit.ArmName.AS_IS)
 
 
-def why_not_fused(facts: Facts, torchs: list[Attention]) -> tuple[str, Treatment]:
+def why_not_fused(facts: kit.Facts, torchs: list[kit.Attention]) -> tuple[str, kit.Treatment]:
     """Say why torch's attention falls back, as far as the facts show it, and what helps."""
     version = kit.installed(facts, "transformers")
+    if not torchs:
+        return "", CALL_TORCHS
     if version and version < Version(CONTIGUOUS_BIAS) and any(T5_FAMILY.search(each.kind) for each in torchs):
-        return (
-            f"Before {CONTIGUOUS_BIAS}, transformers passes the position bias as a permuted view. Fused "
-            f"backends need stride 1 in its last dimension, so {MATH}",
-            UPGRADE_TRANSFORMERS,
-        )
-    if torchs:
-        return f"The model calls torch's attention. If no fused backend accepts a call, {MATH}", ASK_TORCH
-    return "", CALL_TORCHS
+        why = f"Before {CONTIGUOUS_BIAS}, transformers passes the position bias as a permuted view, which no "
+        return f"{why}fused backend takes: {MATH}", UPGRADE_TRANSFORMERS
+    return f"The model calls torch's attention. If no fused backend accepts a call, {MATH}", ASK_TORCH
 
 
-def no_other(attention: Attention) -> str | None:
-    """Say why a class has, or may have, only eager attention."""
-    if attention.has_sdpa:
-        return None
-    other = "has no other" if attention.has_sdpa is False else "does not say whether it has another"
-    return f"transformers {other} for {attention.kind.rpartition('.')[2]}"
-
-
-def _llama(implementation: str) -> Facts:
-    kind = "transformers.LlamaForCausalLM"
-    attention = Attention(name="", kind=kind, implementation=implementation, has_sdpa=True, needs_eager=None)
+def _llama(implementation: str) -> kit.Facts:
+    attention = kit.Attention(
+        name="", kind="transformers.Llama", implementation=implementation, has_sdpa=True, needs_eager=None
+    )
     return kit.example(attentions=(attention,), wrappers=(), sdp_backends=(*sorted(FUSED), "math"))
 
 

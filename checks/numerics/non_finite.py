@@ -22,27 +22,9 @@ https://github.com/pytorch/pytorch/issues/150859
 
 from __future__ import annotations
 
-from fp8doctor.kit import (
-    BF16_BASELINES,
-    NOT_RECORDED,
-    Arm,
-    ArmName,
-    Facts,
-    Finding,
-    NotApplicable,
-    Treatment,
-    check,
-    describe,
-    example,
-    finite_steps,
-    float8,
-    is_given,
-    recorded,
-    stack_of,
-    uses_fp8,
-)
+from fp8doctor import kit
 
-ROUND_AS_EAGER = Treatment(
+ROUND_AS_EAGER = kit.Treatment(
     name="round-as-eager",
     summary="let compiled code round where eager code does, as torchtitan does with rowwise scaling",
     code="import torch._inductor.config\n\n"
@@ -52,77 +34,68 @@ ROUND_AS_EAGER = Treatment(
 NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/float8.py``)."""
 
 
-@check(
-    "NUM001",
-    "non-finite",
-    area="numerics",
-    severity="error",
-    explained_by=("NUM003", "trains-incorrectly"),
-    changes_fp8=True,
+@kit.check(
+    "NUM001", "non-finite", severity="error", explained_by=("NUM003", "trains-incorrectly"), changes_fp8=True
 )
-def non_finite(facts: Facts) -> Finding | NotApplicable | None:
-    finite = finite_steps(facts)
+def non_finite(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    finite = kit.finite_steps(facts)
     if finite.now and not finite.bf16:
-        return _not_of_fp8_alone(finite.bf16, finite.now, facts)
-    if not uses_fp8(facts):
-        return NotApplicable(reason="no layer is set up for FP8 training")
+        return not_of_fp8_alone(finite.bf16, finite.now, facts)
+    if not kit.uses_fp8(facts):
+        return kit.NotApplicable(reason="no layer is set up for FP8 training")
     checked = [each for each in facts.trial.arms if each.tried and each.non_finite is not None]
-    seen = [each for each in checked if each.name in (ArmName.AS_IS, ArmName.PRESCRIBED)]
-    bf16 = [each for each in checked if each.name in BF16_BASELINES]
+    seen = [each for each in checked if each.name in (kit.ArmName.AS_IS, kit.ArmName.PRESCRIBED)]
+    bf16 = [each for each in checked if each.name in kit.BF16_BASELINES]
     if not seen or not bf16:
-        return NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
+        return kit.NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
     if finite.bf16 is False:
-        return NotApplicable(reason="loss or gradients are not finite in BF16 either")
+        return kit.NotApplicable(reason="loss or gradients are not finite in BF16 either")
     bad = [each for each in seen if each.non_finite]
     if not bad:
         return None
     names = tuple(dict.fromkeys(name for each in bad for name in each.non_finite or ()))
-    now = any(each.name == ArmName.AS_IS for each in bad)
-    mended = " With all fixes the step was finite." if now and len(bad) < len(seen) else ""
+    now = any(each.name == kit.ArmName.AS_IS for each in bad)
+    fixed = " With all fixes the step was finite." if now and len(bad) < len(seen) else ""
+    where = "FP8" if now else "the fixed FP8 step, not in the step as it is"
     fp8, fix = [each for each in facts.network.linears if each.use == "training"], None
     if any((each.recipe or "").startswith("rowwise") and each.compiled is not None for each in fp8):
         fix = ROUND_AS_EAGER
-    elif any(stack_of(each).under_autocast for each in fp8):
-        fix = describe("te-current", facts)
-    return Finding(
-        title=f"NaN or infinity in {' and '.join(names)} in "
-        f"{'FP8' if now else 'the fixed FP8 step, not in the step as it is'}",
-        explanation=f"With the same weights and batch, BF16 is finite.{mended}",
-        evidence={
-            "non_finite": names,
-            "arms": tuple(each.name for each in bad),
-            "finite_arms": tuple(each.name for each in (*seen, *bf16) if not each.non_finite),
-        },
-        breaks="not_finite" if now else NOT_RECORDED,
+    elif any(kit.stack_of(each).under_autocast for each in fp8):
+        fix = kit.describe("te-current", facts)
+    return kit.Finding(
+        title=f"NaN or infinity in {' and '.join(names)} in {where}",
+        explanation=f"With the same weights and batch, BF16 is finite.{fixed}",
+        evidence={"non_finite": names, "arms": tuple(each.name for each in bad)},
+        breaks="not_finite" if now else kit.NOT_RECORDED,
         treatment=fix if now else None,
     )
 
 
-def _not_of_fp8_alone(bf16: bool | None, names: tuple[str, ...], facts: Facts) -> Finding:
+def not_of_fp8_alone(bf16: bool | None, names: tuple[str, ...], facts: kit.Facts) -> kit.Finding:
     """Report NaN that BF16 gives too, or that was not compared with BF16."""
     watched = facts.get("not_finite")
-    certain = bool(watched) or is_given(facts) or recorded(facts, "observed")
+    certain = bool(watched) or kit.layer_gain.is_given(facts) or kit.recorded(facts, "observed")
     said = "FP8 is not the cause."
     if not certain:
         said = "The batch is random: pass a real one with example_batch()."
     elif bf16 is None:
         said = "fp8doctor did not see this step in BF16: train without FP8 to know if FP8 is the cause."
-    return Finding(
+    first = f", first in step {watched.step:,}" if watched else ""
+    too = ", in BF16 too" if bf16 is False and kit.uses_fp8(facts) else ""
+    return kit.Finding(
         severity=None if certain else "warning",
-        title=f"NaN or infinity in {' and '.join(names)}"
-        + (f", first in step {watched.step:,}" if watched else "")
-        + (", in BF16 too" if bf16 is False and uses_fp8(facts) else ""),
+        title=f"NaN or infinity in {' and '.join(names)}{first}{too}",
         explanation=f"{watched.where} {said}" if watched and watched.where else said,
         evidence={"non_finite": names, "step": watched.step if watched else None},
-        breaks="not_finite" if certain else NOT_RECORDED,
+        breaks="not_finite" if certain else kit.NOT_RECORDED,
     )
 
 
-def _overflow(*non_finite: str) -> Facts:
+def _overflow(*non_finite: str) -> kit.Facts:
     """A step of two layers, the second of which overflows in FP8."""
-    both = {ArmName.AS_IS: non_finite, ArmName.BF16: ()}
-    arms = tuple(Arm(name=name, tried=True, non_finite=found) for name, found in both.items())
-    return example(linears=tuple(map(float8, ("up", "down"))), device="cuda", arms=arms)
+    both = {kit.ArmName.AS_IS: non_finite, kit.ArmName.BF16: ()}
+    arms = tuple(kit.Arm(name=name, tried=True, non_finite=found) for name, found in both.items())
+    return kit.example(linears=tuple(map(kit.float8, ("up", "down"))), device="cuda", arms=arms)
 
 
 FIRES = _overflow("loss", "gradients")

@@ -19,19 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8doctor.kit import (
-    Facts,
-    Finding,
-    NotApplicable,
-    Scaling,
-    Treatment,
-    asked_by_environment,
-    check,
-    example,
-    float8,
-    plural,
-    with_recipe,
-)
+from fp8doctor import kit
 
 HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
 FORMAT = "ACCELERATE_FP8_FORMAT"
@@ -40,68 +28,55 @@ SHORTEST_HISTORY = 1
 """Steps: a history of the last step only, the default in Transformer Engine 0.x; 1.3 to 2.20 use 1024."""
 
 
-@check("NUM003", "risky-recipe", area="numerics", severity="warning")
-def risky_recipe(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check("NUM003", "risky-recipe", severity="warning")
+def risky_recipe(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     wanted = any(linear.use == "training" for linear in facts.network.linears)
-    if not wanted and not asked_by_environment(facts.environment.variables):
-        return NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
-    risks = list(_risks(facts))
+    if not wanted and not kit.asked_by_environment(facts.environment.variables):
+        return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
+    risks = list(risks_of(facts))
     if not risks:
         return None
     names, texts, summaries, code = zip(*risks, strict=True)
-    return Finding(
+    return kit.Finding(
         title=f"A setting is known to harm training: {'; '.join(names)}",
         explanation=". ".join(text[0].upper() + text[1:] for text in texts) + ".",
         evidence={"settings": names},
-        treatment=Treatment(name="safe-recipe", summary="; ".join(summaries), code="\n".join(code)),
+        treatment=kit.Treatment(name="safe-recipe", summary="; ".join(summaries), code="\n".join(code)),
     )
 
 
-def _risks(facts: Facts) -> Iterator[tuple[str, str, str, str]]:
+def risks_of(facts: kit.Facts) -> Iterator[tuple[str, str, str, str]]:
     """List each setting, what it does, and what replaces it, in words and lines."""
+    saturates = "take every scale from the last step alone: every larger value saturates"
     for scaling in facts.network.scalings:
-        s, their = ("s", "its") if scaling.layers == 1 else ("", "their")
-        layers = f"{plural(scaling.layers, 'layer')} ({scaling.first}{'' if s else ', ...'})"
+        layers = f"{kit.plural(scaling.layers, 'layer')} (first {scaling.first})"
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
-            yield (
-                "E5M2 in the forward",
-                f"{layers} cast{s} {their} input or weight to E5M2, with two bits of mantissa",
-                "use E4M3 in the forward",
-                with_recipe("tensorwise", facts)
-                if scaling.stack == "torchao"
-                else "recipe.fp8_format = Format.HYBRID",
-            )
+            line = "recipe.fp8_format = Format.HYBRID"
+            if scaling.stack == "torchao":
+                line = kit.with_recipe("tensorwise", facts)
+            text = f"in {layers} input or weight is E5M2, with two bits of mantissa"
+            yield "E5M2 in the forward", text, "use E4M3 in the forward", line
         history = scaling.amax_history_len
         if history is not None and history <= SHORTEST_HISTORY and scaling.amax_compute_algo != "custom":
-            yield (
-                f"amax history of {history}",
-                f"{layers} take{s} {their} scale from the last step alone: every larger value saturates",
-                "use a history of 1024 steps",
-                'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")',
-            )
+            line = 'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")'
+            summary = "use a history of 1024 steps"
+            yield f"amax history of {history}", f"{layers} {saturates}", summary, line
     variables = facts.environment.variables  # Accelerate passes them on; afterwards the model has them
     if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(
         scaling.stack == "transformer_engine" for scaling in facts.network.scalings
     ):
         return
     if variables.get(HISTORY) == str(SHORTEST_HISTORY):
-        yield (
-            f"{HISTORY}=1",
-            f"{HISTORY}=1 takes every scale from the last step alone: every larger value saturates",
-            "use the default history of 1024 steps",
-            f"unset {HISTORY}",
-        )
+        summary = "use the default history of 1024 steps"
+        yield f"{HISTORY}=1", f"with {HISTORY}=1 layers {saturates}", summary, f"unset {HISTORY}"
     if variables.get(FORMAT, "").upper() == "E5M2":
-        yield (
-            f"{FORMAT}=E5M2",
-            f"{FORMAT}=E5M2 is for gradients only, and Transformer Engine refuses it",
-            "use E4M3 in the forward, E5M2 for gradients",
-            f"export {FORMAT}=HYBRID",
-        )
+        text = f"{FORMAT}=E5M2 is for gradients only, and Transformer Engine refuses it"
+        summary = "use E4M3 in the forward, E5M2 for gradients"
+        yield f"{FORMAT}=E5M2", text, summary, f"export {FORMAT}=HYBRID"
 
 
-def _delayed(history: int) -> Facts:
-    scaling = Scaling(
+def _delayed(history: int) -> kit.Facts:
+    scaling = kit.Scaling(
         stack="transformer_engine",
         layers=1,
         first="up",
@@ -109,7 +84,7 @@ def _delayed(history: int) -> Facts:
         amax_history_len=history,
         amax_compute_algo="most_recent",
     )
-    return example(variables={}, linears=(float8(stack="transformer_engine"),), scalings=(scaling,))
+    return kit.example(variables={}, linears=(kit.float8(stack="transformer_engine"),), scalings=(scaling,))
 
 
 FIRES = _delayed(1)

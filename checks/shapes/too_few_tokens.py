@@ -21,28 +21,17 @@ https://github.com/axolotl-ai-cloud/axolotl/issues/3969
 
 from __future__ import annotations
 
-from fp8doctor.kit import (
-    Facts,
-    Finding,
-    NotApplicable,
-    Treatment,
-    check,
-    example,
-    float8,
-    gains,
-    layer_gain,
-    stay_in_bf16,
-)
+from fp8doctor import kit
 
 
-@check("SHP003", "too-few-tokens", area="shapes", severity="warning", changes_fp8=True)
-def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check("SHP003", "too-few-tokens", severity="warning", changes_fp8=True)
+def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     workload = facts.workload
     if workload.batch_source != "given":
-        return NotApplicable(reason="the batch is not the user's")
-    if not gains(facts):
-        return NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
-    found = layer_gain.crossing(facts)
+        return kit.NotApplicable(reason="the batch is not the user's")
+    if not kit.gains(facts):
+        return kit.NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
+    found = kit.layer_gain.crossing(facts)
     if found is None:
         return None
     tokens, batch, accumulate = workload.tokens or 1, workload.batch_size or 1, workload.accumulate
@@ -55,7 +44,7 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
         f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times its size, "
         "which changes the training"
     )
-    return Finding(
+    return kit.Finding(
         title=f"{tokens:,} tokens {'per micro-batch' if accumulate > 1 else 'per step'} are too few for the "
         f"FP8 layers; they gain from about {found.tokens:,}",
         explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
@@ -69,20 +58,20 @@ def too_few_tokens(facts: Facts) -> Finding | NotApplicable | None:
             "speedup_then": round(found.speedup_then, 3),
             "timed_alone": found.measured,
         },
-        treatment=Treatment(
+        treatment=kit.Treatment(
             name="more-tokens",
             summary=f"use {found.tokens:,} tokens per micro-batch{changed if growth != 1 else ''}",
             code="\n".join(lines),
         )
-        if growth <= layer_gain.MOST_GROWTH
-        else stay_in_bf16(facts, f"FP8 needs {growth:g} times the batch"),
+        if growth <= kit.layer_gain.MOST_GROWTH
+        else kit.stay_in_bf16(facts, f"FP8 needs {growth:g} times the batch"),
     )
 
 
-def _decoder(batch_size: int) -> Facts:
-    layer = float8(in_features=2048, out_features=8192)
+def _decoder(batch_size: int) -> kit.Facts:
+    layer = kit.float8(in_features=2048, out_features=8192)
     batch = {"batch_source": "given", "batch_size": batch_size, "sequence_length": 256, "accumulate": 1}
-    return example(linears=(layer,), tokens=256 * batch_size, **batch)
+    return kit.example(linears=(layer,), tokens=256 * batch_size, **batch)
 
 
 FIRES = _decoder(batch_size=1)

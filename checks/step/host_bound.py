@@ -25,7 +25,6 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.kit import Arm, ArmName, Facts, Finding, NotApplicable, check, float8, profiled, recorded
 
 QUICKER = Version("2.16")
 """The last Transformer Engine that cut its modules' host time (TE#2957), after 2.10, 2.12 and 2.14."""
@@ -34,25 +33,25 @@ CAUSES = ("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003")
 TOO_LONG = "launching FP8 takes the host longer than the GPU computes in BF16"
 
 
-@check("STP001", "host-bound", area="step", severity="warning", explained_by=CAUSES)
-def host_bound(facts: Facts) -> Finding | NotApplicable | None:
-    untimed = not recorded(facts, "trial") and not recorded(facts, "observed")
+@kit.check("STP001", "host-bound", severity="warning", explained_by=CAUSES)
+def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    untimed = not kit.recorded(facts, "trial") and not kit.recorded(facts, "observed")
     if untimed and (estimated := kit.modelled_host_bound(facts)):
-        return Finding(
+        return kit.Finding(
             title=estimated.title,
             explanation=estimated.explanation + outdated(facts),
             evidence=estimated.evidence,
             treatment=estimated.more_tokens or kit.stay_in_bf16(facts, TOO_LONG),
         )
     found = kit.profiled_on_gpu(facts)
-    if isinstance(found, NotApplicable):
+    if isinstance(found, kit.NotApplicable):
         return found
     now, parts, step = found
     if not kit.waits_for_the_host(now) or kit.host_is_ahead(facts):
         return None
     idle = 100 * parts.idle_ms / step
     eager = [each for each in facts.network.linears if kit.needs_compile(each) and each.compiled is None]
-    return Finding(
+    return kit.Finding(
         title=f"The GPU is idle for {kit.percent(idle)} of the step, waiting for the host",
         explanation=f"The GPU has nothing to do for {parts.idle_ms:,.1f} of {step:,.1f} ms, and "
         f"{kit.percent(parts.host_wait_pct or 0.0)} of its gaps end with a late launch. A step launches "
@@ -71,14 +70,14 @@ def host_bound(facts: Facts) -> Finding | NotApplicable | None:
     )
 
 
-def others(facts: Facts, now: Arm) -> str:
+def others(facts: kit.Facts, now: kit.Arm) -> str:
     """Say whether the host limits the best BF16 step too, and the step with the timed fixes."""
-    bf16, said = kit.best_bf16(facts) if recorded(facts, "trial") else None, ""
+    bf16, said = kit.best_bf16(facts) if kit.recorded(facts, "trial") else None, ""
     if bf16 and bf16 is not now and bf16.step_ms and (parts := kit.breakdown_of(bf16)):
         too = kit.waits_for_the_host(bf16) and parts.idle_ms > bf16.step_ms / 2
         said = f" The best BF16 step launches {parts.kernels:,} and is idle for {parts.idle_ms:,.1f} of "
         said += f"{bf16.step_ms:,.1f} ms{': the host limits it too, which FP8 cannot change' if too else ''}."
-    fixed = kit.arm_if_any(facts, ArmName.PRESCRIBED)
+    fixed = kit.arm_if_any(facts, kit.ArmName.PRESCRIBED)
     if fixed and kit.waits_for_the_host(fixed) and (parts := kit.breakdown_of(fixed)):
         said += (
             f" With the timed fixes it is still idle for {parts.idle_ms:,.1f} of {fixed.step_ms:,.1f} ms; "
@@ -87,7 +86,7 @@ def others(facts: Facts, now: Arm) -> str:
     return said
 
 
-def outdated(facts: Facts) -> str:
+def outdated(facts: kit.Facts) -> str:
     """Name the release that needs less host time, if the layers' library is older; else empty."""
     of_te = any(linear.stack == "transformer_engine" for linear in facts.network.fp8)
     version = kit.installed(facts, "transformer_engine") if of_te else None
@@ -96,11 +95,11 @@ def outdated(facts: Facts) -> str:
     return f" Transformer Engine {version} is installed; {QUICKER} and newer need less host time."
 
 
-def _llama_1b_in_te(idle_ms: float) -> Facts:
+def _llama_1b_in_te(idle_ms: float) -> kit.Facts:
     """Transformer Engine, not compiled, 256 tokens: an H200's step; its parts are invented."""
     families = {"gemm_fp8": 4.0, "cast": 2.0, "pointwise": 35.5 - idle_ms}
-    arms = (profiled(ArmName.AS_IS, families, idle_ms, host_wait_pct=92.0),)
-    linears = (float8(stack="transformer_engine"),)
+    arms = (kit.profiled(kit.ArmName.AS_IS, families, idle_ms, host_wait_pct=92.0),)
+    linears = (kit.float8(stack="transformer_engine"),)
     return kit.example(linears=linears, blocks=(), wrappers=(), tokens=256, device="cuda", arms=arms)
 
 

@@ -18,7 +18,6 @@ https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.kit import ArmName, Facts, Finding, NotApplicable, Saving, check, float8, percent, plural
 
 SHARE_PCT = 5.0
 """Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
@@ -27,40 +26,28 @@ FUSED_ARM = "fused-optimizer"
 """The trial's variant if the optimizer's settings say that it could be fused and is not."""
 
 
-@check("STP007", "optimizer-bound", area="step", severity="warning", explained_by=("ENV006",))
-def optimizer_bound(facts: Facts) -> Finding | NotApplicable | None:
+@kit.check("STP007", "optimizer-bound", severity="warning", explained_by=("ENV006",))
+def optimizer_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     profiled = kit.profiled_on_gpu(facts)
-    if isinstance(profiled, NotApplicable):
+    if isinstance(profiled, kit.NotApplicable):
         return profiled
     _, found, step_ms = profiled
     spent = found.families_ms.get("optimizer", 0.0)
     share = 100 * spent / step_ms
     if share < SHARE_PCT or not could_be_fused(facts, found):
         return None
-    groups = [group for group in found.groups if group.family == "optimizer"]
-    runs = f"{plural(len(groups), 'kernel')} {'runs' if len(groups) == 1 else 'run'}"
-    times = sum(group.count for group in groups)
-    kernels = f" Its longest {runs} {times:,} times per step." if groups else ""
     name = (facts.training.optimizer or "the optimizer").rpartition(".")[2]
-    return Finding(
-        title=f"{name} takes {spent:,.1f} ms, {percent(share)} of the step, and is not fused",
-        explanation="The optimizer reads and writes weights, gradients and moments in several passes "
-        f"instead of one.{kernels}",
-        evidence={
-            "optimizer": facts.training.optimizer,
-            "optimizer_ms": spent,
-            "share_pct": share,
-            "step_ms": step_ms,
-            "kernels": tuple(group.name for group in groups),
-            "kernel_counts": tuple(group.count for group in groups),
-        },
+    return kit.Finding(
+        title=f"{name} takes {spent:,.1f} ms, {kit.percent(share)} of the step, and is not fused",
+        explanation="It reads and writes weights, gradients and moments in several passes instead of one.",
+        evidence={"optimizer": facts.training.optimizer, "optimizer_ms": spent, "share_pct": share},
         severity=None if kit.uses_fp8(facts) else "info",
-        saving_ms=Saving(low=0.0, high=spent, basis="modelled") if kit.uses_fp8(facts) else None,
+        saving_ms=kit.Saving(low=0.0, high=spent, basis="modelled") if kit.uses_fp8(facts) else None,
         treatment=kit.describe(FUSED_ARM, facts),
     )
 
 
-def could_be_fused(facts: Facts, found: kit.Breakdown) -> bool:
+def could_be_fused(facts: kit.Facts, found: kit.Breakdown) -> bool:
     """Whether the optimizer could be fused and is not: by the trial's variant, else by its kernels' names."""
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
@@ -70,12 +57,12 @@ def could_be_fused(facts: Facts, found: kit.Breakdown) -> bool:
     return module.startswith("torch.optim") and name in kit.FUSABLE and bool(groups) and not fused
 
 
-def _adamw(kernel: str, spent_ms: float) -> Facts:
+def _adamw(kernel: str, spent_ms: float) -> kit.Facts:
     """AdamW over four layers of 8B widths; the foreach form's times are invented."""
     families = {"gemm_fp8": 38.7, "gemm_16bit": 9.8, "cast": 6.3, "attention": 5.2, "optimizer": spent_ms}
     group = kit.KernelGroup(name=kernel, family="optimizer", operator=None, count=96, time_ms=spent_ms)
-    arms = (kit.profiled(ArmName.AS_IS, families, groups=(group,)),)
-    return kit.example(linears=(float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
+    arms = (kit.profiled(kit.ArmName.AS_IS, families, groups=(group,)),)
+    return kit.example(linears=(kit.float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
 
 
 FIRES = _adamw("multi_tensor_apply_kernel<PointwiseOpScalarListFunctor<BFloat16, 3, 3, 0>>", 19.0)

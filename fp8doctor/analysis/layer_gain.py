@@ -11,12 +11,13 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from fp8doctor.analysis.layers import fits_fp8, flops_share_pct
+from fp8doctor.analysis.layers import fits_fp8, flops_share_pct, would_be_converted
+from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.cast_cost import is_known, recipe_on
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, recorded
+from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, if_recorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec
 from fp8doctor.recipes import recipe_of, stack_of
@@ -277,6 +278,15 @@ def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
 def to_keep(facts: Facts) -> tuple[str, ...]:
     """Name the layers that are better left in BF16, in the order of the model."""
     return tuple(losing(facts))
+
+
+def pays_for_none(facts: Facts) -> bool:
+    """Return whether BF16 is better for every FP8 layer, and for every layer that could be converted."""
+    fp8, lose = facts.network.fp8, to_keep(facts)
+    others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
+    return all(each.name in lose or if_recorded(unaligned, each) for each in fp8) and all(
+        would_lose(linear, facts, fp8[0].recipe) for linear in others
+    )
 
 
 def saving(of: Iterable[Gain]) -> Saving:

@@ -20,10 +20,11 @@ from fp8doctor.cost import (
     rows_seen,
     step_gemms_ms,
 )
+from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.gemm import MULTIPLE
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload, recorded
-from fp8doctor.finding import Treatment
+from fp8doctor.finding import Saving, Treatment
 from fp8doctor.recipes import recipe_of
 from fp8doctor.wording import plural
 
@@ -187,6 +188,21 @@ def of_experts(linear: Linear) -> str:
     return grouped if linear.features.get(grouped) is not None else "pad_inner_dim"
 
 
+def pad_experts(linear: Linear, converted_again: str) -> Treatment:
+    """Let torchao pad the rows of each expert; ``converted_again`` converts a model with `config`."""
+    setting = of_experts(linear)
+    name = "MXFP8TrainingOpConfig" if "mx" in (linear.recipe or "") else "Float8TrainingOpConfig"
+    code = f"from torchao.prototype.moe_training.config import {name}   # torchao 0.17 or newer\n"
+    code += f"config = {name}({setting}=True)\nquantize_(model, config, filter_fn=filter_fn)   # your filter"
+    if setting == "pad_inner_dim":
+        config = recipe_of(linear).config
+        code = (
+            f"import dataclasses\nconfig = dataclasses.replace({config}, {setting}=True)\n{converted_again}"
+        )
+    summary = "let torchao pad the rows of each expert"
+    return Treatment(name="pad-token-groups", summary=summary, code=code)
+
+
 def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:
     """Pad the batch for this layer: sequences in the collator, of a matrix its first dimension."""
     tokens, length = workload.tokens or 0, workload.sequence_length
@@ -224,6 +240,12 @@ class Slow(Struct, frozen=True):
     profiled_ms: float | None
     """All 16-bit matmuls of the profiled step; None if it was not profiled."""
     gpu: str
+
+    @property
+    def saving(self) -> Saving:
+        """Return what padding saves of a step, with the cost model's uncertainty."""
+        low, high = (self.saved_ms * (1 + each) for each in (-UNCERTAINTY, UNCERTAINTY))
+        return Saving(low=low, high=high, basis="modelled", gpu=self.gpu)
 
 
 def slow_in_16_bits(facts: Facts) -> Slow | None:

@@ -138,25 +138,14 @@ def test_a_layer_beside_compiled_blocks_is_compiled_alone(look: Look) -> None:
     assert [outcome_of(name, facts) for name in (EAGER, ALONE, VAIN)] == ["silent"] * 3
 
 
-def vocabulary() -> nn.Module:
+def test_a_vocabularys_head_beside_compiled_blocks_is_left_out(look: Look) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "vocab_size": 512}
     with torch.device("meta"):
-        return LlamaForCausalLM(LlamaConfig(**sizes, use_cache=False))
-
-
-@pytest.mark.parametrize(
-    ("build", "blocks", "head"),
-    [(vocabulary, "model.layers", "lm_head"), (lambda: Decoder(head=1000), "blocks", "head")],
-    ids=["of a vocabulary", "of classes, which no GPU runs"],
-)
-def test_a_head_beside_compiled_blocks_is_left_out(
-    build: Callable[[], nn.Module], blocks: str, head: str, look: Look
-) -> None:
-    model = float8(build)
-    for block in model.get_submodule(blocks):
+        model = float8(lambda: LlamaForCausalLM(LlamaConfig(**sizes, use_cache=False)))
+    for block in model.model.layers:
         block.compile()
     treatment = fix_of(EAGER, look(model, tokens=4096))
-    assert (treatment.name, treatment.layers) == ("keep-in-bf16", (head,))
+    assert (treatment.name, treatment.layers) == ("keep-in-bf16", ("lm_head",))
 
 
 def test_under_unsloth_which_compiles_the_blocks_itself_nobody_knows() -> None:
@@ -180,19 +169,3 @@ def test_linears_that_are_compiled_one_by_one(look: Look) -> None:
     assert finding.treatment.name == "compile-blocks"
     exec(finding.treatment.code, {"model": model})
     assert outcome_of(ALONE, look(model)) == "silent"
-
-
-@pytest.mark.parametrize("whole", [torch.compile, in_place])
-def test_a_region_around_them_is_what_counts(whole: Callable[[Any], Any], look: Look) -> None:
-    model = float8()
-    each_in_place(model)
-    assert outcome_of(ALONE, look(whole(model))) == "silent"
-
-
-def test_many_linears_beside_the_blocks(look: Look) -> None:
-    many = nn.Sequential(*(nn.Linear(256, 256) for _ in range(6)))
-    model = float8(lambda: nn.Sequential(many, nn.Sequential(Block(), Block())))
-    each_in_place(model)
-    names = {"model": model, "torch": torch}
-    exec(fix_of(ALONE, look(model)).code, names)
-    assert outcome_of(ALONE, look(names["model"])) == "silent"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,8 +17,7 @@ from fp8doctor.facts import Facts, Gpu, Package, Target
 from tests import prototypes
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
-from tests.stand_ins.accelerate_state import accelerator
-from tests.stand_ins.nvml import GIB, Device, StandIn, a100, gpu, h100
+from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
 from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
 
 Look = Callable[..., Facts]
@@ -58,14 +56,9 @@ def float8(recipe: str) -> nn.Module:
     return convert_to_float8_training(linears(), config=Float8LinearConfig.from_recipe_name(recipe))
 
 
-@pytest.mark.parametrize(
-    ("capability", "outcome"),
-    [((8, 0), "fires"), ((8, 7), "fires"), ((8, 9), "silent"), ((9, 0), "silent"), ((12, 1), "silent")],
-)
-def test_tensor_cores_begin_with_8_9(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], outcome: str
-) -> None:
-    assert outcome_of(CORES, machine(monkeypatch, capability)).outcome == outcome
+def test_tensor_cores_begin_with_8_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, outcome in (((8, 7), "fires"), ((8, 9), "silent"), ((12, 1), "silent")):
+        assert outcome_of(CORES, machine(monkeypatch, capability)).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -76,23 +69,11 @@ def test_a_gpu_without_them_that_was_asked_for_fp8(
 ) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     finding = finding_of(CORES, machine(monkeypatch, device))
-    assert finding
-    assert finding.treatment
     assert (finding.severity, finding.treatment.name) == ("error", f"{precision}-on-this-gpu")
     assert finding.evidence["fp8_wanted_by"] == "ACCELERATE_MIXED_PRECISION=fp8"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     finding = finding_of(CORES, machine(monkeypatch, device))
-    assert finding
     assert (finding.severity, finding.treatment) == ("info", None)
-
-
-def test_accelerate_turns_fp8_into_fp16(look: Look) -> None:
-    with accelerator(None, a100()):
-        facts = look(nn.Linear(64, 64))
-    assert facts.training.accelerate.mixed_precision == "fp16", "what the real AcceleratorState decided"
-    finding = finding_of(CORES, facts)
-    assert finding
-    assert finding.severity == "error"
 
 
 def test_only_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,31 +85,13 @@ def test_only_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
         assert outcome_of(CORES, machine(monkeypatch, a100(), h100())).outcome == outcome
 
 
-@pytest.mark.parametrize(
-    ("architecture", "outcome"),
-    [("gfx90a", "fires"), ("gfx942:sramecc+:xnack-", "silent"), ("gfx1100", "fires"), ("gfx1201", "silent")],
-)
-def test_amd_has_them_by_architecture(
-    monkeypatch: pytest.MonkeyPatch, architecture: str, outcome: str
-) -> None:
-    properties = SimpleNamespace(name="AMD Instinct", total_memory=192 * GIB, gcnArchName=architecture)
-    monkeypatch.setattr(torch.version, "hip", "6.4.43482")
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: properties)
-    facts = examine_surroundings(Target(kind="environment", name="environment"))
-    assert outcome_of(CORES, facts).outcome == outcome
-
-
 @pytest.mark.slow
 def test_on_such_a_gpu_it_is_told_alone() -> None:
     """How FP8 would have to be compiled, or shaped, is no advice where it cannot run."""
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
-    for name, told in (("A100", {"GPU002"}), ("H100", {"CMP001", "SHP002"})):
-        report = inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu=name)
-        assert {
-            each.code for each in report.findings if each.area in ("device", "compilation", "shapes")
-        } == told
+    report = inspect_model(model, torch.ones(16, 32), trial=False, assume_gpu="A100")
+    areas = ("device", "compilation", "shapes")
+    assert {each.code for each in report.findings if each.area in areas} == {"GPU002"}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +101,6 @@ def test_on_such_a_gpu_it_is_told_alone() -> None:
         ((10, 0), "13.0", "silent"),
         ((12, 0), "13.0", "fires"),
         ((10, 0), "12.6", "fires"),
-        ((8, 0), "13.0", "not_applicable"),
     ],
 )
 def test_mxfp8_needs_blackwell_and_its_cuda(
@@ -146,42 +108,27 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
 ) -> None:
     machine(monkeypatch, capability, cuda=cuda)
     assert outcome_of(RECIPE, look(mxfp8())).outcome == outcome
-    assert outcome_of(RECIPE, look(float8("rowwise"))).outcome in ("silent", "not_applicable")
     assert outcome_of(RECIPE, look(mxfp8("MXFP8_EMULATED_RCEIL"))).outcome == "not_applicable"
+    if outcome == "fires":
+        model = linears()
+        names = {"Float8LinearConfig": Float8LinearConfig, "model": model}
+        code = finding_of(RECIPE, look(mxfp8())).treatment.code
+        exec(code, names | {"convert_to_float8_training": convert_to_float8_training})
+        assert outcome_of(RECIPE, look(model)).outcome == "silent"
 
 
-def test_the_treatment_makes_it_silent(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
-    machine(monkeypatch, h100())
-    finding = finding_of(RECIPE, look(mxfp8()))
-    assert finding
-    assert finding.treatment
-    model = linears()
-    names = {"Float8LinearConfig": Float8LinearConfig, "model": model}
-    exec(finding.treatment.code, names | {"convert_to_float8_training": convert_to_float8_training})
-    facts = look(model)
-    assert {linear.recipe for linear in facts.network.linears} == {"tensorwise"}
-    assert outcome_of(RECIPE, facts).outcome == "silent"
-
-
-@pytest.mark.parametrize(("name", "outcome"), [("RTX5090", "fires"), ("B200", "silent")])
-def test_a_gpu_that_is_assumed_counts_without_another(
-    monkeypatch: pytest.MonkeyPatch, name: str, outcome: str, look: Look
-) -> None:
+def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     machine(monkeypatch)
     facts = look(mxfp8())
     assert outcome_of(RECIPE, facts).outcome == outcome_of(CORES, facts).outcome == "not_applicable"
-    assert outcome_of(RECIPE, replace(facts, assumed_gpu=name)).outcome == outcome
+    assert outcome_of(RECIPE, replace(facts, assumed_gpu="RTX5090")).outcome == "fires"
+    assert outcome_of(RECIPE, replace(facts, assumed_gpu="B200")).outcome == "silent"
     assert outcome_of(CORES, replace(facts, assumed_gpu="A100")).outcome == "fires"
 
 
 @pytest.mark.parametrize(
     ("architecture", "recipe", "outcome"),
-    [
-        ("gfx942", "mxfp8", "fires"),
-        ("gfx950", "mxfp8", "silent"),
-        ("gfx942", "tensorwise", "silent"),
-        ("gfx90a", "tensorwise", "not_applicable"),
-    ],
+    [("gfx942", "mxfp8", "fires"), ("gfx950", "mxfp8", "silent"), ("gfx942", "tensorwise", "silent")],
 )
 def test_amd_by_recipe(architecture: str, recipe: str, outcome: str, look: Look) -> None:
     facts = replace(look(mxfp8() if recipe == "mxfp8" else float8(recipe)), gpus=(amd(architecture),))
@@ -211,27 +158,22 @@ def test_a_try_decides_what_a_recipe_does_here(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
     finding = finding_of(RECIPE, look(float8("rowwise_with_gw_hp")))
-    assert finding
-    assert finding.title.endswith(
-        "a tiny matmul raises RuntimeError: CUDA error: CUBLAS_STATUS_NOT_SUPPORTED"
-    )
+    assert finding.title.endswith("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")
 
 
 NO_RHT = {"disable_rht": True, "disable_stochastic_rounding": True}
 
 
 @pytest.mark.parametrize(
-    ("recipe", "settings", "capability", "version", "cuda", "outcome"),
+    ("recipe", "settings", "capability", "version", "outcome"),
     [
-        ("MXFP8BlockScaling", {}, (9, 0), "2.20.2", "13.0", "fires"),
-        ("DelayedScaling", {}, (8, 9), "2.20.2", "11.8", "fires"),
-        ("DelayedScaling", {}, (8, 9), "2.20.2", "12.4", "silent"),
-        ("NVFP4BlockScaling", {}, (10, 0), "2.18.0", "13.0", "silent"),
-        ("NVFP4BlockScaling", {"disable_rht": True}, (12, 0), "2.18.0", "13.0", "fires"),
-        ("NVFP4BlockScaling", NO_RHT, (12, 0), "2.18.0", "13.0", "silent"),
-        ("NVFP4BlockScaling", {}, (12, 0), "2.19.0", "13.0", "silent"),
-        ("NVFP4BlockScaling", {}, (12, 0), None, "13.0", "unknown"),
-        ("NVFP4BlockScaling", NO_RHT, (9, 0), "2.20.2", "13.0", "fires"),
+        ("MXFP8BlockScaling", {}, (9, 0), "2.20.2", "fires"),
+        ("DelayedScaling", {}, (8, 9), "2.20.2", "silent"),
+        ("NVFP4BlockScaling", {}, (10, 0), "2.18.0", "silent"),
+        ("NVFP4BlockScaling", {"disable_rht": True}, (12, 0), "2.18.0", "fires"),
+        ("NVFP4BlockScaling", NO_RHT, (12, 0), "2.18.0", "silent"),
+        ("NVFP4BlockScaling", {}, (12, 0), "2.19.0", "silent"),
+        ("NVFP4BlockScaling", {}, (12, 0), None, "unknown"),
     ],
 )
 def test_transformer_engine(
@@ -239,13 +181,12 @@ def test_transformer_engine(
     settings: dict[str, bool],
     capability: tuple[int, int],
     version: str | None,
-    cuda: str,
     outcome: str,
     monkeypatch: pytest.MonkeyPatch,
     look: Look,
 ) -> None:
     te = stand_in.install(monkeypatch, "quantization")
-    machine(monkeypatch, capability, cuda=cuda)
+    machine(monkeypatch, capability)
     model = nn.Sequential(te.Linear(64, 64))
     with te.autocast(recipe=getattr(stand_in, recipe)(**settings)):
         model(torch.zeros(16, 64))
@@ -256,15 +197,4 @@ def test_transformer_engine(
     finding = finding_of(RECIPE, facts)
     if finding and capability == (12, 0):
         assert "disable_stochastic_rounding=True" in finding.treatment.code
-        assert "gradients" in finding.explanation
     assert outcome_of(RECIPE, replace(facts, gpus=(amd("gfx1201"),))).outcome == "fires", "no RDNA"
-
-
-def test_mxfp8_that_accelerate_was_asked_for(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
-    machine(monkeypatch, h100())
-    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
-    assert outcome_of(RECIPE, look(linears())).outcome == "not_applicable"
-    monkeypatch.setenv("ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING", "true")
-    finding = finding_of(RECIPE, look(linears()))
-    assert finding
-    assert finding.treatment.code == "unset ACCELERATE_FP8_USE_MXFP8_BLOCK_SCALING"

@@ -113,14 +113,14 @@ ENGAGED, EMULATED = "fp8-never-engaged", "emulated-fp8"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("counted", "fires"), [(9, False), (7, False), (6, True)])
-def test_far_fewer_gemms_than_the_layers_should_run(counted: int, sick: bool) -> None:
+def test_far_fewer_gemms_than_the_layers_should_run(counted: int, fires: bool) -> None:
     model = convert_to_float8_training(nn.Sequential(*(nn.Linear(32, 32) for _ in range(3))))
     facts = inspect_model(model, torch.ones(16, 32, requires_grad=True), trial=False).facts
     assert outcome_of(ENGAGED, facts).outcome == "not_applicable", "without a trial nothing notes it"
     linears = tuple(replace(each, flops_per_token=6.0 * 32 * 32) for each in facts.linears())
     facts = replace(facts, network=replace(facts.network, linears=linears))
     finding = finding_of(ENGAGED, timed(facts, ran("as_is", fp8_gemms=counted, cuts=())))
-    assert (finding is not None) is sick
+    assert (finding is not None) is fires
     if finding:
         assert finding.title == "Only 6 FP8 matmuls ran in a training step; 3 FP8 layers should run 9"
         assert finding.severity == "warning"

@@ -271,7 +271,7 @@ def test_treatment_a_bf16_base_makes_it_silent(look: Look) -> None:
     ],
 )
 def test_the_method_in_a_configuration_of_transformers(
-    look: Look, monkeypatch: pytest.MonkeyPatch, method: str | None, sick: bool
+    look: Look, monkeypatch: pytest.MonkeyPatch, method: str | None, fires: bool
 ) -> None:
     """GPTQ's layers are no nn.Linear; its configuration still tells."""
     from transformers import GPTQConfig
@@ -283,7 +283,7 @@ def test_the_method_in_a_configuration_of_transformers(
         model.config.quantization_config = settings
     facts = look(model)
     assert facts.network.quantization == method
-    assert isinstance(quantized_base(facts), Finding) is sick
+    assert isinstance(quantized_base(facts), Finding) is fires
 
 
 @pytest.mark.parametrize("saved", [False, True])

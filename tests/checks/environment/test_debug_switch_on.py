@@ -67,8 +67,8 @@ def test_each_switch_is_found_and_switched_off(switch: Switch) -> None:
         ("NVTE_ALLOW_NONDETERMINISTIC_ALGO", ("1",)),
     ],
 )
-def test_what_is_healthy_to_leave_on(variable: str, healthy: tuple[str, ...]) -> None:
-    for value in healthy:
+def test_what_is_healthy_to_leave_on(variable: str, silent: tuple[str, ...]) -> None:
+    for value in silent:
         assert said(with_variables(**COMPANIONS, **{variable: value})) is None, value
     for value in ("recompiles, +inductor", "all", "all,graph_breaks"):
         assert said(with_variables(TORCH_LOGS=value)) == "info"

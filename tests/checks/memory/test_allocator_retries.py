@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,16 +29,14 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
-def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda_allocator.install(monkeypatch, NONE, COUNTED)
     facts = look(MODEL)
     assert facts.training.alloc_retries == 12
     finding = finding_of("MEM002", facts)
-    assert finding
-    assert finding.title == "The GPU had too little free memory: the allocator retried 12 times so far"
+    assert finding.evidence["retries_in_this_process"] == 12
     assert finding.treatment.code == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    monkeypatch.setenv(variable, "max_split_size_mb:512,expandable_segments:True")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True")
     assert finding_of("MEM002", look(MODEL)).treatment.name == "less-memory", "it is set already"
 
 
@@ -57,21 +56,16 @@ def test_without_cuda_there_is_no_question(look: Look) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stats", "backend", "reason"),
-    [
-        (NONE, "cudaMallocAsync", "cudaMallocAsync does not count"),
-        (RuntimeError("not supported by a pluggable allocator"), "native", "pluggable allocator"),
-        ({}, "native", "num_alloc_retries"),
-    ],
+    ("stats", "backend"),
+    [(NONE, "cudaMallocAsync"), (RuntimeError("not supported"), "native"), ({}, "native")],
     ids=["asynchronous", "the user's own", "renamed"],
 )
 def test_counters_that_cannot_be_read_are_unknown(
-    look: Look, monkeypatch: pytest.MonkeyPatch, stats: dict[str, int] | Exception, backend: str, reason: str
+    look: Look, monkeypatch: pytest.MonkeyPatch, stats: dict[str, int] | Exception, backend: str
 ) -> None:
     cuda_allocator.install(monkeypatch, stats, backend=backend)
     outcome = outcome_of("MEM002", look(MODEL))
-    assert outcome.outcome == "unknown"
-    assert reason in str(outcome.reason)
+    assert (outcome.outcome, bool(outcome.reason)) == ("unknown", True)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +74,7 @@ def test_counters_that_cannot_be_read_are_unknown(
     ids=["the step fills the GPU", "full, without retries", "our copies filled it", "peak unknown"],
 )
 def test_retries_of_the_trial(
-    look: Look,
-    monkeypatch: pytest.MonkeyPatch,
-    peak_gib: float | None,
-    retries: tuple[int, ...],
-    expected: str,
+    look: Look, monkeypatch: pytest.MonkeyPatch, peak_gib: float | None, retries: Any, expected: str
 ) -> None:
     cuda_allocator.install(monkeypatch, NONE)
     as_is = ran("as_is", peak_gib=peak_gib, cuts=tuple(ArmCut(alloc_retries=each) for each in retries))

@@ -42,14 +42,6 @@ def test_e5m2_in_the_forward(operand: str, look: Look) -> None:
     assert outcome_of(RISKY, look(two())) == "not_applicable"
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
-def test_recipes_of_torchao_are_healthy(recipe: str, look: Look) -> None:
-    facts = look(convert_to_float8_training(two(), config=Float8LinearConfig.from_recipe_name(recipe)))
-    (scaling,) = facts.network.scalings
-    assert (scaling.layers, scaling.forward_dtypes) == (2, ("float8_e4m3fn",))
-    assert outcome_of(RISKY, facts) == "silent"
-
-
 @pytest.mark.parametrize(
     ("settings", "name"),
     [

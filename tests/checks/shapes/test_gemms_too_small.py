@@ -15,8 +15,6 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
-    ViTConfig,
-    ViTForImageClassification,
 )
 
 from fp8doctor.cost import gpu_spec, mxfp8_experts
@@ -59,7 +57,7 @@ def kept(finding: Finding) -> set[str]:
     return set(finding.treatment.layers)
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, look: Look) -> None:
     finding = found_by(SMALL, look(float8(llama(), recipe), tokens=TOKENS))
     assert (finding.severity, finding.evidence["losing_layers"]) == ("warning", 6)
@@ -75,75 +73,38 @@ def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, 
     assert (len(converted), {*converted.values()}, "lm_head" in converted) == (15, {recipe}, False)
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "width", "hidden"),
-    [(8, 2048, 8192), (16, 1024, 4096), (16, 4096, 14336)],
-    ids=["the widths of a 1B", "of a 468M", "of an 8B"],
-)
-def test_ordinary_decoders_are_healthy(kv_heads: int, width: int, hidden: int, look: Look) -> None:
-    assert outcome_of(SMALL, look(float8(llama(kv_heads, width, hidden)), tokens=TOKENS)) == "silent"
+def test_ordinary_decoders_are_left_alone(look: Look) -> None:
+    assert outcome_of(SMALL, look(float8(llama(8, 2048, 8192)), tokens=TOKENS)) == "silent"
+    assert outcome_of(SMALL, look(float8(llama(16, 1024, 4096)), tokens=TOKENS)) == "silent"
 
 
-def test_frozen_layers_of_a_lora_have_too_few_tokens_and_not_too_small_a_shape(look: Look) -> None:
-    model = get_peft_model(llama(8, 4096, 14336), LoraConfig(r=16, target_modules="all-linear"))
-    convert_to_float8_training(
-        model, module_filter_fn=lambda layer, name: "lora" not in name and "head" not in name
-    )
-    assert outcome_of(SMALL, look(model, tokens=2048)) == "silent"
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: float8(llama(4, 256, 1024)),
-        lambda: convert_to_float8_training(  # a reward model's score of one number, which no GPU runs
-            nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
-        ),
-    ],
-    ids=["all", "all that runs"],
-)
-def test_if_every_layer_loses_bf16_is_the_fix(build: Callable[[], nn.Module], look: Look) -> None:
-    treatment = found_by(SMALL, look(build(), tokens=TOKENS)).treatment
-    assert treatment is not None
-    assert treatment.name == "stay-in-bf16"
-
-
-def test_when_the_question_does_not_arise(look: Look) -> None:
-    assert outcome_of(SMALL, look(llama(), tokens=TOKENS)) == "not_applicable"
-    assert outcome_of(SMALL, look(float8(llama()), tokens=None)) == "not_applicable"
-    few = look(float8(llama(8)), tokens=256)
-    assert (outcome_of(SMALL, few), outcome_of("too-few-tokens", few)) == ("silent", "fires")
+def test_if_every_layer_that_runs_loses_bf16_is_the_fix(look: Look) -> None:
+    score = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
+    for model in (float8(llama(4, 256, 1024)), convert_to_float8_training(score)):
+        treatment = found_by(SMALL, look(model, tokens=TOKENS)).treatment
+        assert treatment is not None
+        assert treatment.name == "stay-in-bf16"
 
 
 def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
     """The facts with every layer's shape as a GPU may have timed it, these lose, the others gain; and the
     step without them."""
-    shapes = tuple(
-        LayerShape(
-            m=TOKENS,
-            k=each.in_features,
-            n=each.out_features,
-            recipe="tensorwise",
-            trained=True,
-            layers=(each.name,),
-            bf16_ms=0.13,
-            fp8_ms=0.12 if each.name.endswith(losing) else 0.05,
-            casts_ms=0.06,
-            reason=None,
-        )
-        for each in facts.network.fp8
-    )
+    timed_alone = {"m": TOKENS, "recipe": "tensorwise", "trained": True, "bf16_ms": 0.13, "casts_ms": 0.06}
+    shapes = []
+    for each in facts.network.fp8:
+        fp8_ms = 0.12 if each.name.endswith(losing) else 0.05
+        sides = {"k": each.in_features, "n": each.out_features, "layers": (each.name,), "reason": None}
+        shapes.append(LayerShape(**timed_alone, **sides, fp8_ms=fp8_ms))  # type: ignore[arg-type]
     arms = (ran("as_is", 100.0), ran("keep-in-bf16", kept_ms, base="as_is", treatments=("keep-in-bf16",)))
-    trial = Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=arms, reliable=True, reason=None)
+    trial = Trial(
+        device="cuda", gpu="NVIDIA H200", shapes=tuple(shapes), arms=arms, reliable=True, reason=None
+    )
     return msgspec.structs.replace(facts, trial=trial)
 
 
 def test_what_was_timed_alone_decides(look: Look) -> None:
     finding = found_by(SMALL, timed(look(float8(llama(8, 1024)), tokens=TOKENS), "q_proj", "o_proj"))
     assert finding.evidence["timed_alone"] is True
-    assert (finding.evidence["bf16_gemms_ms"], finding.evidence["fp8_gemms_ms"]) == pytest.approx(
-        (0.78, 0.72)
-    )
     assert kept(finding) == {f"model.layers.{i}.self_attn.{qo}_proj" for i in range(3) for qo in "qo"}
     modelled = look(float8(llama()), tokens=TOKENS)
     assert (outcome_of(SMALL, modelled), outcome_of(SMALL, timed(modelled, "none"))) == ("fires", "silent")
@@ -199,34 +160,26 @@ def on_meta(make: Callable[[], nn.Module], *keep: str) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "layers"),
-    [
-        (text, {"score"}),
-        (lambda: ViTForImageClassification(ViTConfig(**SIZES, num_labels=16)), {"classifier"}),
-        (Routed, {"layers.0.router", "layers.1.router"}),
-    ],
-    ids=["text", "images", "router"],
+    [(text, {"score"}), (Routed, {"layers.0.router", "layers.1.router"})],
+    ids=["text", "router"],
 )
 def test_narrow_heads_and_routers_are_left_out(
     make: Callable[[], nn.Module], layers: set[str], look: Look
 ) -> None:
     finding = found_by(SMALL, look(on_meta(make), tokens=8192))
     assert (finding.severity, kept(finding)) == ("warning", layers)
-    assert finding.evidence["first"] in finding.title
     assert outcome_of(SMALL, look(on_meta(make, *layers), tokens=8192)) == "silent"
 
 
-@pytest.mark.parametrize("tokens", [8192, 512])
-def test_a_head_as_wide_as_a_vocabulary_is_information(tokens: int, look: Look) -> None:
-    facts = look(on_meta(causal), tokens=tokens)
+def test_a_head_as_wide_as_a_vocabulary_is_information(look: Look) -> None:
+    facts = look(on_meta(causal), tokens=8192)
     finding = found_by(HEAD, facts)
     assert (finding.severity, finding.saving_ms, kept(finding)) == ("info", None, {"lm_head"})
-    assert finding_of(SMALL, facts) is None
-    assert finding_of(HEAD, look(on_meta(causal, "lm_head"), tokens=tokens)) is None
-    assert finding_of(HEAD, look(on_meta(text), tokens=tokens)) is None
+    assert finding_of(HEAD, look(on_meta(causal, "lm_head"), tokens=8192)) is None
 
 
-def lora(model: Any, rank: int = 16) -> Any:
-    return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", task_type="CAUSAL_LM"))
+def lora(model: Any) -> Any:
+    return get_peft_model(model, LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
 def base() -> Any:
@@ -237,11 +190,7 @@ def base() -> Any:
 def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) -> None:
     facts = look(convert_to_float8_training(lora(base())), tokens=TOKENS)
     finding = found_by(ADAPTERS, facts)
-    assert (finding.severity, finding.evidence["converted_adapters"], finding.evidence["rank"]) == (
-        "warning",
-        28,
-        16,
-    )
+    assert (finding.severity, finding.evidence["converted_adapters"]) == ("warning", 28)
     assert finding.treatment is not None
     model = lora(base())
     exec(finding.treatment.code, {"model": model})
@@ -250,17 +199,8 @@ def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) 
     assert not any("lora" in name for name in kept(found_by(SMALL, facts)))
 
 
-@pytest.mark.parametrize(
-    ("build", "outcome"),
-    [
-        (lambda: lora(convert_to_float8_training(base())), "silent"),
-        (lambda: lora(base(), rank=8), "silent"),
-        (lambda: convert_to_float8_training(base()), "not_applicable"),
-    ],
-    ids=["base first", "no FP8", "no LoRA"],
-)
-def test_adapters_that_stay_as_they_are(build: Callable[[], nn.Module], outcome: str, look: Look) -> None:
-    assert outcome_of(ADAPTERS, look(build())) == outcome
+def test_adapters_that_stay_as_they_are(look: Look) -> None:
+    assert outcome_of(ADAPTERS, look(lora(convert_to_float8_training(base())))) == "silent"
 
 
 def test_adapters_in_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
@@ -291,24 +231,13 @@ def experts(rows: int, k: int, n: int, count: int, gpu: str = "B200", **changes:
 
 
 @pytest.mark.parametrize(
-    ("shape", "published_ms"),
-    [
-        ((128_000, 5120, 8192, 2), 39.4876),
-        ((128_000, 7168, 2048, 8), 14.9668),
-        ((128_000, 5120, 1536, 4), 6.4552),
-    ],
+    ("shape", "published_ms"), [((128_000, 5120, 8192, 2), 39.4876), ((128_000, 5120, 1536, 4), 6.4552)]
 )
-def test_grouped_gemms_in_bf16_take_about_what_was_published(
-    shape: tuple[int, int, int, int], published_ms: float
-) -> None:
+def test_grouped_gemms_in_bf16_take_about_what_was_published(shape: Any, published_ms: float) -> None:
     facts = experts(*shape, stack="torchao")
     cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
     assert cost is not None
     assert cost.bf16_ms == pytest.approx(published_ms, rel=0.17)
-    facts = experts(131_072, 7168, 2048, 8, stack="torchao")
-    cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
-    assert cost is not None
-    assert cost[1:] == pytest.approx((6.089, 2.226), rel=0.03)
 
 
 def test_experts_with_few_rows_are_information() -> None:
@@ -317,11 +246,5 @@ def test_experts_with_few_rows_are_information() -> None:
     qwen = experts(32_768, 2048, 1536, 128)
     finding = found_by(SMALL, qwen)
     assert (finding.severity, finding.evidence["rows_of_each"]) == ("info", 256)
-    synthetic = msgspec.structs.replace(qwen.workload, batch_source="made up")
-    for silent in (
-        experts(131_072, 5120, 8192, 8, stack="torchao"),
-        experts(131_072, 7168, 2048, 8, stack="torchao"),
-        experts(32_768, 2048, 1536, 128, gpu="H100"),
-        msgspec.structs.replace(qwen, workload=synthetic),
-    ):
-        assert outcome_of(SMALL, silent) == "not_applicable"
+    assert outcome_of(SMALL, experts(131_072, 5120, 8192, 8, stack="torchao")) == "not_applicable"
+    assert outcome_of(SMALL, experts(32_768, 2048, 1536, 128, gpu="H100")) == "not_applicable"

@@ -9,12 +9,9 @@ import pytest
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor import load_report
-from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Observation, Trial
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from tests.checks.arms import failed, ran, timed
 from tests.checks.rules import finding_of, found_by, outcome_of
-from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
 DEAR = "recipe-too-dear"
@@ -88,61 +85,16 @@ def test_no_difference_is_claimed(look: Look, arms: tuple[Arm, ...]) -> None:
     assert outcome_of(DEAR, timed(look(converted("rowwise"), tokens=16384), *arms)) == "silent"
 
 
-def test_a_recipe_that_was_timed_by_block_beats_the_one_graph_too(look: Look) -> None:
-    facts = timed(
-        look(converted("rowwise"), tokens=16384),
-        ran("as_is", 110.0),
-        ran("compile-blocks", 140.0, base="as_is"),
-        ran("recipe-tensorwise", 90.0, base="compile-blocks"),
-    )
-    assert found_by(DEAR, facts).evidence["of_arm"] == "compile-blocks"
-
-
 @pytest.mark.parametrize(
-    "arms",
-    [
-        (ran("as_is"),),
-        (ran("as_is"), failed("recipe-tensorwise", "torchao cannot be imported")),
-        (failed("as_is", "it raises"), ran("recipe-tensorwise", base="as_is")),
-    ],
+    "arms", [(ran("as_is"),), (failed("as_is", "it raises"), ran("recipe-tensorwise", base="as_is"))]
 )
 def test_without_a_comparison_there_is_no_answer(look: Look, arms: tuple[Arm, ...]) -> None:
     assert outcome_of(DEAR, timed(look(converted("rowwise"), tokens=16384), *arms)) == "not_applicable"
-    assert outcome_of(DEAR, timed(look(mlp(), tokens=16384), *arms)) == "not_applicable"
     on_cpu = compiled(look(converted("rowwise"), tokens=64), "rowwise", WIDTH_1024, device="cpu")
     assert outcome_of(DEAR, on_cpu) == "not_applicable"
 
 
-def test_without_a_trial_a_recipe_that_is_modelled_as_much_faster_is_information() -> None:
-    """35.1 and 27.2 ms are modelled, 39.3 and 29.2 were measured."""
-    facts = load_report(RECORDED / "h200-rowwise_narrow.json.gz").facts
-    untimed = msgspec.structs.replace(facts, trial=NOT_RECORDED)
-    finding = next(each for each in diagnose(untimed).findings if each.name == DEAR)
-    assert (finding.severity, finding.treatment) == ("info", None)
-    assert finding.evidence["modelled_faster_step_ms"] == pytest.approx(27.2, abs=0.1)
-    synthetic = msgspec.structs.replace(facts.workload, batch_source="made up")
-    linears = tuple(msgspec.structs.replace(each, compiled=NOT_RECORDED) for each in facts.network.linears)
-    for unknown in (
-        {"observed": Observation(steps_ms=(64.4,))},
-        {"workload": synthetic},
-        {"network": msgspec.structs.replace(facts.network, linears=linears)},
-    ):
-        assert outcome_of(DEAR, msgspec.structs.replace(untimed, **unknown)) == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "gpu", "found"),
-    [
-        ("tensorwise", "RTX5090", True),
-        ("rowwise", "RTX5090", True),
-        ("tensorwise", "RTX4090", False),
-        ("tensorwise", "B200", False),
-    ],
-)
-def test_a_gpu_that_multiplies_block_scaled_fp8_faster(
-    recipe: str, gpu: str, found: bool, look: Look
-) -> None:
-    finding = finding_of(DEAR, msgspec.structs.replace(look(converted(recipe)), assumed_gpu=gpu))
-    assert (finding and (finding.severity, finding.evidence["own_recipe"])) == (
-        ("info", (recipe,)) if found else None
-    )
+def test_a_gpu_that_multiplies_block_scaled_fp8_faster(look: Look) -> None:
+    facts = look(converted("rowwise"))
+    assert found_by(DEAR, msgspec.structs.replace(facts, assumed_gpu="RTX5090")).severity == "info"
+    assert finding_of(DEAR, msgspec.structs.replace(facts, assumed_gpu="B200")) is None

@@ -8,24 +8,21 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from msgspec.structs import replace
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.checks.step.fp32_matmul import fp32_matmul
-from fp8doctor.facts import NOT_RECORDED, ArmCut, Facts, KernelGroup, Package
+from fp8doctor.facts import ArmCut, Facts, KernelGroup, Package
 from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import discover, run, select
 from tests.checks.arms import ran, timed
 from tests.checks.distributed.sharded import processes
 from tests.checks.environment.live import facts_of, finding_of, outcome_of
-from tests.checks.step.conftest import Block, families_of, relied_upon, with_arms
+from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced, unprofiled
-from tests.checks.trials import tried
 from tests.examine.models import llama
 
 Look = Callable[..., Facts]
@@ -44,10 +41,7 @@ def test_a_head_in_fp32_is_named(sick: Facts, treated: Facts) -> None:
     finding = found(sick)
     assert finding.evidence["gemm_fp32_ms"] == pytest.approx(families_of(sick)["gemm_fp32"])
     assert (finding.evidence["modules"], finding.evidence["fp32_linears"]) == (("head",), 1)
-    assert "The launching modules: model.head (" in finding.explanation
     assert finding.treatment.name == "autocast-bf16"
-    compiled = with_arms(sick, replaced(sick.trial.arms[0], modules=()))
-    assert found(compiled).explanation.endswith("1 Linear has fp32 weights; the first is model.head.")
     assert families_of(treated)["gemm_16bit"] > 0
     assert fp32_matmul(treated) is None
 
@@ -56,31 +50,9 @@ def test_a_head_in_fp32_is_named(sick: Facts, treated: Facts) -> None:
 def test_a_product_that_upcasts_under_autocast(treated: Facts) -> None:
     facts = replace(treated, training=replace(treated.training, autocast="bfloat16"))
     finding = found(with_arms(facts, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=3.0)))
-    assert finding.explanation.endswith("the operands are converted to fp32 before the product.")
     assert finding.treatment.name == "product-in-bf16"
     assert fp32_matmul(with_arms(facts, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=2.9))) is None
     assert isinstance(fp32_matmul(with_arms(facts, unprofiled("as_is", 100.0))), NotApplicable)
-    unseen = replace(treated, training=replace(treated.training, autocast=NOT_RECORDED))
-    unseen = with_arms(unseen, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=9.0))
-    assert "torch.autocast" in found(unseen).treatment.code
-
-
-class Head(nn.Linear):
-    """Casts both operands up."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.float() @ self.weight.float().T
-
-
-@pytest.mark.slow
-def test_the_product_outside_of_compiled_blocks_is_blamed() -> None:
-    model = nn.Sequential(Block(), Block(), Head(128, 4096, bias=False)).bfloat16()
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name != "2")
-    for block in model[:2]:
-        block.compile(backend="aot_eager")
-    facts = relied_upon(tried(model, torch.randn(64, 128, dtype=torch.bfloat16), "as_is"))
-    assert facts.trial.arms[0].graphs_run == 2
-    assert found(facts).evidence["modules"] == ("2",)
 
 
 SOFTMAX, BATCHED, HEAD = (
@@ -130,24 +102,22 @@ def trained(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("build", "given", "severity", "words"),
+    ("build", "given", "severity"),
     [
-        (lambda: lora(float8_base()), {}, "warning", "each is an fp32 matmul"),
-        (lambda: trained(lora(base())), {}, "warning", "each is an fp32 matmul"),
-        (lambda: lora(base()), {}, "info", "each is an fp32 matmul"),
-        (lambda: lora(float8_base()), {"autocast": torch.bfloat16}, "info", "Under bfloat16 autocast"),
-        (lambda: convert_to_float8_training(lora(base())), {}, "info", "multiply in FP8. A copy"),
+        (lambda: lora(float8_base()), {}, "warning"),
+        (lambda: trained(lora(base())), {}, "warning"),
+        (lambda: lora(base()), {}, "info"),
+        (lambda: lora(float8_base()), {"autocast": torch.bfloat16}, "info"),
+        (lambda: convert_to_float8_training(lora(base())), {}, "info"),
     ],
     ids=["FP8 base", "a step was seen", "may come under autocast", "autocast", "converted"],
 )
 def test_adapters_that_peft_left_in_fp32(
-    build: Callable[[], PeftModel], given: dict[str, Any], severity: str, words: str, look: Look
+    build: Callable[[], PeftModel], given: dict[str, Any], severity: str, look: Look
 ) -> None:
     model = build()
     finding = finding_of(ADAPTERS, look(model, **given))
-    assert finding
     assert finding.severity == severity
-    assert words in finding.explanation
     assert finding.evidence["fp32_adapters"] == finding.evidence["adapters"] > 0
     if not given:
         exec(finding.treatment.code, {"model": model, "torch": torch})
@@ -156,32 +126,15 @@ def test_adapters_that_peft_left_in_fp32(
         assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
 
 
-@pytest.mark.parametrize(
-    ("build", "outcome"),
-    [
-        (lambda: lora(float8_base(), autocast_adapter_dtype=False), "silent"),
-        (lambda: lora(base(torch.float32)), "not_applicable"),
-        (lambda: lora(base(torch.float16)), "not_applicable"),
-        (base, "not_applicable"),
-    ],
-    ids=["as the base", "fp32 base", "fp16 base", "no LoRA"],
-)
-def test_adapters_that_are_right(build: Callable[[], nn.Module], outcome: str, look: Look) -> None:
-    assert outcome_of(ADAPTERS, look(build())).outcome == outcome
-
-
-def test_adapters_of_unsloth_and_on_the_meta_device(look: Look) -> None:
-    """Unsloth multiplies them in 16 bits, as h200-unsloth_lora shows; PEFT converts none on meta."""
+def test_adapters_that_are_right_or_of_unsloth(look: Look) -> None:
+    """Unsloth multiplies them in 16 bits, as h200-unsloth_lora shows."""
+    right = look(lora(float8_base(), autocast_adapter_dtype=False))
+    assert outcome_of(ADAPTERS, right).outcome == "silent"
+    assert outcome_of(ADAPTERS, look(lora(base(torch.float16)))).outcome == "not_applicable"
     facts = look(lora(float8_base()))
     packages = {**facts.packages(), "unsloth": Package(version="2026.10.9", imported=True)}
     loaded = replace(facts, software=replace(facts.software, packages=packages))
     assert outcome_of(ADAPTERS, loaded).outcome == "not_applicable"
-    with torch.device("meta"):
-        model = lora(float8_base(), autocast_adapter_dtype=False)
-    finding = finding_of(ADAPTERS, look(model))
-    assert finding
-    assert finding.severity == "info"
-    assert "even if you pass `autocast_adapter_dtype=False`" in finding.explanation
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -195,10 +148,7 @@ def in_fp8(dtype: torch.dtype = torch.float32) -> nn.Module:
 def test_a_conversion_in_fp32_and_its_treatment(look: Look) -> None:
     model = in_fp8()
     finding = finding_of(PARAMETERS, look(model))
-    assert finding
-    assert finding.title == "2 of 2 Linears are fp32, and no autocast is on"
-    assert finding.explanation.startswith("The model has 2 FP8 layers, but 100% of the weights are fp32")
-    assert model(torch.zeros(16, 64)).dtype is torch.float32
+    assert finding.evidence["fp32_linears"] == 2
     exec(finding.treatment.code, {"model": model, "torch": torch})
     facts = look(model)
     assert facts.training.autocast == "bfloat16"
@@ -207,10 +157,6 @@ def test_a_conversion_in_fp32_and_its_treatment(look: Look) -> None:
     model[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     model(torch.zeros(16, 64)).sum().backward()
     assert seen == [torch.bfloat16]
-    with_head = nn.Sequential(in_fp8(), nn.LayerNorm(64), nn.Linear(64, 1000))
-    assert finding_of(PARAMETERS, look(with_head)).evidence["fp32_linears"] == 3, (
-        "a head counts with the body"
-    )
 
 
 class Inside(nn.Module):
@@ -228,22 +174,12 @@ def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         return model(batch).sum()
 
 
-class Decoder(nn.Module):
-    """A head in fp32, as it may be on purpose."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.body = nn.Embedding(512, 64), in_fp8(torch.bfloat16)
-        self.head = nn.Linear(64, 512)
-
-
 @pytest.mark.parametrize(
     ("model", "given", "outcome"),
     [
         (lambda: in_fp8(torch.bfloat16), {}, "silent"),
         (in_fp8, {"autocast": torch.bfloat16}, "silent"),
         (lambda: nn.Sequential(in_fp8(torch.bfloat16), nn.Linear(16, 16)), {}, "silent"),
-        (Decoder, {}, "silent"),
         (mlp, {}, "not_applicable"),
         (Inside, {}, "unknown"),
         (Inside, {"batch": torch.ones(16, 64)}, "silent"),
@@ -251,7 +187,7 @@ class Decoder(nn.Module):
         (in_fp8, {"training_step": step_inside, "batch": torch.ones(16, 64)}, "silent"),
     ],
     ids=[
-        *("BF16", "autocast", "a small part", "a head", "nobody asked for less", "in a forward not seen"),
+        *("BF16", "autocast", "a small part", "nobody asked for less", "in a forward not seen"),
         *("in the forward", "in a step not seen", "in the step"),
     ],
 )
@@ -265,17 +201,6 @@ def test_fp32_weights_that_are_right_or_not_known(
 def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
     facts = timed(look(mlp()), ran("as_is", 10.0), device=device)
     assert outcome_of(PARAMETERS, facts).outcome == outcome
-
-
-@pytest.mark.usefixtures("forget_accelerate")
-def test_an_accelerator_of_another_model_says_nothing_of_this_one(look: Look) -> None:
-    accelerator = Accelerator(mixed_precision="fp8", cpu=True)
-    assert fp8_was_asked_for(look(mlp())) == "Accelerator(mixed_precision='fp8')"
-    accelerator.prepare(mlp())
-    assert fp8_was_asked_for(look(mlp())) is None
-    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "fires"
-    del accelerator
-    assert outcome_of(PARAMETERS, look(in_fp8())).outcome == "fires"
 
 
 ANNOUNCED = """
@@ -300,9 +225,8 @@ def test_what_accelerate_prepared(program: str, outcome: str) -> None:
     assert outcome_of(PARAMETERS, facts_of(program)).outcome == outcome
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, None], ids=str)
-def test_what_fsdp2_gathers_in_bf16_is_not_computed_in_fp32(look: Look, dtype: torch.dtype | None) -> None:
+def test_what_fsdp2_gathers_in_bf16_is_not_computed_in_fp32(look: Look) -> None:
     with processes(1):
         model = in_fp8()
-        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=dtype))
-        assert (finding_of(PARAMETERS, look(model)) is None) == (dtype is torch.bfloat16)
+        fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        assert finding_of(PARAMETERS, look(model)) is None

@@ -15,12 +15,12 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor.checks.step.host_bound import host_bound
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, Observation, TrainerArguments
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import Finding
 from tests.checks.arms import timed
 from tests.checks.environment.live import finding_of, outcome_of
 from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.step.conftest import with_arms
-from tests.checks.step.profiled import BF16, FP8_EAGER, breakdown, profiled, replaced, unprofiled
+from tests.checks.step.profiled import BF16, FP8_EAGER, breakdown, profiled, replaced
 from tests.facts_of import DECODER_468M
 from tests.stand_ins import transformer_engine
 
@@ -52,32 +52,14 @@ def found(facts: Facts) -> Finding:
     return finding
 
 
-def test_late_launches(in_te: Facts) -> None:
+def test_late_launches_and_a_release_that_needs_less_host_time(in_te: Facts) -> None:
     finding = found(timed(in_te, WAITING, SMALL_BF16))
-    assert finding.title == "The GPU is idle for 65% of the step, waiting for the host"
-    assert finding.explanation == (
-        "The GPU has nothing to do for 27.0 of 41.5 ms, and 92% of its gaps end with a late launch. "
-        "A step launches 2,000 kernels of 7 µs on average. "
-        "The best BF16 step launches 2,000 and is idle for 2.2 of 13.2 ms."
+    assert (finding.evidence["idle_ms"], finding.evidence["host_wait_pct"]) == (pytest.approx(27.0), 92.0)
+    old, new = (
+        found(timed(with_releases(in_te, transformer_engine=each), WAITING)).explanation
+        for each in ("2.13.0", "2.16.0")
     )
-    for release, told in (("2.13.0", True), ("2.16.0", False)):
-        of_release = timed(with_releases(in_te, transformer_engine=release), WAITING, SMALL_BF16)
-        said = "Engine 2.13.0 is installed; 2.16 and newer need less host" in found(of_release).explanation
-        assert said is told
-
-
-def test_bf16_and_a_plan_that_keep_the_gpu_busy_or_do_not(look: Look) -> None:
-    """As a ViT on an H200: 104.8 of 137.7 ms, 25.8 of 34.5 compiled, 11.9 of 18.5 in BF16."""
-    facts = look(in_torchao(), tokens=3152)
-    still = profiled("prescribed", 34.5, host_wait_pct=99.0, gemm_fp8=2.1, cast=3.7, pointwise=2.9)
-    mended = profiled("prescribed", 9.0, host_wait_pct=99.0, gemm_fp8=4.0, cast=2.0, pointwise=2.5)
-    bf16 = profiled("bf16", 18.5, host_wait_pct=98.0, gemm_16bit=3.1, pointwise=3.5)
-    assert found(timed(facts, WAITING, bf16, still)).explanation.endswith(
-        " idle for 11.9 of 18.5 ms: the host limits it too, which FP8 cannot change. With the timed fixes it "
-        "is still idle for 25.8 of 34.5 ms; try more tokens per step or CUDA graphs."
-    )
-    other_gaps = timed(facts, WAITING, replaced(bf16, host_wait_pct=20.0), mended)
-    assert found(other_gaps).explanation.endswith("idle for 11.9 of 18.5 ms.")
+    assert ("2.13.0" in old, "2.16" in new) == (True, False)
 
 
 def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
@@ -91,39 +73,24 @@ def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
     assert host_bound(sick) is None
 
 
-SFT = "SFTConfig(..., per_device_train_batch_size="
-MORE_SAMPLES = "batch_size = 8   # samples in a micro-batch, 4 now"
-TRAINER = TrainerArguments(kind="trl.trainer.sft_config.SFTConfig")
-
-
 @pytest.mark.parametrize(
-    ("accumulate", "batch_size", "trainer", "code"),
+    ("accumulate", "batch_size", "kind", "code"),
     [
-        (8, 4, TRAINER, f"{SFT}8, gradient_accumulation_steps=4)"),
-        (3, 4, TRAINER, f"{SFT}12, gradient_accumulation_steps=1)"),
-        (9, None, TRAINER, f"{SFT}3 * BATCH, gradient_accumulation_steps=3)"),
-        (1, 4, TRAINER, f"{SFT}8)"),
-        (1, 4, None, MORE_SAMPLES),
-        (2, 4, None, f"{MORE_SAMPLES}\naccumulate = 1   # micro-batches in a step, 2 now"),
+        (8, 4, "trl.trainer.sft_config.SFTConfig", "batch_size=8, gradient_accumulation_steps=4)"),
+        (9, None, "trl.trainer.sft_config.SFTConfig", "batch_size=3 * BATCH, gradient_accumulation_steps=3)"),
+        (1, 4, None, "batch_size = 8   # samples in a micro-batch, 4 now"),
     ],
 )
 def test_more_work_per_launch_in_the_words_of_the_job(
-    look: Look,
-    in_te: Facts,
-    accumulate: int,
-    batch_size: int | None,
-    trainer: TrainerArguments | None,
-    code: str,
+    look: Look, in_te: Facts, accumulate: int, batch_size: int | None, kind: str | None, code: str
 ) -> None:
     given = {"accumulate": accumulate, "batch_size": batch_size, "batch_source": "given"}
-    compiled = look(torch.compile(in_torchao()), tokens=256)
-    for facts in (in_te, compiled):
-        training = replace(facts.training, trainer=trainer)
-        facts = replace(facts, workload=replace(facts.workload, **given), training=training)
-        treatment = found(timed(facts, WAITING)).treatment
-        assert treatment
-        assert treatment.name == "larger-batch"
-        assert treatment.code.removeprefix("from trl import SFTConfig\n") == code
+    training = replace(in_te.training, trainer=TrainerArguments(kind=kind) if kind else None)
+    facts = replace(in_te, workload=replace(in_te.workload, **given), training=training)
+    treatment = found(timed(facts, WAITING)).treatment
+    assert treatment
+    assert treatment.name == "larger-batch"
+    assert treatment.code.endswith(code)
     eager = found(timed(look(in_torchao(), tokens=256), WAITING)).treatment
     assert eager
     assert eager.name.startswith("compile-"), "what is not compiled is compiled first"
@@ -147,12 +114,6 @@ SILENT = {
 @pytest.mark.parametrize("arm", SILENT.values(), ids=SILENT)
 def test_it_is_silent(in_te: Facts, arm: Arm) -> None:
     assert host_bound(timed(in_te, arm, BF16)) is None
-
-
-def test_there_is_no_answer(in_te: Facts) -> None:
-    for arm in (unprofiled("as_is", 41.5), replaced(WAITING, reliable=False)):
-        assert isinstance(host_bound(timed(in_te, arm)), NotApplicable)
-    assert isinstance(host_bound(timed(in_te, WAITING, device="cpu")), NotApplicable)
 
 
 @pytest.mark.parametrize(
@@ -197,15 +158,8 @@ def on_meta(kind: Callable[[int, int], nn.Module], width: int) -> Mlp:
         return Mlp(kind, width).bfloat16()
 
 
-@pytest.mark.parametrize("ran", [False, True], ids=["before its first forward", "after it"])
-def test_a_narrow_model_that_was_not_timed_stays_in_bf16(ran: bool, te: ModuleType, look: Look) -> None:
-    model = on_meta(te.Linear, 512)
-    if ran:
-        with te.autocast(enabled=True, recipe=transformer_engine.DelayedScaling()):
-            model(torch.zeros(16, 512, dtype=torch.bfloat16, device="meta"))
-    finding = finding_of("STP001", look(model, tokens=1024))
-    assert finding
-    assert finding.title.endswith("(estimated)")
+def test_a_narrow_model_that_was_not_timed_stays_in_bf16(te: ModuleType, look: Look) -> None:
+    finding = finding_of("STP001", look(on_meta(te.Linear, 512), tokens=1024))
     assert finding.evidence["host_ms"] > finding.evidence["busy_ms"]  # type: ignore[operator]
     assert (finding.evidence["fp8_layers"], finding.treatment.name) == (48, "stay-in-bf16")
 

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from fp8doctor.checks.step.optimizer_bound import optimizer_bound
 from fp8doctor.facts import Arm, Facts, KernelGroup
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.finding import Finding
 from tests.checks.arms import ran
 from tests.checks.step.conftest import families_of, with_arms
-from tests.checks.step.profiled import profiled, replaced, unprofiled
+from tests.checks.step.profiled import profiled, replaced
 
 pytestmark = pytest.mark.slow
 
@@ -27,9 +27,7 @@ def taking(ms: float, *groups: KernelGroup) -> Arm:
 def test_a_loop_over_the_parameters_and_the_fused_form(sick: Facts, treated: Facts) -> None:
     finding = optimizer_bound(sick)
     assert isinstance(finding, Finding)
-    assert finding.title.startswith("AdamW takes ")
     assert finding.evidence["optimizer_ms"] == pytest.approx(families_of(sick)["optimizer"])
-    assert "aten::addcdiv_" in finding.evidence["kernels"]  # type: ignore[operator]
     assert finding.treatment
     assert "fused=True" in finding.treatment.code
     real = treated.trial.arms[0].breakdown
@@ -59,10 +57,3 @@ def test_the_trial_knows_by_the_settings(sick: Facts) -> None:
     assert optimizer_bound(with_arms(sick, taking(9.0))) is None
     faster = ran("fused-optimizer", 94.0, treatments=("fused-optimizer",), base="as_is", breakdown=None)
     assert isinstance(optimizer_bound(with_arms(sick, taking(9.0), faster)), Finding)
-
-
-def test_there_is_no_answer(sick: Facts) -> None:
-    for arm in (unprofiled("as_is", 100.0), replaced(taking(50.0, FOREACH), reliable=False)):
-        assert isinstance(optimizer_bound(with_arms(sick, arm)), NotApplicable)
-    on_a_cpu = replace(sick, trial=replace(sick.trial, device="cpu"))
-    assert isinstance(optimizer_bound(on_a_cpu), NotApplicable)
