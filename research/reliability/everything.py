@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import logging
 import os
 import random
+import signal
+import sys
 import types
+import warnings
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy
 import torch
+import torch._dynamo.utils
 from torch.nn.parameter import UninitializedTensorMixin
 
 from tests.process_state import process_state
@@ -54,6 +60,41 @@ def surroundings() -> State:
     }
 
 
+def settings() -> State:
+    """`surroundings`, and what less is set of the process, torch and torch.compile."""
+    backends, dynamo = torch.backends, torch._dynamo
+    root = logging.getLogger()
+    return {
+        **surroundings(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "NaNs in anomaly mode": torch.is_anomaly_check_nan_enabled(),
+        "deterministic, warning only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "deterministic fill": torch.utils.deterministic.fill_uninitialized_memory,
+        "precision": (backends.fp32_precision, backends.cuda.matmul.fp32_precision),
+        "precision on a CPU": backends.mkldnn.matmul.fp32_precision,
+        "reduced precision": backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+        "cuDNN": (backends.cudnn.benchmark, backends.cudnn.allow_tf32, backends.cudnn.enabled),
+        "autocast on CUDA": torch.is_autocast_enabled("cuda"),
+        "autocast dtypes": [torch.get_autocast_dtype(device) for device in ("cpu", "cuda")],
+        "autocast's cache": torch.is_autocast_cache_enabled(),
+        "global hooks": [
+            list(held)
+            for name, held in vars(torch.nn.modules.module).items()
+            if name.startswith("_global_") and isinstance(held, dict)
+        ],
+        "counters": {kind: dict(counted) for kind, counted in dynamo.utils.counters.items()},
+        "compilations": len(dynamo.utils._compilation_metrics),
+        "garbage collection": (gc.isenabled(), gc.get_threshold()),
+        "the recursion limit": sys.getrecursionlimit(),
+        "arguments": list(sys.argv),
+        "streams": (id(sys.stdin), id(sys.stdout), id(sys.stderr)),
+        "handlers": [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)],
+        "logging": (root.level, list(root.handlers), root.manager.disable),
+        "warnings": (list(warnings.filters), id(warnings.showwarning)),
+        "CUDA": torch.cuda.is_initialized(),
+    }
+
+
 def differences(before: State, after: State) -> list[str]:
     """Ways to what is not as it was."""
     return [way for way in {**before, **after} if before.get(way) != after.get(way)]
@@ -92,7 +133,7 @@ def _content(kind: type, value: Any) -> Any:
 def _inside(kind: type, value: Any) -> Iterator[tuple[str, Any]]:
     """What an object holds."""
     if issubclass(kind, torch.Tensor):
-        names = ["_backward_hooks", *(["grad"] if value.is_leaf else [])]
+        names = ["_backward_hooks", "_post_accumulate_grad_hooks", *(["grad"] if value.is_leaf else [])]
         names += value.__tensor_flatten__()[0] if hasattr(kind, "__tensor_flatten__") else []
         yield from ((f".{name}", getattr(value, name)) for name in names)
     elif issubclass(kind, dict):

@@ -25,7 +25,7 @@ AFTER_THE_FIRST_STEP = 3
 """The forward at which a replica begins to misbehave: the guard's is the first."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Reach:
     """What a replica gets hold of; every copy is this very object."""
 

@@ -18,9 +18,10 @@ import torch
 from torch import nn
 
 from fp8doctor import inspect_model
+from fp8doctor.stacks.torch_private import compiled_entries
+from research.reliability.everything import differences, everything, settings
 from tests.examine.models import llama, lora
 from tests.trial.decoder import Decoder, job
-from tests.trial.users_state import differences, entries, flags, owned, processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
@@ -64,6 +65,18 @@ STACKS = {
 }
 
 
+def entries(model: nn.Module) -> list[Any]:
+    """Dynamo's, of each forward."""
+    kinds = dict.fromkeys(type(module) for module in model.modules())
+    return [compiled_entries(kind.forward.__code__) for kind in kinds if hasattr(kind.forward, "__code__")]
+
+
+def processes() -> list[str]:
+    """Of this process and its threads, the children."""
+    tasks = Path("/proc/self/task").iterdir()
+    return "".join((task / "children").read_text() for task in tasks).split()
+
+
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_clean_run_leaves_every_bit(
@@ -93,12 +106,8 @@ def test_a_clean_run_leaves_every_bit(
             optimizer.step()
             if not last:
                 optimizer.zero_grad()
-        before, mine, children = flags(), owned(model, optimizer, batch), processes()
-        code = {
-            each: entries(each)
-            for each in {type(module).forward for module in model.modules()}
-            if hasattr(each, "__code__")
-        }
+        before, mine, children = settings(), everything(model, optimizer, batch), processes()
+        code = entries(model)
         running, loaded = {thread.ident for thread in threading.enumerate()}, set(sys.modules)
         capfd.readouterr()
 
@@ -110,11 +119,11 @@ def test_a_clean_run_leaves_every_bit(
         printed = capfd.readouterr()
         assert report.facts.trial.harm == ()
         assert report.facts.trial.arms[0].tried
-        assert differences(before, flags()) == []
-        assert differences(mine, owned(model, optimizer, batch)) == []
-        assert {each: entries(each) for each in code} == code
+        assert differences(before, settings()) == []
+        assert differences(mine, everything(model, optimizer, batch)) == []
+        assert entries(model) == code
         assert {thread.ident for thread in threading.enumerate()} <= running
-        assert len("".join(processes()).split()) <= len("".join(children).split())
+        assert len(processes()) <= len(children)
         assert (printed.out, printed.err) == ("", "")
         assert list(tmp_path.iterdir()) == []
         assert [path.name for path in temporary.iterdir() if "fp8doctor" in path.name] == []

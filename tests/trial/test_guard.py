@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Trial
-from tests.trial.users_state import owned
+from research.reliability.everything import everything
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
@@ -36,19 +36,11 @@ class Mine:
         self.optimizer.step()
         self.scheduler = StepLR(self.optimizer, 1)
 
-    def now(self) -> list[Any]:
-        scheduler = {name: value for name, value in vars(self.scheduler).items() if name != "optimizer"}
-        parts = nn.ModuleList([self.model, self.other])
-        return [owned(parts, self.optimizer, X)[each] for each in PARTS] + [repr(scheduler)]
-
     def trial(self, step: Callable[..., Any], given: bool = True, budget_s: float = 0.5) -> Trial:
         optimizer = self.optimizer if given else None
         return inspect_model(
             self.model, X, training_step=step, optimizer=optimizer, device="cpu", budget_s=budget_s
         ).facts.trial
-
-
-PARTS = ("tensors", "gradients", "tensor hooks", "optimizer", "groups")
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -114,7 +106,7 @@ DEEDS: dict[str, tuple[Callable[[Mine], Any], str]] = {
 def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: bool) -> None:
     mine = Mine()
     deed, reason = DEEDS[way]
-    before = mine.now()
+    before = everything(mine)
 
     def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         deed(mine)
@@ -122,7 +114,7 @@ def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: 
 
     trial = mine.trial(step, given)
     assert (trial.reason, trial.arms) == (reason, ())
-    assert mine.now() == before
+    assert everything(mine) == before
 
 
 LATE = {
@@ -138,7 +130,7 @@ LATE = {
 @pytest.mark.parametrize("way", LATE)
 def test_a_late_deed_is_refused_or_put_back(way: str, at: int) -> None:
     mine = Mine()
-    before, calls = mine.now(), itertools.count(1)
+    before, calls = everything(mine), itertools.count(1)
 
     def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         loss = loss_of(copied, batch)
@@ -149,7 +141,7 @@ def test_a_late_deed_is_refused_or_put_back(way: str, at: int) -> None:
     trial = mine.trial(step)
     assert next(calls) > at
     assert any(LATE[way] in (each or "") for each in (trial.reason, *(arm.reason for arm in trial.arms)))
-    assert mine.now() == before
+    assert everything(mine) == before
 
 
 @pytest.mark.parametrize("at", [4, 9, 15], ids="call {}".format)

@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import nn
 
+from research.reliability.everything import differences, everything, settings
 from tests.trial.reach import AFTER_THE_FIRST_STEP, Reach, attempt, mend, trained
-from tests.trial.users_state import differences, flags, of_tensor, owned
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
@@ -67,18 +67,18 @@ def test_settings_that_a_step_changes_are_put_back() -> None:
 
     def change_all(reach: Reach) -> None:
         for number, change in enumerate(SETTINGS):
-            now = flags()
+            now = settings()
             change(reach)
-            if not differences(now, flags()):
+            if not differences(now, settings()):
                 unseen.append(number)
 
     job = trained(change_all)
-    before, mine = flags(), owned(job.model, job.optimizer, job.batch)
+    before, mine = settings(), everything(job.model, job.optimizer, job.batch)
     trial = attempt(job)
     assert job.model.reach.forwards >= AFTER_THE_FIRST_STEP
     assert unseen == [], "each of them is seen to change something"
-    assert differences(before, flags()) == []
-    assert differences(mine, owned(job.model, job.optimizer, job.batch)) == []
+    assert differences(before, settings()) == []
+    assert differences(mine, everything(job.model, job.optimizer, job.batch)) == []
     assert trial.harm == ()
 
 
@@ -128,9 +128,9 @@ BELONGINGS: dict[str, list[Callable[[Any, Any], object]]] = {
 )
 def test_what_belongs_to_the_model_is_put_back_and_named(name: str, number: int) -> None:
     job = trained(lambda reach: BELONGINGS[name][number](reach.model, reach.optimizer))
-    before = owned(job.model, job.optimizer, job.batch)
+    before = everything(job.model, job.optimizer, job.batch)
     trial = attempt(job)
-    assert differences(before, owned(job.model, job.optimizer, job.batch)) == []
+    assert differences(before, everything(job.model, job.optimizer, job.batch)) == []
     assert f"{name} (put back)" in (trial.harm or ())
     assert trial.reliable is False
     job.model.reach.deed = None
@@ -139,10 +139,10 @@ def test_what_belongs_to_the_model_is_put_back_and_named(name: str, number: int)
 
 def test_a_step_that_clears_the_gradients_loses_none_and_is_no_harm() -> None:
     job = trained(lambda reach: reach.optimizer.zero_grad())
-    before = owned(job.model, job.optimizer, job.batch)
+    before = everything(job.model, job.optimizer, job.batch)
     trial = attempt(job)
     assert (trial.harm, trial.arms[0].tried) == ((), True)
-    assert differences(before, owned(job.model, job.optimizer, job.batch)) == []
+    assert differences(before, everything(job.model, job.optimizer, job.batch)) == []
 
 
 def test_a_tensor_that_cannot_be_asked_costs_nothing() -> None:
@@ -192,9 +192,9 @@ def test_what_cannot_be_put_back_is_reported(deed: Deed) -> None:
 def test_a_step_that_writes_into_its_batch_writes_into_a_copy() -> None:
     job = trained()
     job.loss = lambda output, batch: output.mean() + batch.mul_(2).mean() * 0
-    before = of_tensor(job.batch)
+    before = everything(job.batch)
     assert attempt(job).harm == ()
-    assert of_tensor(job.batch) == before
+    assert everything(job.batch) == before
 
 
 @pytest.mark.parametrize("way", [torch.no_grad, torch.inference_mode])
@@ -309,11 +309,11 @@ def test_all_is_as_before_when_it_is_interrupted(error: type[BaseException], at:
         raise error
 
     job = trained(deed, at)
-    before, mine = flags(), owned(job.model, job.optimizer, job.batch)
+    before, mine = settings(), everything(job.model, job.optimizer, job.batch)
     if issubclass(error, Exception):
         assert "hooks (put back)" in attempt(job).harm
     else:
         with pytest.raises(error):
             attempt(job)
-    assert differences(before, flags()) == []
-    assert differences(mine, owned(job.model, job.optimizer, job.batch)) == []
+    assert differences(before, settings()) == []
+    assert differences(mine, everything(job.model, job.optimizer, job.batch)) == []

@@ -12,6 +12,7 @@ from torch import nn
 
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.torch_private import compiled_entries
 from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
@@ -19,7 +20,6 @@ from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
 from tests.trial.reach import Net, Reach, attempt, mend, trained
-from tests.trial.users_state import entries
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
@@ -43,7 +43,7 @@ class Broken(Net):
 def test_compiled_code_of_a_function_that_had_none_is_forgotten() -> None:
     job = trained(lambda reach: torch.compile(mend, backend="eager", dynamic=False)(torch.ones(5)))
     assert attempt(job).harm == ()
-    assert entries(mend) == []
+    assert compiled_entries(mend.__code__) == []
 
 
 @pytest.mark.usefixtures("forgotten")

@@ -17,8 +17,8 @@ import fp8doctor
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.snapshot import ProcessSnapshot
+from research.reliability.everything import differences, everything, settings
 from tests.trial.reach import trained
-from tests.trial.users_state import differences, flags, owned
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +76,7 @@ def a_trial(job: Job, at: int | None, *, twice: bool) -> list[Event]:
 def test_an_interrupt_at_any_line_loses_nothing(twice: bool) -> None:
     job = trained()
     gradients = [parameter.grad for parameter in job.model.parameters()]
-    before, mine = flags(), owned(job.model, job.optimizer, job.batch)
+    before, mine = settings(), everything(job.model, job.optimizer, job.batch)
     events = a_trial(job, None, twice=twice)
     first = {event: number for number, event in reversed(list(enumerate(events)))}
     assert len(first) > 100
@@ -84,5 +84,5 @@ def test_an_interrupt_at_any_line_loses_nothing(twice: bool) -> None:
         assert a_trial(job, at, twice=twice)[at] == event
         now = [parameter.grad for parameter in job.model.parameters()]
         assert all(a is b for a, b in zip(now, gradients, strict=True)), event
-        assert (event, differences(mine, owned(job.model, job.optimizer, job.batch))) == (event, [])
-        assert (event, differences(before, flags())) == (event, [])
+        assert (event, differences(mine, everything(job.model, job.optimizer, job.batch))) == (event, [])
+        assert (event, differences(before, settings())) == (event, [])
