@@ -88,7 +88,6 @@ def test_what_only_a_forward_shows_is_unknown(tmp_path: Path) -> None:
 KNOWN = {
     ("loading/config_model.py", "deepcopy"),
     ("api.py", "replicate"),
-    ("forked.py", "fork"),
     ("running/launch.py", "fork"),
 }
 """Calls outside of the trial and the worker: they begin a trial, are of records and configurations, read a
@@ -96,7 +95,7 @@ Trainer's data, or fork the process that reports."""
 
 
 def test_only_the_trial_and_the_worker_copy_a_model_or_run_it() -> None:
-    watched = {"deepcopy", "replicate", "with_forward", "sent_by_a_fork", "fork"}
+    watched = {"deepcopy", "replicate", "with_forward", "fork"}
     found = {
         (str(file.relative_to(PACKAGE)), name)
         for file in PACKAGE.rglob("*.py")

@@ -1,13 +1,14 @@
 """Watch a forward on fake tensors, for a job that is not timed; only the worker does this.
 
 Fake tensors have sizes and no data, so a few blocks of any model run through in a moment, without a GPU. User
-code may keep them: a mask that it caches would be fake in the next real step. So the forward runs in a forked
-process, which is ended if it takes too long. FP8 layers run as the Linears that they were, which have the
-same rows.
+code may keep them (a mask that it caches), so no real step may follow in this process. FP8 layers run as the
+Linears that they were, which have the same rows.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -21,7 +22,6 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.forked import NothingSent, sent_by_a_fork
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import te_private
 from fp8doctor.stacks.tensors import tensors, with_tensors
@@ -79,24 +79,42 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
 
 
 def _outcome(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
-
-    def work() -> bytes:
-        torch.set_num_threads(1)  # a pool of threads does not survive a fork
-        return msgspec.json.encode(forward(job, facts, given=given, counts=counts))
-
+    """Run the forward, for a while."""
     if job.batch is None:
         return Outcome(raised=rows.NO_BATCH)
     try:
-        outcome = msgspec.json.decode(sent_by_a_fork(work, LONGEST_S), type=Outcome)
-    except OSError as error:
-        return Outcome(raised=f"no process can be started for a forward on fake tensors: {error.strerror}")
-    except NothingSent as nothing:
-        early = f"ended early, or took over {LONGEST_S:.0f} s"
-        why = f"raises {nothing.raised}" if nothing.raised is not None else early
-        return Outcome(raised=f"a forward on fake tensors {why}")
+        with _at_most(LONGEST_S):
+            outcome = forward(job, facts, given=given, counts=counts)
+    except SystemExit:
+        return Outcome(raised="a forward on fake tensors ends the process")
+    except _TooLong:
+        return Outcome(raised=f"a forward on fake tensors takes over {LONGEST_S:.0f} s")
     if outcome.raised:
         outcome.raised = f"a forward on fake tensors raises {outcome.raised}"
     return outcome
+
+
+class _TooLong(BaseException):
+    """No `Exception`, which user code may catch."""
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise `_TooLong` in Python code that runs longer, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def forward(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
@@ -226,7 +244,7 @@ def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
 def _not_copied(model: nn.Module) -> list[torch.Tensor]:
     """List the tensors of other devices that modules hold as plain attributes.
 
-    Their copies would be made on the GPU, which a forked process cannot use.
+    Their copies would be real, on another device than the fakes.
     """
     weights = {id(each) for each in chain(model.parameters(), model.buffers())}
     held = (each for module in model.modules() for each in tensors(module.__dict__))
