@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import nn
@@ -16,7 +14,6 @@ from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.report import Report
 from fp8doctor.trial import with_forward
-from fp8doctor.trial.layers import fake_forward
 
 
 def looked_at(model: nn.Module, batch: torch.Tensor, *, fp8: bool = False) -> Report:
@@ -44,8 +41,6 @@ class Asking(nn.Module):
             x.data_ptr()
         if self.ask == "exit":
             raise SystemExit(3)
-        if self.ask == "sleep":
-            time.sleep(600)
         if self.ask == "caught":
             try:
                 functional.linear(x[:, 1:], self.layer.weight)
@@ -67,8 +62,7 @@ def test_a_dtype_that_a_layer_cannot_multiply() -> None:
     assert report.verdict.status == "step_raises"
 
 
-@pytest.mark.parametrize("ask", ["item", "pointer", "mask", "caught", "exit", "sleep", ""])
-def test_what_only_a_fake_tensor_cannot_do_is_no_fault(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_forward, "LONGEST_S", 0.5)
+@pytest.mark.parametrize("ask", ["item", "pointer", "mask", "caught", "exit", ""])
+def test_what_only_a_fake_tensor_cannot_do_is_no_fault(ask: str) -> None:
     report = looked_at(Asking(ask), torch.ones(16, 64, dtype=torch.bfloat16))
     assert report.verdict.status != "step_raises"
