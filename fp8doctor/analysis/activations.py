@@ -53,7 +53,6 @@ def owner_of(linear: Linear) -> tuple[str, str]:
 
 
 def is_from_attention(owner: str, last: str) -> bool:
-    """Return whether attention makes the layer's input."""
     return last in FROM_ATTENTION and "mlp" not in owner
 
 
@@ -119,7 +118,6 @@ def _kept(facts: Facts) -> Iterator[Kept]:
 
 
 def _rows(linear: Linear, facts: Facts) -> int | None:
-    """Count the rows of all calls in one forward."""
     if linear.role == "experts":
         return routed_rows(linear, facts)
     rows = rows_of(linear, facts)
@@ -127,7 +125,6 @@ def _rows(linear: Linear, facts: Facts) -> int | None:
 
 
 def _bytes_each(linear: Linear, facts: Facts) -> float:
-    """Return the bytes of an element that the layer reads."""
     if linear.adapter == "adapter":
         return 4.0 if linear.dtype == "float32" else 2.0
     in_fp32 = linear.multiplies_in == "float32" and facts.get("training.autocast") is None

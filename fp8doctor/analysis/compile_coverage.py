@@ -93,7 +93,6 @@ def covered_by_blocks(facts: Facts) -> list[Linear]:
 
 
 def blocks_are_compiled(network: Network) -> bool:
-    """Return whether the model has repeated blocks, all of them compiled."""
     return bool(network.blocks) and all(
         recorded(each, "compiled") and each.compiled == each.count for each in network.blocks
     )
@@ -113,7 +112,6 @@ def has_loop(blocks: Blocks) -> bool:
 
 
 def compile_all(network: Network) -> list[str]:
-    """Write the lines that compile every block of the model, or the whole of it."""
     if not network.blocks or not all(map(has_loop, network.blocks)):
         return compile_whole(network)
     return _with_reason([compile_loop(each, network) for each in network.blocks])
@@ -131,14 +129,12 @@ def compile_all_without_cache(facts: Facts) -> list[str]:
 
 
 def compile_whole(network: Network) -> list[str]:
-    """Write the lines that compile the whole model."""
     if has_forward_of_torch(network):
         return [WHY_WRAPPED, "model = torch.compile(model)"]
     return ["model.compile()"]
 
 
 def compile_loop(blocks: Blocks, network: Network) -> str:
-    """Write the lines that compile every block of a list, or of a ModuleDict."""
     container, in_dict = in_python(blocks.name, network), blocks.get("container") == "ModuleDict"
     if not has_forward_of_torch(blocks):
         return f"for block in {container}{'.values()' if in_dict else ''}:\n    block.compile()"
@@ -212,7 +208,6 @@ def ran_uncompiled(facts: Facts) -> int:
 
 
 def disabled_by_variable(facts: Facts) -> bool:
-    """Return whether ``TORCHDYNAMO_DISABLE`` switches torch.compile off."""
     return facts.variables().get("TORCHDYNAMO_DISABLE") == "1"
 
 

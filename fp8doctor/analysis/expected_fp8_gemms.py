@@ -61,7 +61,6 @@ class Due(NamedTuple):
 
 
 def counted_gemms(facts: Facts) -> int | None:
-    """Return the number of FP8 matmuls of a step on a GPU; None if none or unknown."""
     arm = _as_is(facts)
     if arm is not None and facts.trial.device != "cpu":
         return arm.fp8_gemms or None
@@ -70,7 +69,6 @@ def counted_gemms(facts: Facts) -> int | None:
 
 
 def due_gemms(facts: Facts, linears: Iterable[Linear]) -> Due:
-    """Sum up the expected matmuls of these layers in the counted step, or its cut."""
     left_out = _left_out(facts)
     forward = recomputed = gradients = 0
     for linear in linears:
@@ -131,7 +129,6 @@ def _left_out(facts: Facts) -> tuple[str, ...]:
 
 
 def _as_is(facts: Facts) -> Arm | None:
-    """Find the step as it is, if its matmuls were counted."""
     return next(
         (arm for arm in facts.arms() if arm.name == ArmName.AS_IS and recorded(arm, "fp8_gemms")), None
     )

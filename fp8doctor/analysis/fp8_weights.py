@@ -27,7 +27,6 @@ NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
 
 
 def keeps_copies(linear: Linear) -> bool:
-    """Return whether Transformer Engine keeps FP8 copies next to this weight."""
     return stack_of(linear).keeps_copies and not linear.get("features", {}).get("primary_weights_in_fp8")
 
 
@@ -80,7 +79,6 @@ def trained_fp8_weights(layers: Sequence[Linear], facts: Facts) -> Treatment:
 
 
 def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
-    """Open the context that makes FP8 weights, with the recipe that the layers run."""
     recipes = {linear.recipe for linear in layers if recorded(linear, "recipe")}
     config = next((each.config for each in of_stack(TRANSFORMER_ENGINE.name) if {each.name} == recipes), "")
     recipe = f", recipe={config}" if config else ""
@@ -92,7 +90,6 @@ WRAPPER = "MXFP8TrainingWeightWrapperTensor"
 
 
 def is_mxfp8(linear: Linear) -> bool:
-    """Return whether a layer's weight is in torchao's MXFP8 wrapper."""
     return (linear.get("weight_class") or "").endswith(f".{WRAPPER}")
 
 
@@ -102,7 +99,6 @@ def is_grouped(linear: Linear) -> bool:
 
 
 def adds_bias(linear: Linear) -> bool:
-    """Return whether the wrapper was tried and added a bias."""
     return linear.features.get("adds_bias") is True
 
 

@@ -138,7 +138,6 @@ def computes_forward_in_fp8(linear: Linear) -> bool:
 
 
 def rehearses_quantization(linear: Linear) -> bool:
-    """Return whether this is a layer of torchao's quantization-aware training."""
     return bool(linear.get("kind", "").startswith("torchao.quantization.qat."))
 
 
@@ -184,7 +183,6 @@ def may_be_taken(linear: Linear) -> bool:
 
 
 def makes_logits(linear: Linear, network: Network) -> bool:
-    """Return whether this is the head of a vocabulary."""
     known = network.get("vocabulary") is not None
     return known and linear.role == "head" and linear.out_features == network.vocabulary
 

@@ -75,7 +75,6 @@ class Peak(NamedTuple):
 
 
 def estimated_peak(facts: Facts) -> Peak | None:
-    """Estimate the peak of a step; None for an optimizer of an unknown class."""
     states = optimizer_states(facts)
     if states is None or not recorded(facts, "network.dtypes"):
         return None
@@ -147,7 +146,6 @@ class Fit(Struct, frozen=True):
 
     @property
     def numbers(self) -> str:
-        """Write both peaks and the memory."""
         least = "" if self.now.activations is not None else "at least "
         other = "FP8" if self.form == "BF16" else self.form
         parts = f"BF16 takes {least}{self.bf16.gib:,.0f} GiB, {other} {least}{self.fp8.gib:,.0f}"
@@ -155,7 +153,6 @@ class Fit(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Say whether it fits, and how much of it the batch cannot change."""
         told = f"{self.numbers}. "
         if self._fixed > USABLE * self.gpu_gib:
             return f"{told}Weights, gradients and optimizer state alone take {self._fixed:,.0f}."
@@ -166,7 +163,6 @@ class Fit(Struct, frozen=True):
 
     @property
     def fix(self) -> str:
-        """Say what to change so that it fits."""
         count = math.ceil(self._fixed / (USABLE * self.gpu_gib))
         if count > 1:
             return f"Shard it over {count} GPUs or more (FSDP), or train fewer parameters (LoRA)."
@@ -290,7 +286,6 @@ def step_now(facts: Facts) -> str:
 
 
 def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
-    """Give these layers weights in BF16."""
     dtypes = Counter(facts.network.dtypes if recorded(facts, "network.dtypes") else {})
     for linear in stored:
         dtypes[linear.dtype] -= linear.parameters

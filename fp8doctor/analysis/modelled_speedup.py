@@ -92,7 +92,6 @@ class ModelledSpeedup(Struct, frozen=True):
 
     @property
     def fp8_ms(self) -> float:
-        """The step that `parts_ms` is of."""
         ran = self.ran_ms if self.as_is and not self.recipes else None
         return ran or self.bf16_ms / (self.as_is or self.best)
 
@@ -110,12 +109,10 @@ class ModelledSpeedup(Struct, frozen=True):
 
     @property
     def wins(self) -> bool:
-        """Return whether FP8 is faster by more than the model's error."""
         return self.best_bounds[0] >= 1
 
     @property
     def loses(self) -> bool:
-        """Return whether FP8 is slower by more than the model's error."""
         return self.best_bounds[1] <= 1
 
     @property
@@ -243,7 +240,6 @@ def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
 
 
 def modelled_bf16(facts: Facts) -> ModelledStep | None:
-    """Model the faster of uncompiled and compiled BF16."""
     plain = in_bf16(facts)
     forms = ((yes, modelled_step(with_linears_compiled(plain, yes=yes))) for yes in (False, True))
     baselines = [replace(each, compiled=yes) for yes, each in forms if each is not None]

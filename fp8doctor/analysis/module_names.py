@@ -16,7 +16,6 @@ stages has a second number: blocks are numbered within their stage."""
 
 
 def names_in_python(names: Sequence[str]) -> list[str]:
-    """Write sets that hold these names: one for repeated blocks, one for the others."""
     ways = (_folded(names, pattern) for pattern in (FIRST_NUMBER, LAST_NUMBER))
     return min(ways, key=lambda sets: sum(map(len, sets)))
 
@@ -46,7 +45,6 @@ def _folded(names: Iterable[str], pattern: re.Pattern[str]) -> list[str]:
 
 
 def _comprehension(blocks: str, span: str, layers: Sequence[str]) -> str:
-    """Return the names of these layers in every block of the span."""
     if len(layers) == 1:
         return f'{{f"{_within(blocks)}{{i}}{_within(layers[0])}" for i in {span}}}'
     dotted = "." if all(layers) else ""  # an empty name is the block itself
@@ -60,7 +58,6 @@ def _quoted(name: str) -> str:
 
 
 def _within(part: str) -> str:
-    """Write a part of a name in an f-string."""
     return _quoted(part)[1:-1].replace("{", "{{").replace("}", "}}")
 
 
@@ -133,7 +130,6 @@ COMPILED_AGAIN = {
 
 
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the lines that compile these as the user does, but for the backend."""
     forms: dict[str, list[str]] = {}
     for mark in bare:
         forms.setdefault(mark.form, []).append(mark.name)

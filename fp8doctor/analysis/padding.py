@@ -39,7 +39,6 @@ LITTLE_WORK_PCT = 1.0
 
 
 def round_up(size: int, multiple: int) -> int:
-    """Return the next multiple that is not smaller."""
     return -(-size // multiple) * multiple
 
 
@@ -152,7 +151,6 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
 
 
 def sequence_ranks(linear: Linear) -> int:
-    """Count the tensor-parallel ranks that divide the sequence for this layer."""
     return int(linear.features.get("sequence_ranks") or 1)
 
 
@@ -183,7 +181,6 @@ def unpadded_experts(fp8: Sequence[Linear], facts: Facts) -> list[Linear]:
 
 
 def of_experts(linear: Linear) -> str:
-    """Name torchao's setting that pads an expert's rows."""
     grouped = "pad_token_groups_for_grouped_mm"
     return grouped if linear.features.get(grouped) is not None else "pad_inner_dim"
 
@@ -285,7 +282,6 @@ def slow_in_16_bits(facts: Facts) -> Slow | None:
 
 
 def _gemms_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
-    """Model these layers' 16-bit matmuls in one step, as they are or padded."""
     total = 0.0
     for linear in linears:
         sides = (rows_of(linear, facts) or 0, linear.in_features, linear.out_features)

@@ -31,14 +31,12 @@ Source: ``scaled_mm_arch_allowed`` of torch main, which takes gfx1250 from ROCm 
 
 
 def has_fp8(gpu: Gpu) -> bool:
-    """Return whether a GPU has FP8 tensor cores, or matrix cores."""
     if gpu.vendor == "amd":
         return (gpu.architecture or "").startswith(AMD_WITH_FP8)
     return capability(gpu) >= FIRST_WITH_FP8
 
 
 def capability(gpu: Gpu) -> tuple[int, ...]:
-    """Read the compute capability as numbers; 0.0 if there is none."""
     return tuple(int(part) for part in (gpu.compute_capability or "0.0").split(".") if part.isdigit())
 
 
@@ -156,7 +154,6 @@ def multiple_of(linear: Linear) -> int:
 
 
 def unaligned(linear: Linear) -> bool:
-    """Return whether an FP8 matmul refuses this layer's weight."""
     multiple = multiple_of(linear)
     return linear.in_features % multiple != 0 or linear.out_features % multiple != 0
 
@@ -203,7 +200,6 @@ def transformer_engine_line(facts: Facts) -> str:
 
 
 def parsed(version: str | None) -> Version | None:
-    """Parse a version; None for one that is missing or no version."""
     try:
         return Version(version or "")
     except InvalidVersion:
@@ -211,12 +207,10 @@ def parsed(version: str | None) -> Version | None:
 
 
 def cudnn_version(facts: Facts) -> Version | None:
-    """Read the version of pip's cuDNN; None if it is missing or was not recorded."""
     return parsed(facts.get("software.cudnn"))
 
 
 def installed(facts: Facts, package: str) -> Version | None:
-    """Read the version of a package; None if it is missing or says none."""
     found = facts.packages().get(package)
     return parsed(found.get("version")) if found is not None else None
 

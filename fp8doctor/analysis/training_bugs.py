@@ -51,7 +51,6 @@ class TrainingBug(NamedTuple):
     ``no: why`` none does; `research.versions.probed` asks the releases."""
 
     def release(self, facts: Facts) -> str:
-        """Name the libraries with their installed versions."""
         names = filter(None, (self.library, self.partner))
         return " with ".join(f"{IN_WORDS.get(name, name)} {version_of(facts, name)}" for name in names)
 
@@ -77,7 +76,6 @@ def version_of(facts: Facts, library: str) -> str | None:
 
 @functools.cache
 def training_bugs() -> tuple[TrainingBug, ...]:
-    """Read the table, in its order."""
     table = tomllib.loads(resources.files("fp8doctor").joinpath("training_bugs.toml").read_text("utf-8"))
     return tuple(TrainingBug(**each) for each in table["bug"])
 
@@ -191,7 +189,6 @@ def fp8_stacks(facts: Facts) -> set[str]:
 
 
 def backend(facts: Facts) -> str | None:
-    """Name the FP8 backend that Accelerate takes first, as it does: AO, TE or MSAMP."""
     return next(iter(facts.environment.backend_imports), None)
 
 

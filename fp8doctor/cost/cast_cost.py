@@ -36,7 +36,6 @@ def casts_too_many_rows(linear: Linear, rows: int) -> bool:
 
 
 def capability_of(gpu: GpuSpec) -> tuple[int, ...]:
-    """Read the compute capability as numbers."""
     return tuple(map(int, gpu.compute_capability.split(".")))
 
 
@@ -94,7 +93,6 @@ def casts_of(
 def casts_ms(
     m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: Recipe | str = "tensorwise"
 ) -> float:
-    """Model the casts of one layer in one step, by a measured recipe or its name."""
     of = named(recipe) if isinstance(recipe, str) else recipe
     found = layer_casts_ms(of, m, k, n, gpu, compiled=compiled)
     assert found is not None, of.name

@@ -179,7 +179,6 @@ def step_gemms_ms(
     weight_gradient: bool = True,
     recipe: Recipe | str | None = None,
 ) -> float | None:
-    """Add up the matmuls of one Linear in one step."""
     of = recipe if isinstance(recipe, Recipe) else named(recipe)
     times = matmuls_ms(m, k, n, gpu, of if fp8 else None)
     return sum(times[: 2 + weight_gradient]) if times else None

@@ -69,7 +69,6 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
 
 
 def uncompiled(facts: Facts) -> str:
-    """Tell how it is computed if nothing is compiled."""
     of_transformers = any(each.get("kind", "").startswith("transformers.") for each in facts.blocks())
     return "eager transformers" if of_transformers else "eager"
 

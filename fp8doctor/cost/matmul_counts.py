@@ -59,7 +59,6 @@ def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
 
 
 def is_grouped(linear: Linear) -> bool:
-    """Return whether one weight is of several experts."""
     return linear.get("role") == "experts" and gemms(linear) > 1
 
 
@@ -106,7 +105,6 @@ nothing, so that no step is modelled that this would set the pace of."""
 
 
 def is_recomputed(linear: Linear) -> bool:
-    """Return whether the layer runs in a checkpointed region."""
     return linear.get("checkpointed") is not None
 
 
@@ -138,12 +136,10 @@ def unseen_recompute(facts: Facts) -> str | None:
 
 
 def is_te(linear: Linear) -> bool:
-    """Return whether it is an FP8 layer of Transformer Engine."""
     return linear.use == "training" and linear.stack == "transformer_engine"
 
 
 def without_checkpointing(facts: Facts) -> Facts:
-    """Keep every activation of the job."""
     kept = tuple(replace(each, checkpointed=None) for each in facts.network.linears)
     facts = replace(facts, network=replace(facts.network, linears=kept))
     if not recorded(facts, "training"):

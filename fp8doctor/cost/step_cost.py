@@ -86,7 +86,6 @@ and was idle for 15% of its step."""
 
 
 def in_balance(gpu_ms: float, host_ms: float) -> bool:
-    """Return whether host and GPU take about as long for a step."""
     return BALANCE * gpu_ms <= host_ms <= gpu_ms / BALANCE
 
 
@@ -207,7 +206,6 @@ def attention_efficiency(head: int, tokens: float, *, causal: bool) -> float:
 
 
 def loss_ms(facts: Facts, gpu: GpuSpec, bytes_per_logit: float) -> float:
-    """Model the cross entropy over the head's outputs."""
     heads = (linear for linear in facts.network.linears if linear.role == "head")
     logits = max((linear.out_features * (rows_of(linear, facts) or 0) for linear in heads), default=0)
     return memory_ms(bytes_per_logit * logits, gpu) if has_vocabulary(facts.network) else 0.0
@@ -218,7 +216,6 @@ def has_vocabulary(network: Network) -> bool:
 
 
 def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
-    """Model a fused AdamW step."""
     trained = network.get("trainable_parameters", 0)
     in_fp32 = all(linear.dtype == "float32" for linear in network.linears)
     return memory_ms((FP32_OPTIMIZER_BYTES if in_fp32 else OPTIMIZER_BYTES) * trained, gpu)
@@ -256,7 +253,6 @@ def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
 
 
 def with_recipe(facts: Facts, recipe: str) -> Facts:
-    """Give every FP8 Linear of the job another recipe."""
     linears = facts.network.linears
     return with_linears(
         facts, (replace(each, recipe=recipe) if each.use == "training" else each for each in linears)

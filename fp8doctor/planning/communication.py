@@ -74,7 +74,6 @@ def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
 
 
 def context_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
-    """Time the exchange of keys and values, and of their gradients."""
     network = share.facts.network
     part = (network.get("key_value_heads") or 1) / (network.get("heads") or 1)
     keys = 2 * 2.0 * options.batch * options.seq * share.hidden * part / options.tp

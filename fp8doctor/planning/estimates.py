@@ -133,7 +133,6 @@ def wanted(options: Options) -> list[Recipe]:
 
 
 def recipe_of(row: Row) -> Recipe:
-    """Look up the recipe of a row."""
     return RECIPES[(STACKS[row.stack], row.recipe)]
 
 
@@ -208,7 +207,6 @@ def limits(step: Step) -> tuple[Part, ...]:
 
 
 def tokens_per_s(options: Options, step_ms: float) -> float:
-    """Return the tokens of one step and GPU per second."""
     return options.batch * options.seq * options.dp * options.accumulate / options.gpus / step_ms * 1e3
 
 

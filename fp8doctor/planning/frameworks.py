@@ -48,14 +48,12 @@ MEGATRON = {
 
 
 def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
-    """Return the lines of each framework that can train this row."""
     if row.stack == "te":
         return dict(_transformer_engine(row, experts=any(map(is_grouped, facts.network.linears))))
     return dict(_mxfp8(facts) if row.recipe == "mxfp8" else _float8(facts, row, options))
 
 
 def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str]]:
-    """Write the lines of torchao's Float8Linear."""
     name, gathers = row.recipe, gathers_fp8(recipe_of(row), options)
     layers = [each for each in facts.network.linears if would_be_converted(each)]
     converts = convert(facts, name, {each.name for each in layers}, before_own=False).code
@@ -82,7 +80,6 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
 
 
 def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
-    """Write the lines of torchao's MXFP8, which is a prototype."""
     layers = [each for each in facts.network.linears if would_be_converted(each)]
     experts = [each for each in facts.network.linears if is_grouped(each)]
     lines = quantize_mxfp8([*layers, *experts])

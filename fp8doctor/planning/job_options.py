@@ -69,7 +69,6 @@ class Options(Record, frozen=True, kw_only=True):
 
     @property
     def gpus(self) -> int:
-        """Count the job's GPUs."""
         return self.dp * self.tp * self.cp * self.pp
 
     @property

@@ -35,7 +35,6 @@ def peak_of(
     *,
     compiled: bool,
 ) -> Peak:
-    """Estimate the peak of a stack in BF16 or with a recipe."""
     bytes_of = OPTIMIZERS[options.optimizer]
     weights = share.parameters.all
     states = trained = share.trained.all

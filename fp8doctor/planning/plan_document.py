@@ -52,7 +52,6 @@ class PlanDocument(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values."""
         return to_builtins(self)
 
     def to_json(self) -> str:
@@ -90,7 +89,6 @@ def plan_document(facts: Facts, gpus: str | Sequence[str], options: Options) -> 
 
 
 def refuse_too_large(found: Sequence[Row], options: Options) -> None:
-    """Raise `UserError` if the batch fits on no GPU."""
     if any(each.fits or each.bf16_fits for each in found):
         return
     least = min(found, key=lambda each: (each.bf16_memory_gib or 0.0) / each.gpu_memory_gib)
@@ -158,12 +156,10 @@ def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
 
 
 def words(row: Row) -> str:
-    """Name a row's recipe, with its stack if that is not torchao."""
     return row.recipe if row.stack == "torchao" else f"Transformer Engine {row.recipe}"
 
 
 def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]:
-    """Say what the estimates assume."""
     if options.lora:
         yield (
             "fp8doctor assumes BF16 for LoRA's adapters. PEFT makes them fp32 unless you pass "

@@ -130,7 +130,6 @@ def _amount(
 
 
 def with_batch_of(facts: Facts, options: Options) -> Facts:
-    """Give the job the rows and the batch of one GPU."""
     facts = with_tokens(facts, options.tokens)
     batch = {"batch_size": options.batch, "sequence_length": options.seq, "accumulate": options.accumulate}
     return replace(facts, workload=replace(facts.workload, tokens=options.tokens, **batch))
@@ -158,7 +157,6 @@ def refuse_odd_heads(network: Network, options: Options) -> None:
 
 
 def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:
-    """Describe one layer as one GPU has it."""
     network, experts = facts.network, linear.role == "experts"
     hidden = network.get("hidden_size")
     owner, last = owner_of(linear)

@@ -96,7 +96,6 @@ def step_of(
 
 
 def as_checkpointed(share: Share, options: Options) -> Facts:
-    """Mark the layers that the backward computes again."""
     checkpointed = "" if options.checkpointing == "full" else None
     linears = (replace(each, checkpointed=checkpointed) for each in share.facts.network.linears)
     return with_linears(share.facts, linears)

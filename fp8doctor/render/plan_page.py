@@ -23,7 +23,6 @@ BASIS = (
 
 
 def page(plan: PlanDocument, *, framework: str | None = None) -> Page:
-    """Lay out a plan, with the set-up of one framework."""
     heading = (
         f"fp8doctor {plan.tool['version']}",
         f"plan for {plan.name}",
@@ -113,7 +112,6 @@ def _name(row: Row) -> str:
 
 
 def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:
-    """Show one framework's lines, and name the others."""
     if not setups:
         return
     shown = [each for each in setups if each.framework == (framework or setups[0].framework)]
