@@ -43,9 +43,8 @@ def calls_of(linear: Linear, facts: Facts) -> int:
 
 
 def products_of(linear: Linear, facts: Facts) -> int:
-    """Count the matmuls with these rows in one forward, over all calls and experts."""
-    together = is_grouped(linear) and any(rows_seen(linear, facts))
-    return calls_of(linear, facts) * (1 if together else gemms(linear))
+    """Count the matmuls with these rows in one forward, over all calls; experts share the rows of one."""
+    return calls_of(linear, facts) * (1 if is_grouped(linear) else gemms(linear))
 
 
 def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
