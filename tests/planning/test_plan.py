@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import fp8doctor
 from fp8doctor import Plan
+from fp8doctor.cost.step_cost import in_fp8, modelled_step, with_linears_compiled
+from fp8doctor.planned import facts_of
 from fp8doctor.planning.estimates import Row
 from tests.configurations import LLAMA_8B
 
@@ -44,6 +47,17 @@ def test_the_parts_of_a_step_add_up(plain: Plan) -> None:
             assert sum(row.parts_ms.values()) == pytest.approx(row.step_ms, abs=0.01)
             assert sum(row.bf16_parts_ms.values()) == pytest.approx(row.bf16_step_ms, abs=0.01)
             assert set(row.limits) <= row.parts_ms.keys()
+
+
+def test_a_plan_and_a_report_price_a_step_alike(plain: Plan) -> None:
+    facts = replace(facts_of(LLAMA_8B, 1, 4096), assumed_gpu="H100")
+    body = [each for each in facts.network.linears if each.role == "body"]
+    for recipe in ("tensorwise", "rowwise"):
+        row = rows(plain)["H100", recipe]
+        compiled = with_linears_compiled(in_fp8(facts, body, recipe), yes=True)
+        assert row.step_ms == pytest.approx(modelled_step(compiled).step_ms)  # type: ignore[union-attr]
+        bf16 = modelled_step(with_linears_compiled(facts, yes=True))
+        assert row.bf16_step_ms == pytest.approx(bf16.step_ms)  # type: ignore[union-attr]
 
 
 def test_a_measured_step_rescales_every_time(plain: Plan) -> None:
