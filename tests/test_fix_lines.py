@@ -25,7 +25,7 @@ from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
 from fp8doctor.facts import Accelerate, Environment, Facts, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors
-from fp8doctor.recipes import RECIPES
+from fp8doctor.recipes import RECIPES, Recipe
 from fp8doctor.registry import discover, run
 from tests.examine.models import llama
 
@@ -232,27 +232,19 @@ def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
 
 
 @pytest.mark.parametrize("prepared", [False, True], ids=["own script", "Accelerate"])
-@pytest.mark.parametrize(
-    ("name", "kind", "asks_accelerate"),
-    [
-        ("te-delayed", "DelayedScaling", True),
-        ("te-current", "Float8CurrentScaling", False),
-        ("te-block", "Float8BlockScaling", False),
-        ("te-mxfp8", "MXFP8BlockScaling", True),
-    ],
-)
+@pytest.mark.parametrize("recipe", [each for each in RECIPES.values() if each.treatment.startswith("te-")])
 def test_another_recipe_of_transformer_engine_is_asked_of_whoever_opens_the_autocast(
-    name: str, kind: str, asks_accelerate: bool, prepared: bool
+    recipe: Recipe, prepared: bool
 ) -> None:
+    """Accelerate knows two of them by itself."""
     accelerate = Accelerate(mixed_precision="fp8", distributed="NO", prepared=prepared)
-    printed = describe(name, Facts(training=Training(accelerate=accelerate)))
+    printed = describe(recipe.treatment, Facts(training=Training(accelerate=accelerate)))
     assert printed is not None
     assert printed.kind == "python"
-    compile(printed.code, name, "exec")
-    by_kwargs = prepared and asks_accelerate
-    assert (f"recipe={kind}()" in printed.code) is not by_kwargs
-    assert ("kwargs_handlers=[TERecipeKwargs(use_mxfp8_block_scaling=" in printed.code) is by_kwargs
-    assert ("convert_model(model)" in printed.code) is (prepared and not asks_accelerate)
+    by_kwargs = prepared and recipe.name in ("delayed", "mxfp8")
+    assert (f"recipe={recipe.config}" in printed.code) is not by_kwargs
+    assert ("TERecipeKwargs(use_mxfp8_block_scaling=" in printed.code) is by_kwargs
+    assert ("convert_model(model)" in printed.code) is (prepared and not by_kwargs)
 
 
 def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+import torch
 
 import fp8doctor
 from fp8doctor import load_report
@@ -108,16 +109,6 @@ def test_replay_keeps_every_byte_of_this_version_and_what_another_one_wrote(
     again = load_report(tmp_path / "newer.json").to_dict()
     assert {name: again[name] for name in other} == other
     assert again["facts"]["network"]["linears"][0]["temperature_k"] == 300.5
-
-
-@pytest.mark.slow
-def test_a_fact_an_older_recording_lacks_makes_its_checks_unknown(report: Report, tmp_path: Path) -> None:
-    data = report.to_dict()
-    for linear in data["facts"]["network"]["linears"]:
-        del linear["compiled"]
-    (tmp_path / "older.json").write_text(json.dumps(data))
-    outcome = next(each for each in load_report(tmp_path / "older.json").outcomes if each.code == "CMP001")
-    assert (outcome.outcome, outcome.missing) == ("unknown", "network.linears.compiled")
 
 
 SOUND = diagnose(DECODER_468M).to_dict()
@@ -229,15 +220,10 @@ def test_a_prescription_is_carried_out_on_the_live_model() -> None:
 
 
 def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None:
-    from torch import nn
-
     cure = Treatment(name="unset-variable", summary="unset the variable", code="unset X")
     finding = Finding(title="t", explanation="e", code="ENV001", severity="warning", treatment=cure)
-    plan = Prescription(prescribe([finding]), Facts())
-    with pytest.warns(
-        UserWarning, match=r"did not carry out unset-variable \(by hand: unset the variable\)"
-    ) as said:
-        plan.apply(nn.Linear(2, 2))
+    with pytest.warns(UserWarning, match="unset-variable") as said:
+        Prescription(prescribe([finding]), Facts()).apply(torch.nn.Linear(2, 2))
     assert [each.filename for each in said] == [__file__]
 
 
@@ -268,16 +254,11 @@ def test_the_public_names() -> None:
 @pytest.mark.slow
 def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    huge = tmp_path / "huge.json"
+    huge, packed, damaged = (tmp_path / name for name in ("huge.json", "packed.json.gz", "damaged.json.gz"))
     with huge.open("wb") as file:
         file.truncate(LARGEST_REPORT + 1)
-    packed = tmp_path / "packed.json.gz"
     packed.write_bytes(gzip.compress(bytes(LARGEST_REPORT + 1)))
-    damaged = tmp_path / "damaged.json.gz"
     damaged.write_bytes(packed.read_bytes()[:10] + b"\xff" * 99)
-    secret = tmp_path / "secret.json"
-    secret.write_text("{}")
-    secret.chmod(0)
     for path, said in (
         (tmp_path / "pipe", "is not a regular file"),
         (Path("/dev/zero"), "is not a regular file"),
@@ -286,7 +267,6 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
         (packed, "is larger than 256 MiB"),
         (damaged, "its gzip content is damaged"),
         (tmp_path / "nowhere", "No such file"),
-        *([(secret, "Permission denied")] if os.getuid() else []),
     ):
         with pytest.raises(UserError, match=said) as caught:
             load_report(path)

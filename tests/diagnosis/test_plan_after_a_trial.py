@@ -26,21 +26,15 @@ def test_a_fix_that_does_not_fit_is_not_prescribed_and_its_finding_says_so() -> 
     assert (finding.treatment, finding.saving_ms) == (None, None)
 
 
+CACHED = msgspec.structs.replace(DECODER_468M.training, use_cache=True, cache_switch="")
+LOOP = "for block in model.blocks:\n    block.compile()"
 STAYING: dict[str, tuple[tuple[float, float], Facts, str]] = {
-    "compiled": (
-        (103.6, 92.7),
-        DECODER_468M,
-        "for block in model.blocks:\n    block.compile()",
-    ),
+    "compiled": ((103.6, 92.7), DECODER_468M, LOOP),
     "eager is best": ((92.7, 95.0), DECODER_468M, ""),
     "with a cache": (
         (103.6, 92.7),
-        msgspec.structs.replace(
-            DECODER_468M,
-            training=msgspec.structs.replace(DECODER_468M.training, use_cache=True, cache_switch=""),
-        ),
-        "for block in model.blocks:\n    block.compile()\n"
-        "model.config.use_cache = False   # a KV cache slows the compiled blocks down",
+        msgspec.structs.replace(DECODER_468M, training=CACHED),
+        f"{LOOP}\nmodel.config.use_cache = False   # a KV cache slows the compiled blocks down",
     ),
     "without blocks": (
         (103.6, 92.7),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from fp8doctor.analysis.arms import best_bf16
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts, Trial, recorded
@@ -21,11 +20,7 @@ def test_the_founding_case() -> None:
     report = diagnose(Of(SLOW).facts())
     verdict = report.verdict
     assert (verdict.status, verdict.basis) == ("fp8_slower", "measured")
-    assert verdict.speedup == pytest.approx(0.253, abs=0.001)
-    assert verdict.speedup_low is not None
-    assert verdict.speedup_high is not None
-    assert verdict.speedup_low < verdict.speedup < verdict.speedup_high  # type: ignore[operator]
-    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
+    assert (verdict.speedup, verdict.achievable_speedup) == pytest.approx((0.253, 1.05), abs=0.001)
     assert verdict.tokens_per_s == pytest.approx(16384 / 0.3661, rel=1e-6)
     assert report.reaches("error")
 
@@ -51,11 +46,8 @@ def test_a_timing_too_noisy_to_tell_gives_no_ratio() -> None:
     verdict = report.verdict
     assert (verdict.status, verdict.speedup, verdict.achievable_speedup) == ("open", None, None)
     assert (verdict.speedup_low, verdict.speedup_high) == pytest.approx((92.5 / 100, 92.5 / 60), rel=0.01)
-    assert [len(gate.missed(report)) for gate in (Gate(strict=True), Gate(min_speedup=1.1), Gate())] == [
-        1,
-        1,
-        0,
-    ]
+    for gate, missed in ((Gate(strict=True), 1), (Gate(min_speedup=1.1), 1), (Gate(), 0)):
+        assert len(gate.missed(report)) == missed
     assert verdict.open
 
 
@@ -84,23 +76,6 @@ def test_fp8_that_never_ran_is_an_error() -> None:
     report = diagnose(Of({**SLOW, "as_is": Reason.NO_FP8_GEMM}).facts())
     assert report.verdict.status == "fp8_not_engaged"
     assert report.reaches("error")
-
-
-def test_a_model_without_fp8_is_told_what_fp8_would_give() -> None:
-    arms: dict[str, tuple[float, ...] | str] = {
-        "as_is": around(103.6),
-        "bf16_compiled": around(92.7),
-        "float8_tensorwise": around(88.3),
-        "float8_rowwise": around(122.6),
-    }
-    facts = Of(arms).facts(without_fp8())
-    verdict = diagnose(facts).verdict
-    assert verdict.status == "no_fp8"
-    assert verdict.speedup is None
-    assert verdict.achievable_speedup == pytest.approx(1.05, abs=0.001)
-    best = best_bf16(facts)
-    assert best is not None
-    assert best.name == "bf16_compiled"
 
 
 @pytest.mark.slow
