@@ -44,10 +44,11 @@ def numbers(roots: Any) -> list[torch.Tensor]:
 class _Fetched:
     """A loss of `numbers` on its way from a device to the host."""
 
-    def __init__(self, loss: torch.Tensor) -> None:
+    def __init__(self, loss: torch.Tensor, *, at_once: bool) -> None:
+        """Copy it ``at_once``, else when it is read: pinned memory costs the step that is timed."""
         self._event: Any = None
         self._loss = loss
-        if loss.is_cuda:
+        if at_once and loss.is_cuda:
             self._loss = torch.empty(1, dtype=loss.dtype, pin_memory=True)
             self._loss.copy_(loss, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -142,7 +143,7 @@ class Losses:
         if self.heard is not None:
             self.heard(losses)
         with without_modes():
-            self._step += map(_Fetched, losses)
+            self._step += [_Fetched(each, at_once=self.wants_largest) for each in losses]
 
     def _read_gradients(self) -> None:
         began_s = time.perf_counter()
