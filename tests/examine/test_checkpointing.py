@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch._functorch.config
+from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
     checkpoint_wrapper,
     offload_wrapper,
 )
 
-from fp8doctor.facts import Checkpointing
 from tests.examine.models import Stacked, by_name, llama, training
 
 TOKENS = torch.arange(32).reshape(2, 16)
+
+
+def marks(model: nn.Module) -> list[tuple[Any, ...]]:
+    found = training(model).checkpointing
+    return [(each.name, each.form, each.active, each.reentrant) for each in found]
 
 
 def test_checkpoint_and_offload_wrappers() -> None:
@@ -22,46 +29,31 @@ def test_checkpoint_and_offload_wrappers() -> None:
     model.blocks[0] = checkpoint_wrapper(model.blocks[0])
     model.blocks[1] = checkpoint_wrapper(model.blocks[1], checkpoint_impl=CheckpointImpl.REENTRANT)
     model.blocks[2] = offload_wrapper(model.blocks[2])
-    assert training(model).checkpointing == (
-        Checkpointing(name="blocks.0", form="wrapper", active=True, reentrant=False),
-        Checkpointing(name="blocks.1", form="wrapper", active=True, reentrant=True),
-        Checkpointing(name="blocks.2", form="offload", active=True, reentrant=None),
-    )
+    wrappers = [("blocks.0", "wrapper", True, False), ("blocks.1", "wrapper", True, True)]
+    assert marks(model) == [*wrappers, ("blocks.2", "offload", True, None)]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_huggingface_checkpointing(reentrant: bool) -> None:
     model = llama()
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    assert training(model).checkpointing == tuple(
-        Checkpointing(name=f"model.layers.{i}", form="huggingface", active=True, reentrant=reentrant)
-        for i in (0, 1)
-    )
-    assert not any(each.active for each in training(model.eval()).checkpointing)
+    assert marks(model) == [(f"model.layers.{i}", "huggingface", True, reentrant) for i in (0, 1)]
+    assert not any(active for _, _, active, _ in marks(model.eval()))
     model.activation_checkpointing_disable()
-    assert training(model).checkpointing == ()
+    assert marks(model) == []
 
 
-def test_unsloths_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_process_switches_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def unsloth_checkpoint() -> None:
         """A stand-in: unsloth cannot be imported without a GPU."""
 
+    with torch._functorch.config.patch(activation_memory_budget=0.5):
+        assert marks(Stacked()) == [("", "compiler_budget", True, None)]
     monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", unsloth_checkpoint)
-    assert training(Stacked()).checkpointing == (
-        Checkpointing(name="", form="unsloth", active=None, reentrant=None),
-    )
+    assert marks(Stacked()) == [("", "unsloth", None, None)]
     model = llama()
     model.activation_checkpointing_enable()
-    assert training(model).checkpointing[-1] == Checkpointing(
-        name="", form="unsloth", active=True, reentrant=None
-    )
-
-
-def test_memory_budget_of_the_compiler() -> None:
-    with torch._functorch.config.patch(activation_memory_budget=0.5):
-        assert training(Stacked()).checkpointing == (
-            Checkpointing(name="", form="compiler_budget", active=True, reentrant=None),
-        )
+    assert marks(model)[-1] == ("", "unsloth", True, None)
 
 
 def test_flag_on_the_model_covers_its_blocks() -> None:
