@@ -21,7 +21,8 @@ from fp8doctor.cost.step_cost import (
     with_recipe,
 )
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Blocks, Facts, Gpu, Linear, Network, Workload
+from fp8doctor.facts import Blocks, Facts, Gpu, Workload
+from fp8doctor.facts.examples import example, float8
 from fp8doctor.recipes import RECIPES
 from research.benchmarks import cost_model, measured_steps
 
@@ -176,36 +177,19 @@ def test_the_saving_of_compiling_a_whole_model_covers_what_was_measured(
 
 def job(**changes: object) -> Facts:
     """A block of attention and MLP, and a head."""
-    common = {
-        "gemms": 1,
-        "role": "body",
-        "features": {},
-        "compiled": None,
-        "checkpointed": None,
-        "requires_grad": True,
-        "dtype": "bfloat16",
-        "adapter": None,
-    }
-    common |= {"use": "training", "stack": "torchao", "recipe": "tensorwise"} | changes
-    linears = tuple(
-        Linear(name=f"blocks.0.{name}", in_features=k, out_features=n, **common)
-        for name, k, n in (("q", 4096, 4096), ("up", 4096, 14336))
-    )
-    head = Linear(
-        name="head",
-        in_features=4096,
-        out_features=32000,
-        **common | {"role": "head", "use": "none", "stack": "torch", "recipe": None},
-    )
-    network = Network(
-        linears=(*linears, head),
+    linears = [
+        float8(f"blocks.0.{name}", in_features=4096, out_features=n, **changes)
+        for name, n in (("q", 4096), ("up", 14336))
+    ]
+    plain = {"role": "head", "use": "none", "stack": "torch", "recipe": None}
+    return example(
+        linears=(*linears, float8("head", in_features=4096, out_features=32000, **changes | plain)),
         trainable_parameters=206_569_472,
         vocabulary=32000,
         blocks=(Blocks(kind="own.Block"),),
-    )
-    return Facts(
-        network=network,
-        workload=Workload(tokens=8192, sequence_length=2048, accumulate=1),
+        tokens=8192,
+        sequence_length=2048,
+        accumulate=1,
         assumed_gpu="H200",
     )
 
