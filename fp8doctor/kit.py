@@ -20,7 +20,6 @@ from fp8doctor.analysis.arms import (
     savings,
     uses_fp8,
 )
-from fp8doctor.analysis.by_accelerate import ALL_GATHER, exported, settings
 from fp8doctor.analysis.compile_coverage import (
     compile_all,
     compile_treatment,
@@ -37,16 +36,19 @@ from fp8doctor.analysis.expected_fp8_gemms import (
     ran_in_bf16_later,
 )
 from fp8doctor.analysis.fp8_request import (
+    ALL_GATHER,
     accelerate_of_model,
     asked_by_argument,
     asked_by_environment,
     autocast_of,
     converted_a_copy,
     converted_nothing,
+    exported,
     fp8_was_asked_for,
     may_have_converted,
     of_converter,
     precision_of,
+    settings,
     under_unsloth,
     was_prepared,
 )

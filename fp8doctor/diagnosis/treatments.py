@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis.by_accelerate import ALL_GATHER, in_script
 from fp8doctor.analysis.compile_coverage import (
     cache_off,
     compile_treatment,
@@ -18,7 +17,7 @@ from fp8doctor.analysis.compile_coverage import (
     compiles_each_block,
     covered_by_blocks,
 )
-from fp8doctor.analysis.fp8_request import may_have_converted
+from fp8doctor.analysis.fp8_request import ALL_GATHER, in_script, may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
 from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.layers import (

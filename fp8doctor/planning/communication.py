@@ -33,31 +33,25 @@ class Exposed(NamedTuple):
 def exposed(
     share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float, *, stack: str
 ) -> Exposed:
-    """Model the communication of one micro-batch and of the step's end, with ``busy_ms`` of computing."""
+    """Model the communication of one micro-batch and of the step's end, with ``busy_ms`` of computing.
+
+    Transformer Engine cuts matmuls into a part for each rank of tensor parallelism and overlaps the next
+    part's communication (``ub_overlap_ag`` and ``ub_overlap_rs``, Megatron's ``tp_comm_overlap``), so one
+    part's remains. That of torch is asynchronous only if asked.
+    """
     times = 12 if options.checkpointing == "full" else 8  # gathers and scatters of a block, both ways
     tensor = times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
-    inside = tensor * tensor_exposed(stack, options) + experts_ms(share, options, gpu)
+    inside = tensor / (options.tp if STACKS[stack].own_kernels else 1) + experts_ms(share, options, gpu)
     inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
-    gradients = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
+    moved = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
     dense, experts = share.parameters
     if gathers_fp8(recipe, options):
         dense -= sum(each.parameters * each.count for each in share.layers if is_converted(each, recipe)) / 2
     weights = _of_ranks(Amount(dense, experts), 2.0, options, gpu)
     if options.sharding == "fsdp":
-        moved = 2 * weights + gradients
-        return Exposed(inside + max(0.0, moved - HIDDEN * busy_ms), 0.0)
-    moved = gradients + (weights if options.sharding == "zero1" else gradients)
+        return Exposed(inside + max(0.0, 2 * weights + moved - HIDDEN * busy_ms), 0.0)
+    moved += weights if options.sharding == "zero1" else moved
     return Exposed(inside, max(0.0, moved - HIDDEN * busy_ms))
-
-
-def tensor_exposed(stack: str, options: Options) -> float:
-    """Return the share of tensor parallelism's communication that nothing hides.
-
-    Transformer Engine cuts matmuls into a part for each rank and overlaps the next part's communication
-    (``ub_overlap_ag`` and ``ub_overlap_rs``, Megatron's ``tp_comm_overlap``), so one part's remains. That of
-    torch is asynchronous only if asked.
-    """
-    return 1 / options.tp if STACKS[stack].own_kernels else 1.0
 
 
 def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8doctor.analysis.by_accelerate import ALL_GATHER
 from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.fp8_request import ALL_GATHER
 from fp8doctor.analysis.fp8_weights import is_grouped, quantize_mxfp8
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports

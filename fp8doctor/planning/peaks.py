@@ -13,6 +13,7 @@ from fp8doctor.analysis.activations import (
     LOGIT_BYTES,
     Kept,
     computes_input_again,
+    is_from_attention,
     kept_by_region,
 )
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
@@ -75,17 +76,18 @@ def activations(
             logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
             continue
         part_k, part_n = layer.sides
+        from_attention = is_from_attention(layer.owner, layer.last)
         rows = 2.0 * layer.rows * layer.count
         output = 0.0 if layer.linear.adapter == "adapter" else rows * (part_n if k == part_k else n)
         again = (
             recipe is not None
             and is_converted(layer, recipe)
-            and not layer.from_attention
+            and not from_attention
             and computes_input_again(recipe, STACKS[recipe.stack].fuses_casts)
         )
         kept_k = 0.0 if again else part_k if stack == TRANSFORMER_ENGINE.name else k
         owner = layer.owner.rpartition(".")[2]
-        kept_layers.append(Kept(owner, k, layer.from_attention, output, rows * kept_k))
+        kept_layers.append(Kept(owner, k, from_attention, output, rows * kept_k))
     outputs, inputs = kept_by_region(kept_layers).get(None, (0.0, 0.0))
     kept = (outputs + inputs) * (1.0 if compiled else KEPT_UNCOMPILED["eager transformers"])
     hidden = 2.0 * options.tokens * share.hidden * share.blocks / options.tp

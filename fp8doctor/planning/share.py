@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.activations import FROM_ATTENTION, is_from_attention, owner_of
+from fp8doctor.analysis.activations import FROM_ATTENTION, owner_of
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.cost import calls_of, routed_rows, rows_of
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, with_tokens
@@ -45,11 +45,6 @@ class Layer(Struct, frozen=True):
     """The module that its input belongs to: layers of one owner and width share it."""
     last: str
     """Last part of its name."""
-
-    @property
-    def from_attention(self) -> bool:
-        """Return whether attention makes its input."""
-        return is_from_attention(self.owner, self.last)
 
 
 class Amount(NamedTuple):

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from torch import nn
 
-from fp8doctor.analysis.by_accelerate import ALL_GATHER, BACKEND, ORDINARY
-from fp8doctor.analysis.fp8_request import asked_by_environment
+from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, ORDINARY, asked_by_environment
 from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILENT
 from fp8doctor.code_snippets import settings
 from fp8doctor.examine import examine_surroundings
