@@ -72,7 +72,6 @@ class TreatmentRecord(Struct, frozen=True):
     compiles: bool = False  # it puts compiled regions into the step
     recipe: str | None = None  # the recipe that its FP8 layers have afterwards, if it changes it
     helps_bf16_too: bool = False  # BF16 without it is no fair measure of a step that has it
-    tokens_ratio: float = 1.0  # tokens of the step that it makes / tokens before
 
     @property
     def is_an_arm_already(self) -> bool:
@@ -124,15 +123,6 @@ _ALL = (
         "settings of torch",
         helps_bf16_too=True,
     ),
-    TreatmentRecord(
-        LARGER_BATCH,
-        "larger batch",
-        "",
-        "switches.larger_batch",
-        "the batch",
-        helps_bf16_too=True,
-        tokens_ratio=2.0,
-    ),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(
         TreatmentRecord(f"convert-{each.name}", "", "convert", "fp8_recipes.convert", recipe=each.name)
@@ -151,9 +141,13 @@ FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Classes of ``torch.optim`` that take ``fused``, on CPU and CUDA alike. Source: torch 2.6 to 2.13."""
 
 
+BY_HAND = {LARGER_BATCH: TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True)}
+"""Treatments that only a user can carry out and that have traits of their own."""
+
+
 def traits(name: str) -> TreatmentRecord:
-    """Look up a treatment; one that only a user can carry out has only its name."""
-    return TREATMENTS.get(name) or TreatmentRecord(name=name)
+    """Look up a treatment; most that only a user can carry out have only a name."""
+    return TREATMENTS.get(name) or BY_HAND.get(name) or TreatmentRecord(name=name)
 
 
 def in_words(name: str) -> str:

@@ -127,7 +127,7 @@ class StepProfiler:
             graphs_run=proof.graphs_run,
             uncompiled_linears=NOT_RECORDED if proof.uncompiled_linears is None else proof.uncompiled_linears,
             host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
-            breakdown=breakdown(WHOLE, [step], median(seen.steps_ms), tokens_ratio=1.0),
+            breakdown=breakdown(WHOLE, [step], median(seen.steps_ms)),
         )
 
     def _read(self) -> ProfiledStep:

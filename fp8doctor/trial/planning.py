@@ -9,7 +9,6 @@ depth (a 1.7B decoder, H200, torch 2.11).
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,9 +24,10 @@ from fp8doctor.analysis.treatment_table import (
     that_help_bf16_too,
     traits,
 )
+from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
@@ -37,6 +37,11 @@ from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, know
 from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
 from fp8doctor.trial.variant import Change, Place, VariantPlan, as_it_is
+
+HOST_PACED = 0.9
+"""Modelled time of the host / of the GPU from which the host may set the pace. With it the cost model finds
+all five recorded steps that wait for the host for a third of the time, and five others, which the trial drops
+once it has timed a compiled step."""
 
 
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
@@ -61,8 +66,8 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *alike,
         *([] if base is as_is else [base]),
         *([] if in_fp8 else planner.conversions(as_is)),
-        *planner.whole(base),
         VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False, place=Place.OTHER_BF16),
+        *planner.whole(base),
         *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
         *planner.with_twins(planner.tried_unasked(base, proposals), base, alike),
     ]
@@ -103,13 +108,17 @@ class VariantPlanner:
         )
 
     def whole(self, base: VariantPlan) -> list[VariantPlan]:
-        """Plan BF16, and FP8 on top of ``base``, compiled as one graph, if none of that is planned already.
+        """Plan BF16, and FP8 on top of ``base``, as one graph, if the host is expected to set the pace.
 
         Seen on an H200: of three steps that wait for the host, BF16 in one graph was 1.01x, 1.27x and 1.45x
-        as fast as block by block.
+        as fast as block by block. For a step that did not wait its build took 31 s for nothing.
         """
         context = TrialContext(self.facts, self.job, base.treatments)
         if not any(map(has_loop, self.facts.network.blocks)) or is_one_graph(context):
+            return []
+        in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
+        modelled = if_recorded(modelled_step, in_bf16_compiled)
+        if modelled is not None and modelled.host_ms < HOST_PACED * modelled.busy_ms:
             return []
         plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast())]
         if base.fp8 and COMPILE_MODEL not in base.treatments:
@@ -155,7 +164,6 @@ class VariantPlanner:
             fp8=True if TE_AUTOCAST in names else base.fp8,
             base=base.name,
             change=change,
-            tokens_ratio=math.prod((traits(each).tokens_ratio for each in names), start=base.tokens_ratio),
             compiled=base.compiled or any(traits(each).compiles for each in names),
             by_block=_by_block(names, base.by_block),
         )

@@ -29,8 +29,8 @@ class Place(IntEnum):
     """FP8 with the plan, and BF16 with those changes of it that help BF16 too; of a BF16 job its best
     conversion, before any second form of BF16."""
     OTHER_BF16 = 4
-    """BF16 compiled by block; BF16 and then FP8 compiled whole, if the step waits for the host; BF16 once
-    more, as a check."""
+    """BF16 compiled by block; BF16 once more, as a check; BF16 and then FP8 compiled whole, if the step waits
+    for the host."""
     NO_CHECKPOINTING = 5
     """Without checkpointing, BF16 and FP8, if more than half of the memory is free; else after all others."""
     REST = 6
@@ -80,15 +80,14 @@ class VariantPlan:
     """The change on top of its base; ``make`` is that of the base, then this."""
     explored: bool = False
     """Whether no finding proposed it."""
-    tokens_ratio: float = 1.0
-    """Tokens of its step / tokens of the step as it is."""
     compiled: bool = False
     """Whether compiled regions must be seen in it."""
     by_block: bool = False
     """Whether it compiles single blocks instead of following the user's own marks."""
     place: Place = Place.REST
     if_host_waits: bool = False
-    """Whether it is built only if the fastest compiled step waits for the host."""
+    """Whether it is built only if the fastest compiled step waits for the host. For it the models are cut as
+    shallow as for any graph of several blocks."""
 
 
 def explores(plan: VariantPlan) -> bool:

@@ -61,148 +61,105 @@ def test_name_alone(name: str, family: Family) -> None:
     assert classify(name) == family
 
 
-@pytest.mark.parametrize(
-    "operator",
-    [
-        # torchao 0.18: autograd functions of float8_linear.py, float8_training_tensor.py and prototype/.
-        "matmul_with_hp_or_float8_args",
-        "autograd::engine::evaluate_function: matmul_with_hp_or_float8_argsBackward",
-        "_ToFloat8ConstrFunc",
-        "NoopFwToFloat8BwDynamicBackward",
-        "fp8_blockwise_mm",
-        "_Float8GroupedMM",
-        "mx_mm",
-        "torchao::triton_fp8_blockwise_act_quant_lhs",
-        "torchao::mxfp8_quantize_2d_1x32_cutedsl",
-    ],
+FP8_WORK = (
+    # torchao 0.18: autograd functions of float8_linear.py, float8_training_tensor.py and prototype/.
+    "matmul_with_hp_or_float8_args",
+    "autograd::engine::evaluate_function: matmul_with_hp_or_float8_argsBackward",
+    "_ToFloat8ConstrFunc",
+    "NoopFwToFloat8BwDynamicBackward",
+    "fp8_blockwise_mm",
+    "_Float8GroupedMM",
+    "mx_mm",
+    "torchao::triton_fp8_blockwise_act_quant_lhs",
+    "torchao::mxfp8_quantize_2d_1x32_cutedsl",
 )
-@pytest.mark.parametrize(("name", "launcher"), EAGER_CAST)
-def test_eager_cast_is_told_by_what_it_was_launched_in(operator: str, name: str, launcher: str) -> None:
-    assert work_inside(operator) == "cast"
-    assert classify(name, launcher, inside="cast") == "cast"
-    assert classify(name, launcher) == ("copy" if name.startswith("Mem") else "pointwise")
-
-
-def test_eager_cast_is_told_by_the_type_of_its_tensors() -> None:
-    assert classify(COPY, "aten::copy_", ("c10::Float8_e4m3fn", "float", "Scalar")) == "cast"
-    assert classify(COPY, "aten::copy_", ("c10::BFloat16", "float", "Scalar")) == "pointwise"
-
-
-@pytest.mark.parametrize(
-    "operator",
-    [
-        "aten::_scaled_mm",
-        "aten::_scaled_mm_v2",
-        "aten::_scaled_grouped_mm",
-        "aten::_scaled_grouped_mm_v2",
-        "torchao::blockwise_scaled_mm",
-    ],
+FP8_OPERATORS = (
+    "aten::_scaled_mm",
+    "aten::_scaled_mm_v2",
+    "aten::_scaled_grouped_mm",
+    "aten::_scaled_grouped_mm_v2",
+    "torchao::blockwise_scaled_mm",
 )
+
+
+def test_eager_cast_is_told_by_what_it_was_launched_in() -> None:
+    assert {work_inside(operator) for operator in FP8_WORK} == {"cast"}
+    for name, launcher in EAGER_CAST:
+        assert classify(name, launcher, inside="cast") == "cast"
+        assert classify(name, launcher) == ("copy" if name.startswith("Mem") else "pointwise")
+
+
+@pytest.mark.parametrize("operator", FP8_OPERATORS)
 def test_fp8_operator_is_an_fp8_gemm_whatever_the_kernel_but_its_casts_and_fills(operator: str) -> None:
-    assert classify("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", operator) == "gemm_fp8"
-    assert classify("a_kernel_of_a_library_to_come", operator) == "gemm_fp8"
-    assert classify("", operator) == "gemm_fp8"
-    assert (
-        classify(
-            "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", operator
-        )
-        == "cast"
-    )
-    assert classify("Memset (Device)", operator) == "cast"
     assert work_inside(operator) == "gemm_fp8"
-    assert classify(COPY, "aten::copy_", inside="gemm_fp8") == "cast"
-    assert (
-        classify("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n", "aten::mm", ("float", "float"), "gemm_fp8")
-        == "gemm_fp8"
-    )
+    for name in (BF16_GEMM, NEW, ""):
+        assert classify(name, operator) == "gemm_fp8"
+    for name in (FILL, "Memset (Device)"):
+        assert classify(name, operator) == "cast"
+
+
+BF16, FP32 = "c10::BFloat16", "float"
+BF16_GEMM = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+FP32_GEMM = "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3"
+FILL = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>"
+NEW = "a_kernel_of_a_library_to_come"
+MATH = "aten::_scaled_dot_product_attention_math"
+"""It computes in fp32 whatever it is given."""
 
 
 @pytest.mark.parametrize(
-    ("operator", "types", "family"),
+    ("name", "operator", "types", "around", "family"),
     [
-        ("aten::mm", ("float", "float"), "gemm_fp32"),
-        ("aten::addmm", ("c10::BFloat16", "float", "float", "Scalar"), "gemm_fp32"),
-        ("aten::addmm", ("float", "c10::BFloat16", "c10::BFloat16", "Scalar"), "gemm_16bit"),
-        (
-            "aten::addmm",
-            ("float", "c10::BFloat16", "c10::BFloat16", "Scalar", "Scalar", "float"),
-            "gemm_16bit",
-        ),
-        ("aten::mm", ("c10::BFloat16", "c10::BFloat16", "float"), "gemm_16bit"),
-        ("aten::bmm", ("c10::Half", "c10::Half"), "gemm_16bit"),
-        ("aten::linear", ("c10::BFloat16", "c10::BFloat16", ""), "gemm_16bit"),
-        ("aten::convolution", ("float", "float", "", "ScalarList"), "gemm_fp32"),
-        ("aten::_int_mm", ("signed char", "signed char"), "unknown"),
+        (COPY, "aten::copy_", ("c10::Float8_e4m3fn", FP32, "Scalar"), "", "cast"),
+        (COPY, "aten::copy_", (BF16, FP32, "Scalar"), "", "pointwise"),
+        (COPY, "aten::copy_", (), "aten::_scaled_mm", "cast"),
+        (FP32_GEMM, "aten::mm", (FP32, FP32), "aten::_scaled_mm", "gemm_fp8"),
+        # Matmuls, by the types of their matrices.
+        ("", "aten::mm", (FP32, FP32), "", "gemm_fp32"),
+        ("", "aten::addmm", (BF16, FP32, FP32, "Scalar"), "", "gemm_fp32"),
+        ("", "aten::addmm", (FP32, BF16, BF16, "Scalar"), "", "gemm_16bit"),
+        ("", "aten::addmm", (FP32, BF16, BF16, "Scalar", "Scalar", FP32), "", "gemm_16bit"),
+        ("", "aten::mm", (BF16, BF16, FP32), "", "gemm_16bit"),
+        ("", "aten::bmm", ("c10::Half", "c10::Half"), "", "gemm_16bit"),
+        ("", "aten::linear", (BF16, BF16, ""), "", "gemm_16bit"),
+        ("", "aten::convolution", (FP32, FP32, "", "ScalarList"), "", "gemm_fp32"),
+        ("", "aten::_int_mm", ("signed char", "signed char"), "", "unknown"),
+        ("gemm_of_no_known_type", "aten::mm", (FP32, FP32), "", "gemm_fp32"),
+        ("_grouped_gemm_dX_kernel", "unsloth::grouped", (BF16, BF16, "int"), "", "gemm_16bit"),
+        ("_grouped_wgrad_kernel", "unsloth::grouped", (BF16, BF16, "int"), "", "gemm_16bit"),
+        # Inside torch's attention.
+        ("", "aten::bmm", (FP32, FP32), MATH, "attention"),
+        (FP32_GEMM, "aten::bmm", (FP32, FP32), MATH, "attention"),
+        (BF16_GEMM, "aten::bmm", (FP32, FP32), MATH, "attention"),
+        (FP8_GEMM, "aten::_scaled_mm", (), MATH, "gemm_fp8"),
+        # Pointwise kernels serve the operator around them.
+        (SCALE, "aten::mul_", (), "Optimizer.step#AdamW.step", "optimizer"),
+        (SCALE, "aten::pow", (), "aten::rms_norm", "norm"),
+        (SCALE, "aten::mul", (), MATH, "attention"),
+        (SCALE, "aten::sub", (), "aten::cross_entropy_loss", "loss"),
+        (SCALE, "aten::mul", (), "autograd::engine::evaluate_function: MulBackward0", "pointwise"),
+        ("", "aten::mul", (), "aten::linear", "pointwise"),
+        # An operator alone.
+        (NEW, "aten::_fused_adamw_", (), "", "optimizer"),
+        (NEW, "aten::_foreach_add_", (), "", "optimizer"),
+        (NEW, "aten::native_layer_norm_backward", (), "", "norm"),
+        (NEW, "aten::_log_softmax_backward_data", (), "", "loss"),
+        (NEW, "ChunkedLogProbFunctionBackward", (), "", "loss"),
+        (NEW, "unsloth_zoo::fused_linear_scale_rows", (), "", "loss"),
+        (NEW, "GeneratedBackwardFor_unsloth_zoo_fused_linear_ce_v2_default", (), "", "loss"),
+        (NEW, "aten::_softmax", (), "", "attention"),
+        (NEW, "aten::_flash_attention_forward", (), "", "attention"),
+        ("", "aten::embedding", (), "", "pointwise"),
+        ("", "aten::index_put_", (), "", "pointwise"),
+        (NEW, "c10d::allreduce_", (), "", "communication"),
+        (NEW, "mylib::fancy", (), "", "unknown"),
+        ("", "aten::operator_to_come", (), "", "unknown"),
     ],
 )
-def test_gemm_is_told_by_the_types_of_its_matrices(
-    operator: str, types: tuple[str, ...], family: Family
+def test_a_kernel_is_told_by_its_operator_types_and_surroundings(
+    name: str, operator: str, types: tuple[str, ...], around: str, family: Family
 ) -> None:
-    assert classify("", operator, types) == family
-    assert classify("gemm_of_no_known_type", operator, types) == family
-
-
-@pytest.mark.parametrize("name", ["_grouped_gemm_dX_kernel", "_grouped_wgrad_kernel"])
-def test_grouped_gemm_of_unsloths_is_told_by_the_types_of_its_matrices(name: str) -> None:
-    assert classify(name, "unsloth::grouped", ("c10::BFloat16", "c10::BFloat16", "int")) == "gemm_16bit"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize64x64x8_stage3", "nvjet_sm90_tst_64x64_4x4_bz_TNN"],
-)
-def test_gemm_inside_torchs_attention_is_attention(name: str) -> None:
-    """The math backend of scaled_dot_product_attention computes in fp32 whatever it is given."""
-    assert (
-        classify(
-            name,
-            "aten::bmm",
-            ("float", "float"),
-            inside=work_inside("aten::_scaled_dot_product_attention_math"),
-        )
-        == "attention"
-    )
-    assert classify(FP8_GEMM, "aten::_scaled_mm", inside="attention") == "gemm_fp8"
-
-
-@pytest.mark.parametrize(
-    ("operator", "around", "family"),
-    [
-        ("aten::mul_", "Optimizer.step#AdamW.step", "optimizer"),
-        ("aten::pow", "aten::rms_norm", "norm"),
-        ("aten::mul", "aten::_scaled_dot_product_attention_math", "attention"),
-        ("aten::sub", "aten::cross_entropy_loss", "loss"),
-        ("aten::mul", "autograd::engine::evaluate_function: MulBackward0", "pointwise"),
-        ("aten::mul", "aten::linear", "pointwise"),
-    ],
-)
-def test_pointwise_kernel_serves_the_operator_around_it(operator: str, around: str, family: Family) -> None:
-    assert classify(SCALE, operator, inside=work_inside(around)) == family
-    assert classify("", operator, inside=work_inside(around)) == family
-
-
-@pytest.mark.parametrize(
-    ("operator", "family"),
-    [
-        ("aten::_fused_adamw_", "optimizer"),
-        ("aten::_foreach_add_", "optimizer"),
-        ("aten::native_layer_norm_backward", "norm"),
-        ("aten::_log_softmax_backward_data", "loss"),
-        ("ChunkedLogProbFunctionBackward", "loss"),
-        ("unsloth_zoo::fused_linear_scale_rows", "loss"),
-        ("GeneratedBackwardFor_unsloth_zoo_fused_linear_ce_v2_default", "loss"),
-        ("aten::_softmax", "attention"),
-        ("aten::_flash_attention_forward", "attention"),
-        ("aten::embedding", "pointwise"),
-        ("aten::index_put_", "pointwise"),
-        ("c10d::allreduce_", "communication"),
-        ("mylib::fancy", "unknown"),
-        ("aten::operator_to_come", "unknown"),
-    ],
-)
-def test_operator_alone(operator: str, family: Family) -> None:
-    assert classify("", operator) == family
-    assert classify("a_kernel_of_a_library_to_come", operator) == family
+    assert classify(name, operator, types, inside=work_inside(around)) == family
 
 
 def test_kernels_and_operators_that_prove_fp8_are_the_same_ones() -> None:

@@ -15,7 +15,7 @@ from fp8doctor.stacks.tensors import subclass
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.treatments.bf16 import to_bf16
-from tests.examine.models import Stacked, network
+from tests.examine.models import Stacked
 from tests.stand_ins import transformer_engine as te
 from tests.trial.treated import applied, float8, in_fp8, same_parameters
 
@@ -54,12 +54,6 @@ def test_some_layers_go_back_to_bf16_and_keep_their_compile_marks() -> None:
         applied("keep-in-bf16", model, "blocks.7.up")
     with pytest.raises(NotTried, match="names no layers"):
         applied("keep-in-bf16", model)
-
-
-def test_staying_in_bf16_leaves_no_fp8_and_compiles() -> None:
-    bf16 = applied("stay-in-bf16", float8(Stacked())).model
-    assert in_fp8(bf16) == {}
-    assert [blocks.compiled for blocks in network(bf16).blocks] == [3]
 
 
 # Transformer Engine, on its stand-in.

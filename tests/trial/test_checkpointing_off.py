@@ -30,7 +30,6 @@ def test_transformers_checkpointing_is_switched_off() -> None:
     model = llama()
     model.gradient_checkpointing_enable()
     off = applied("checkpointing-off", model.train()).model
-    assert (training(model).checkpointing != (), training(off).checkpointing) == (True, ())
     assert [forwards_per_step(each, each.model.layers[0].mlp.up_proj) for each in (model, off)] == [2, 1]  # type: ignore[union-attr, index]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.decoder import AS_IS, BF16, PRESCRIBED, Decoder, job, run, trial
-from tests.trial.planted import CLOCK, STEP_MS, Ticking, ticking
+from tests.trial.planted import CLOCK, STEP_MS, Ticking
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
@@ -74,24 +73,6 @@ def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: 
     assert result.self_check_ratio == pytest.approx(1 / (1 + share))
     assert result.reliable is reliable
     assert ("against its own copy" in (result.reason or "")) is not reliable
-
-
-@pytest.mark.usefixtures("clock")
-def test_times_are_given_for_the_tokens_of_the_step_as_it_is() -> None:
-    twice = VariantPlan(
-        "larger-batch",
-        lambda variant: replace(variant, batch=torch.cat([variant.batch] * 2)),
-        ("larger-batch",),
-        True,
-        "as_is",
-        tokens_ratio=2.0,
-    )
-    arms = run(ticking(), AS_IS, twice)
-    assert (arms["larger-batch"].step_ms, arms["larger-batch"].tokens_ratio) == (
-        pytest.approx(STEP_MS / 2),
-        2.0,
-    )
-    assert arms["larger-batch"].cuts[0].step_ms == pytest.approx(STEP_MS / 2)
 
 
 class SkippingAtRandom(Ticking):

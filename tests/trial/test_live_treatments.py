@@ -12,7 +12,7 @@ from torch import nn
 from fp8doctor.finding import Treatment
 from fp8doctor.trial.treatments.apply import carry_out
 from tests.examine.models import Stacked, llama, lora, network, training
-from tests.trial.treated import facts, float8, in_fp8
+from tests.trial.treated import applied, facts, float8, in_fp8
 
 pytestmark = pytest.mark.slow
 
@@ -46,38 +46,53 @@ def checkpointed() -> nn.Module:
     return model.train()
 
 
+def eager_attention() -> nn.Module:
+    return llama(attn_implementation="eager")
+
+
+def recipes(model: nn.Module) -> list[str | None]:
+    return list(in_fp8(model).values())
+
+
+def dtypes_of_adapters(model: nn.Module) -> set[str]:
+    return {linear.dtype for linear in network(model).linears if linear.adapter == "adapter"}
+
+
 @pytest.mark.parametrize(
     ("name", "build", "see", "before", "after"),
     [
-        ("convert-rowwise", Stacked, lambda model: len(in_fp8(model)), 0, 6),
-        ("stay-in-bf16", lambda: float8(Stacked()), lambda model: len(in_fp8(model)), 6, 0),
+        ("convert-rowwise", Stacked, recipes, [], ["rowwise"] * 6),
+        ("convert-tensorwise", Stacked, recipes, [], ["tensorwise"] * 6),
+        ("stay-in-bf16", lambda: float8(Stacked()), recipes, ["tensorwise"] * 6, []),
         ("checkpointing-off", checkpointed, lambda model: len(training(model).checkpointing), 2, 0),
         (
             "attention-sdpa",
-            lambda: llama(attn_implementation="eager"),
+            eager_attention,
             lambda model: model.config._attn_implementation,
             "eager",
             "sdpa",
         ),
         ("cache-off", lambda: llama(use_cache=True), lambda model: model.config.use_cache, True, False),
-        (
-            "compile-model",
-            Stacked,
-            lambda model: [mark.name for mark in training(model).compile_marks],
-            [],
-            [""],
-        ),
+        ("compile-model", Stacked, lambda model: [each.name for each in marks(model)], [], [""]),
+        ("compile-blocks", Stacked, lambda model: len(marks(model)), 0, 3),
+        ("adapters-to-bf16", lambda: lora(llama().bfloat16()), dtypes_of_adapters, {"float32"}, {"bfloat16"}),
     ],
 )
-def test_what_was_timed_is_what_a_live_model_gets(
+def test_what_is_timed_on_a_replica_is_what_a_live_model_gets(
     name: str, build: Any, see: Any, before: Any, after: Any
 ) -> None:
     model = build()
     assert see(model) == before
+    assert see(applied(name, model).model) == after
+    assert see(model) == before, "the replica alone was changed"
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
+        warnings.simplefilter("error" if name != "adapters-to-bf16" else "ignore", UserWarning)
         assert carry_out(prescribed(name), model, facts(model)) is model
     assert see(model) == after
+
+
+def marks(model: nn.Module) -> Any:
+    return training(model).compile_marks
 
 
 def test_a_live_model_whose_parameters_are_replaced_needs_its_optimizer_anew() -> None:

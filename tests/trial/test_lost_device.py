@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -11,54 +9,14 @@ import fp8doctor.trial
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.trial import conductor
-from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
-from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
+from fp8doctor.trial.measure.trial_run import DeviceLost
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.snapshot import CONTEXT
-from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.trial.conducted import conduct
-from tests.trial.decoder import AS_IS, CPU, job, trial
+from tests.trial.decoder import AS_IS, job, trial
 from tests.trial.planted import worn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
-
-
-def doing(part: list[str | None]) -> Callable[[str, str | None], None]:
-    return lambda text, arm: part.append(arm if arm is not None else text)
-
-
-def test_the_part_that_runs_is_named() -> None:
-    said: list[str | None] = ["nothing"]
-    ran: dict[str, list[str | None]] = {"eager": [], "other": []}
-
-    def noting(name: str) -> Callable[[Variant], Variant]:
-        def make(variant: Variant) -> Variant:
-            forward = variant.model.forward
-
-            def noted(tokens: torch.Tensor) -> torch.Tensor:
-                ran[name].append(said[-1])
-                return forward(tokens)
-
-            variant.model.forward = noted  # type: ignore[method-assign]
-            return variant
-
-        return make
-
-    laid_out: list[str | None] = []
-
-    def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        laid_out.append(said[-1])
-        return output.float().mean()
-
-    arms = [VariantPlan("as_is", noting("eager"), fp8=True), VariantPlan("other", noting("other"))]
-    conduct(job(blocks=3, loss=loss), ["blocks"], arms, TrialRun(CPU, Budget(600), doing(said)))
-    assert laid_out[0] == "copying the model to the device"
-    assert list(dict.fromkeys(ran["eager"])) == ["as_is", "timing 2 variants of the step", BREAKDOWN]
-    assert list(dict.fromkeys(ran["other"])) == ["other", "timing 2 variants of the step"]
-    assert ran["other"][-1] == "other"
-    assert said[1] == "noting the state of the model"
-    assert said[-1] == "looking at what was changed"
 
 
 def lost_at(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:

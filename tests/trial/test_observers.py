@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fp8doctor.examine.nvml_gpus import NoDriverError
-from fp8doctor.facts import recorded
+from fp8doctor.facts import Health, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.trial.measure import observers
 from fp8doctor.trial.measure.observers import HostObserver, Observer
@@ -75,23 +75,18 @@ def test_three_looks_are_summed_up(nvml: SimpleNamespace) -> None:
     observer = Observer(CUDA)
     for _ in range(3):
         observer.look()
-    seen = observer.health()
-    assert seen is not None
-    assert (seen.samples, seen.sm_clock_low_mhz, seen.sm_clock_median_mhz, seen.sm_clock_high_mhz) == (
-        3,
-        1470,
-        1755,
-        1965,
+    assert observer.health() == Health(
+        samples=3,
+        sm_clock_low_mhz=1470,
+        sm_clock_median_mhz=1755,
+        sm_clock_high_mhz=1965,
+        power_median_w=pytest.approx(657.158),
+        power_limit_w=700.0,
+        temperature_high_c=51,
+        throttled_pct=pytest.approx({"software power cap": 200 / 3, "hardware thermal slowdown": 100 / 3}),
+        other_processes=0,
+        other_use_pct=0.0,
     )
-    assert (seen.power_median_w, seen.power_limit_w, seen.temperature_high_c) == (
-        pytest.approx(657.158),
-        700.0,
-        51,
-    )
-    assert seen.throttled_pct == pytest.approx(
-        {"software power cap": 200 / 3, "hardware thermal slowdown": 100 / 3}
-    )
-    assert (seen.other_processes, seen.other_use_pct) == (0, 0.0)
     observer.close()
     assert not nvml.open
 
@@ -119,13 +114,9 @@ def test_what_nvml_does_not_answer_is_not_made_up(nvml: SimpleNamespace) -> None
     observer.look()
     seen = observer.health()
     assert seen is not None
-    assert (
-        seen.samples,
-        seen.sm_clock_median_mhz,
-        seen.power_median_w,
-        seen.power_limit_w,
-        seen.other_use_pct,
-    ) == (1, None, None, None, None)
+    assert seen.samples == 1
+    unknown = (seen.sm_clock_median_mhz, seen.power_median_w, seen.power_limit_w, seen.other_use_pct)
+    assert unknown == (None, None, None, None)
     assert not recorded(seen, "throttled_pct")
     assert not recorded(seen, "other_processes")
 

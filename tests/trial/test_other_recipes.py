@@ -44,10 +44,3 @@ def test_conversion_leaves_out_what_is_named_and_what_is_not_aligned() -> None:
     }  # type: ignore[operator]
     with pytest.raises(NotTried, match=r"no nn\.Linear that torchao could convert"):
         to_float8(nn.Sequential(nn.Conv1d(16, 16, 1)), "tensorwise")
-
-
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-def test_a_model_without_fp8_is_converted_but_for_its_head(recipe: str) -> None:
-    converted = in_fp8(applied(f"convert-{recipe}", Stacked()).model)
-    assert set(converted.values()) == {recipe}
-    assert len(converted) == 6

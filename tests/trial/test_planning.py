@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.document import Step, read_saved
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
 from fp8doctor.finding import Treatment
@@ -22,8 +23,8 @@ from fp8doctor.trial.layers.shapes import distinct
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.variant import Place, Variant, VariantPlan
+from fp8doctor.trial.planning import VariantPlanner, plan_variants
+from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama
 from tests.stand_ins import transformer_engine as te
@@ -31,6 +32,7 @@ from tests.trial.conducted import conduct
 
 pytestmark = pytest.mark.slow
 
+PATIENTS = Path(__file__).parents[1] / "patients" / "recorded"
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
 WHOLE = {"bf16_whole": None, "compile-model": "as_is"}
@@ -203,7 +205,7 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
 
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     found = plans(job(Stacked().bfloat16()))
-    first = ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_whole", "bf16_again", "float8_rowwise"]
+    first = ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_again", "bf16_whole", "float8_rowwise"]
     assert list(found) == first
     assert found["float8_rowwise"].treatments == ("convert-rowwise", "compile-blocks")
     in_fp32 = plans(job(Stacked()))["float8_rowwise"]
@@ -216,6 +218,14 @@ def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
     assert found[:4] == ["as_is", "float8_tensorwise", "float8_tensorwise_as_compiled", "bf16_compiled"]
     assert found.index("bf16") < found.index("float8_rowwise")
     assert "compile-blocks" not in found
+
+
+@pytest.mark.parametrize(("recorded", "expected"), [("few_tokens", True), ("llama_8b_float8", False)])
+def test_one_graph_is_planned_if_the_host_is_expected_to_set_the_pace(recorded: str, expected: bool) -> None:
+    facts = read_saved(PATIENTS / f"h200-{recorded}.json.gz")[0]
+    planned = VariantPlanner(facts, job(Stacked().bfloat16())).whole(VariantPlan("as_is", as_it_is, fp8=True))
+    assert [each.name for each in planned] == (["bf16_whole", "compile-model"] if expected else [])
+    assert all(each.if_host_waits for each in planned)
 
 
 def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:

@@ -299,7 +299,7 @@ def at(
 def test_every_family_is_on_the_line_of_the_step() -> None:
     shallow = at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0)
     deepest = at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0)
-    told = breakdown(PLAN, [shallow, deepest], 60.0, 1.0)
+    told = breakdown(PLAN, [shallow, deepest], 60.0)
     assert told.families_ms == pytest.approx({"cast": 26.0, "gemm_fp8": 27.0, "unknown": 1.0})
     found = (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable)
     assert found == (54.0, 6.0, 1.0, 540, True)
@@ -311,7 +311,7 @@ def test_waiting_for_other_ranks_beyond_the_step_makes_nothing_else_shorter(
     waited_ms: float, communication_ms: float, scale: float
 ) -> None:
     step = at(50.0 * scale + waited_ms, cast=50.0 * scale, communication=waited_ms)
-    told = breakdown(Plan((), (Cut({}),)), [step], 50.0 + communication_ms, 1.0)
+    told = breakdown(Plan((), (Cut({}),)), [step], 50.0 + communication_ms)
     assert told.families_ms == pytest.approx({"cast": 50.0, "communication": communication_ms})
     assert (told.scale, told.idle_ms) == pytest.approx((scale, 0.0))
 
@@ -319,7 +319,7 @@ def test_waiting_for_other_ranks_beyond_the_step_makes_nothing_else_shorter(
 @given(st.lists(st.tuples(*[st.floats(0, 1e3)] * 3), min_size=2, max_size=2), st.floats(1e-3, 1e5))
 def test_parts_always_add_up(cuts: list[tuple[float, ...]], step_ms: float) -> None:
     told = breakdown(
-        PLAN, [at(sum(parts), cast=parts[0], copy=parts[1], norm=parts[2]) for parts in cuts], step_ms, 1.0
+        PLAN, [at(sum(parts), cast=parts[0], copy=parts[1], norm=parts[2]) for parts in cuts], step_ms
     )
     assert sum(told.families_ms.values()) + told.idle_ms == pytest.approx(step_ms)
     assert told.idle_ms >= 0

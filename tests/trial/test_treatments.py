@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fp8doctor.analysis.treatment_table import TREATMENTS, traits
+from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.diagnosis.treatments import FIXED, WRITTEN
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
@@ -18,18 +18,15 @@ from fp8doctor.recipes import BY_TREATMENT
 from fp8doctor.trial import explorations
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant
-from tests.examine.models import Stacked, llama, lora, network
+from tests.examine.models import Stacked, llama, lora
 from tests.trial.treated import TOKENS, applied, facts
 
 pytestmark = pytest.mark.slow
 
 
-def test_adapters_get_the_dtype_of_the_base_and_the_shared_ones_stay() -> None:
+def test_adapters_are_replaced_and_the_shared_parameters_stay() -> None:
     model = lora(llama().bfloat16())
-    adapters = {linear.name for linear in network(model).linears if linear.adapter == "adapter"}
     changed = applied("adapters-to-bf16", model).model
-    assert {linear.dtype for linear in network(model).linears if linear.name in adapters} == {"float32"}
-    assert {linear.dtype for linear in network(changed).linears if linear.name in adapters} == {"bfloat16"}
     pairs = list(zip(model.named_parameters(), changed.named_parameters(), strict=True))
     assert all((one is other) is ("lora_" not in name) for (name, one), (_, other) in pairs)
     assert all(one.requires_grad == other.requires_grad for (_, one), (_, other) in pairs)
@@ -61,20 +58,19 @@ def test_two_ways_out_of_fp32() -> None:
         applied("bf16-parameters", llama().bfloat16())
 
 
-def test_eager_attention_is_replaced_in_the_replica_alone() -> None:
-    model = llama(attn_implementation="eager")
+def test_eager_attention_runs_torchs_own_kernel_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = llama(attn_implementation="eager"), []
     changed = applied("attention-sdpa", model).model
-    assert (model.config._attn_implementation, changed.config._attn_implementation) == ("eager", "sdpa")  # type: ignore[union-attr]
-    before, calls = functional.scaled_dot_product_attention, []
-    functional.scaled_dot_product_attention = lambda *arguments, **settings: (
-        calls.append(1) or before(*arguments, **settings)
-    )  # type: ignore[assignment, func-returns-value]
-    try:
-        model(**TOKENS)
-        assert calls == []
-        changed(**TOKENS)
-    finally:
-        functional.scaled_dot_product_attention = before
+    own = functional.scaled_dot_product_attention
+
+    def counted(*given: Any, **more: Any) -> torch.Tensor:
+        calls.append(1)
+        return own(*given, **more)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    model(**TOKENS)
+    assert calls == []
+    changed(**TOKENS)
     assert len(calls) == 2
     with pytest.raises(NotTried, match="no configuration in it asks for eager"):
         applied("attention-sdpa", changed)
@@ -96,64 +92,6 @@ def test_an_optimizer_is_fused_once() -> None:
     ):
         with pytest.raises(NotTried, match="fused already, or has no fused form"):
             applied("fused-optimizer", model, job=job(model, optimizer))
-
-
-def test_a_larger_batch_has_twice_the_samples() -> None:
-    model = Stacked()
-    assert traits("larger-batch").tokens_ratio == 2
-    for batch in (
-        {"a": torch.zeros(2, 3), "b": torch.zeros(2)},
-        (torch.zeros(2, 3), torch.zeros(2)),
-        torch.zeros(2, 3),
-    ):
-        larger = applied("larger-batch", model, batch=batch).batch
-        parts = (
-            larger.values() if isinstance(larger, dict) else larger if isinstance(larger, tuple) else [larger]
-        )
-        assert type(larger) is type(batch)
-        assert {len(part) for part in parts} == {4}
-    with pytest.raises(NotTried, match="first dimension"):
-        applied("larger-batch", model, batch=(torch.zeros(2), torch.zeros(3)))
-
-
-def test_every_treatment_has_a_name_that_findings_can_have() -> None:
-    assert set(TREATMENTS) >= {
-        "compile-blocks",
-        "compile-model",
-        "compile-layers",
-        "recipe-tensorwise",
-        "recipe-rowwise",
-        "recipe-rowwise-with-gw-hp",
-        "keep-in-bf16",
-        "stay-in-bf16",
-        "checkpointing-off",
-        "te-autocast",
-        "te-delayed",
-        "te-current",
-        "te-block",
-        "te-mxfp8",
-        "adapters-to-bf16",
-        "autocast-bf16",
-        "bf16-parameters",
-        "attention-sdpa",
-        "fused-optimizer",
-        "larger-batch",
-        "cache-off",
-        "convert-tensorwise",
-        "convert-rowwise",
-        "fused-attention-on",
-    }
-    assert {name for name, each in TREATMENTS.items() if each.changes != "model"} == {
-        "te-autocast",
-        "te-delayed",
-        "te-current",
-        "te-block",
-        "te-mxfp8",
-        "autocast-bf16",
-        "fused-optimizer",
-        "larger-batch",
-        "fused-attention-on",
-    }
 
 
 def test_every_treatment_names_functions_that_exist() -> None:

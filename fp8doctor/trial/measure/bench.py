@@ -106,7 +106,7 @@ class Bench(Layout):
         self, job: Job, lists: Sequence[str], run: TrialRun, attempts: Sequence[Attempt] = ()
     ) -> None:
         """Lay out the truncated models. Raises `torch.OutOfMemoryError` if none fit."""
-        super().__init__(job, lists, run)
+        super().__init__(job, lists, run, shallow=any(each.plan.if_host_waits for each in attempts))
         self.attempts = list(attempts)
         self.samples: Samples = {}
         self.failures: list[str] = []

@@ -35,8 +35,8 @@ class Layout:
     plan: depth.Plan
     """The plan that was laid out."""
 
-    def __init__(self, job: Job, lists: Sequence[str], run: TrialRun) -> None:
-        """Plan the models; `lay_out` makes them."""
+    def __init__(self, job: Job, lists: Sequence[str], run: TrialRun, *, shallow: bool = False) -> None:
+        """Plan the models; `lay_out` makes them. If ``shallow``, as for a graph of several blocks."""
         device = run.device
         self.run, self.device, self.job = run, device, replace(job, loss=own_loss(job.loss, device))
         self.guard = run.guard or Guard(job)
@@ -57,11 +57,12 @@ class Layout:
         within = depth.named_in(root, lists)
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so each depth is compiled again."""
-        self._plans = depth.plans(root, within, as_one=self.as_one)
+        shallow |= self.as_one
+        self._plans = depth.plans(root, within, as_one=shallow)
         self._deeper: list[depth.Plan] = []
         """Plans that are tried first if the GPU has memory for more than their steps."""
         if is_roomy(root, device):
-            roomy = depth.plans(root, within, as_one=self.as_one, roomy=True)
+            roomy = depth.plans(root, within, as_one=shallow, roomy=True)
             self._deeper = [plan for plan in roomy if plan not in self._plans]
 
     def lay_out(self, shallower: bool = False) -> bool:

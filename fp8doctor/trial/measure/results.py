@@ -87,12 +87,11 @@ def _too_few(samples: Samples) -> str | None:
 
 
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
-    of, ratio = attempt.plan, attempt.plan.tokens_ratio
+    of = attempt.plan
     planned: dict[str, Any] = {
         "name": of.name,
         "treatments": of.treatments,
         "base": of.base,
-        "tokens_ratio": ratio,
     }
     proof = attempt.proof
     unseen = UNSEEN if proof is None and of.fp8 and of.name != ArmName.AS_IS else None
@@ -104,7 +103,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         cuts.append(
             ArmCut(
                 blocks={cleaned(name): count for name, count in cut.kept.items()},
-                step_ms=statistics.median(samples[of.name, number]) / ratio,
+                step_ms=statistics.median(samples[of.name, number]),
                 peak_gib=ready.memory.peak_gib,
                 warm_up_s=ready.warm_up_s,
                 graph_breaks=ready.compiled.breaks,
@@ -148,22 +147,20 @@ def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
 def _breakdown(plan: Plan, attempt: Attempt, step_ms: float) -> Breakdown | None:
     if not attempt.profiled:
         return None if attempt.profiled is None else NOT_RECORDED
-    return breakdown(plan, attempt.profiled, step_ms, attempt.plan.tokens_ratio)
+    return breakdown(plan, attempt.profiled, step_ms)
 
 
-def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_ratio: float) -> Breakdown:
+def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Breakdown:
     """Divide the step at full depth into its parts, by a profiled step at each depth.
 
-    ``step_ms`` is the unprofiled step at full depth, for the tokens of the step as it is. If a profiled step
+    ``step_ms`` is the unprofiled step at full depth. If a profiled step
     is longer, communication is shortened first: ranks are not equally fast under a profiler, and the early
     ones wait inside the kernels of the exchange.
     """
     names = list(dict.fromkeys(name for step in steps for name in step.families_ms))
-    on_the_line = {
-        name: plan.full([step.families_ms.get(name, 0.0) for step in steps]) / tokens_ratio for name in names
-    }
+    on_the_line = {name: plan.full([step.families_ms.get(name, 0.0) for step in steps]) for name in names}
     parts = {name: value for name, value in on_the_line.items() if value > 0}
-    busy = max(0.0, plan.full([step.busy_ms for step in steps]) / tokens_ratio)
+    busy = max(0.0, plan.full([step.busy_ms for step in steps]))
     waited = min(busy - step_ms, parts.get("communication", 0.0)) if step_ms > 0 else 0.0
     if waited > 0:
         parts["communication"] -= waited
@@ -171,7 +168,7 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float, tokens_
     clipped = -sum(value for value in on_the_line.values() if value < 0)
     scale = max(1.0, busy / step_ms) if step_ms > 0 else 1.0
     share = busy / (scale * sum(parts.values())) if parts else 0.0
-    unclassified = max(0.0, plan.full([step.unclassified_ms for step in steps]) / tokens_ratio)
+    unclassified = max(0.0, plan.full([step.unclassified_ms for step in steps]))
     idle = step_ms - busy / scale
     deepest = steps[-1]
     return Breakdown(

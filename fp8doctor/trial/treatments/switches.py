@@ -6,17 +6,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fp8doctor.analysis.treatment_table import FUSABLE, LARGER_BATCH, traits
+from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.examine.attention import sdp_backends
 from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, names_checkpoint, whole_forward
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import forward_of, read
-from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
 from fp8doctor.trial.variant import Variant
@@ -159,20 +157,3 @@ def could_be_fused(job: Job) -> bool:
     if not all(each.is_floating_point() for group in optimizer.param_groups for each in group["params"]):
         return False  # complex ones
     return not any(group.get("fused") or group.get("differentiable") for group in optimizer.param_groups)
-
-
-TIMES = int(traits(LARGER_BATCH).tokens_ratio)
-"""Copies of the batch in the larger one. A choice: the smallest that a user would try."""
-
-
-def larger_batch(variant: Variant, context: TreatmentContext) -> Variant:
-    sizes = {each.shape[0] for each in tensors(variant.batch) if each.ndim}
-    if len(sizes) != 1:
-        raise NotTried(
-            "the tensors of the batch do not share their first dimension, so it cannot be repeated"
-        )
-    return replace(variant, batch=repeated(variant.batch))
-
-
-def repeated(batch: Any) -> Any:
-    return with_tensors(batch, lambda each: torch.cat([each] * TIMES) if each.ndim else each)
