@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
-import pickle
-import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor import inspect_model
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
+from research.reliability.everything import differences, everything, settings
 from tests.looked import looked
 
 
@@ -60,60 +56,6 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def trace(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> dict[str, Any]:
-    """Everything that has to be the same afterwards."""
-
-    def digest(tensor: torch.Tensor | None) -> Any:
-        return (
-            None
-            if tensor is None
-            else (id(tensor), tensor._version, hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest())
-        )
-
-    numpy = sys.modules.get("numpy")
-    modules = list(model.named_modules())
-    return {
-        "parameters": {
-            name: (digest(each), digest(each.grad), each.requires_grad)
-            for name, each in model.named_parameters()
-        },
-        "buffers": {name: digest(each) for name, each in model.named_buffers()},
-        "optimizer": {
-            key: digest(value) for state in optimizer.state.values() for key, value in state.items()
-        },
-        "training": {name: each.training for name, each in modules},
-        "attributes": {name: sorted(vars(each)) for name, each in modules},
-        "classes": {name: (type(each), sorted(vars(type(each)))) for name, each in modules},
-        "hooks": {
-            name: {key: list(value) for key, value in vars(each).items() if "hooks" in key and value}
-            for name, each in modules
-        },
-        "global hooks": [
-            list(value)
-            for key, value in vars(torch.nn.modules.module).items()
-            if key.startswith("_global_") and isinstance(value, dict)
-        ],
-        "random": (
-            torch.random.get_rng_state().tolist(),
-            random.getstate(),
-            pickle.dumps(numpy.random.get_state()) if numpy else None,
-        ),
-        "environment": dict(os.environ),
-        "path": list(sys.path),
-        "argv": list(sys.argv),
-        "defaults": (
-            torch.get_default_dtype(),
-            torch.get_default_device(),
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled("cpu"),
-            torch.get_num_threads(),
-        ),
-        "cuda": torch.cuda.is_initialized(),
-        "folder": sorted(path.name for path in folder.iterdir()),
-        "working directory": os.getcwd(),
-    }
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"batch": torch.zeros(2, 16, dtype=torch.int64)}, {"select": "NOSUCH"}, {"autocast": "bf16"}],
@@ -124,15 +66,14 @@ def test_no_trace_is_left_when_it_returns_and_when_it_raises(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     model, optimizer = trained()
-    before = trace(model, optimizer, tmp_path)
+    mine, process = everything(model, optimizer), settings()
     try:
         inspect_model(model, optimizer=optimizer, **options)
     except (TypeError, ValueError):
         assert options
-    after = trace(model, optimizer, tmp_path)
-    assert after.keys() == before.keys()
-    for key, value in before.items():
-        assert after[key] == value, key
+    assert differences(mine, everything(model, optimizer)) == []
+    assert differences(process, settings()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_model_trains_on_as_if_nothing_had_been(capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
 from typing import Any
 
-import numpy
 import pytest
 import torch
 import torch._dynamo
@@ -16,31 +14,15 @@ from torch import nn
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
+from research.reliability.everything import differences, everything, settings
 from tests.examine.models import llama
 
 TOKENS = torch.zeros(2, 8, dtype=torch.long)
 
 
-def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
+def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Everything that looking must leave alone."""
-    modules = [
-        (id(type(module)), {key: id(value) for key, value in vars(module).items()}, module.training)
-        for module in model.modules()
-    ]
-    hooks = [
-        list(value)
-        for module in model.modules()
-        for key, value in vars(module).items()
-        if key.endswith("_hooks") and isinstance(value, dict)
-    ]
-    tensors = [
-        (id(each), each.data_ptr(), each._version, each.requires_grad, each.detach().sum().item(), each.grad)
-        for each in (*model.parameters(), *model.buffers())
-    ]
-    numbers = torch.get_rng_state().tolist(), random.getstate(), str(numpy.random.get_state())
-    dynamo = str(torch._dynamo.utils.counters), torch._dynamo.eval_frame._stance.stance
-    state = str(optimizer.state_dict()), torch.is_grad_enabled(), torch.cuda.is_initialized()
-    return [modules, hooks, str(tensors), numbers, dynamo, state, list(sys.path), sorted(sys.modules)]
+    return {**everything(model, optimizer), **settings(), "imported": sorted(sys.modules)}
 
 
 @pytest.mark.slow
@@ -56,9 +38,9 @@ def test_looking_changes_nothing() -> None:
     job = Job(model=model, target=Target(), workload=Workload(), optimizer=optimizer)
     surroundings = Facts(gaps={})
     examine(job, surroundings)
-    before = digest(model, optimizer)
+    before = state(model, optimizer)
     examine(job, surroundings)
-    assert digest(model, optimizer) == before
+    assert differences(before, state(model, optimizer)) == []
 
 
 PROGRAM = """

@@ -4,15 +4,9 @@ One list of blocks has two depths and the line through both; an encoder and a de
 list. A list in a regular pattern (sliding and full attention in turn) is cut in whole patterns. Special
 blocks at its front (dense before experts) stay.
 
-Measured on one H200 at its power limit (8B Llama, 32 layers, BF16 and FP8, uncompiled and compiled per block,
-November 2026): the step is a straight line through 4, 8, 12, 16 and 32 blocks within its noise. Cuts to 4 and
-12 predict it within 1.4% (research/benchmarks/results); an error of 1% in the deeper cut grows to 3%, with 2
-and 6 to 7%. One and two blocks, not interleaved, missed by up to 11%. Memory is a straight line in all.
-
-A graph of several blocks is cut shallower, because it is compiled again at each depth: 4 and 12 blocks of a
-1.7B decoder took 48 and 76 s (rowwise), 8 and 24 of another 30 and 72 to 93 s, while one compiled block
-serves all depths in 8 s. Cuts to 2 and 6 stayed within 3.2%, mostly 1%, of the full step of 1B and 8B
-Llamas.
+Cuts to 4 and 12 predict an 8B Llama's step within 1.4% (H200, research/benchmarks/results), 2 and 6 within
+3.2%; one and two blocks missed by up to 11%. A graph of several blocks is compiled again at each depth, for
+30 to 90 s, so it is cut shallower. Memory is a straight line in all.
 """
 
 from __future__ import annotations

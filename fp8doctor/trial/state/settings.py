@@ -27,28 +27,14 @@ _log = logging.getLogger("fp8doctor")
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
-FLAGS = (
-    "fp32_precision",
-    "cuda.matmul.fp32_precision",
-    "cudnn.fp32_precision",
-    "cudnn.conv.fp32_precision",
-    "cudnn.rnn.fp32_precision",
-    "mkldnn.fp32_precision",
-    "mkldnn.matmul.fp32_precision",
-    "mkldnn.conv.fp32_precision",
-    "mkldnn.rnn.fp32_precision",
-    "cuda.matmul.allow_tf32",
-    "cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "cuda.matmul.allow_bf16_reduced_precision_reduction",
-    "cuda.matmul.allow_fp16_accumulation",
-    "cudnn.allow_tf32",
-    "cudnn.enabled",
-    "cudnn.benchmark",
-    "cudnn.benchmark_limit",
-    "cudnn.deterministic",
-    "mkldnn.enabled",
-    "mkldnn.deterministic",
-)
+FLAGS = """
+    fp32_precision cuda.matmul.fp32_precision cudnn.fp32_precision cudnn.conv.fp32_precision
+    cudnn.rnn.fp32_precision mkldnn.fp32_precision mkldnn.matmul.fp32_precision mkldnn.conv.fp32_precision
+    mkldnn.rnn.fp32_precision cuda.matmul.allow_tf32 cuda.matmul.allow_fp16_reduced_precision_reduction
+    cuda.matmul.allow_bf16_reduced_precision_reduction cuda.matmul.allow_fp16_accumulation cudnn.allow_tf32
+    cudnn.enabled cudnn.benchmark cudnn.benchmark_limit cudnn.deterministic mkldnn.enabled
+    mkldnn.deterministic
+""".split()
 """Attributes of ``torch.backends``. A flag that cannot be read is left out, as ``allow_tf32`` may be since
 torch 2.9, which also has ``fp32_precision``."""
 

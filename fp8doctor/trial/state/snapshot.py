@@ -117,9 +117,6 @@ MEMORY = "memory of the GPU"
 
 CONTEXT = "the GPU's context in this process, which is unusable now"
 
-NO_DOUBT = frozenset({MEMORY})
-"""Changes that another thread may have made, and that do not disturb timing."""
-
 MEMORY_SLACK = 64 * 2**20
 """Bytes of GPU memory that may be held in addition: cuBLAS workspaces and small constants. A choice."""
 
@@ -137,20 +134,15 @@ def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:
     new = tuple(name for name in dict.fromkeys(changed) if name not in known)
     if not new:
         return msgspec.structs.replace(trial, harm=known)
-    reason = "; ".join(filter(None, (trial.reason, what_harm(new))))
+    own = [name for name in new if name != MEMORY]  # which another thread may take, and costs no time
+    reasons = [trial.reason] if trial.reason else []
+    if own:
+        reasons.append(f"it changed what it had to leave alone: {', '.join(own)}")
+    if MEMORY in new:
+        reasons.append(f"{GREW}{MEMORY}")
     return msgspec.structs.replace(
-        trial, harm=(*known, *new), reason=reason, reliable=trial.reliable and NO_DOUBT.issuperset(new)
+        trial, harm=(*known, *new), reason="; ".join(reasons), reliable=trial.reliable and not own
     )
-
-
-def what_harm(names: Sequence[str]) -> str:
-    """Word the harm as a reason against the trial; others may have made the items of `NO_DOUBT`."""
-    its_own = [name for name in names if name not in NO_DOUBT]
-    open_to_others = [name for name in names if name in NO_DOUBT]
-    reasons = [f"it changed what it had to leave alone: {', '.join(its_own)}"] if its_own else []
-    if open_to_others:
-        reasons.append(f"{GREW}{', '.join(open_to_others)}")
-    return "; ".join(reasons)
 
 
 class Entries:
