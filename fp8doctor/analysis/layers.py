@@ -285,9 +285,3 @@ def main_rows(facts: Facts) -> int | None:
         if (seen := rows_seen(linear, facts)) and recorded(linear, "flops_share_pct"):
             work[max(seen)] = work.get(max(seen), 0.0) + sum(seen) * (linear.flops_share_pct or 0.0)
     return max(work, key=lambda rows: work[rows], default=None)
-
-
-def expert_rows(facts: Facts) -> list[int] | None:
-    """List the counted rows of experts, call by call; None in a model without experts."""
-    experts = [each for each in facts.linears() if each.get("role") == "experts"]
-    return [rows for each in experts for rows in rows_seen(each, facts)] if experts else None

@@ -26,8 +26,9 @@ def ran_on_a_gpu(facts: Facts) -> bool:
 
 
 def own_words(facts: Facts) -> str:
-    """Choose words for the step as it is: copies of a watched script's step are not how it runs."""
-    return AS_COPIED if facts.get("observed.steps_ms") and facts.arms() else AS_YOU_RUN_IT
+    """Choose words for the step as it is: timed copies of a watched script's step are not how it runs."""
+    copied = facts.get("observed.steps_ms") and any(each.tried for each in facts.arms())
+    return AS_COPIED if copied else AS_YOU_RUN_IT
 
 
 def watched_job(facts: Facts) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
@@ -144,10 +145,10 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     facts = view.facts
     known = recorded(facts, "network")
     has_fp8 = bool(known and if_recorded(uses_fp8, facts))
+    fault = fault_of(facts, findings)
     compared = comparison(view, findings, steps) if known else Comparison()
     steps = with_its_gain(steps, compared)
     speedup = compared.speedup
-    fault = fault_of(facts, findings)
     error = next((each for each in findings if each.severity == "error"), None)
     if fault is None and error and speedup is None:
         fault = Fault("open", error.title.rstrip("."), "", error)
@@ -161,7 +162,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault, state))[
+        causes=tuple(_causes(view, findings, steps, fault, state, compared))[
             : 1 if fault and fault.finding else MOST_CAUSES
         ],
         fixes=tuple(steps),
@@ -226,9 +227,17 @@ def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, fl
 
 
 def _causes(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], fault: Fault | None, state: str
+    view: TrialView,
+    findings: Sequence[Finding],
+    steps: Sequence[Step],
+    fault: Fault | None,
+    state: str,
+    compared: Comparison,
 ) -> Iterator[Cause]:
-    """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes."""
+    """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
+
+    If FP8 is slower, what FP8 itself costs comes before what BF16 has too.
+    """
     facts = view.facts
     told = {each.name for each in findings if each.area == "engagement"} if state else set[str]()
     if fault:
@@ -240,7 +249,15 @@ def _causes(
             yield Cause(words)
     said = set[float | None]()  # causes that end with one fix have its saving together
     costs = [each for each in map(_cause, _explaining(view, findings, steps)) if each.name not in told]
-    for each in sorted(costs, key=lambda each: -(each.ms or 0.0)):
+    is_slower = compared.speedup is not None and compared.speedup.side == "slower"
+    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8 and is_slower}
+    most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
+
+    def place(each: Cause) -> tuple[bool, float]:
+        is_small = each.ms is not None and each.ms < most_ms
+        return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
+
+    for each in sorted(costs, key=place):
         yield replace(each, ms=None if each.ms in said else each.ms)
         said.add(each.ms)
 

@@ -10,7 +10,6 @@ from msgspec import Struct
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
-from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, breakdown_of
 from fp8doctor.analysis.treatment_table import FOR_FP8, OPTIMIZER_LAST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.verdict import GRAVE, Status
@@ -199,17 +198,10 @@ def _ended_by(finding: Finding, steps: Sequence[Step], view: TrialView) -> str:
     gone = steps[fix - 1].treatment.name == STAY_IN_BF16
     if gone and finding.treatment and finding.treatment.name in FOR_FP8:
         return "its fix makes another job, not timed"
-    if finding.name == IDLE and if_recorded(_still_idle, view):
+    if finding.name == IDLE:
         return f"less with fix {fix}"
     untold = finding.name == EXPOSED and steps[fix - 1].saving_ms is None
     return f"gone with fix {fix}" if gone else f"{'see fix' if untold else 'fixed by'} {fix}"
-
-
-def _still_idle(view: TrialView) -> bool:
-    """Return whether the plan's timed end is idle for as long a share as a check reports."""
-    end = view.end
-    found = breakdown_of(end.arm) if end and not end.is_as_is else None
-    return bool(found and end and end.arm.step_ms and 100 * found.idle_ms > HOST_BOUND_PCT * end.arm.step_ms)
 
 
 def _is_of_fp8_alone(finding: Finding) -> bool:

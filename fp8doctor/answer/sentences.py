@@ -308,7 +308,7 @@ def _sure(said: Answer) -> Iterator[Line]:
         return
     if found is None or said.state:
         return
-    interval = _interval(found)
+    interval = f"{'compute ' if said.is_compute and found.basis == 'measured' else ''}{_interval(found)}"
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
         clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"

@@ -10,7 +10,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, is_finite, labels, uses_fp8
-from fp8doctor.analysis.layers import expert_rows
 from fp8doctor.analysis.noise import (
     gpu_contention,
     host_contention,
@@ -28,13 +27,12 @@ from fp8doctor.analysis.step_difference import (
     with_attention_together,
     without_parts_of_a_cpu,
 )
-from fp8doctor.analysis.treatment_table import variant, variant_in_a_sentence
+from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step_ms
 from fp8doctor.facts import Arm, Breakdown, Facts, Rank, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, is_conversion, is_in_bf16, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
-from fp8doctor.known_errors import in_a_sentence
 from fp8doctor.wording import percent, plural, times
 
 COLUMNS = {
@@ -201,23 +199,13 @@ def _untimed(arms: Iterable[Arm], names: Mapping[str, str]) -> str:
     """Name the variants that were not timed, those with the same reason together."""
     reasons: dict[str, list[str]] = {}
     for each in arms:
-        reasons.setdefault(_in_short(_reason(each, names)), []).append(names[each.name])
+        reasons.setdefault(_in_short(sentence_of(each) or "no reason given"), []).append(names[each.name])
     named = {
         why: " · ".join(each) if len(each) < MANY else f"{len(each)} more variants"
         for why, each in reasons.items()
     }
     told = "; ".join(f"{each} ({why})" for why, each in named.items())
     return f"Not timed: {told}." if told else ""
-
-
-def _reason(of: Arm, names: Mapping[str, str]) -> str:
-    """Say why a variant has no time, with the labels of the table."""
-    reason = sentence_of(of) or "no reason given"
-    for name in (ArmName.PRESCRIBED, of.get("base")):
-        if name in names:
-            quoted = f'"{names[name]}"' if "," in names[name] else names[name]
-            reason = reason.replace(variant_in_a_sentence(name), quoted)
-    return reason
 
 
 def _in_short(reason: str) -> str:
@@ -246,14 +234,6 @@ def _notes(trial: Trial, arms: Sequence[Arm], names: Mapping[str, str]) -> Itera
         for what, aside in _doubts(found) if found else ():
             told.setdefault(what, []).append(f"{name} ({aside})")
     yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
-    stopped: dict[str, list[str]] = {}
-    for each in arms:
-        reason = "" if each.tried and each.step_ms else _reason(each, names)
-        if known := in_a_sentence(reason):
-            stopped.setdefault(known, []).append(names[each.name])
-        elif len(reason) > LONGEST_REASON:
-            yield f"{names[each.name]}: not timed: {reason}."
-    yield from (f"{'; '.join(each)}: {known}." for known, each in stopped.items())
     gaps = trial.get("gaps", {})
     yield from (
         f"{what} is not known of every variant: {gaps[path]}."
@@ -273,17 +253,10 @@ def _doubts(found: Breakdown) -> Iterator[tuple[str, str]]:
 
 
 def _circumstances(facts: Facts) -> Iterator[str]:
-    """Say what may have changed the times, with its size, and that a synthetic batch routes to experts."""
+    """Say what may have changed the times, with its size."""
     trial = facts.trial
     host = host_contention(trial.host) if recorded(trial, "host") else None
     yield from (f"While timed: {each}." for each in (host, gpu_contention(trial.get("health"))) if each)
-    rows = expert_rows(facts)
-    if rows is not None and facts.get("workload.batch_source") == "made up":
-        had = f" (here {min(rows)} to {max(rows)})" if rows else ""
-        yield (
-            f"The router gives each expert its rows{had}, and the batch is synthetic: in training they are "
-            "others, and so are the times of the experts."
-        )
 
 
 def _method(trial: Trial, timed: Sequence[Arm]) -> str:

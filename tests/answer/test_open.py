@@ -60,11 +60,6 @@ def test_the_budget_that_is_advised_is_more_than_the_trial_took(
     assert more_time_s(replace(nothing, why=Reason.STEP_RAISES)) is None
 
 
-def test_questions_differ() -> None:
-    asked = {diagnose(facts()).answer.open[0].what for facts in QUESTIONS.values()}
-    assert len(asked) == len(QUESTIONS)
-
-
 @pytest.mark.parametrize("name", ["bert_large_accelerate", "gpt2_conv1d"])
 def test_a_fault_that_was_read_is_not_told_as_seen(name: str) -> None:
     """The step was timed, and its times do not show the fault."""
