@@ -65,7 +65,6 @@ def test_a_cache_in_twelve_compiled_blocks_is_switched_off_by_the_printed_line(l
         12,
         "cache-off",
     )
-    assert finding.treatment is not None
     exec(finding.treatment.code, {"model": model})
     assert outcome_of(AGAIN, look(model)) == "not_applicable"
     assert outcome_of(AGAIN, tried(model, text(), "as_is")) == "silent"

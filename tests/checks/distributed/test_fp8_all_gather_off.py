@@ -40,7 +40,6 @@ def test_a_bf16_all_gather_and_its_treatment(eight: None, look: Look) -> None:
     facts = look(shard(float8(all_gather=False)))
     assert facts.training.distributed.fsdp2_linears == ("0.0", "0.2", "1.0", "1.2")
     finding = finding_of(FLAG, facts)
-    assert finding
     assert (finding.severity, finding.evidence["shards"]) == ("warning", 8)
     assert outcome_of(FLAG, look(shard(converted_by(finding.treatment.code)))).outcome == "silent"
     assert "precompute_float8_dynamic_scale_for_fsdp" in finding.treatment.code
@@ -63,13 +62,11 @@ def test_the_flag_without_sharding(look: Look) -> None:
     """It is information until a step was seen."""
     model = float8(all_gather=True)
     finding = finding_of(FLAG, look(model))
-    assert finding
     assert (finding.severity, finding.evidence["wrapped"]) == ("info", 4)
     assert outcome_of(FLAG, look(float8(all_gather=False))).outcome == "not_applicable"
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer)
     finding = finding_of(FLAG, look(model, optimizer=optimizer))
-    assert finding
     assert finding.severity == "warning"
     assert outcome_of(FLAG, look(converted_by(finding.treatment.code))).outcome == "not_applicable"
 
@@ -89,7 +86,6 @@ model = shard(float8(all_gather=False))
 @pytest.mark.slow
 def test_accelerate_on_one_gpu_and_one_real_process() -> None:
     finding = finding_of(FLAG, facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO"))
-    assert finding
     assert (finding.severity, finding.evidence["wrapped"]) == ("warning", 2)
     name, _, value = finding.treatment.code.removeprefix("export ").partition("=")
     facts = facts_of(PREPARED, ACCELERATE_FP8_BACKEND="AO", **{name: value})
@@ -106,11 +102,9 @@ def test_a_step_without_the_scales_and_its_treatment(count: int, look: Look) -> 
         model = shard(float8(all_gather=True))
         optimizer = torch.optim.AdamW(model.parameters())
         before = finding_of(SCALES, look(model, optimizer=optimizer))
-        assert before
         assert (before.severity, before.evidence["optimizer_stepped"]) == ("info", False)
         step(model, optimizer)
         finding = finding_of(SCALES, look(model, optimizer=optimizer))
-        assert finding
         assert (finding.severity, finding.evidence["without_scale"]) == ("warning", 4)
         exec(finding.treatment.code, {"model": model})
         assert outcome_of(SCALES, look(model, optimizer=optimizer)).outcome == "silent"

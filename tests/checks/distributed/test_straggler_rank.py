@@ -46,9 +46,7 @@ def job(*ranks: Rank) -> Facts:
 def test_the_slow_one_is_named_with_its_part(slow: dict[str, float], part: str) -> None:
     facts = job(seen(0), seen(1, before=31.0), seen(2, **slow), seen(3), seen(4))
     finding = straggler_rank(facts)
-    assert isinstance(finding, Finding)
     assert (finding.evidence["rank"], finding.evidence["part"]) == (2, part)
-    assert finding.saving_ms
     assert finding.saving_ms.high == pytest.approx(
         finding.evidence["own_ms"] - finding.evidence["others_ms"]  # type: ignore[operator]
     )
@@ -60,11 +58,10 @@ def test_the_slow_one_is_named_with_its_part(slow: dict[str, float], part: str) 
     [
         (seen(0), seen(1, before=9.0), seen(2, data=8.0)),
         (seen(0), seen(1, steps_ms=(80.0, 130.0, 90.0, 125.0, 120.0))),
-        (seen(0), seen(1, data_ms=None, before_forward_ms=(1.0, 30.0, 40.0))),
         (seen(0, step=1.0, before=0.1), seen(1, step=1.0, before=0.7)),
         (seen(0), seen(1, data_ms=None, before_forward_ms=None)),
     ],
-    ids=["even", "steps that scatter", "waits that scatter", "tenths of a ms", "calls not seen"],
+    ids=["even", "steps that scatter", "tenths of a ms", "calls not seen"],
 )
 def test_nobody_is_accused(ranks: tuple[Rank, ...]) -> None:
     assert straggler_rank(job(*ranks)) is None
@@ -104,7 +101,6 @@ def test_real_steps() -> None:
     """The late rank works more than a hundred times as long before its forward as in it."""
     states = (ScriptState(real_window(late), complete=True, ended=True) for late in (False, True))
     finding = straggler_rank(job(*(rank_of(number, state) for number, state in enumerate(states))))
-    assert isinstance(finding, Finding)
     assert (finding.evidence["rank"], finding.evidence["part"]) == (1, "before its forward")
 
 
@@ -160,7 +156,6 @@ def test_delayed_scaling_reduces_its_amax(
 
     with processes(world):
         finding = finding_of(AMAX, trained())
-        assert finding
         assert finding.evidence == {"amax_ranks": of_group or world, "world_size": world}
         assert finding.severity == severity
         assert outcome_of(AMAX, trained(reduce=False)).outcome == "silent"

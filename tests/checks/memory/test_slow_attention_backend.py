@@ -59,7 +59,6 @@ class ByHand(Own):
 def treated(model: nn.Module, look: Look) -> Finding:
     """What it says of the model, whose printed lines make it silent."""
     finding = found(look(model))
-    assert finding.treatment
     exec(finding.treatment.code, {"model": model, "torch": torch})
     assert slow_attention_backend(look(model)) is None
     return finding
@@ -142,7 +141,6 @@ LOSS = ("triton_red_fused__log_softmax_nll_loss_7", None, 3.0)
 def test_kernels_of_a_step_show_what_no_configuration_tells(look: Look, softmax: Any) -> None:
     finding = found(timed(look(ByHand()), profiled(BMM, softmax, LOSS)))
     assert (finding.evidence["unfused_ms"], finding.evidence["share_pct"]) == pytest.approx((1.6, 16.0))
-    assert finding.treatment
     parts = Own().proj(torch.ones(1, 8, 64)).chunk(3, dim=-1)
     names = dict(zip(("query", "key", "value"), parts, strict=True)) | {"torch": torch}
     exec(finding.treatment.code, names)
@@ -194,7 +192,6 @@ def test_torchs_attention_that_falls_back_beside_one_that_is_fused(
     facts = msgspec.structs.replace(facts, software=Software(packages=packages))
     finding = found(timed(facts, profiled(*MATH)))
     assert finding.evidence["share_pct"] == pytest.approx(18.3)
-    assert finding.treatment
     assert finding.treatment.name == name
     assert slow_attention_backend(timed(facts, profiled(FUSED))) is None, "treated"
 

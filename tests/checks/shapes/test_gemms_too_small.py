@@ -53,7 +53,6 @@ def float8(model: nn.Module, recipe: str = "tensorwise") -> nn.Module:
 
 def kept(finding: Finding) -> set[str]:
     """The layers that its fix leaves in BF16."""
-    assert finding.treatment is not None
     return set(finding.treatment.layers)
 
 
@@ -61,11 +60,9 @@ def kept(finding: Finding) -> set[str]:
 def test_narrow_keys_and_values_are_left_out_by_the_printed_filter(recipe: str, look: Look) -> None:
     finding = found_by(SMALL, look(float8(llama(), recipe), tokens=TOKENS))
     assert (finding.severity, finding.evidence["losing_layers"]) == ("warning", 6)
-    assert finding.saving_ms is not None
     assert (finding.saving_ms.basis, finding.saving_ms.low > 0) == ("modelled", True)
     assert kept(finding) == {f"model.layers.{i}.self_attn.{kv}_proj" for i in range(3) for kv in "kv"}
     scope: dict[str, Any] = {"model": llama()}
-    assert finding.treatment is not None
     exec(finding.treatment.code, scope)
     facts = look(scope["model"], tokens=TOKENS)
     assert outcome_of(SMALL, facts) == "silent"
@@ -82,7 +79,6 @@ def test_if_every_layer_that_runs_loses_bf16_is_the_fix(look: Look) -> None:
     score = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
     for model in (float8(llama(4, 256, 1024)), convert_to_float8_training(score)):
         treatment = found_by(SMALL, look(model, tokens=TOKENS)).treatment
-        assert treatment is not None
         assert treatment.name == "stay-in-bf16"
 
 
@@ -191,7 +187,6 @@ def test_adapters_that_were_converted_stay_out_by_the_printed_lines(look: Look) 
     facts = look(convert_to_float8_training(lora(base())), tokens=TOKENS)
     finding = found_by(ADAPTERS, facts)
     assert (finding.severity, finding.evidence["converted_adapters"]) == ("warning", 28)
-    assert finding.treatment is not None
     model = lora(base())
     exec(finding.treatment.code, {"model": model})
     mended = look(model)
@@ -209,7 +204,6 @@ def test_adapters_in_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: L
     model.base_model.model.model.layers[0].self_attn.q_proj.lora_A["default"] = te.Linear(64, 16, bias=False)
     finding = found_by(ADAPTERS, look(model))
     assert finding.evidence["converted_adapters"] == 1
-    assert finding.treatment is not None
     assert "get_peft_model" in finding.treatment.code
 
 
@@ -236,7 +230,6 @@ def experts(rows: int, k: int, n: int, count: int, gpu: str = "B200", **changes:
 def test_grouped_gemms_in_bf16_take_about_what_was_published(shape: Any, published_ms: float) -> None:
     facts = experts(*shape, stack="torchao")
     cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
-    assert cost is not None
     assert cost.bf16_ms == pytest.approx(published_ms, rel=0.17)
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.prototype.moe_training import config as moe
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.checks.shapes.unaligned_dimensions import SILENT
 from fp8doctor.code_snippets import with_imports
@@ -72,7 +71,6 @@ class Mixer(nn.Module):
 def test_widths_that_raise_are_padded(look: Look) -> None:
     finding = found_by(SIDES, look(converted(mlp(1000)), tokens=1024))
     assert (finding.breaks, finding.evidence["raising_layers"]) == ("step_raises", 2)
-    assert finding.treatment is not None
     assert "nn.Linear(1008, 512)" in finding.treatment.code
     assert outcome_of(SIDES, look(converted(mlp(1008)), tokens=1008)) == "silent"
     assert outcome_of(SIDES, look(mlp(1000), tokens=1003)) == "not_applicable"
@@ -81,7 +79,6 @@ def test_widths_that_raise_are_padded(look: Look) -> None:
 def test_a_width_of_transformers_is_padded_in_its_configuration(look: Look) -> None:
     model = llama(intermediate_size=120, vocab_size=250)
     treatment = found_by(SIDES, look(convert_to_float8_training(model))).treatment
-    assert treatment is not None
     exec(treatment.code, {"config": model.config})
     assert finding_of(SIDES, look(convert_to_float8_training(type(model)(model.config)))) is None
 
@@ -98,7 +95,6 @@ def test_a_side_that_must_not_be_padded_is_left_in_bf16_by_a_line_that_runs(
     build: Callable[[], nn.Module], kept: tuple[str, ...], look: Look
 ) -> None:
     treatment = found_by(SIDES, look(convert_to_float8_training(build()), tokens=1024)).treatment
-    assert treatment is not None
     assert (treatment.name, treatment.layers) == ("keep-in-bf16", kept)
     again = build()
     exec(with_imports(treatment.code), {"model": again})
@@ -146,7 +142,6 @@ def test_tokens_that_raise_are_padded(look: Look, length: int | None) -> None:
     facts = replaced(look(converted(mlp()), tokens=1003), "workload", batch_size=1, sequence_length=length)
     finding = found_by(ROWS, facts)
     assert (finding.breaks, finding.evidence["rows"]) == ("step_raises", 1003)
-    assert finding.treatment is not None
     assert finding.treatment.name == "pad-tokens"
     if length is None:
         names = {"torch": torch, "x": torch.ones(1003, 256)}
@@ -209,7 +204,6 @@ def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
     facts = counted(samples=4)
     finding = found_by(ROWS, facts)
     assert (finding.severity, finding.evidence["layers"], finding.evidence["rows"]) == ("error", 2, 4)
-    assert finding.treatment is not None
     assert finding.treatment.layers == ("time.0", "time.2")
     assert outcome_of(SIDES, facts) == "silent"
     assert outcome_of(ROWS, counted(samples=4, keep=finding.treatment.layers)) == "silent"
@@ -254,7 +248,6 @@ def test_rows_of_grouped_experts_are_to_be_padded(name: str) -> None:
     seen = replaced(routed(GroupedExperts(), config()), "workload", rows={"experts.w1": (8, 56)})
     finding = found_by(ROWS, seen)
     assert finding.breaks == "step_raises"
-    assert finding.treatment is not None
     assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
     assert finding_of(ROWS, routed(GroupedExperts(), config(pad_token_groups_for_grouped_mm=True))) is None
 
@@ -269,7 +262,6 @@ def test_rows_of_experts_that_are_linears_are_to_be_padded() -> None:
         return examine(Job(model=model, target=Target(), workload=workload))
 
     treatment = found_by(ROWS, examined(converted(mixture(), "rowwise"))).treatment
-    assert treatment is not None
     names: dict[str, Any] = {"model": mixture()}
     exec(treatment.code, names)
     assert finding_of(ROWS, examined(names["model"])) is None
@@ -295,9 +287,8 @@ def test_experts_that_the_users_code_may_pad_are_unknown_unless_counted() -> Non
 def headed(vocabulary: int = 50257, fp8: bool = True) -> Any:
     """A Llama whose blocks are in FP8 and compiled."""
     sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
-    config = LlamaConfig(**sizes, num_hidden_layers=4, vocab_size=vocabulary, use_cache=False)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config).bfloat16()
+        model = llama(**sizes, num_hidden_layers=4, vocab_size=vocabulary, use_cache=False).bfloat16()
     if fp8:
         convert_to_float8_training(model, module_filter_fn=lambda module, name: name != "lm_head")
     for block in model.model.layers:
@@ -308,7 +299,6 @@ def headed(vocabulary: int = 50257, fp8: bool = True) -> Any:
 def test_an_odd_vocabulary_is_found_and_padding_it_makes_it_silent(look: Look) -> None:
     finding = found_by(SLOW, look(headed(), tokens=16384))
     assert finding.evidence["first"] == "lm_head"
-    assert finding.treatment is not None
     model = headed(fp8=False)
     exec(finding.treatment.code.partition("   #")[0], {"model": model})
     assert model.lm_head.out_features == 50304

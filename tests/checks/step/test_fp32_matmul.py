@@ -31,7 +31,6 @@ ADAPTERS, PARAMETERS = "fp32-adapters", "fp32-parameters"
 
 def found(facts: Facts) -> Finding:
     finding = fp32_matmul(facts)
-    assert isinstance(finding, Finding)
     assert finding.treatment
     return finding
 

@@ -64,7 +64,6 @@ def test_late_launches_and_a_release_that_needs_less_host_time(in_te: Facts) -> 
 
 def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
     real = sick.trial.arms[0]
-    assert real.breakdown
     busy = real.breakdown.busy_ms
     waiting = replace(replaced(real, idle_ms=busy, host_wait_pct=80.0), step_ms=2 * busy)
     finding = found(with_arms(sick, waiting))
@@ -88,11 +87,9 @@ def test_more_work_per_launch_in_the_words_of_the_job(
     training = replace(in_te.training, trainer=TrainerArguments(kind=kind) if kind else None)
     facts = replace(in_te, workload=replace(in_te.workload, **given), training=training)
     treatment = found(timed(facts, WAITING)).treatment
-    assert treatment
     assert treatment.name == "larger-batch"
     assert treatment.code.endswith(code)
     eager = found(timed(look(in_torchao(), tokens=256), WAITING)).treatment
-    assert eager
     assert eager.name.startswith("compile-"), "what is not compiled is compiled first"
 
 
@@ -167,7 +164,6 @@ def test_a_narrow_model_that_was_not_timed_stays_in_bf16(te: ModuleType, look: L
 def test_a_wide_model_wants_more_tokens_and_has_enough_with_them(te: ModuleType, look: Look) -> None:
     model = on_meta(te.Linear, 2048)
     finding = finding_of("STP001", look(model, tokens=256))
-    assert finding
     assert finding.treatment.name == "more-tokens"
     tokens = finding.evidence["pays_from_tokens"]
     assert isinstance(tokens, int)
