@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fp8doctor import cli
+from fp8doctor import cli, load_report
 from fp8doctor.diagnosis.document import SCHEMA_VERSION
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
@@ -28,12 +28,11 @@ def told(layer: str, patient: str) -> str:
 
 def test_a_layer_that_the_plan_keeps_in_bf16() -> None:
     saved = RECORDED / "h100-cast_heavy_layer.json.gz"
-    plan = json.loads(CliRunner().invoke(cli.main, ["report", str(saved), "--format", "json"]).stdout)
     kept = [
         layer
-        for step in plan["prescription"]
-        if step["treatment"]["name"] == "keep-in-bf16"
-        for layer in step["treatment"]["layers"]
+        for step in load_report(saved).prescription
+        if step.treatment.name == "keep-in-bf16"
+        for layer in step.treatment.layers
     ]
     page = told(kept[0], "h100-cast_heavy_layer")
     assert "the plan keeps this layer in BF16" in page
