@@ -24,15 +24,7 @@ from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.stages import Stage
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
-from fp8doctor.trial.measure.attempt import (
-    MOSTLY_FREE,
-    Attempt,
-    Ready,
-    Samples,
-    beyond_gpu,
-    host_sets_the_pace,
-    raised,
-)
+from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.memory import gpu_gib
 from fp8doctor.trial.measure.profile_step import explain, prove
@@ -45,6 +37,9 @@ from fp8doctor.trial.variant import Place, VariantPlan, explores
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
+
+MOSTLY_FREE = 0.5
+"""Share of the GPU's memory up to which a step with checkpointing may have more to gain without."""
 
 
 def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Trial:
@@ -142,23 +137,22 @@ def build(bench: Bench) -> None:
     while waiting:
         attempt = waiting.pop(0)
         plan = attempt.plan
-        if plan.if_host_waits and not host_sets_the_pace(bench.built):
-            bench.attempts.remove(attempt)
-            continue
-        if plan.place is Place.NO_CHECKPOINTING and attempt not in moved and not _has_room(bench):
-            moved.append(attempt)
-            waiting.append(attempt)
-            continue
+        if plan.if_host_waits:
+            compiled = [each for each in bench.built if each.compiled]
+            if not compiled or not min(compiled, key=lambda each: each.steps_s).waits_for_host:
+                bench.attempts.remove(attempt)
+                continue
+        if plan.place is Place.NO_CHECKPOINTING and attempt not in moved:
+            peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
+            if peak is not None and gpu is not None and peak > MOSTLY_FREE * gpu:
+                moved.append(attempt)
+                waiting.append(attempt)
+                continue
         _build_variant(attempt, bench)
         if plan.name == ArmName.AS_IS:
             while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
                 attempt.no_number = None
                 _build_variant(attempt, bench)
-
-
-def _has_room(bench: Bench) -> bool:
-    peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
-    return peak is None or gpu is None or peak < MOSTLY_FREE * gpu
 
 
 def _build_variant(attempt: Attempt, bench: Bench) -> None:

@@ -28,9 +28,6 @@ for 15% of the time had more than 0.8 (H200)."""
 ALIKE = 1.01
 """Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1%."""
 
-MOSTLY_FREE = 0.5
-"""Share of the GPU's memory up to which a step with checkpointing may have more to gain without."""
-
 
 @dataclass
 class Ready:
@@ -95,12 +92,6 @@ def raised(error: Exception) -> NoNumber:
     if isinstance(error, OriginalTouched):
         return NoNumber(Reason.NOT_REPLICABLE, str(error))
     return NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
-
-
-def host_sets_the_pace(attempts: Sequence[Attempt]) -> bool:
-    """Return whether the fastest compiled step waits for the host."""
-    compiled = [each for each in attempts if each.compiled]
-    return bool(compiled) and min(compiled, key=lambda each: each.steps_s).waits_for_host
 
 
 def beyond_gpu(

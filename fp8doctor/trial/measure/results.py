@@ -10,7 +10,7 @@ import msgspec
 
 from fp8doctor.analysis.noise import why_unreliable
 from fp8doctor.analysis.significance import CONFIDENCE, interval
-from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Trial
+from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber, not_tried
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -115,6 +115,9 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             )
         )
     at, memory = interval(full), [ready.memory for ready in attempt.ready]
+    divided: Breakdown | None = None if attempt.profiled is None else NOT_RECORDED
+    if attempt.profiled:
+        divided = breakdown(plan, attempt.profiled, at.median)
     peak_gib = attempt.full_peak(plan)
     return Arm(
         **planned,
@@ -129,7 +132,7 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         peak_gib=peak_gib,
         static_gib=plan.full([each.static_gib for each in memory]),
         cuts=tuple(cuts),
-        breakdown=_breakdown(plan, attempt, at.median),
+        breakdown=divided,
         memory=memory_parts(plan, peak_gib, memory),
         fp8_gemms=proof.fp8_gemms if proof else NOT_RECORDED,
         graphs_run=proof.graphs_run if proof and proof.graphs_run is not None else NOT_RECORDED,
@@ -144,18 +147,12 @@ def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
     return None if not found and None in seen else found
 
 
-def _breakdown(plan: Plan, attempt: Attempt, step_ms: float) -> Breakdown | None:
-    if not attempt.profiled:
-        return None if attempt.profiled is None else NOT_RECORDED
-    return breakdown(plan, attempt.profiled, step_ms)
-
-
 def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Breakdown:
     """Divide the step at full depth into its parts, by a profiled step at each depth.
 
-    ``step_ms`` is the unprofiled step at full depth. If a profiled step
-    is longer, communication is shortened first: ranks are not equally fast under a profiler, and the early
-    ones wait inside the kernels of the exchange.
+    ``step_ms`` is the unprofiled step at full depth. If a profiled step is longer, communication is shortened
+    first: ranks are not equally fast under a profiler, and the early ones wait inside the kernels of the
+    exchange.
     """
     names = list(dict.fromkeys(name for step in steps for name in step.families_ms))
     on_the_line = {name: plan.full([step.families_ms.get(name, 0.0) for step in steps]) for name in names}
@@ -171,6 +168,7 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Brea
     unclassified = max(0.0, plan.full([step.unclassified_ms for step in steps]))
     idle = step_ms - busy / scale
     deepest = steps[-1]
+    unknown = [group for group in deepest.groups[MOST_GROUPS:] if group.family == "unknown"]
     return Breakdown(
         families_ms={name: share * value for name, value in parts.items()},
         idle_ms=max(0.0, idle) if step_ms > 0 else idle,
@@ -180,11 +178,6 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Brea
         reliable=0 < busy <= MOST_SCALE * step_ms and clipped <= MOST_CLIPPED * busy,
         kernels=max(0, round(plan.full([step.kernels for step in steps]))),
         unclassified_pct=min(100.0, 100 * unclassified / busy) if busy else 0.0,
-        groups=_kept(deepest.groups),
+        groups=(*deepest.groups[:MOST_GROUPS], *unknown[:MOST_GROUPS]),
         modules=deepest.modules[:MOST_MODULES],
     )
-
-
-def _kept(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
-    longest, rest = groups[:MOST_GROUPS], groups[MOST_GROUPS:]
-    return (*longest, *[group for group in rest if group.family == "unknown"][:MOST_GROUPS])
