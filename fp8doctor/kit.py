@@ -5,6 +5,8 @@ Names that one check uses are imported from their module.
 
 from __future__ import annotations
 
+from typing import Any
+
 from packaging.version import Version
 
 from fp8doctor import recipes
@@ -81,7 +83,6 @@ from fp8doctor.analysis.own_step import (
     never_ran_in_script,
     outside_autocast,
     ran_on_a_gpu,
-    watched_job,
 )
 from fp8doctor.analysis.recipe_support import (
     CUDNN_FLOOR,
@@ -89,7 +90,6 @@ from fp8doctor.analysis.recipe_support import (
     at_least,
     capability,
     has_fp8,
-    has_op_configs,
     installed,
     multiple_of,
     transformer_engine_line,
@@ -111,7 +111,6 @@ from fp8doctor.analysis.treatment_table import (
     FUSABLE,
     ON_THIS_GPU,
     OPTIMIZER_LAST,
-    STAY_IN_BF16,
     TE_AUTOCAST,
 )
 from fp8doctor.analysis.trial_view import is_faster
@@ -189,6 +188,9 @@ from fp8doctor.facts.no_number import sentence_of, why_of
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Treatment
 from fp8doctor.known_errors import recognise
-from fp8doctor.recipes import FIRST_WITH_FP8, recipe_of, stack_of
+from fp8doctor.recipes import recipe_of, stack_of
 from fp8doctor.registry import check
 from fp8doctor.wording import percent, plural, times
+
+NO_FP8_STEP: dict[str, Any] = {"changes_fp8": True, "invalidates_model": True}
+"""Properties of a rule whose job runs another step than the FP8 step that the cost model estimates."""

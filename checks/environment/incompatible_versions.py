@@ -1,22 +1,17 @@
 """A release that does not work with FP8 in this job
 
 An installed release, alone or with another one, is known to fail or to train this kind of job incorrectly.
-Most pairs fail with a message that names neither version. Examples are "Passing in an FP8 configuration
-requires setting `mixed_precision='fp8'`" although you set it, and "module 'transformer_engine.pytorch' has no
-attribute 'fp8'". Others say nothing. Accelerate 1.4 to 1.7 report fp8 and convert no layer. Transformer
-Engine 2.0 to 2.3 lose delayed scaling's new scales if `te.checkpoint` recomputes a layer. Optimizers of torch
-round weights that exist in FP8 only. The loss may fall for thousands of steps and then diverge. torchao 0.12
-and older raises if DDP splits its compiled graph.
+Most pairs fail with a message that names neither version. Others say nothing. Accelerate 1.4 to 1.7 report
+fp8 and convert no layer. Transformer Engine 2.0 to 2.3 lose delayed scaling's new scales if `te.checkpoint`
+recomputes a layer: the loss may fall for thousands of steps and then diverge. torchao 0.12 and older raises
+if DDP splits its compiled graph.
 
     pip install "transformer_engine==2.3"   # before: te.checkpoint over delayed scaling
 
     pip install "transformer_engine>=2.4"   # after
 
-A table (`training_bugs.toml`) names structures of jobs, the releases concerned and the source of each row. If
-the effect depends on settings that fp8doctor cannot see, the finding is a warning. Other bugs are not found,
-and a version that cannot be read matches nothing. The recipe of Transformer Engine's layers is known only
-after a forward in FP8. Ignore it if your script never uses the two together, your loss curve matches BF16's,
-or your build has the fix.
+The table is `training_bugs.toml`. If the effect depends on settings that fp8doctor cannot see, this is a
+warning. Ignore it if your loss curve matches BF16's, or your build has the fix.
 https://github.com/NVIDIA/TransformerEngine/pull/1723
 https://github.com/huggingface/accelerate/pull/3677
 https://github.com/pytorch/ao/issues/2586
@@ -25,6 +20,8 @@ https://github.com/pytorch/ao/issues/2586
 from __future__ import annotations
 
 from fp8doctor import kit
+
+NONE = kit.NotApplicable(reason="no FP8 layer in the model")
 
 
 @kit.check(
@@ -52,16 +49,14 @@ def incompatible_versions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     changes_fp8=True,
 )
 def trains_incorrectly(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    none = kit.NotApplicable(reason="no FP8 layer in the model")
-    return reported(facts, "incorrect") if facts.network.fp8 else none
+    return reported(facts, "incorrect") if facts.network.fp8 else NONE
 
 
 @kit.check(
     "ENV005", "ddp-splits-float8", area="environment", severity="error", was="CMP008", changes_fp8=True
 )
 def ddp_splits_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    none = kit.NotApplicable(reason="no FP8 layer in the model")
-    return reported(facts, "raises") if facts.network.fp8 else none
+    return reported(facts, "raises") if facts.network.fp8 else NONE
 
 
 def reported(facts: kit.Facts, *kinds: str) -> kit.Finding | None:
@@ -87,7 +82,6 @@ def reported(facts: kit.Facts, *kinds: str) -> kit.Finding | None:
             "release": release,
             "bugs": tuple(each.name for each, _ in found),
             "layers": len(layers),
-            "first": layers[0].name if layers else None,
         },
         treatment=kit.Treatment(
             name="release-that-works", summary="use a release or a setting that works", code="\n".join(lines)

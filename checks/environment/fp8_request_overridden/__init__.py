@@ -5,7 +5,6 @@ a warning. `TrainingArguments(bf16=True)` beats the environment, TRL's configs s
 Unsloth's trainers overwrite the variable. Accelerate compares a backend's name exactly: "te" stops every
 `Accelerator()`. It takes the first installed backend if none is named, and converts for any precision if TE
 is named. It checks only that a package's folder exists: a backend that cannot be imported fails in `prepare`.
-It reads ACCELERATE_FP8_* of the backend in use and nothing else.
 
     args = SFTConfig(output_dir="out")                          # before: TRL turns bf16 on
 
@@ -17,7 +16,6 @@ On an H200, torchao taken by its name and not compiled ran at 0.50x of compiled 
 recipes in `kwargs_handlers`, or have no GPU here. Run `fp8doctor env` where the job trains.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/accelerator.py
 https://github.com/huggingface/transformers/issues/25333
-https://github.com/NVIDIA/TransformerEngine/issues/2504
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ PREPARES = {
     changes_fp8=True,
 )
 def fp8_request_overridden(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    variables, packages, trainer = facts.environment.variables, facts.packages(), facts.training.trainer
+    variables, trainer = facts.environment.variables, facts.training.trainer
     asked = kit.asked_by_environment(variables)
     precision = kit.precision_of(facts.training.accelerate, trainer)
     if asked is None or precision is None:
@@ -50,10 +48,6 @@ def fp8_request_overridden(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         return kit.NotApplicable(reason=reason)
     if precision == "fp8":
         return None
-    capabilities = [kit.capability(each) for each in facts.get("gpus", ()) if each.compute_capability]
-    old = any(each < kit.FIRST_WITH_FP8 for each in capabilities)
-    if precision == "fp16" and old and not (trainer and trainer.fp16):
-        return kit.NotApplicable(reason="Accelerate fell back to fp16: this GPU has no FP8 tensor cores")
     if any(each.use == "training" for each in facts.linears()):
         return kit.NotApplicable(reason=f"the model holds FP8 layers although the precision is {precision}")
     who, why, summary, code = culprit(facts, precision)
@@ -64,12 +58,7 @@ def fp8_request_overridden(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         severity="warning" if named == "TE" else None,
         title=f"FP8 was asked for ({asked}), but {who} made it {precision}",
         explanation=why,
-        evidence={
-            "asked_by": asked,
-            "precision": precision,
-            "overridden_by": who,
-            **{name: found.version for name, found in packages.items() if name in ("transformers", "trl")},
-        },
+        evidence={"asked_by": asked, "precision": precision, "overridden_by": who},
         treatment=kit.Treatment(name="let-fp8-through", summary=summary, code=code),
     )
 

@@ -11,16 +11,8 @@ from . import BACKEND
 BACKENDS = {"TE": "transformer_engine", "AO": "torchao", "MSAMP": "msamp", "NO": ""}
 """Accelerate's name of a backend -> its package. Source: ``FP8BackendType`` in accelerate 1.9 to 1.15."""
 
-MEANT = {
-    "TORCHAO": "AO",
-    "FLOAT8": "AO",
-    "TRANSFORMER_ENGINE": "TE",
-    "TRANSFORMER-ENGINE": "TE",
-    "TRANSFORMERENGINE": "TE",
-    "MS-AMP": "MSAMP",
-    "NONE": "NO",
-}
-"""Other names that people give the backends."""
+MEANT = {"TRANSFORMER": "TE", "MS-AMP": "MSAMP", "NONE": "NO"}
+"""Beginnings of other names that people give the backends; else torchao is meant."""
 
 
 @kit.check(
@@ -36,7 +28,8 @@ def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         return kit.NotApplicable(reason="a model was prepared: recipe arguments override the variable")
     version, known = facts.software.packages["accelerate"].version, ", ".join(BACKENDS)
     name = written.strip().upper()
-    right = MEANT.get(name, name if name in BACKENDS else "AO")
+    meant = (backend for start, backend in MEANT.items() if name.startswith(start))
+    right = name if name in BACKENDS else next(meant, "AO")
     return kit.Finding(
         title=f"{BACKEND}={written} is not one of {known}",
         explanation=f"Accelerator() raises \"ValueError: '{written}' is not a valid FP8BackendType\" "

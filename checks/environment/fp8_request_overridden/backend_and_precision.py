@@ -10,15 +10,7 @@ AO_SINCE = kit.Version("1.4.0")
 """First accelerate that knows torchao, and takes it before Transformer Engine."""
 
 
-@kit.check(
-    "ENV001",
-    "hidden-fp8",
-    area="environment",
-    severity="error",
-    was="MOD006",
-    changes_fp8=True,
-    invalidates_model=True,
-)
+@kit.check("ENV001", "hidden-fp8", area="environment", severity="error", was="MOD006", **kit.NO_FP8_STEP)
 def hidden_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     runs = any(each.use == "training" for each in facts.linears())
     if not runs or facts.environment.variables.get(BACKEND) != "TE":
@@ -37,16 +29,11 @@ def named_without_fp8(facts: kit.Facts) -> kit.Finding:
     variables, linears, accelerate = facts.environment.variables, facts.linears(), facts.accelerate()
     named, decided, asked = variables[BACKEND], decided_precision(facts), kit.asked_by_environment(variables)
     converted = sum(each.use == "training" for each in linears)
-    unset, ask = f"unset {BACKEND}", "accelerate launch --mixed_precision fp8"
-    if asked:
-        summary = "leave the precision to the environment, which asks for FP8"
-        code = f"# for FP8: no bf16=True in the script\n# for {decided}: {unset} ACCELERATE_MIXED_PRECISION"
-    elif named == "TE":
-        summary = f"{unset}: the job then trains in {decided}, as its precision says"
-        code = f"{unset}   # or, for FP8: {ask} with {BACKEND}={named}"
-    else:
-        summary = "set the precision to fp8 too"
-        code = f"{BACKEND}={named} {ask} train.py\n# or, for {decided}: {unset}"
+    ask = f"{BACKEND}={named} accelerate launch --mixed_precision fp8 train.py"
+    summary, code = "set the precision to fp8 too", f"{ask}\n# or, for {decided}: unset {BACKEND}"
+    if named == "TE":
+        summary = f"unset {BACKEND}: the job then trains in {decided}, as its precision says"
+        code = f"unset {BACKEND}   # or, for FP8 and with no bf16=True in the script: {ask}"
     prepares = facts.trainer() or (accelerate and accelerate.mixed_precision)
     where = f": {converted or 'none'} of {kit.plural(len(linears), 'Linear')} in FP8" if linears else ""
     return kit.Finding(

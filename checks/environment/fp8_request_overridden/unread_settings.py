@@ -7,8 +7,6 @@ from fp8doctor import kit
 UNREAD = {"FP8_BACKEND": "TE, AO or MSAMP", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true or false"}
 """Names as LLaMA-Factory sets them -> values of those that Accelerate reads, with ACCELERATE_ in front."""
 
-DEEPSPEED = 'the section "fp8" of DeepSpeed'
-
 
 @kit.check(
     "ENV001",
@@ -29,7 +27,7 @@ def fp8_setting_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplica
     why = [f"Accelerate reads ACCELERATE_{name} instead." for name in idle]
     lines = [f"unset {name}   # or export ACCELERATE_{name}: {UNREAD[name]}" for name in idle]
     if section:
-        settings.append(DEEPSPEED)
+        settings.append('the section "fp8" of DeepSpeed')
         why.append("DeepSpeed has no FP8 training and ignores it; Accelerate and the backend decide.")
         lines += [
             '# and delete "fp8" from the DeepSpeed configuration',

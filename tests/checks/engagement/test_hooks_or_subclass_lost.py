@@ -109,7 +109,6 @@ def test_accelerate_is_watched_as_well(facts_of: Callable[[str], Facts], forget_
     """)
     finding = finding_of(LOST, facts)
     assert finding is not None
-    assert "Scaled" in finding.title
     assert (finding.evidence["converted"], finding.evidence["first"]) == (2, "1")
 
 

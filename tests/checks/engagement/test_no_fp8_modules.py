@@ -55,7 +55,7 @@ def prepare(forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> Callabl
     [
         (gpt2, "8 of them are Conv1D", "conv1d-to-linear"),
         (lambda: linears(100, 100, 100, 100), "both sides divisible by 16", "pad-dimensions"),
-        (lambda: linears(64, 64), "the first and the last", "stay-in-bf16"),
+        (lambda: linears(64, 64), "its ends", "convert"),
     ],
     ids=["Conv1D", "widths", "two Linears"],
 )

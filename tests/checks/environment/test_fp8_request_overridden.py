@@ -20,7 +20,7 @@ from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILE
 from fp8doctor.code_snippets import settings
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.fp8_support import try_import
-from fp8doctor.facts import Accelerate, Environment, Facts, Gpu, Package, Target, TrainerArguments
+from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, TrainerArguments
 from fp8doctor.facts.examples import float8
 from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
@@ -93,8 +93,6 @@ def args(kind: str) -> TrainerArguments:
 IN_FP16 = Accelerate(mixed_precision="fp16", distributed="NO")
 IN_FP8 = Accelerate(mixed_precision="fp8", prepared=True)
 IN_FP8_LAYERS = replace(FIRES[0], network=replace(FIRES[0].network, linears=(float8(),)))
-A100 = (Gpu(name="A100", compute_capability="8.0"),)
-FALLEN_BACK = replace(job(FP8, trainer=None, accelerate=IN_FP16), gpus=A100)
 FACTORY = {"FP8_BACKEND": "te", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true"}
 READ = {f"ACCELERATE_{name}": value for name, value in FACTORY.items()}
 SECTION = replace(SILENT.environment, deepspeed_fp8_section=True)
@@ -114,8 +112,7 @@ def hidden(**variables: str) -> Facts:
     ("rule", "facts", "said"),
     [
         (OVERRIDDEN, job(FP8, {"unsloth": "1.0"}, trainer=args("x.Args")), "error"),
-        (OVERRIDDEN, FALLEN_BACK, "not_applicable"),
-        (OVERRIDDEN, replace(FALLEN_BACK, gpus=()), "error"),
+        (OVERRIDDEN, job(FP8, trainer=None, accelerate=IN_FP16), "error"),
         (OVERRIDDEN, IN_FP8_LAYERS, "not_applicable"),
         (
             OVERRIDDEN,

@@ -1,0 +1,145 @@
+"""Quantized weights are not FP8 training
+
+FP8 training starts from 16- or 32-bit weights and speeds up three matmuls per layer. Stored FP8 weights speed
+up the forward's at best. In the backward they are converted back to BF16 every step, and they get no
+gradient. Dynamic inference tensors of torchao raise there, except under Unsloth (`load_in_fp8=True`). In
+transformers 4.57 to 5.21, FP8Linear has no backward: layers in front of it learn nothing, without an error.
+Weights of 4 or 8 bits (bitsandbytes, NF4, ...) must be dequantized in each use. Keep such weights if BF16
+does not fit, and expect no speedup.
+
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
+    quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
+
+    from torchao.float8 import convert_to_float8_training
+    convert_to_float8_training(model)                              # after: from BF16 weights (torchao 0.18)
+
+Ignore it if you do not train this model, or quantized weights are there only to save memory.
+https://github.com/pytorch/ao/issues/4376
+https://github.com/huggingface/transformers/issues/46295
+https://github.com/unslothai/unsloth/issues/3902
+"""
+
+from __future__ import annotations
+
+from fp8doctor import kit
+
+BACKWARD_SINCE = kit.Version("5.22.0")
+"""First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
+4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
+
+ROWS = 16
+"""Multiple of rows that the matmul of an FP8 weight gradient takes. Source: ``torch._scaled_mm``."""
+
+BACKWARD = {
+    "cut": "before transformers 5.22.0 its output carries no gradient: layers in front of it learn nothing",
+    "weight only": "its forward and backward dequantize the weight and multiply in 16 bits",
+    "dynamic": 'its backward raises "derivative for aten::_scaled_mm is not implemented"',
+    "unsloth": "under Unsloth its backward converts the weight back to BF16 and multiplies there",
+    "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
+    "plain": "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use",
+}
+"""What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
+H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
+
+
+@kit.check(
+    "MOD003", "fp8-storage-only", area="engagement", severity="error", stays_in_bf16=True, **kit.NO_FP8_STEP
+)
+def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    network = facts.network
+    stored = [linear for linear in network.linears if kit.stores_fp8(linear)]
+    if not stored:
+        trains = any(linear.use == "training" for linear in network.linears)
+        return None if trains else kit.NotApplicable(reason="no FP8 in the model")
+    linears, computing = len(network.linears), sum(map(kit.computes_forward_in_fp8, stored))
+    title = f"{computing} of {linears} Linears multiply in FP8 only in the forward"
+    if not computing:
+        title = f"{len(stored)} of {linears} Linears only store their weights in FP8"
+        title += kit.named(stored, linears)
+    elif len(stored) > computing:
+        title += f"; in {len(stored) - computing} more only the weights are in FP8"
+    trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
+    cut = trained and backward == "cut"
+    return kit.Finding(
+        severity="error" if cut else "warning" if trained else "info",
+        title=title + (", and nothing is trainable" * (not trained) or ", and pass no gradient on" * cut),
+        breaks="layers_do_not_learn" if cut else kit.NOT_RECORDED,
+        explanation="This is FP8 for inference and for memory"
+        + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
+        + f"At best the forward matmul runs in FP8, and {BACKWARD[backward]}."
+        + " It saves memory; do not expect it to be faster than BF16." * trained,
+        evidence={
+            "stored_linears": len(stored),
+            "linears": linears,
+            "flops_share_pct": round(kit.flops_share_pct(stored, facts), 1),
+            "float8_parameters": network.float8_parameters,
+            "trainable_parameters": network.trainable_parameters,
+            "classes": tuple(sorted({linear.weight_class or linear.kind for linear in stored})),
+            "first": stored[0].name,
+        },
+        treatment=from_bf16(facts) if trained else None,
+    )
+
+
+def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
+    """Find what the backward of these layers does, as a key of `BACKWARD`, by the first's class."""
+    first, version, unsloth = stored[0], kit.installed(facts, "transformers"), kit.under_unsloth(facts)
+    of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
+    if of_checkpoint and version is not None and version < BACKWARD_SINCE and not unsloth:
+        return "cut"
+    if first.stack == "torchao":
+        quantizes = first.features.get("activations_quantized")
+        return ("unsloth" if unsloth else "dynamic") if quantizes else "weight only"
+    return "FP8Linear" if first.kind.endswith(".FP8Linear") else "plain"
+
+
+def from_bf16(facts: kit.Facts) -> kit.Treatment | None:
+    """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts."""
+    network, memory = facts.network, kit.if_recorded(kit.fit, facts)
+    takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
+    if not takes or memory is None or memory.bf16.gib > kit.USABLE * memory.gpu_gib:
+        return None
+    adapted = any(linear.get("adapter") for linear in network.linears)
+    rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
+    if network.get("kind", "").endswith("ForCausalLM") and not adapted:
+        rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
+    out = [linear.name for linear in network.linears if linear not in takes]
+    converted = (
+        kit.if_recorded(kit.convert_all_but, out, facts)
+        or f"{kit.converting(facts, only=kit.TAKES)}{kit.NOT_THE_HEAD}"
+    )
+    return kit.Treatment(
+        name="train-in-fp8",
+        summary="load BF16 weights, which fit, and convert them for FP8 training",
+        code="\n".join((rebuilt, converted, *kit.compile_all(network))),
+        kind="sketch",
+    )
+
+
+def would_convert(linear: kit.Linear, facts: kit.Facts) -> bool:
+    """Whether a conversion would take this layer with BF16 weights, and FP8 its rows."""
+    even = not any(rows % ROWS for rows in kit.rows_seen(linear, facts))
+    fits = even and kit.fits_fp8(linear)
+    return fits and kit.stores_fp8(linear) and linear.role not in ("head", "router")
+
+
+def _model(layer: kit.Linear, **variables: str) -> kit.Facts:
+    return kit.example(
+        variables=variables,
+        linears=(layer,),
+        float8_parameters=int(layer.dtype.startswith("float8")),
+        trainable_parameters=4096,
+        quantization=None,
+        accelerate=None,
+        trainer=None,
+    )
+
+
+FP8_LINEAR = "transformers.integrations.finegrained_fp8.FP8Linear"
+NF4 = "torchao.quantization.quantize_.workflows.nf4.nf4_tensor.NF4Tensor"
+
+FIRES = (
+    _model(kit.float8(kind=FP8_LINEAR, stack="huggingface", use="storage", dtype="float8_e4m3fn")),
+    _model(kit.float8(use="storage", dtype="uint8", weight_class=NF4), ACCELERATE_MIXED_PRECISION="fp8"),
+)
+SILENT = _model(kit.float8())

@@ -1,0 +1,73 @@
+"""Experts that stay out of FP8: too small for it, or multiplied in a way that the wrapper does not see."""
+
+from __future__ import annotations
+
+from fp8doctor import kit
+
+from . import MOST, bound
+
+LITTLE = 1.10
+"""Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
+
+
+@kit.check(
+    "MOD004", "experts-not-reached", area="engagement", severity="warning", was="MOD012", changes_fp8=True
+)
+def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    linears = facts.network.linears
+    experts = [linear for linear in linears if linear.role == "experts" and linear.gemms > 1]
+    if passed_over := [linear for linear in experts if linear.features.get("multiplied_by")]:
+        return not_overridden(passed_over, facts)
+    if not experts or not any(linear.use == "training" for linear in linears):
+        return kit.NotApplicable(reason="no 3-D expert weights next to an FP8 layer")
+    left = [linear for linear in experts if linear.use == "none" and kit.too_small(linear, rowwise=True)]
+    if left and not kit.shares_are_known(facts):
+        raise kit.Unrecorded(kit.Linear, "flops_share_pct")
+    unused = [each for each in linears if each.use == "none" or each.compiled is None]
+    apart = kit.flops_share_pct([each for each in unused if each.role in kit.APART], facts)
+    share = kit.flops_share_pct(left, facts)
+    if not left or share < MOST * (100.0 - apart):
+        return None
+    first, rest = left[0], max(0.0, 100.0 - share - apart)
+    most = bound(rest, facts)
+    little = most is not None and most < LITTLE
+    at_most = f": at most {most:.2f}x for the matmuls, without casts" if most else ""
+    return kit.Finding(
+        severity=None if little else "info",
+        title=f"Experts hold {kit.percent(100.0 * share / (100.0 - apart))} of the matmul FLOPs that FP8 "
+        "could take, and stay in 16 bits",
+        explanation=f"Each expert is {first.in_features} x {first.out_features}; torchao's own filter "
+        "expects FP8 to be slower at this size. Without them, the head and the router, "
+        f"{kit.percent(rest)} of all matmul FLOPs are left for FP8{at_most}.",
+        evidence={
+            "weights": len(left),
+            "share_pct": round(share, 1),
+            "left_for_fp8_pct": round(rest, 1),
+            "ceiling": most and round(most, 2),
+            "first": first.name,
+        },
+        treatment=kit.stay_in_bf16(facts, "the experts are too small for it") if little else None,
+    )
+
+
+def not_overridden(layers: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
+    """Report wrapped experts whose product the wrapper does not take over."""
+    first, share = layers[0], kit.flops_share_pct(layers, facts)
+    operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
+    kind = first.kind.rpartition(".")[2]
+    of_share = f" ({kit.percent(share)} of the matmul FLOPs)" if share else ""
+    summary = "let the experts use torch's grouped matmul"
+    code = f'{kit.in_python("set_experts_implementation", facts.network)}("grouped_mm")'
+    if not first.features.get("grouped_gemm"):
+        summary += "; otherwise convert only the other layers"
+        code = (
+            f"# in the forward of {kind}\n"
+            "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)"
+        )
+    return kit.Finding(
+        title=f"{kit.plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
+        explanation=f"{kind} multiplies with {' and '.join(operators)}. torchao's wrapper takes over the "
+        "grouped matmul, not this.",
+        evidence={"weights": len(layers), "share_pct": round(share, 1), "operators": tuple(operators)},
+        treatment=kit.Treatment(name="experts-by-grouped-gemm", summary=summary, code=code),
+    )
