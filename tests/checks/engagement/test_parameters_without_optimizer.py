@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.utils import AORecipeKwargs, TorchDynamoPlugin
+from accelerate.utils import AORecipeKwargs
 from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
@@ -21,11 +21,10 @@ from fp8doctor import inspect_model
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, Package, recorded
-from fp8doctor.finding import Finding
 from fp8doctor.stacks import torchao as stack
 from tests import prototypes
 from tests.checks.engagement.accelerated import Linear, prepare
-from tests.checks.environment.live import finding_of, outcome_of
+from tests.checks.rules import finding_of, fix_of, found_by, outcome_of
 from tests.examine.models import gpt2, llama, lora, network
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 from tests.test_untouched_models import MODELS
@@ -40,50 +39,28 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD([each for each in parameters if each.requires_grad], lr=0.1)
 
 
-def found(rule: str, facts: Facts) -> Finding:
-    finding = finding_of(rule, facts)
-    assert finding is not None
-    return finding
-
-
-def lines(rule: str, facts: Facts) -> str:
-    treatment = found(rule, facts).treatment
-    assert treatment is not None
-    return treatment.code
-
-
 @pytest.mark.gate("DDP")
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("around", "plugin"),
-    [
-        (None, None),
-        (None, {"backend": "eager"}),
-        (nn.DataParallel, None),
-        (torch.nn.parallel.DistributedDataParallel, None),
-    ],
-    ids=["plain", "compiled", "DataParallel", "DDP"],
-)
+@pytest.mark.parametrize("around", [None, torch.nn.parallel.DistributedDataParallel], ids=["plain", "DDP"])
 def test_a_lora_base_that_accelerate_unfroze_is_frozen_again(
-    around: Any, plugin: Any, look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
+    around: Any, look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:
-    settings = {"dynamo_plugin": TorchDynamoPlugin(**plugin)} if plugin else {}
     model = lora(llama())
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()), **settings)
-    if around is torch.nn.parallel.DistributedDataParallel:
+    model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
+    if around:
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
         model = around(model) if around else model
-        finding = found(OUTSIDE, look(model, optimizer=optimizer))
+        finding = found_by(OUTSIDE, look(model, optimizer=optimizer))
         assert finding.severity == "error"
         assert finding.evidence["trainable_lora_bases"] == 14
         accelerator = SimpleNamespace(unwrap_model=lambda wrapped: wrapped.module, prepare_model=around)
         names = {"model": model, "optimizer": optimizer, "accelerator": accelerator}
-        exec(lines(OUTSIDE, look(model, optimizer=optimizer)), names)
+        exec(fix_of(OUTSIDE, look(model, optimizer=optimizer)).code, names)
         model = names["model"]
-        assert outcome_of(OUTSIDE, look(model, optimizer=optimizer)).outcome == "silent"
+        assert outcome_of(OUTSIDE, look(model, optimizer=optimizer)) == "silent"
         now = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         assert {name.replace("_orig_mod.", "").removeprefix("module.") for name in now} == trained
         tokens = torch.arange(16).reshape(1, 16)
@@ -107,7 +84,7 @@ def test_frozen_layers_that_a_watched_conversion_made_trainable(
     with ConversionWatch() as watch:
         model = nn.Sequential(nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 32))
         model, optimizer = prepare(monkeypatch, model, sgd(model.parameters()))
-    finding = found(OUTSIDE, look(model, optimizer=optimizer, watched=watch))
+    finding = found_by(OUTSIDE, look(model, optimizer=optimizer, watched=watch))
     assert finding.explanation.startswith("What was frozen in 1 layer is trainable")
     assert finding.evidence["first"] == ("0.weight", "0.bias")
 
@@ -127,7 +104,6 @@ def test_accelerate_wraps_the_weights_that_the_optimizer_holds(
     assert (finding is None) == ordinary
     if finding:
         assert (finding.evidence["outside_optimizer"], finding.evidence["wrapped_weights"]) == (2, 2)
-        assert finding.treatment is not None
         assert finding.treatment.name == "no-float8-all-gather"
     model(torch.ones(32, 32)).pow(2).mean().backward()
     weight = getattr(model[1].weight, "_tensor", model[1].weight)
@@ -139,22 +115,20 @@ def test_accelerate_wraps_the_weights_that_the_optimizer_holds(
 def test_an_optimizer_that_was_created_too_early(look: Look) -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)))
     early, zero = sgd(model.parameters()), ZeroOptimizer(sgd(model.parameters()))
-    assert outcome_of(OUTSIDE, look(model, optimizer=early)).outcome == "silent"
-    assert outcome_of(OUTSIDE, look(model, optimizer=zero)).outcome == "silent", "DeepSpeed writes it back"
+    assert outcome_of(OUTSIDE, look(model, optimizer=early)) == "silent"
+    assert outcome_of(OUTSIDE, look(model, optimizer=zero)) == "silent", "DeepSpeed writes it back"
     model[1] = convert_to_float8_training(nn.Linear(32, 32))
     for optimizer in (early, zero):
-        finding = found(OUTSIDE, look(model, optimizer=optimizer))
+        finding = found_by(OUTSIDE, look(model, optimizer=optimizer))
         assert finding.evidence["first"] == ("1.weight", "1.bias")
-        assert finding.treatment is not None
         assert finding.treatment.name == "optimizer-after-conversion"
-    assert outcome_of(OUTSIDE, look(model, optimizer=sgd(model.parameters()))).outcome == "silent"
+    assert outcome_of(OUTSIDE, look(model, optimizer=sgd(model.parameters()))) == "silent"
     model[1] = nn.Linear(32, 32)
-    finding = found(OUTSIDE, look(model, optimizer=early))
-    assert finding.treatment is not None
+    finding = found_by(OUTSIDE, look(model, optimizer=early))
     assert finding.treatment.name == OPTIMIZER_LAST, "BF16 needs it too"
     model[0] = nn.Linear(32, 32)
-    assert found(OUTSIDE, look(model, optimizer=early)).severity == "info", "without FP8"
-    assert outcome_of(OUTSIDE, look(model)).outcome == "not_applicable", "without an optimizer"
+    assert found_by(OUTSIDE, look(model, optimizer=early)).severity == "info", "without FP8"
+    assert outcome_of(OUTSIDE, look(model)) == "not_applicable", "without an optimizer"
 
 
 class Copies:
@@ -181,7 +155,7 @@ def test_optimizers_whose_groups_cannot_tell_are_unknown(
 ) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
     facts = look(model, optimizer=build(model))
-    assert outcome_of(OUTSIDE, facts).outcome == "unknown"
+    assert outcome_of(OUTSIDE, facts) == "unknown"
     assert reason in facts.gaps["training.parameters_outside_optimizer"]
 
 
@@ -189,21 +163,20 @@ def test_accelerate_unties_the_head(
     look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:
     model = llama(tie_word_embeddings=True)
-    assert outcome_of(UNTIED, look(model)).outcome == "not_applicable"
-    assert (
-        outcome_of(UNTIED, look(convert_to_float8_training(llama(tie_word_embeddings=True)))).outcome
-        == "silent"
-    )
+    assert outcome_of(UNTIED, look(model)) == "not_applicable"
+    assert outcome_of(UNTIED, look(convert_to_float8_training(llama(tie_word_embeddings=True)))) == "silent"
     model, _ = prepare(monkeypatch, model, torch.optim.SGD(model.parameters()))
-    assert found(UNTIED, look(model)).title == "lm_head.weight is no longer tied to model.embed_tokens.weight"
+    assert (
+        found_by(UNTIED, look(model)).title == "lm_head.weight is no longer tied to model.embed_tokens.weight"
+    )
     model.tie_weights()
-    assert outcome_of(UNTIED, look(model)).outcome == "silent"
+    assert outcome_of(UNTIED, look(model)) == "silent"
 
 
 @pytest.mark.parametrize("settings", [{}, {"modules_to_save": ["lm_head"]}], ids=["all linears", "head"])
 def test_peft_leaves_ties_alone(look: Look, settings: dict[str, list[str]]) -> None:
     base = convert_to_float8_training(llama(tie_word_embeddings=True))
-    assert outcome_of(UNTIED, look(lora(base, **settings))).outcome == "silent"
+    assert outcome_of(UNTIED, look(lora(base, **settings))) == "silent"
     broken = llama(tie_word_embeddings=True)
     broken.lm_head.weight = nn.Parameter(broken.lm_head.weight.detach().clone())
     assert len(network(torch.compile(lora(broken), backend="eager")).broken_ties) == 1
@@ -244,9 +217,9 @@ def test_a_tie_that_is_lost_under_watch(look: Look, tied_again: bool) -> None:
         model[1].weight = model[0].weight
         model[1] = Linear(32, 64, bias=False)  # a new layer, as Accelerate makes it
     facts = look(model, watched=watch)
-    assert (lines(UNTIED, facts)).startswith("model[1].weight = model[0].weight ")
-    exec(lines(UNTIED, facts), {"model": model})
-    assert outcome_of(UNTIED, look(model, watched=watch)).outcome == "silent"
+    assert fix_of(UNTIED, facts).code.startswith("model[1].weight = model[0].weight ")
+    exec(fix_of(UNTIED, facts).code, {"model": model})
+    assert outcome_of(UNTIED, look(model, watched=watch)) == "silent"
 
 
 INVALID = "Attempted to access the data pointer on an invalid python storage."
@@ -281,14 +254,14 @@ def test_a_trainer_stops_at_its_first_checkpoint(
     with pytest.raises(RuntimeError, match="invalid python storage"):
         trained(tmp_path, save="steps")
     report = inspect_model(trained(tmp_path, save="no"), trial=False, ignore="SHP002")
-    finding = found(UNSAVED, report.facts)
+    finding = found_by(UNSAVED, report.facts)
     assert finding.severity == "error"
     assert finding.title.startswith("13 FP8 layers cannot be saved: their weights are WeightWithDynamic")
     (step,) = (each for each in report.prescription if UNSAVED in each.names)
     assert {*step.names} >= {OUTSIDE, UNSAVED}, "one change mends them all"
     monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
     report = inspect_model(trained(tmp_path, save="steps"), trial=False)
-    assert outcome_of(UNSAVED, report.facts).outcome == "silent"
+    assert outcome_of(UNSAVED, report.facts) == "silent"
     assert list(tmp_path.rglob("model.safetensors"))
 
 
@@ -296,7 +269,7 @@ def test_a_trainer_stops_at_its_first_checkpoint(
 def test_what_saves_a_model_decides(look: Look, forget_accelerate: None, tmp_path: Path) -> None:
     from accelerate import Accelerator
 
-    assert found(UNSAVED, look(wrapped(llama()))).severity == "error", "it has save_pretrained"
+    assert found_by(UNSAVED, look(wrapped(llama()))).severity == "error", "it has save_pretrained"
     assert finding_of(UNSAVED, look(wrapped(llama(), all_gather=False))) is None
     plain = look(wrapped(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))))
     assert finding_of(UNSAVED, plain) is None, "torch.save takes these weights"
@@ -305,7 +278,7 @@ def test_what_saves_a_model_decides(look: Look, forget_accelerate: None, tmp_pat
     adapted.save_pretrained(tmp_path)
     accelerator = Accelerator(mixed_precision="fp8", cpu=True)
     model = accelerator.prepare(nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))))
-    assert found(UNSAVED, look(model)).severity == "warning", "another format may be asked for"
+    assert found_by(UNSAVED, look(model)).severity == "warning", "another format may be asked for"
     with pytest.raises(RuntimeError, match="invalid python storage"):
         accelerator.save_model(model, str(tmp_path))
 
@@ -317,7 +290,7 @@ def test_wrappers_of_torchaos_prototypes_are_saved_unwrapped(look: Look, tmp_pat
     quantize_(model, Float8TrainingOpConfig(), filter_fn=body)
     with pytest.raises(RuntimeError, match="invalid python storage"):
         model.save_pretrained(tmp_path)
-    exec(lines(UNSAVED, look(model)), {"model": model, "folder": tmp_path})
+    exec(fix_of(UNSAVED, look(model)).code, {"model": model, "folder": tmp_path})
     weight = type(model).from_pretrained(tmp_path).model.layers[1].mlp.up_proj.weight
     assert torch.equal(weight, model.model.layers[1].mlp.up_proj.weight._data)
 
@@ -332,7 +305,7 @@ class Unpicklable(torch.Tensor):
 def test_a_weight_that_torch_cannot_save(look: Look) -> None:
     model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
     model[0].weight = nn.Parameter(torch.ones(32, 32).as_subclass(Unpicklable))
-    finding = found(UNSAVED, look(model))
+    finding = found_by(UNSAVED, look(model))
     assert finding.explanation == "torch.save fails on them (tried on 0.weight): TypeError: not this one."
     assert finding.treatment is None
 
@@ -377,14 +350,14 @@ def test_mxfp8_layers_lose_their_bias(look: Look) -> None:
     state = torch.random.get_rng_state()
     report = inspect_model(model, trial=False)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert found(BIAS, report.facts).evidence["first"] == "up"
+    assert found_by(BIAS, report.facts).evidence["first"] == "up"
     assert report.verdict.status == "layers_do_not_learn"
     (step,) = (each for each in report.prescription if "quantize_" in each.treatment.code)
     assert "layer.bias is None" in step.treatment.code, "the real kernel does not lose it either"
     assert finding_of(BIAS, look(mxfp8(built(False, False)))) is None
     float8 = built()
     quantize_(float8, prototypes.float8(float8_linear_recipe="tensorwise"), filter_fn=is_body)
-    assert outcome_of(BIAS, look(float8)).outcome == "silent"
+    assert outcome_of(BIAS, look(float8)) == "silent"
 
 
 def test_what_cannot_be_tried_goes_by_the_version(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +370,7 @@ def test_what_cannot_be_tried_goes_by_the_version(look: Look, monkeypatch: pytes
 
     own = built()
     own.up = Adds(64, 64, dtype=torch.bfloat16)
-    assert outcome_of(BIAS, look(mxfp8(own))).outcome == "unknown"
+    assert outcome_of(BIAS, look(mxfp8(own))) == "unknown"
     model = mxfp8(built())
     monkeypatch.setattr(stack, "ADDS_BIAS", {})
     monkeypatch.setattr(functional, "linear", refuses)
@@ -405,12 +378,12 @@ def test_what_cannot_be_tried_goes_by_the_version(look: Look, monkeypatch: pytes
     for version, outcome in (("0.18.0", "fires"), ("0.19.0", "unknown")):
         packages = {"torchao": Package(version=version, imported=True)}
         there = replace(facts, software=replace(facts.software, packages=packages))
-        assert outcome_of(BIAS, there).outcome == outcome
+        assert outcome_of(BIAS, there) == outcome
 
 
 @pytest.mark.parametrize("biases", [(True, True), (True, False)])
 def test_the_printed_lines_keep_every_bias_and_it_learns(look: Look, biases: tuple[bool, bool]) -> None:
-    code = lines(BIAS, look(mxfp8(built(*biases), "MXFP8_RCEIL")))
+    code = fix_of(BIAS, look(mxfp8(built(*biases), "MXFP8_RCEIL"))).code
     model = built(*biases)
     nn.init.constant_(model.up.bias, 100.0)
     batch = torch.randn(32, 64, dtype=torch.bfloat16)

@@ -37,7 +37,7 @@ from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from research.complaints import torchtitan_3199
 from tests.checks.engagement.accelerated import prepare
-from tests.checks.environment.live import finding_of, outcome_of
+from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.examine.models import llama_8b
 
 pytestmark = pytest.mark.slow
@@ -45,6 +45,7 @@ pytestmark = pytest.mark.slow
 Look = Callable[..., Facts]
 
 WIDTH = 2048
+PARTIAL, EXPERTS_RULE = "partial-conversion", "experts-not-reached"
 
 
 class Block(nn.Module):
@@ -62,13 +63,8 @@ def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
         return build().bfloat16()
 
 
-def partial_conversion(facts: Facts) -> Finding | None:
-    return finding_of("partial-conversion", facts)
-
-
 def fired(facts: Facts, reason: str) -> Finding:
-    finding = partial_conversion(facts)
-    assert finding is not None
+    finding = found_by(PARTIAL, facts)
     assert finding.evidence["reasons"] == (reason,)
     assert finding.severity == "warning"
     return finding
@@ -97,52 +93,25 @@ def test_accelerate_leaves_out_the_first_and_the_last(look: Look, forget_acceler
     assert finding.evidence["missing_layers"] == 2
     AcceleratorState._reset_state()
     recipe = AORecipeKwargs(module_filter_func=lambda module, name: name != "lm_head")
-    assert (
-        partial_conversion(
-            look(Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe]).prepare(mlp()))
-        )
-        is None
-    )
+    accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[recipe])
+    assert finding_of(PARTIAL, look(accelerator.prepare(mlp()))) is None
 
 
 def test_conv1d_beside_a_converted_head(look: Look) -> None:
-    sizes = {
-        "n_layer": 1,
-        "n_embd": WIDTH,
-        "n_head": 8,
-        "vocab_size": 1024,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-    }
-    model = on_meta(lambda: GPT2LMHeadModel(GPT2Config(**sizes)))
-    finding = fired(look(convert_to_float8_training(model)), "conv1d-to-linear")
-    assert finding.treatment is not None
-    assert finding.treatment.name == "conv1d-to-linear"
-    for parent in list(model.modules()):
-        for name, conv1d in list(parent.named_children()):
-            if type(conv1d).__name__ == "Conv1D":
-                linear = nn.Linear(*conv1d.weight.shape, device="meta")
-                linear.weight.data, linear.bias.data = conv1d.weight.data.T.contiguous(), conv1d.bias.data
-                setattr(parent, name, linear)
-    assert partial_conversion(look(convert_to_float8_training(model))) is None
+    """What the lines make of them is tested with MOD001."""
+    sizes = {"n_layer": 1, "n_embd": WIDTH, "n_head": 8, "vocab_size": 1024}
+    model = on_meta(lambda: GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)))
+    fired(look(convert_to_float8_training(model)), "conv1d-to-linear")
 
 
-EXPERTS = {
-    "Mixtral": lambda: MixtralForCausalLM(
-        MixtralConfig(num_hidden_layers=1, num_local_experts=4, num_experts_per_tok=2, vocab_size=1024)
-    ),
-    "JetMoe": lambda: JetMoeForCausalLM(
-        JetMoeConfig(num_hidden_layers=1, num_local_experts=4, hidden_size=4096, vocab_size=1024)
-    ),
-    "GPT-OSS": lambda: GptOssForCausalLM(
-        GptOssConfig(num_hidden_layers=1, num_local_experts=4, vocab_size=1024)
-    ),
-    "Llama 4": lambda: Llama4ForCausalLM(
-        Llama4TextConfig(num_hidden_layers=1, num_local_experts=4, vocab_size=1024)
-    ),
-    "Qwen3": lambda: Qwen3MoeForCausalLM(
-        Qwen3MoeConfig(num_hidden_layers=1, num_experts=16, moe_intermediate_size=768, vocab_size=1024)
-    ),
+FEW = {"num_hidden_layers": 1, "vocab_size": 1024}
+FOUR = FEW | {"num_local_experts": 4}
+EXPERTS: dict[str, Callable[[], nn.Module]] = {
+    "Mixtral": lambda: MixtralForCausalLM(MixtralConfig(num_experts_per_tok=2, **FOUR)),
+    "JetMoe": lambda: JetMoeForCausalLM(JetMoeConfig(hidden_size=4096, **FOUR)),
+    "GPT-OSS": lambda: GptOssForCausalLM(GptOssConfig(**FOUR)),
+    "Llama 4": lambda: Llama4ForCausalLM(Llama4TextConfig(**FOUR)),
+    "Qwen3": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(num_experts=16, moe_intermediate_size=768, **FEW)),
 }
 
 
@@ -156,17 +125,15 @@ def with_experts(name: str) -> nn.Module:
 def test_experts_that_no_line_converts(name: str, look: Look) -> None:
     """JetMoe multiplies one expert after the other, Llama 4 by bmm; those of GPT-OSS lie as [in, out]."""
     treatment = fired(look(with_experts(name)), "experts-by-grouped-gemm").treatment
-    assert treatment is not None
     assert treatment.kind == "sketch"
 
 
 def test_experts_are_not_seen(look: Look) -> None:
     model = with_experts("Mixtral")
     finding = fired(look(model), "convert-experts")
-    assert finding.treatment is not None
     assert finding.treatment.kind == "python"
     exec(finding.treatment.code, {"model": model})
-    assert partial_conversion(look(model)) is None
+    assert finding_of(PARTIAL, look(model)) is None
 
 
 def test_experts_are_told_by_their_weights_where_nobody_says_how_many_a_token_visits(look: Look) -> None:
@@ -177,7 +144,7 @@ def test_experts_are_told_by_their_weights_where_nobody_says_how_many_a_token_vi
     without = tuple(each for each in facts.network.linears if each.role != "experts")
     left_out = tuple(replace(each, use="none", stack="torch") for each in without[:1])
     network = replace(facts.network, linears=(*left_out, *without[1:]))
-    assert outcome_of("partial-conversion", replace(facts, network=network)).outcome == "unknown"
+    assert outcome_of(PARTIAL, replace(facts, network=network)) == "unknown"
 
 
 def test_the_printed_filter_leaves_out_what_this_model_has_to_leave_out(look: Look) -> None:
@@ -192,7 +159,7 @@ def test_the_printed_filter_leaves_out_what_this_model_has_to_leave_out(look: Lo
     model = build()
     exec(finding.treatment.code, {"model": model})
     assert [type(each) is nn.Linear for each in model.values()] == [False] * 4 + [True]
-    assert partial_conversion(look(model)) is None
+    assert finding_of(PARTIAL, look(model)) is None
 
 
 NAMES = {f"{block}.{layer}" for block in range(3) for layer in ("up", "down")}
@@ -212,7 +179,7 @@ def test_exact_names_behind_a_compiled_wrapper(look: Look) -> None:
     convert_to_float8_training(
         model, module_filter_fn=lambda module, name: name.replace("_orig_mod.", "") in NAMES
     )
-    assert partial_conversion(look(model)) is None
+    assert finding_of(PARTIAL, look(model)) is None
 
 
 def test_projections_inside_multi_head_attention(look: Look) -> None:
@@ -241,7 +208,6 @@ def test_torchtunes_lora_is_no_linear() -> None:
     network = replace(SILENT.network, linears=(converted, tuned))
     finding = fired(replace(SILENT, network=network), "convert-before-lora")
     assert finding.evidence["missing_layers"] == 1
-    assert finding.treatment is not None
     assert "# torchtune's LoRALinear is not nn.Linear: build the model without it" in finding.treatment.code
 
 
@@ -249,11 +215,10 @@ def test_torchtunes_lora_is_no_linear() -> None:
 def test_a_filter_of_the_users_own(look: Look, part: str, severity: str) -> None:
     """Leaving out a fifth is a choice and said; leaving out most is a warning."""
     model = convert_to_float8_training(llama_8b(), module_filter_fn=lambda module, name: part in name)
-    finding = partial_conversion(look(model))
-    assert isinstance(finding, Finding)
+    finding = found_by(PARTIAL, look(model))
     assert (finding.severity, finding.evidence["reasons"]) == (severity, ("convert-the-rest",))
     convert_to_float8_training(model, module_filter_fn=lambda module, name: not name.endswith("lm_head"))
-    assert partial_conversion(look(model)) is None
+    assert finding_of(PARTIAL, look(model)) is None
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
@@ -275,7 +240,7 @@ def test_torchaos_own_filter_is_sensible(look: Look, recipe: str) -> None:
         "v_proj",
         "lm_head",
     }
-    assert partial_conversion(facts) is None
+    assert finding_of(PARTIAL, facts) is None
 
 
 def test_with_few_tokens_no_layer_is_missed(look: Look) -> None:
@@ -283,36 +248,23 @@ def test_with_few_tokens_no_layer_is_missed(look: Look) -> None:
     facts = look(
         convert_to_float8_training(blocks, module_filter_fn=lambda module, name: name == "0.up"), tokens=64
     )
-    assert partial_conversion(facts) is None
+    assert finding_of(PARTIAL, facts) is None
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [parametrizations.weight_norm, parametrizations.spectral_norm, nn.utils.spectral_norm],
-    ids=["weight_norm", "spectral_norm", "by a hook"],
-)
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.spectral_norm])
 def test_a_computed_weight_is_no_choice_of_a_filter(norm: Callable[..., nn.Module], look: Look) -> None:
     """torchao raises on it, and takes a converted layer whose weight is computed."""
-
-    def build() -> nn.Module:
-        return nn.ModuleDict({f"up_{i}": nn.Linear(4096, 4096) for i in range(4)})
-
-    model = build()
+    model = nn.ModuleDict({f"up_{i}": nn.Linear(4096, 4096) for i in range(4)})
     for name in ("up_0", "up_1"):
         norm(model[name])
     with pytest.raises(TypeError, match="cannot assign"):
         convert_to_float8_training(model)
-    filtered = convert_to_float8_training(
-        model, module_filter_fn=lambda layer, name: name in ("up_2", "up_3")
-    )
-    facts = look(filtered)
-    finding = fired(facts, "convert-before-parametrizing")
-    assert finding.treatment is not None
-    assert finding.treatment.name == "convert-before-parametrizing"
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: name in ("up_2", "up_3"))
+    facts = look(model)
+    fired(facts, "convert-before-parametrizing")
     assert [each.name for each in facts.linears() if may_be_taken(each)] == ["up_0", "up_1"]
-    later = convert_to_float8_training(build())
-    norm(later["up_0"])
-    assert {each.use for each in look(later).linears()} == {"training"}
+    norm(model["up_2"])
+    assert [each.use for each in look(model).linears()].count("training") == 2
 
 
 def with_wrapped_experts(name: str) -> Any:
@@ -329,11 +281,9 @@ def with_wrapped_experts(name: str) -> Any:
 @pytest.mark.parametrize(("name", "operator"), [("Llama 4", "bmm"), ("JetMoe", "linear")])
 def test_experts_whose_class_has_no_grouped_gemm(name: str, operator: str, look: Look) -> None:
     facts = look(with_wrapped_experts(name))
-    finding = finding_of("experts-not-reached", facts)
-    assert finding is not None
+    finding = found_by(EXPERTS_RULE, facts)
     assert finding.severity == "warning"
     assert finding.evidence["operators"] == (operator,)
-    assert finding.treatment is not None
     assert finding.treatment.kind == "sketch"
     assert not [linear for linear in facts.network.linears if linear.use == "training"]
 
@@ -342,13 +292,11 @@ def test_experts_whose_class_has_no_grouped_gemm(name: str, operator: str, look:
 def test_the_line_lets_the_wrapper_see_the_product(implementation: str, look: Look) -> None:
     model = with_wrapped_experts("Mixtral")
     model.set_experts_implementation(implementation)
-    finding = finding_of("experts-not-reached", look(model))
-    assert finding is not None
-    assert finding.treatment is not None
+    finding = found_by(EXPERTS_RULE, look(model))
     assert finding.treatment.kind == "python"
     exec(finding.treatment.code, {"model": model})
     facts = look(model)
-    assert outcome_of("experts-not-reached", facts).outcome == "silent"
+    assert outcome_of(EXPERTS_RULE, facts) == "silent"
     assert sum(linear.use == "training" for linear in facts.network.linears) == 2
 
 
@@ -357,11 +305,10 @@ def test_small_experts_beside_attention_in_fp8_are_told(look: Look) -> None:
         on_meta(EXPERTS["Qwen3"]), module_filter_fn=lambda module, name: "attn" in name
     )
     facts = look(model)
-    finding = finding_of("experts-not-reached", facts)
-    assert finding is not None
+    finding = found_by(EXPERTS_RULE, facts)
     assert (finding.severity, finding.evidence["ceiling"]) == ("info", 1.1)
     assert finding.treatment is None
-    assert outcome_of("partial-conversion", facts).outcome == "silent"
+    assert outcome_of(PARTIAL, facts) == "silent"
 
 
 @pytest.mark.parametrize("vocabulary", [1024, 151936])
@@ -371,14 +318,7 @@ def test_where_little_is_left_beside_small_experts_fp8_is_to_be_left_off(vocabul
     with torch.device("meta"):
         model = Qwen3MoeForCausalLM(config).bfloat16()
     convert_to_float8_training(model, module_filter_fn=lambda module, name: "attn" in name)
-    finding = finding_of("experts-not-reached", look(model, tokens=4096))
-    assert finding is not None
+    finding = found_by(EXPERTS_RULE, look(model, tokens=4096))
     assert finding.severity == "warning"
     assert finding.title.startswith("Experts hold 80% of the matmul FLOPs that FP8 could take")
-    assert finding.treatment is not None
     assert finding.treatment.name == "stay-in-bf16"
-
-
-@pytest.mark.parametrize("name", EXPERTS)
-def test_untouched_experts_are_not_told(name: str, look: Look) -> None:
-    assert outcome_of("experts-not-reached", look(on_meta(EXPERTS[name]))).outcome == "not_applicable"

@@ -192,7 +192,6 @@ def test_a_release_that_trains_incorrectly(bug: str, te: Any, look: Look) -> Non
     assert bug in bugs(sick)
     assert bug not in bugs(with_releases(facts, **sound))
     finding, row = finding_of(INCORRECT, sick), next(each for each in training_bugs() if each.name == bug)
-    assert finding is not None
     assert finding.severity == ("error" if row.certain else "warning")
 
 
@@ -330,7 +329,6 @@ def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, cud
     assert (finding is not None) == found
     if finding:
         assert finding.severity == "info", "a cuDNN of the system is taken before pip's"
-        assert finding.treatment is not None
         assert finding.treatment.code == f'pip install "nvidia-cudnn-cu{cuda[:2]}>=9.12"'
 
 
