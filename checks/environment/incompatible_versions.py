@@ -3,7 +3,7 @@
 An installed release, alone or with another one, is known to fail or to train this kind of job incorrectly.
 Most pairs fail with a message that names neither version. Others say nothing. Accelerate 1.4 to 1.7 report
 fp8 and convert no layer. Transformer Engine 2.0 to 2.3 lose delayed scaling's new scales if `te.checkpoint`
-recomputes a layer: the loss may fall for thousands of steps and then diverge. torchao 0.12 and older raises
+recomputes a layer. The loss may fall for thousands of steps and then diverge. torchao 0.12 and older raises
 if DDP splits its compiled graph.
 
     pip install "transformer_engine==2.3"   # before: te.checkpoint over delayed scaling
