@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from fp8doctor.registry import Check
 
 HEAD = re.compile(
-    r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*area="(?P<area>\w+)",\s*severity="(?P<severity>\w+)"'
+    r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",'
+    r'\s*(?:area="\w+",\s*)?severity="(?P<severity>\w+)"'
 )
 """The registration of a rule."""
 
@@ -82,30 +83,31 @@ def retired(codes: Iterable[str]) -> Iterator[Heading]:
             )
 
 
-def _texts() -> Iterator[str]:
-    """Read each check: its file, or all files of its folder, which begins with its page."""
+def _texts() -> Iterator[tuple[str, str]]:
+    """Read the area and the text of each check: its file, or all files of its folder, which has its page."""
     from fp8doctor import checks
 
     for folder in checks.__path__:
         for path in Path(folder).glob("*/[!_]*"):
             files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
             if files:
-                yield "".join(each.read_text("utf-8") for each in files)
+                yield path.parent.name, "".join(each.read_text("utf-8") for each in files)
 
 
-def _heads_of(texts: Iterator[str]) -> list[Heading] | None:
+def _heads_of(texts: Iterator[tuple[str, str]]) -> list[Heading] | None:
     """Read the heads of checks; None if there is none or one cannot be read."""
     found = []
-    for text in texts:
+    for area, text in texts:
         heads = [each.groupdict() for each in HEAD.finditer(text)]
         _, _, rest = text.partition('"""')
         page, end, _ = rest.partition('"""')
-        if not heads or not end or "\\" in page or heads[0]["area"] not in AREAS:
+        if not heads or not end or "\\" in page or area not in AREAS:
             return None
         former = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
         also = (*(each["name"] for each in heads[1:]), *former)
         severity = max((each["severity"] for each in heads), key=SEVERITIES.index)
-        found.append(Heading(**heads[0] | {"severity": severity}, page=inspect.cleandoc(page), also=also))
+        first = heads[0] | {"severity": severity, "area": area}
+        found.append(Heading(**first, page=inspect.cleandoc(page), also=also))
     return found or None
 
 

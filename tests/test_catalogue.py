@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fp8doctor import cli, registry
+from fp8doctor import cli, headings, registry
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.facts import Facts
@@ -90,6 +90,15 @@ def test_every_file_of_the_catalogue_registers_one_code() -> None:
     former = [code for rule in CATALOGUE for code in rule.was]
     assert len(set(former)) == len(former)
     assert not RULES.keys() & {*former}
+
+
+def test_a_list_reads_the_heads_from_the_files() -> None:
+    """Importing all checks for it would be too slow."""
+    read = headings._heads_of(headings._texts())
+    assert read is not None
+    assert {each.code: each for each in read} == {
+        code: headings._heading(rules) for code, rules in RULES.items()
+    }
 
 
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
