@@ -95,59 +95,43 @@ def serve(request: str) -> None:
 
 def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
     channel.send(Begun(Doing("reading the environment")))
-    from fp8doctor.examine import examine_surroundings
+    from fp8doctor.examine import examine, examine_surroundings
 
     if asked["target"] is None:
-        channel.send(
-            Examined(
-                examine_surroundings(Target(kind="environment", name="environment", attribute=None)).to_dict()
-            )
-        )
-        return
-    if asked["config"] is not None:
-        _examine_config(channel, asked)
-        return
-    source = locate(asked["target"])
-    surroundings = examine_surroundings(source.target())
+        environment = Target(kind="environment", name="environment", attribute=None)
+        channel.send(Examined(examine_surroundings(environment).to_dict()))
+    elif asked["config"] is not None:
+        from fp8doctor.loading.config_model import config_job
+
+        name = Path(asked["target"]).name
+        channel.send(Begun(Doing(f"building {name} without weights")))
+        job = config_job(asked["config"], name, batch=asked["batch"], seq=asked["seq"])
+        channel.send(Examined(examine(job).to_dict()))
+    else:
+        _examine_file(channel, asked)
+
+
+def _examine_file(channel: _Channel, asked: dict[str, Any]) -> None:
+    """Load and examine a model file, then time its model or run it on fake tensors."""
+    from fp8doctor.examine import examine, examine_surroundings
+
+    target = locate(asked["target"]).target()
+    surroundings = examine_surroundings(target)
     channel.send(Examined(surroundings.to_dict()))
-    may_time = _may_time(asked["trial"], surroundings)
-    _examine_job(channel, asked, source.target(), len(Stage) if may_time else BEFORE_TRIAL)
-
-
-def _examine_config(channel: _Channel, asked: dict[str, Any]) -> None:
-    """Send the facts of a model that a configuration describes."""
-    name = Path(asked["target"]).name
-    channel.send(Begun(Doing(f"building {name} without weights")))
-    from fp8doctor.examine import examine
-    from fp8doctor.loading.config_model import config_job
-
-    job = config_job(asked["config"], name, batch=asked["batch"], seq=asked["seq"])
-    channel.send(Examined(examine(job).to_dict()))
-
-
-def _examine_job(channel: _Channel, asked: dict[str, Any], target: Target, stages: int) -> None:
+    gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()  # torch would set up CUDA to tell
+    likely = asked["trial"] is not None and (asked["trial"]["device"] or any(gpu.visible for gpu in gpus))
+    stages = len(Stage) if likely else BEFORE_TRIAL
     channel.send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
     size = {name: asked[name] for name in ("layers", "batch", "seq")}
     job = load(asked["target"], **size, meta=asked["planned"])
     channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
-    from fp8doctor.examine import examine
-
-    # Read the surroundings again, because loading may have changed variables and imports.
-    facts = examine(job)
+    facts = examine(job)  # the surroundings again: loading may have changed variables and imports
     channel.send(Examined(facts.to_dict()))
     from fp8doctor.trial import with_forward
 
     timed = _timed(channel, job, facts, asked) if asked["trial"] is not None else None
     known = timed or with_forward(job, facts, in_bf16=asked["planned"])
     channel.send(Examined(known.to_dict()))
-
-
-def _may_time(trial: dict[str, Any] | None, surroundings: Facts) -> bool:
-    """Return whether a trial is likely, without setting up CUDA in this process."""
-    if trial is None:
-        return False
-    gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()
-    return bool(trial["device"]) or any(gpu.visible for gpu in gpus)
 
 
 def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
