@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from statistics import median
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import as_is
@@ -52,43 +54,34 @@ class TimedStep(Record, frozen=True, kw_only=True):
 
 
 def timed_step(facts: Facts, name: str) -> TimedStep:
-    """Read the time of the step as it is."""
-    arm = as_is(facts)
+    """Read the time of the step as it is; of the script's own steps if no trial timed a copy of them."""
+    arm, steps = as_is(facts), facts.get("observed.steps_ms")
     tokens = if_recorded(step_tokens, facts)
-    of_all = tokens * micro_batches(facts) if tokens else None
-    if arm is None or not arm.get("tried") or not arm.get("step_ms"):
-        if facts.get("observed.steps_ms"):
-            return _observed(facts, name, of_all)
+    step = TimedStep(name=name, tokens=tokens * micro_batches(facts) if tokens else None)
+    if arm is not None and arm.get("tried") and arm.get("step_ms"):
+        known = script_interval(arm, facts.trial)
+        return replace(
+            step,
+            step_ms=arm.step_ms,
+            low_ms=known.low if known else None,
+            high_ms=known.high if known else None,
+            rounds_ms=arm.get("rounds_ms", ()),
+            peak_gib=arm.get("peak_gib"),
+            measured_on=_gpu(facts),
+            on_cpu=timed_on_cpu(facts),
+            predicted=bool(facts.get("trial.blocks")),
+        )
+    if not steps:
         why = (arm.get("reason") if arm else None) or facts.get("trial.reason")
-        return TimedStep(name=name, tokens=of_all, missing=why or "nothing was timed")
-    known = script_interval(arm, facts.trial)
-    return TimedStep(
-        name=name,
-        step_ms=arm.step_ms,
-        low_ms=known.low if known else None,
-        high_ms=known.high if known else None,
-        rounds_ms=arm.get("rounds_ms", ()),
-        tokens=of_all,
-        peak_gib=arm.get("peak_gib"),
-        measured_on=_gpu(facts),
-        on_cpu=timed_on_cpu(facts),
-        predicted=bool(facts.get("trial.blocks")),
-    )
-
-
-def _observed(facts: Facts, name: str, tokens: int | None) -> TimedStep:
-    """Read the time of the script's own steps, if no trial timed a copy of them."""
-    steps = facts.observed.steps_ms
-    found = interval(steps)
-    on_gpu = facts.get("observed.clock") == "cuda"
+        return replace(step, missing=why or "nothing was timed")
+    found, on_gpu = interval(steps), facts.get("observed.clock") == "cuda"
     gpu = if_recorded(_gpu, facts) if on_gpu else None
-    return TimedStep(
-        name=name,
+    return replace(
+        step,
         step_ms=found.median,
         low_ms=found.low,
         high_ms=found.high,
         rounds_ms=steps,
-        tokens=tokens,
         peak_gib=facts.get("observed.peak_gib"),
         measured_on=gpu or ("the GPU" if on_gpu else "the host's clock"),
         on_cpu=facts.get("observed.clock") == "host",
@@ -159,29 +152,23 @@ def _batch(facts: Facts) -> str:
     return f"{shape}, {micro_batches(facts)} a step" if micro_batches(facts) > 1 else shape
 
 
-def _package(name: str) -> Callable[[Facts], str]:
-    def version(facts: Facts) -> str:
-        found = facts.software.packages.get(name)
-        return (found and found.get("version")) or ""
-
-    return version
-
-
-def _processes(facts: Facts) -> str:
-    distributed = facts.training.distributed
-    return str(distributed.world_size) if distributed else "1"
+def _version(facts: Facts, package: str) -> str:
+    found = facts.software.packages.get(package)
+    return (found and found.get("version")) or ""
 
 
 _COMPARED: dict[str, Callable[[Facts], str]] = {
     "GPU": _gpu,
     "model": _model,
     "batch": _batch,
-    "processes": _processes,
+    "processes": lambda facts: str(
+        facts.training.distributed.world_size if facts.training.distributed else 1
+    ),
     "torch": lambda facts: facts.software.torch or "",
     "CUDA": lambda facts: facts.software.cuda or "",
     "driver": lambda facts: facts.software.driver or "",
-    "torchao": _package("torchao"),
-    "Transformer Engine": _package("transformer_engine"),
+    "torchao": lambda facts: _version(facts, "torchao"),
+    "Transformer Engine": lambda facts: _version(facts, "transformer_engine"),
     "Triton": lambda facts: facts.software.triton or "",
 }
 """Properties that two jobs should share -> how to read them; empty if unknown."""

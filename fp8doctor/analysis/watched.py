@@ -35,16 +35,15 @@ def step_ms(observed: Observation) -> float | None:
     return median(observed.steps_ms) if observed.steps_ms else None
 
 
-def _data_ms(observed: Observation) -> float | None:
-    """Read the wait inside torch's DataLoader; None if no such loader was asked."""
-    return None if observed.data_ms is None else median(observed.data_ms)
+def _data_ms(observed: Observation) -> float:
+    """Read the wait inside torch's DataLoader; 0 if no such loader was asked."""
+    return median(observed.data_ms) if observed.data_ms else 0.0
 
 
-def _before_forward_ms(observed: Observation) -> float | None:
-    """Read the time from the end of a step to the next call of the model, without the wait for data."""
-    if observed.before_forward_ms is None:
-        return None
-    return max(0.0, median(observed.before_forward_ms) - (_data_ms(observed) or 0.0))
+def _before_forward(observed: Observation) -> tuple[float, ...]:
+    """Read the times from the end of a step to the next call of the model, without the wait for data."""
+    data_ms = _data_ms(observed)
+    return tuple(max(0.0, ms - data_ms) for ms in observed.before_forward_ms or ())
 
 
 def host_is_ahead(facts: Facts) -> bool:
@@ -56,10 +55,10 @@ def host_is_ahead(facts: Facts) -> bool:
 def waiting_first(facts: Facts) -> str:
     """Say what the step waits for, if that matters more than FP8; else empty."""
     seen = facts.observed
-    whole_ms, between_ms = median(seen.steps_ms), _before_forward_ms(seen) or 0.0
+    whole_ms, between_ms = median(seen.steps_ms), median(_before_forward(seen) or (0.0,))
     copies_ms = seen.get("host_copies_ms", 0.0)
     waits = {
-        "waits for its data {}": _data_ms(seen) or 0.0,
+        "waits for its data {}": _data_ms(seen),
         "waits for copies from the host to the GPU {}": copies_ms,
         "spends {} on something else before the model is called": between_ms - copies_ms,
     }
@@ -79,8 +78,8 @@ def script_overhead(facts: Facts) -> str:
     copy = arm(facts.trial, ArmName.AS_IS)
     if copy is None or not copy.step_ms:
         return ""
-    own, data_ms = interval(seen.steps_ms), _data_ms(seen) or 0.0
-    before_ms, copies_ms = _before_forward_ms(seen) or 0.0, seen.get("host_copies_ms", 0.0)
+    own, data_ms = interval(seen.steps_ms), _data_ms(seen)
+    before_ms, copies_ms = median(_before_forward(seen) or (0.0,)), seen.get("host_copies_ms", 0.0)
     waited_ms = data_ms + max(before_ms, copies_ms)
     longest_ms = copy.get("high_ms") or copy.step_ms
     if not counts(own.low - waited_ms - longest_ms, own.median):
@@ -101,11 +100,6 @@ def _computing_ms(observed: Observation) -> float | None:
         return None
     parts, scale = observed.breakdown.families_ms, float(observed.breakdown.get("scale", 1.0))
     return scale * (sum(parts.values()) - parts.get("communication", 0.0))
-
-
-def _before_forward(observed: Observation) -> tuple[float, ...]:
-    data_ms = _data_ms(observed) or 0.0
-    return tuple(max(0.0, ms - data_ms) for ms in observed.before_forward_ms or ())
 
 
 def _computing(observed: Observation) -> tuple[float, ...]:

@@ -96,6 +96,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
     changed = end if end is not now else None
     fair = row(view.fair_bf16(changed.arm)) if changed and changed.in_fp8 else None
+    parts = if_recorded(waterfall, fp8.arm, against.arm) if speedup and fp8 and against else None
     return Comparison(
         now=now,
         bf16=bf16,
@@ -107,14 +108,8 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
         best_fp8=row(view.fp8) if view.gives_up_fp8 and steps else None,
         end_speedup=speed(changed.arm, fair.arm, trial) if changed and fair else None,
         is_fair=fair is not None and fair is not bf16,
-        parts_ms=if_recorded(_parts, fp8, against) or {} if speedup and fp8 and against else {},
+        parts_ms=parts.parts_ms if parts else {},
     )
-
-
-def _parts(fp8: Variant, bf16: Variant) -> dict[str, float]:
-    """Divide what FP8 takes longer than BF16, in ms, as the two steps were profiled; empty if one was not."""
-    found = waterfall(fp8.arm, bf16.arm)
-    return found.parts_ms if found else {}
 
 
 def _watched(facts: Facts) -> Comparison:

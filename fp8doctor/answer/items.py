@@ -91,7 +91,8 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
     for finding in (each for each in findings if each.name not in heads):
         vain = gains_nothing(finding)
         ended = _ended_by(finding, steps, view)
-        alone = finding.saving_ms if _gained_alone(finding) else None
+        saving = finding.saving_ms
+        alone = saving if saving and saving.basis == "measured" and saving.low > 0 else None
         change = finding.treatment
         if ended or view.gives_up_fp8 or (change and (finding.saving_ms and not alone)):
             change = None
@@ -210,12 +211,6 @@ def _is_of_fp8_alone(finding: Finding) -> bool:
         return False
     check = registry.check_of(finding)
     return bool(check and check.changes_fp8 and not check.stays_in_bf16)
-
-
-def _gained_alone(finding: Finding) -> bool:
-    """Return whether its treatment was timed by itself, and saved time for sure."""
-    saving = finding.saving_ms
-    return saving is not None and saving.basis == "measured" and saving.low > 0
 
 
 def gains_nothing(finding: Finding) -> bool:
