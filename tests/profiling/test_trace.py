@@ -4,7 +4,6 @@ does."""
 from __future__ import annotations
 
 import gzip
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,7 +25,6 @@ from fp8doctor.profiling.trace import MODULE, read_trace
 from fp8doctor.trial.measure.evidence import quiet_profiler
 from tests.profiling.composed import Composed
 
-CAST = "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_t_view_4"
 FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
 BF16 = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
@@ -286,32 +282,6 @@ def test_children_are_apart_from_their_module(tmp_path: Path) -> None:
         ("a.b.Inner", "layers.0", {"gemm_16bit": pytest.approx(0.03)}),
         ("Model", "", {"gemm_16bit": pytest.approx(0.01)}),
     ]
-
-
-NAMES = (BF16, FP8, CAST, NCCL, "Memcpy HtoD (Pinned -> Device)", "a_kernel_to_come")
-ACTIVITIES = st.lists(
-    st.tuples(st.sampled_from(NAMES), st.integers(0, 400), st.integers(0, 60), st.integers(7, 9)),
-    min_size=1,
-    max_size=40,
-)
-
-
-@pytest.mark.slow
-@given(activities=ACTIVITIES, seed=st.integers(0, 1000))
-def test_every_instant_has_one_owner_whatever_the_order(
-    activities: list[tuple[str, int, int, int]], seed: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folder = tmp_path_factory.getbasetemp()
-    steps = []
-    for shuffled in (activities, random.Random(seed).sample(activities, len(activities))):
-        trace = Composed()
-        for name, start, length, stream in shuffled:
-            trace.add("kernel", name, start, start + length, stream, stream=stream)
-        steps.append(trace.read(folder))
-    assert steps[0] == steps[1]
-    busy = {instant for _, start, length, _ in activities for instant in range(start, start + length)}
-    assert steps[0].busy_ms == pytest.approx(len(busy) / 1e3)
-    assert_adds_up(steps[0])
 
 
 def assert_adds_up(step: ProfiledStep) -> None:
