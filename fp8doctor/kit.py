@@ -17,7 +17,6 @@ from fp8doctor.analysis.arms import (
     arm_if_any,
     arm_in_time,
     base_of,
-    best_bf16,
     ratio,
     savings,
     uses_fp8,
@@ -98,7 +97,6 @@ from fp8doctor.analysis.recipe_support import (
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.step_difference import (
     SHOWN_MS,
-    breakdown_of,
     plain_attention,
     profiled_on_gpu,
     waits_for_the_host,

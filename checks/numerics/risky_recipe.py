@@ -9,8 +9,8 @@ With a history of one step, every value larger than the last step's maximum satu
     from transformer_engine.common.recipe import DelayedScaling
     recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")       # after: the default
 
-fp8doctor reads the dtypes and the history of the layers, and Accelerate's variables for both. It cannot judge
-gradient clipping, learning rate and margin. Ignore it if your loss curve with this setting matches BF16's.
+fp8doctor reads the dtypes and the history of the converted layers. It cannot judge gradient clipping,
+learning rate and margin. Ignore it if your loss curve with this setting matches BF16's.
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.html
 https://github.com/pytorch/pytorch/issues/132005
 """
@@ -21,18 +21,14 @@ from collections.abc import Iterator
 
 from fp8doctor import kit
 
-HISTORY = "ACCELERATE_FP8_AMAX_HISTORY_LEN"
-FORMAT = "ACCELERATE_FP8_FORMAT"
-
 SHORTEST_HISTORY = 1
 """Steps: a history of the last step only, the default in Transformer Engine 0.x; 1.3 to 2.20 use 1024."""
 
 
 @kit.check("NUM003", "risky-recipe", severity="warning")
 def risky_recipe(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    wanted = any(linear.use == "training" for linear in facts.network.linears)
-    if not wanted and not kit.asked_by_environment(facts.environment.variables):
-        return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
+    if not any(linear.use == "training" for linear in facts.network.linears):
+        return kit.NotApplicable(reason="the model has no FP8 layer")
     risks = list(risks_of(facts))
     if not risks:
         return None
@@ -61,18 +57,6 @@ def risks_of(facts: kit.Facts) -> Iterator[tuple[str, str, str, str]]:
             line = 'recipe = DelayedScaling(amax_history_len=1024, amax_compute_algo="max")'
             summary = "use a history of 1024 steps"
             yield f"amax history of {history}", f"{layers} {saturates}", summary, line
-    variables = facts.environment.variables  # Accelerate passes them on; afterwards the model has them
-    if variables.get("ACCELERATE_FP8_BACKEND") != "TE" or any(
-        scaling.stack == "transformer_engine" for scaling in facts.network.scalings
-    ):
-        return
-    if variables.get(HISTORY) == str(SHORTEST_HISTORY):
-        summary = "use the default history of 1024 steps"
-        yield f"{HISTORY}=1", f"with {HISTORY}=1 layers {saturates}", summary, f"unset {HISTORY}"
-    if variables.get(FORMAT, "").upper() == "E5M2":
-        text = f"{FORMAT}=E5M2 is for gradients only, and Transformer Engine refuses it"
-        summary = "use E4M3 in the forward, E5M2 for gradients"
-        yield f"{FORMAT}=E5M2", text, summary, f"export {FORMAT}=HYBRID"
 
 
 def _delayed(history: int) -> kit.Facts:

@@ -56,7 +56,7 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"The GPU has nothing to do for {parts.idle_ms:,.1f} of {step:,.1f} ms, and "
         f"{kit.percent(parts.host_wait_pct or 0.0)} of its gaps end with a late launch. A step launches "
         f"{parts.kernels:,} kernels of {1e3 * parts.busy_ms / max(parts.kernels, 1):.0f} µs on average."
-        f"{others(facts, now)}{outdated(facts)}",
+        f"{outdated(facts)}",
         evidence={
             "idle_ms": parts.idle_ms,
             "idle_pct": idle,
@@ -68,22 +68,6 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         severity="info" if not kit.uses_fp8(facts) or kit.is_faster(facts) else None,
         treatment=kit.compile_treatment(facts, eager) if eager else kit.larger_batch(facts),
     )
-
-
-def others(facts: kit.Facts, now: kit.Arm) -> str:
-    """Say whether the host limits the best BF16 step too, and the step with the timed fixes."""
-    bf16, said = kit.best_bf16(facts) if kit.recorded(facts, "trial") else None, ""
-    if bf16 and bf16 is not now and bf16.step_ms and (parts := kit.breakdown_of(bf16)):
-        too = kit.waits_for_the_host(bf16) and parts.idle_ms > bf16.step_ms / 2
-        said = f" The best BF16 step launches {parts.kernels:,} and is idle for {parts.idle_ms:,.1f} of "
-        said += f"{bf16.step_ms:,.1f} ms{': the host limits it too, which FP8 cannot change' if too else ''}."
-    fixed = kit.arm_if_any(facts, kit.ArmName.PRESCRIBED)
-    if fixed and kit.waits_for_the_host(fixed) and (parts := kit.breakdown_of(fixed)):
-        said += (
-            f" With the timed fixes it is still idle for {parts.idle_ms:,.1f} of {fixed.step_ms:,.1f} ms; "
-        )
-        said += "try more tokens per step or CUDA graphs."
-    return said
 
 
 def outdated(facts: kit.Facts) -> str:

@@ -1,4 +1,4 @@
-"""NUM003 on real torchao layers, the stand-in for Transformer Engine, and Accelerate's variables."""
+"""NUM003 on real torchao layers, the stand-in for Transformer Engine."""
 
 from __future__ import annotations
 
@@ -17,12 +17,6 @@ from tests.stand_ins import transformer_engine as stand_in
 
 Look = Callable[..., Facts]
 RISKY = "risky-recipe"
-
-
-@pytest.fixture(autouse=True)
-def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BACKEND", "AMAX_HISTORY_LEN", "AMAX_COMPUTE_ALGO", "FORMAT"):
-        monkeypatch.delenv(f"ACCELERATE_FP8_{name}", raising=False)
 
 
 def two() -> nn.Module:
@@ -69,19 +63,3 @@ def test_scaling_of_transformer_engine(
         model(torch.zeros(16, 64))
     finding = finding_of(RISKY, look(model))
     assert (finding and finding.evidence["settings"]) == ((name,) if name else None)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "fix"), [("AMAX_HISTORY_LEN", "1", "unset {}"), ("FORMAT", "E5M2", "export {}=HYBRID")]
-)
-def test_variables_of_accelerate(
-    name: str, value: str, fix: str, monkeypatch: pytest.MonkeyPatch, look: Look
-) -> None:
-    variable = f"ACCELERATE_FP8_{name}"
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
-    monkeypatch.setenv(variable, value)
-    finding = found_by(RISKY, look(two()))
-    assert finding.treatment.code == fix.format(variable)
-    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
-    assert outcome_of(RISKY, look(two())) == "silent"
