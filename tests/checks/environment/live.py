@@ -193,10 +193,6 @@ def rules_named(rule: str) -> tuple[Check, ...]:
     return tuple(each for each in discover() if each.name == rule) or select(discover(), [rule])
 
 
-def answered(rule: str, facts: Facts) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    return run(rules_named(rule), facts)
-
-
 def finding_of(rule: str, facts: Facts) -> Finding | None:
     """What a check or a rule says, through the registry."""
     findings, _ = run(rules_named(rule), facts)
