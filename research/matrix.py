@@ -57,10 +57,11 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     """Name and facts of jobs that the tests of the checks build."""
     from torch import nn
 
+    from research.versions.test_training_bugs import Operation
     from tests.checks.checkpointing.test_recompute_not_fp8 import Around
     from tests.checks.engagement.test_parameters_without_optimizer import built, mxfp8
     from tests.checks.engagement.test_partial_conversion import with_wrapped_experts
-    from tests.checks.environment.test_incompatible_versions import Operation, with_releases
+    from tests.checks.environment.test_incompatible_versions import with_releases
     from tests.checks.shapes.test_unaligned_dimensions import counted
 
     yield "the experts of a Llama 4, wrapped by torchao", look(with_wrapped_experts("Llama 4"))

@@ -29,6 +29,11 @@ def outcome_of(name: str, facts: Facts) -> str:
     return _run(name, facts)[1].outcome
 
 
+def answer_of(name: str, facts: Facts) -> Outcome:
+    """How the rule answers, with its reason."""
+    return _run(name, facts)[1]
+
+
 def fix_of(name: str, facts: Facts) -> Treatment:
     """The fix of a rule that fires with one."""
     treatment = found_by(name, facts).treatment

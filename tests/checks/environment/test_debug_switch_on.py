@@ -16,22 +16,16 @@ from tests.checks.environment.live import facts_of
 from tests.checks.rules import finding_of, fix_of, found_by
 
 SWITCH = "debug-switch-on"
-ON = {
-    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
-    "CUBLASLT_LOG_LEVEL": "5",
-    "CUDNN_LOGLEVEL_DBG": "3",
-    "TORCH_LOGS": "+dynamo",
-    "NVTE_BACKWARD_OVERRIDE": "dequantized",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-    "TORCH_COMPILE_OVERRIDE_BACKENDS": "0-5:aot_eager",
+BOUNDARIES = {
+    "TORCH_DISTRIBUTED_DEBUG": ("DETAIL", "INFO"),
+    "CUBLASLT_LOG_LEVEL": ("5", "1"),
+    "CUDNN_LOGLEVEL_DBG": ("3", "1"),
+    "TORCH_LOGS": ("recompiles, +inductor", "recompiles,graph_breaks"),
+    "NVTE_BACKWARD_OVERRIDE": ("dequantized", ""),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": ("0", "1"),
+    "TORCH_COMPILE_OVERRIDE_BACKENDS": ("0-5:aot_eager", ""),
 }
-"""A value that switches on, where that is not 1."""
-
-
-def with_variables(packages: tuple[str, ...] = ("transformer_engine",), **variables: str) -> Facts:
-    found = {name: Package(version="2.20.2", imported=True) for name in packages}
-    environment = Environment(variables={"WORLD_SIZE": "8"} | variables, debug_switches={})
-    return replace(SILENT, software=Software(packages=found), environment=environment)
+"""A value that switches on, where that is not 1, and one beside it that does not."""
 
 
 def said(facts: Facts) -> str | None:
@@ -39,35 +33,28 @@ def said(facts: Facts) -> str | None:
     return finding and finding.severity
 
 
+def with_variables(engine: str = "transformer_engine", **variables: str) -> Facts:
+    software = Software(packages={engine: Package(version="2.20.2", imported=True)})
+    environment = Environment(variables={"WORLD_SIZE": "8"} | variables, debug_switches={})
+    return replace(SILENT, software=software, environment=environment)
+
+
 @pytest.mark.parametrize("switch", SWITCHES, ids=[switch.name for switch in SWITCHES])
 def test_each_switch_is_found_and_switched_off(switch: Switch) -> None:
     assert allowed([(switch.name, "1")]), "it is on the list of variables that are read"
-    facts = with_variables(**{switch.name: ON.get(switch.name, "1")})
+    on, beside = BOUNDARIES.get(switch.name, ("1", ""))
+    facts = with_variables(**{switch.name: on})
     assert said(facts) == ("warning" if switch.each_step else "info")
     assert fix_of(SWITCH, facts).code == f"unset {switch.name}"
-    for off in (*OFF, "False", "OFF"):
-        if off != switch.values:
-            assert said(with_variables(**{switch.name: off})) is None, off
+    for off in {*OFF, "OFF", beside} - {switch.values}:
+        assert said(with_variables(**{switch.name: off})) is None, off
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        *(({"TORCH_LOGS": value}, None) for value in ("recompiles,graph_breaks", "-dynamo", "+help")),
-        *(({"TORCH_LOGS": value}, "info") for value in ("recompiles, +inductor", "all", "all,graph_breaks")),
-        ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, None),
-        ({"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "WORLD_SIZE": "1"}, None),
-        ({"CUBLASLT_LOG_LEVEL": "1"}, None),
-        ({"CUDNN_LOGLEVEL_DBG": "1"}, None),
-        ({"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "1"}, None),
-    ],
-)
-def test_values_at_the_boundary(variables: dict[str, str], expected: str | None) -> None:
-    assert said(with_variables(**variables)) == expected
-
-
-def test_without_transformer_engine_nothing_reads_its_switches() -> None:
-    assert said(with_variables((), NVTE_UNFUSED_FP8_UPDATE="1")) is None
+def test_who_reads_a_switch() -> None:
+    assert said(with_variables(TORCH_DISTRIBUTED_DEBUG="DETAIL", WORLD_SIZE="1")) is None
+    assert said(with_variables("torchao", NVTE_UNFUSED_FP8_UPDATE="1")) is None
+    assert said(with_variables(TORCH_LOGS="all,graph_breaks")) == "info"
+    assert said(with_variables(TORCH_LOGS="-dynamo")) is None
 
 
 @pytest.mark.slow
@@ -90,7 +77,6 @@ def test_nvdlfw_inspect_counts_once_it_is_initialized(monkeypatch: pytest.Monkey
     api = ModuleType("nvdlfw_inspect.api")
     monkeypatch.setitem(sys.modules, "nvdlfw_inspect.api", api)
     target = Target(kind="environment", name="environment")
-    vars(api)["DEBUG_MANAGER"] = None
-    assert said(examine_surroundings(target)) is None
-    vars(api)["DEBUG_MANAGER"] = object()
-    assert said(examine_surroundings(target)) == "warning"
+    for manager, severity in ((None, None), (object(), "warning")):
+        vars(api)["DEBUG_MANAGER"] = manager
+        assert said(examine_surroundings(target)) == severity
