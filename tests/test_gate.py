@@ -136,6 +136,7 @@ HELD: dict[str, tuple[str, ...]] = {
         "80.json 90.json",
         "80.json 84.json --max-regression 6",
         "80.json 84.json --fail-on warning",
+        "90.json 80.json --min-speedup 1.1",
         "watched90.json watched.json",
     ),
 }

@@ -54,11 +54,12 @@ def test_the_example_runs_and_shows_what_it_says() -> None:
     assert out[6].verdict.status == "fp8_slower"
 
 
+class ZMQInteractiveShell:
+    """Named like the shell of Jupyter's kernel, by which rich knows a notebook."""
+
+
 @pytest.mark.slow
 def test_printed_in_a_cell_it_is_the_plain_text(demo: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    class ZMQInteractiveShell:
-        """Named like the shell of Jupyter's kernel, by which rich knows a notebook."""
-
     plain = str(demo)
     monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
     assert Console().is_jupyter
@@ -75,11 +76,8 @@ def test_what_follows_can_be_typed_where_it_is_printed(demo: Report) -> None:
 
 def test_what_a_prompt_shows_is_short(demo: Report) -> None:
     assert repr(demo) == "<Report: fp8_slower, 1 finding, 1 step to take>"
-    assert repr(demo.findings[0]) == "<CMP001 warning eager-float8: 224 of 224 FP8 Linears are not compiled>"
-    assert repr(demo.prescription) == (
-        "1. <CMP001 compile-blocks: compile block by block, after the conversion to FP8, "
-        "saves 606.1 to 622.8 ms/step (measured)>"
-    )
+    assert repr(demo.findings[0]).startswith("<CMP001 warning eager-float8: ")
+    assert repr(demo.prescription).startswith("1. <CMP001 compile-blocks: ")
     assert repr(Prescription()) == "<Prescription: nothing to change>"
 
 
@@ -105,18 +103,10 @@ def test_a_terminal_sees_what_is_done(progress: bool, told: bool, monkeypatch: p
     assert set(threading.enumerate()) == before
 
 
-def test_a_log_sees_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not someone_watches()
-    monkeypatch.setattr(sys, "stderr", None)
-    assert not someone_watches()
-
-
-def test_a_cell_of_a_notebook_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    class ZMQInteractiveShell:
-        """Named like the shell of Jupyter's kernel."""
-
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+def test_a_log_sees_nothing_and_a_cell_of_a_notebook_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stderr in (None, io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert not someone_watches()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=ZMQInteractiveShell))
     assert someone_watches()
 

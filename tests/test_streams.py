@@ -31,14 +31,22 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+STDERR = pytest.mark.parametrize("stderr", ["2>&-", pytest.param("2>/dev/full", marks=FULL)])
+MODEL = """import os, sys
+from torch import nn
+print("loading")
+print("loading", file=sys.stderr)
+os.write(1, b"loading")
+os.write(2, b"loading")
+model = nn.Linear(64, 64)
+"""
+
+
 @pytest.mark.gate("2>&-")
-@pytest.mark.parametrize("stderr", ["2>&-", pytest.param("2>/dev/full", marks=FULL)])
+@STDERR
 def test_a_report_needs_no_stderr(stderr: str, tmp_path: Path) -> None:
     """The worker says what it does on stderr, and so do libraries and the user's file."""
-    (tmp_path / "model.py").write_text(
-        "import sys\nfrom torch import nn\nprint('loading')\nprint('loading', file=sys.stderr)\n"
-        "model = nn.Linear(64, 64)\n"
-    )
+    (tmp_path / "model.py").write_text(MODEL)
     done = shell(f"fp8doctor model.py --no-trial --save saved.json {stderr}", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "model.py" in done.stdout
@@ -47,7 +55,7 @@ def test_a_report_needs_no_stderr(stderr: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.gate("none.py-2>&-", "explain NONESUCH-2>/dev/full")
-@pytest.mark.parametrize("stderr", ["2>&-", pytest.param("2>/dev/full", marks=FULL)])
+@STDERR
 @pytest.mark.parametrize("words", ["none.py", "demo --fail-on wrong", "explain NONESUCH"])
 def test_a_sentence_that_cannot_be_said_keeps_its_exit_code(words: str, stderr: str, tmp_path: Path) -> None:
     done = shell(f"fp8doctor {words} {stderr}", tmp_path)
@@ -85,10 +93,7 @@ def test_a_report_in_a_file_needs_no_stdout(stdout: str, tmp_path: Path) -> None
 @pytest.mark.gate("<&-")
 @pytest.mark.parametrize("closed", ["<&-", "<&- >&- 2>&-"])
 def test_files_do_not_take_the_place_of_closed_streams(closed: str, tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(
-        "import os\nfrom torch import nn\nos.write(1, b'stdout')\nos.write(2, b'stderr')\n"
-        "model = nn.Linear(64, 64)\n"
-    )
+    (tmp_path / "model.py").write_text(MODEL)
     done = shell(f"fp8doctor model.py --no-trial -q -o report.txt {closed}", tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
     assert "model.py" in (tmp_path / "report.txt").read_text()

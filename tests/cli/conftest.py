@@ -11,6 +11,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.report import Report
 from tests.cli.command import Worker
 from tests.facts_of import DECODER_468M
+from tests.profiling.composed import Composed
 
 GRAVE_CHECK = '''
 """Something grave"""
@@ -44,10 +45,22 @@ def saved(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace of two steps of 100 ms, 60 ms of each in an FP8 matmul."""
+    composed = Composed()
+    for number in range(2):
+        begin = 100_000 * number
+        composed.add("user_annotation", f"ProfilerStep#{number}", begin, begin + 100_000, 10)
+        composed.kernel("nvjet_sm90_qqtst_1", begin + 10, begin + 60_010, launched=begin + 5)
+    return composed.write(tmp_path, "trace.json")
+
+
+@pytest.fixture
 def grave_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of checks with one that always finds something; it is forgotten afterwards."""
     from fp8doctor import registry
 
+    registry.discover()  # checks that are imported in between would be forgotten too
     monkeypatch.setattr(registry, "_checks", dict(registry._checks))
     folder = tmp_path / "checks"
     folder.mkdir()

@@ -33,23 +33,40 @@ def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
     return dict(project_near(folder, said.append).options), said
 
 
-def test_a_project_of_ones_own_is_read(project: Path) -> None:
-    assert read(project / "src") == ({"fail_on": "never"}, [])
+OWN, NO_TABLE = "[tool.fp8doctor]\nfail-on = 'never'\n", "[project]\ndependencies = ['fp8doctor']\n"
 
 
-@as_root
-def test_a_project_of_another_user_is_ignored(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.chown(project / "pyproject.toml", NOBODY, -1)
-    options, said = read(project)
-    assert (options, len(said)) == ({}, 1)
-    monkeypatch.setenv("SUDO_UID", str(NOBODY))
-    assert read(project) == ({"fail_on": "never"}, [])
-
-
-def test_a_project_that_every_user_may_write_to_is_ignored(project: Path) -> None:
-    (project / "pyproject.toml").chmod(0o666)
-    options, said = read(project)
-    assert (options, len(said)) == ({}, 1)
+@pytest.mark.parametrize(
+    ("text", "owner", "mode", "sudo", "taken", "told"),
+    [
+        (OWN, None, 0o644, None, True, 0),
+        (OWN, None, 0o666, None, False, 1),
+        pytest.param(OWN, NOBODY, 0o644, None, False, 1, marks=as_root),
+        pytest.param(OWN, NOBODY, 0o644, NOBODY, True, 0, marks=as_root),
+        pytest.param(NO_TABLE, NOBODY, 0o644, None, False, 0, marks=as_root),
+        pytest.param("= [tool.fp8doctor]\n", NOBODY, 0o644, None, False, 0, marks=as_root),
+    ],
+    ids=["ones own", "of all", "foreign", "of who used sudo", "foreign, no table", "foreign, no TOML"],
+)
+def test_a_project_is_read_if_no_other_user_can_write_it(
+    text: str,
+    owner: int | None,
+    mode: int,
+    sudo: int | None,
+    taken: bool,
+    told: int,
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = project / "pyproject.toml"
+    file.write_text(text)
+    file.chmod(mode)
+    if owner:
+        os.chown(file, owner, -1)
+    if sudo:
+        monkeypatch.setenv("SUDO_UID", str(sudo))
+    options, said = read(project / "src")
+    assert (options, len(said)) == ({"fail_on": "never"} if taken else {}, told)
 
 
 def test_roots_files_are_trusted_and_others_not(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,14 +74,6 @@ def test_roots_files_are_trusted_and_others_not(project: Path, monkeypatch: pyte
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     monkeypatch.setenv("SUDO_UID", str(owner))  # counts for root only
     assert (read(project)[0] == {}) == (owner != 0)
-
-
-@as_root
-def test_a_foreign_file_without_the_table_is_not_mentioned(project: Path) -> None:
-    for text in ("[project]\ndependencies = ['fp8doctor']\n", "= [tool.fp8doctor]\n"):
-        (project / "pyproject.toml").write_text(text)
-        os.chown(project / "pyproject.toml", NOBODY, -1)
-        assert read(project) == ({}, [])
 
 
 @pytest.mark.parametrize("key", ["checks", "python"])

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
 
 from fp8doctor.cli.delivery import FORMATS
-from fp8doctor.diagnosis.document import schema
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, schema
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Trial
 from fp8doctor.stages import Doing
 from fp8doctor.worker.protocol import TrialRequest
-from tests.cli.command import Worker, fp8doctor, timed
+from tests.cli.command import ROOT, Worker, fp8doctor, timed
 from tests.facts_of import DECODER_468M
 
 VERDICT = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 and 369.8 ms/step, measured\n"
@@ -33,12 +34,8 @@ def test_a_log_has_one_line_a_stage(worker: Worker) -> None:
     ]
     said = fp8doctor("model.py").stderr
     assert "\x1b" not in said
-    assert [line.partition("fp8doctor: ")[2][:3] for line in said.splitlines()] == [
-        "1/7",
-        "3/7",
-        "bf1",
-        "5/7",
-    ]
+    begins = [line.partition("fp8doctor: ")[2][:3] for line in said.splitlines()]
+    assert begins == ["1/7", "3/7", "bf1", "5/7"]
     assert fp8doctor("model.py", "-q").stderr == ""
 
 
@@ -94,22 +91,23 @@ def test_the_other_arms_are_beside_the_step_as_it_is(file: str, of: str) -> None
     assert (str(order.trace_of("as_is")), str(order.trace_of("bf16"))) == (f"/here/{file}", f"/here/{of}")
 
 
-SUFFIXES = {
-    ".json": "{",
-    ".md": "## fp8",
-    ".html": "<!DOC",
-    ".txt": "fp8",
-    ".log": "fp8",
-    ".github": "::",
-    ".XML": "<?",
-}
+SUFFIXES = {".json": "{", ".md": "## fp8", ".html": "<!DOC", ".txt": "fp8", ".log": "fp8"}
+OF_REPORTS = {".github": "::", ".XML": "<?"}
+"""How a file of this suffix begins; other pages have no form for build servers."""
 
 
-def test_the_suffix_decides_the_format_unless_one_is_named(saved: Path, tmp_path: Path) -> None:
-    for suffix, begins in SUFFIXES.items():
-        result = fp8doctor("report", saved, "-o", tmp_path / f"r{suffix}")
-        assert result.stdout == ""
-        assert (tmp_path / f"r{suffix}").read_text("utf-8").startswith(begins)
+@pytest.mark.parametrize(
+    "words", ["report SAVED", "compare SAVED SAVED", "plan SAVED --gpu H100", "trace TRACE"]
+)
+def test_the_suffix_decides_the_format(words: str, saved: Path, trace: Path, tmp_path: Path) -> None:
+    files = {"SAVED": saved, "TRACE": trace}
+    command = [files.get(word, word) for word in words.split()]
+    for suffix, begins in (SUFFIXES | (OF_REPORTS if command[0] == "report" else {})).items():
+        assert fp8doctor(*command, "-o", tmp_path / f"r{suffix}").stdout == ""
+        assert (tmp_path / f"r{suffix}").read_text("utf-8").lstrip().startswith(begins), suffix
+
+
+def test_a_format_that_is_named_goes_before_the_suffix(saved: Path, tmp_path: Path) -> None:
     fp8doctor("report", saved, "--format", "markdown", "-o", tmp_path / "r.json")
     assert (tmp_path / "r.json").read_text("utf-8").startswith("## fp8doctor")
     beside = fp8doctor("report", saved, "--format", "github", "-o", tmp_path / "x.md")
@@ -165,15 +163,31 @@ def test_report_takes_the_output_options(saved: Path, grave_checks: str) -> None
     assert fp8doctor("report", saved, "--checks", grave_checks).exit_code == 1
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[]", "{}", '{"schema_version": 99, "facts": {}}'])
-def test_what_is_no_report(tmp_path: Path, content: str | None) -> None:
-    path = tmp_path / "saved.json"
-    if content is not None:
-        path.write_text(content)
-    result = fp8doctor("report", path)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("fp8doctor: cannot ")
-    assert len(result.stderr.splitlines()) == 1
+NO_REPORT = (None, "", "{", "[]", "{}", "[" * 100_000, '{"schema_version": 99, "facts": {}}')
+NO_TRACE = (None, b"", b"{}", b'{"traceEvents": [{"cat": "kernel", "na', b"\x1f\x8b\x08\x00")
+
+
+@pytest.mark.parametrize(
+    ("words", "contents"),
+    [
+        ("report BAD", NO_REPORT),
+        ("compare BAD SAVED", NO_REPORT),
+        ("compare SAVED BAD", NO_REPORT),
+        ("trace BAD", NO_TRACE),
+    ],
+)
+def test_what_cannot_be_read_is_a_sentence(
+    tmp_path: Path, saved: Path, words: str, contents: tuple[Any, ...]
+) -> None:
+    for content in contents:
+        path = tmp_path / "bad.json"
+        if content is not None:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        files = {"BAD": path, "SAVED": saved}
+        result = fp8doctor(*(files.get(word, word) for word in words.split()))
+        assert (result.exit_code, result.stdout) == (2, ""), content
+        assert result.stderr.startswith("fp8doctor: cannot "), content
+        assert len(result.stderr.splitlines()) == 1, content
 
 
 @pytest.mark.parametrize(
@@ -205,3 +219,36 @@ def test_the_page_opens_in_a_browser(started: bool, tmp_path: Path, monkeypatch:
     assert opened == [(tmp_path / "a.html").as_uri()]
     assert ("no browser could be started; open a.html yourself" in said.stderr) != started
     assert fp8doctor("demo", "--open").exit_code == 2
+
+
+RECORDED = ROOT / "tests" / "patients" / "recorded"
+EAGER, COMPILED, UNTIMED = (
+    str(RECORDED / f"h200-{name}.json.gz") for name in ("decoder_468m", "decoder_468m_compiled", "moe")
+)
+
+
+def test_a_trace_and_a_comparison_are_documents_too(trace: Path) -> None:
+    for args, kind in ((("trace", trace), "traces"), (("compare", EAGER, COMPILED), "comparison")):
+        result = fp8doctor(*args, "--format", "json")
+        document = json.loads(result.stdout)
+        assert (document["schema_version"], document["kind"]) == (SCHEMA_VERSION, kind)
+        assert (result.exit_code, result.stderr) == (0, "")
+    assert document["difference"]["parts_ms"].keys() >= {"GEMMs", "casts", "idle"}
+    assert document["speedup"]["low"] < document["speedup"]["median"] < document["speedup"]["high"]
+    shown, verbose = (fp8doctor("trace", trace, *option).stdout for option in ((), ("-v",)))
+    assert verbose != shown
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("trace",),
+        ("trace", "a", "b"),
+        ("compare", EAGER),
+        ("compare", EAGER, COMPILED, "--min-speedup", "nan"),
+        ("compare", EAGER, COMPILED, "-o", "a.tar"),
+        ("compare", UNTIMED, EAGER, "--min-speedup", "0.1"),
+    ],
+)
+def test_wrong_usage_of_pages(args: tuple[str, ...]) -> None:
+    assert fp8doctor(*args).exit_code == 2

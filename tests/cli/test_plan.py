@@ -17,17 +17,9 @@ SAVED = PATIENTS / "h200-llama_8b_float8.json.gz"
 def test_a_worker_examines_what_is_named(worker: Worker) -> None:
     result = fp8doctor("plan", "model.py", "--batch", "4", "--gpu", "h100", "--format", "json")
     assert result.exit_code == 0, result.stderr
-    assert worker.asked == [
-        {
-            "target": "model.py",
-            "planned": True,
-            "batch": 4,
-            "seq": None,
-            "load_timeout": 600.0,
-        }
-    ]
-    rows = json.loads(result.stdout)["rows"]
-    assert {row["gpu"] for row in rows} == {"H100"}
+    (asked,) = worker.asked
+    assert (asked["target"], asked["planned"], asked["batch"]) == ("model.py", True, 4)
+    assert {row["gpu"] for row in json.loads(result.stdout)["rows"]} == {"H100"}
 
 
 def test_a_saved_report_needs_no_worker(worker: Worker) -> None:
@@ -36,23 +28,12 @@ def test_a_saved_report_needs_no_worker(worker: Worker) -> None:
     assert "On H200 use tensorwise, compiled: 1.19x" in " ".join(result.stdout.split())
 
 
-@pytest.mark.parametrize(
-    ("suffix", "start"), [("json", "{"), ("md", "## "), ("html", "<!DOCTYPE html>"), ("txt", "fp8")]
-)
-def test_every_format_is_written(tmp_path: Path, suffix: str, start: str) -> None:
-    file = tmp_path / f"plan.{suffix}"
-    result = fp8doctor("plan", str(SAVED), "-o", str(file))
-    assert (result.exit_code, result.stdout) == (0, "")
-    assert file.read_text("utf-8").lstrip().startswith(start)
-
-
 def test_a_framework_shows_its_own_lines() -> None:
     shown = fp8doctor("plan", str(SAVED), "--framework", "axolotl").stdout
     assert "fp8: true" in shown
     assert "convert_to_float8_training" not in shown
-    absent = fp8doctor(
-        "plan", str(SAVED), "--framework", "trl", "--recipe", "delayed", "--gpu", "h200"
-    ).stdout
+    words = "--framework trl --recipe delayed --gpu h200".split()
+    absent = fp8doctor("plan", str(SAVED), *words).stdout
     assert "trl has no setting for delayed" in absent
 
 

@@ -34,14 +34,9 @@ def test_ctrl_c_of_a_real_process(tmp_path: Path) -> None:
         "from fp8doctor.cli import main\n"
         "main(['model.py'])\n"
     )
-    running = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        preexec_fn=heed_interrupts,
-    )
+    command = [sys.executable, "-c", script]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    running = subprocess.Popen(command, preexec_fn=heed_interrupts, **pipes)
     assert running.stdout
     assert running.stdout.readline() == "ready\n"
     running.send_signal(signal.SIGINT)
@@ -63,28 +58,13 @@ def test_ascii_where_stdout_is(saved: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fail_on", "code"), [("warning", 1), ("never", 0)])
 def test_a_reader_who_leaves_early_changes_no_exit_code(saved: Path, fail_on: str, code: int) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "fp8doctor",
-        "report",
-        str(saved),
-        "--format",
-        "json",
-        "--fail-on",
-        fail_on,
-        "--select",
-        "CMP001",
-    ]
+    options = f"--format json --select CMP001 --fail-on {fail_on}".split()
+    command = [sys.executable, "-m", "fp8doctor", "report", str(saved), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as running:
         assert running.stdout
         assert running.stderr
         running.stdout.close()
-        why = (
-            b"fp8doctor: exit code 1: Found CMP001 with --fail-on warning. "
-            b"Use --fail-on never to ignore findings.\n"
-        )
-        assert running.stderr.read() == (why if code else b"")
+        assert len(running.stderr.read().splitlines()) == code
         assert running.wait(LONGEST_S) == code
 
 
@@ -94,12 +74,9 @@ def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
     """Colours unless it is dumb, and no line wider than the terminal."""
     outside, inside = os.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
-    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {
-        "TERM": terminal
-    }
-    with subprocess.Popen(
-        [sys.executable, "-m", "fp8doctor", "report", str(saved)], stdout=inside, cwd=ROOT, env=environment
-    ) as running:
+    environment = {name: each for name, each in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "fp8doctor", "report", str(saved)]
+    with subprocess.Popen(command, stdout=inside, cwd=ROOT, env=environment | {"TERM": terminal}) as running:
         os.close(inside)
         screen = b""
         while running.poll() is None or b"More:" not in screen:
@@ -124,6 +101,7 @@ def test_on_a_real_terminal(saved: Path, terminal: str) -> None:
         ("explain", "lora"),
         ("explain", TRACEBACK),
         ("report", "saved.json"),
+        ("compare", "saved.json", "saved.json"),
     ],
 )
 def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
@@ -132,16 +110,7 @@ def test_torch_is_not_imported(args: tuple[str, ...], saved: Path) -> None:
         f"import sys\nfrom fp8doctor.cli import main\ntry:\n    main({args!r})\nfinally:\n    assert "
         "'torch' not in sys.modules, 'torch was imported'\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-        timeout=LONGEST_S,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout
+    assert subprocess.check_output([sys.executable, "-c", script], cwd=ROOT, timeout=LONGEST_S)
 
 
 @pytest.mark.slow
@@ -180,23 +149,22 @@ def example_batch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("convert", "why"),
+    ("convert", "missed"),
     [
-        pytest.param("convert_to_float8_training(model)", "", marks=pytest.mark.nightly),
-        ("", "No layer of this model trains in FP8 (0 of 2 Linears). "),
+        pytest.param("convert_to_float8_training(model)", 0, marks=pytest.mark.nightly),
+        ("", 1),
         pytest.param(
             "convert_to_float8_training(model, module_filter_fn=lambda *_: False)",
-            "No layer of this model trains in FP8 (0 of 2 Linears: the filter of the conversion took none). ",
+            1,
             marks=pytest.mark.nightly,
         ),
     ],
 )
-def test_a_model_file_is_required_to_be_in_fp8(tmp_path: Path, convert: str, why: str) -> None:
+def test_a_model_file_is_required_to_be_in_fp8(tmp_path: Path, convert: str, missed: int) -> None:
     (tmp_path / "model.py").write_text(MODEL_FILE.format(convert=convert))
     options = ("--no-trial", "--fail-on", "never", "-q")
     assert process("model.py", *options, cwd=tmp_path).returncode == 0
     required = process("model.py", *options, "--require-fp8", "--save", "saved.json", cwd=tmp_path)
-    assert required.returncode == bool(why)
-    assert required.stderr.startswith(f"fp8doctor: exit code 1: FP8 is required. {why}") == bool(why)
+    assert (required.returncode, len(required.stderr.splitlines())) == (missed, missed)
     estimated = process("report", "saved.json", *options[1:], "--min-estimated-speedup", "9", cwd=tmp_path)
     assert estimated.returncode == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,58 +14,34 @@ from fp8doctor.worker.protocol import TrialRequest
 from tests.cli.command import Worker, fp8doctor, process
 from tests.facts_of import DECODER_468M
 
-
-@pytest.mark.slow
-def test_without_a_command_word_the_target_is_examined(worker: Worker) -> None:
-    result = fp8doctor("decoder.py:build_model")
-    assert result.exit_code == 0
-    asked = {
-        "target": "decoder.py:build_model",
-        "layers": None,
-        "batch": None,
-        "seq": None,
-        "load_timeout": 600.0,
-    }
-    assert worker.asked == [{**asked, "trial": TrialRequest()}]
-    assert "CMP001" in result.stdout
-    assert result.stderr == "fp8doctor: loading the model\n"
+SIZES = {"batch": 4, "seq": 8, "layers": 2}
+ORDER = TrialRequest(budget_s=20.0, device="cpu", select=("CMP", "SHP"), ignore=("CMP002",))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "args",
+    ("words", "asked"),
     [
-        ("--batch", "4", "--seq=8", "model.py", "--layers", "2", "-q"),
-        ("model.py", "-q", "--batch", "4", "--seq", "8", "--layers", "2"),
-        ("-q", "--fail-on", "never", "--batch", "4", "--seq", "8", "--layers", "2", "--", "model.py"),
+        ("decoder.py:build_model", {"target": "decoder.py:build_model"}),
+        ("--batch 4 --seq=8 model.py --layers 2 -q", SIZES),
+        ("model.py -q --batch 4 --seq 8 --layers 2", SIZES),
+        ("-q --fail-on never --batch 4 --seq 8 --layers 2 -- model.py", SIZES),
+        ("model.py --no-trial", {"trial": None}),
+        ("model.py --budget 20 --device cpu --select CMP,SHP --ignore CMP002", {"trial": ORDER}),
+        ("-qo list model.py", {}),
+        ("./list", {"target": "./list"}),
+        ("-- list", {"target": "list"}),
     ],
 )
-def test_options_stand_before_or_after_the_target(worker: Worker, args: tuple[str, ...]) -> None:
-    assert fp8doctor(*args).exit_code == 0
-    asked = {"target": "model.py", "layers": 2, "batch": 4, "seq": 8, "load_timeout": 600.0}
-    assert worker.asked == [{**asked, "trial": TrialRequest()}]
-
-
-@pytest.mark.slow
-def test_the_trial_is_ordered_as_the_options_say(worker: Worker, grave_checks: str) -> None:
-    fp8doctor(
-        "model.py",
-        "--budget",
-        "20",
-        "--device",
-        "cpu",
-        "--select",
-        "CMP,XYZ",
-        "--ignore",
-        "CMP002",
-        "--checks",
-        grave_checks,
-    )
-    fp8doctor("model.py", "--no-trial")
-    order = TrialRequest(
-        budget_s=20.0, device="cpu", select=("CMP", "XYZ"), ignore=("CMP002",), checks=(grave_checks,)
-    )
-    assert [asked["trial"] for asked in worker.asked] == [order, None]
+def test_what_a_line_asks_of_the_worker(
+    worker: Worker, words: str, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Options stand before or after the target; the value of one is no command word."""
+    monkeypatch.chdir(tmp_path)
+    assert fp8doctor(*words.split()).exit_code == 0
+    unasked = {"batch": None, "seq": None, "layers": None, "load_timeout": 600.0, "trial": TrialRequest()}
+    assert worker.asked == [{"target": "model.py", **unasked, **asked}]
+    assert (tmp_path / "list").exists() == ("-qo" in words)
 
 
 @pytest.mark.slow
@@ -72,23 +49,6 @@ def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
     for args in (("--format", "json", "env"), ("env", "--format", "json")):
         assert json.loads(fp8doctor(*args).stdout)["schema_version"] == SCHEMA_VERSION
     assert [asked["target"] for asked in worker.asked] == [None, None]
-
-
-@pytest.mark.slow
-def test_the_value_of_an_option_is_no_command_word(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert fp8doctor("-qo", "list", "model.py").exit_code == 0
-    assert (tmp_path / "list").exists()
-    assert worker.asked[0]["target"] == "model.py"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("args", [("./list",), ("--", "list")])
-def test_a_file_named_like_a_command(worker: Worker, args: tuple[str, ...]) -> None:
-    assert fp8doctor(*args).exit_code == 0
-    assert worker.asked[0]["target"] == args[-1]
 
 
 def test_env_examines_no_model(worker: Worker) -> None:
@@ -107,35 +67,6 @@ def test_env_examines_no_model(worker: Worker) -> None:
     assert "Environment only. Run `fp8doctor model.py` to check a model." in result.stdout
 
 
-def test_help_names_every_command_and_option() -> None:
-    result = fp8doctor("--help")
-    assert result.exit_code == 0
-    for word in (
-        "env",
-        "report",
-        "list",
-        "explain",
-        "demo",
-        "--format",
-        "--save",
-        "--select",
-        "--ignore",
-        "--fail-on",
-        "--batch",
-        "--seq",
-        "--layers",
-        "--trace",
-        "--assume-gpu",
-    ):
-        assert word in result.output
-    assert fp8doctor("report", "--help").output.startswith("Usage: fp8doctor report [OPTIONS] SAVED")
-
-
-def test_nothing_at_all_is_wrong_usage() -> None:
-    assert fp8doctor().exit_code == 2
-    assert process().returncode == 2
-
-
 def test_version() -> None:
     result = fp8doctor("--version")
     assert (result.exit_code, result.stdout) == (0, f"fp8doctor {tool().version}\n")
@@ -151,13 +82,10 @@ def test_version() -> None:
         ("--select", ","),
         ("--ignore", "NOPE"),
         ("--assume-gpu", "H300"),
-        ("--checks", "nowhere"),
-        ("-o", "nowhere/report.md"),
-        ("--save", "nowhere/report.json"),
-        ("--trace", "nowhere/step.json"),
-        ("--trace", "."),
+        *((option, f"nowhere/{option}.json") for option in ("--checks", "-o", "--save", "--trace")),
+        ("-o", "report.pdf"),
+        *((option, ".") for option in ("-o", "--trace")),
         ("--trace", "step.json", "--no-trial"),
-        ("-o", "."),
         ("--format", "pdf"),
         ("--fail-on", "sometimes"),
         ("-v", "-q"),
@@ -173,7 +101,6 @@ def test_version() -> None:
             for option in ("--load-timeout", "--budget", "--min-speedup")
             for value in ("0", "-1", "soon", "inf", "nan")
         ),
-        ("-o", "report.pdf"),
     ],
 )
 def test_wrong_usage(
@@ -188,13 +115,13 @@ def test_wrong_usage(
     assert "Traceback" not in result.stderr
 
 
+def test_nothing_at_all_is_wrong_usage() -> None:
+    assert fp8doctor().exit_code == process().returncode == 2
+
+
 def test_codes_are_prefixes_in_any_case(worker: Worker) -> None:
-    outcomes = json.loads(
-        fp8doctor(
-            "m.py", "--select", "cmp,MOD001", "--select", "shp", "--ignore", "CMP002", "--format", "json"
-        ).stdout
-    )["outcomes"]
-    codes = {outcome["code"] for outcome in outcomes}
+    words = "m.py --select cmp,MOD001 --select shp --ignore CMP002 --format json"
+    codes = {outcome["code"] for outcome in json.loads(fp8doctor(*words.split()).stdout)["outcomes"]}
     assert {"CMP001", "MOD001"} <= codes
     assert "CMP002" not in codes
     assert {code[:3] for code in codes} == {"CMP", "MOD", "SHP"}

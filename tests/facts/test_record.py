@@ -61,14 +61,9 @@ def test_a_lone_surrogate_becomes_the_replacement_character() -> None:
     }
 
 
-def test_a_document_that_nests_too_deep_is_refused_with_a_sentence() -> None:
-    with pytest.raises(UnreadableDocument, match="nested too deep"):
-        decode(b"[" * 100_000)
-
-
-@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"nonsense"])
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"nonsense", b"[" * 100_000])
 def test_what_is_not_json_is_refused_with_a_sentence(text: bytes) -> None:
-    with pytest.raises(UnreadableDocument, match="not JSON"):
+    with pytest.raises(UnreadableDocument, match="nested too deep" if len(text) > 10 else "not JSON"):
         decode(text)
 
 

@@ -15,19 +15,10 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.secrets import LIMIT
 
 ALNUM = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
-SHAPES = (
-    ("hf_", ALNUM, 34),
-    ("sk-", ALNUM + "-_", 48),
-    ("ghp_", ALNUM, 36),
-    ("github_pat_", ALNUM + "_", 60),
-    ("glpat-", ALNUM, 20),
-    ("AKIA", "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", 16),
-    ("AIza", ALNUM, 35),
-    ("xoxb-", ALNUM, 24),
-    ("", "0123456789abcdef", 40),
-)
-tokens = st.sampled_from(SHAPES).flatmap(
-    lambda shape: st.text(shape[1], min_size=shape[2], max_size=shape[2]).map(lambda tail: shape[0] + tail)
+PREFIXES = ("hf_", "sk-", "ghp_", "github_pat_", "glpat-", "xoxb-")
+tokens = st.one_of(
+    st.tuples(st.sampled_from(PREFIXES), st.text(ALNUM, min_size=36, max_size=60)).map("".join),
+    st.text("0123456789abcdef", min_size=40, max_size=40),
 )
 around = st.text(" \n\t=:,;\"'()[]{}/\\.@abcXYZ", max_size=12)
 names = st.text("abcdefghijklmnopqrstuvwxyz0123456789äé-_.", min_size=1, max_size=20).filter(

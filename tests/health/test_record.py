@@ -59,18 +59,22 @@ def test_a_restart_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> No
     assert last_step(path) == 40
 
 
-def test_other_files_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    other = tmp_path / "report.json"
-    other.write_text('{"facts": {}}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="holds no health of a job"):
+NEWER = '{"type":"job","format":9,"version":"9.0","script":"a.py","every":1,"step":0,"layers":[]}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"facts": {}}\n', "holds no health of a job"),
+        (NEWER, r"written by fp8doctor 9\.0, newer"),
+        (None, "cannot read"),
+    ],
+)
+def test_other_files_are_refused_in_a_sentence(text: str | None, said: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    if text:
+        other.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=said):
         read_health(other)
-    with pytest.raises(UserError, match="cannot read"):
-        read_health(tmp_path / "none")
     with pytest.raises(UserError, match="cannot write"):
         HealthFile(tmp_path / "none" / "file")
-    newer = tmp_path / "newer"
-    newer.write_text(
-        '{"type":"job","format":9,"version":"9.0","script":"a.py","every":1,"step":0,"layers":[]}\n'
-    )
-    with pytest.raises(UserError, match=r"written by fp8doctor 9\.0, newer"):
-        read_health(newer)

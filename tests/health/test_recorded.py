@@ -32,63 +32,45 @@ def judged(name: str, folder: Path) -> tuple[Health, HealthVerdict]:
     return health, conclude(health)
 
 
+HEALTHY = {
+    "tensorwise": (33, 24, 25),
+    "rowwise": (50, 24, 31),
+    "te_delayed": (100, 24, 25),
+    "llama_tensorwise": (9, 70, 25),
+    "llama_te_delayed": (16, 70, 15),
+}
+"""Samples, layers, and the least SQNR in dB. The Llama, 150 million parameters in BF16 weights, on bytes,
+is a model that no limit was chosen with."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "samples", "low"), [("tensorwise", 33, 25), ("rowwise", 50, 31), ("te_delayed", 100, 25)]
-)
-def test_healthy_runs_are_accused_of_nothing(name: str, samples: int, low: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", HEALTHY)
+def test_healthy_runs_are_accused_of_nothing(name: str, tmp_path: Path) -> None:
+    samples, layers, low = HEALTHY[name]
     health, verdict = judged(name, tmp_path)
-    assert (len(health.samples), len(health.layers)) == (samples, 24)
+    assert (len(health.samples), len(health.layers)) == (samples, layers)
     assert (verdict.status, verdict.conclusions, verdict.rise) == ("healthy", (), None)
-    assert f"Every tensor was at least {low} dB above" in verdict.summary
+    assert f"at least {low} dB" in verdict.summary
     for end in range(2, len(health.samples), 9):
         part = Health(health.name, health.headers, health.samples[:end])
         assert conclude(part).status == "healthy"
 
 
 @pytest.mark.parametrize(
-    ("name", "samples", "low"), [("llama_tensorwise", 9, 25), ("llama_te_delayed", 16, 15)]
-)
-def test_another_model_is_accused_of_nothing(name: str, samples: int, low: int, tmp_path: Path) -> None:
-    """A Llama of 150 million parameters on bytes, in BF16 weights, which no limit was chosen with."""
-    health, verdict = judged(name, tmp_path)
-    assert (len(health.samples), len(health.layers)) == (samples, 70)
-    assert (verdict.status, verdict.conclusions, verdict.rise) == ("healthy", (), None)
-    assert f"Every tensor was at least {low} dB above" in verdict.summary
-
-
-@pytest.mark.parametrize(
-    ("name", "layer", "kinds", "sentence"),
+    ("name", "layer", "kind", "said"),
     [
-        (
-            "poisoned_history",
-            "blocks.3.up",
-            {"poisoned_history"},
-            "still holds a value 47,603 times as large",
-        ),
-        (
-            "stale_history",
-            "blocks.3.qkv",
-            {"poisoned_history"},
-            "since the restart, step 152: the amax history",
-        ),
-        (
-            "underflow",
-            "blocks.3.proj",
-            {"flushed"},
-            "91% of their gradient has flushed to zero since step 227",
-        ),
+        ("poisoned_history", "blocks.3.up", "poisoned_history", "47,603 times as large"),
+        ("stale_history", "blocks.3.qkv", "poisoned_history", "since the restart, step 152"),
+        ("underflow", "blocks.3.proj", "flushed", "91% of their gradient"),
     ],
 )
-def test_planted_faults_are_named(
-    name: str, layer: str, kinds: set[str], sentence: str, tmp_path: Path
-) -> None:
+def test_planted_faults_are_named(name: str, layer: str, kind: str, said: str, tmp_path: Path) -> None:
     health, verdict = judged(name, tmp_path)
     found = [fault for each in verdict.conclusions for fault in each.faults]
     assert layer in verdict.layers
-    assert {fault.kind for fault in found} == kinds
+    assert {fault.kind for fault in found} == {kind}
     assert all(150 <= fault.since <= 250 for fault in found)
-    assert any(sentence in each.text for each in verdict.conclusions)
+    assert any(said in each.text for each in verdict.conclusions)
     before = tuple(each for each in health.samples if each[1].step <= 150)
     assert conclude(Health(health.name, health.headers[:1], before)).status == "healthy"
 

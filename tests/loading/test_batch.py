@@ -37,15 +37,8 @@ def of_transformers(name: str, **settings: Any) -> nn.Module:
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 BERT = {**SMALL, "vocab_size": 64, "max_position_embeddings": 40}
-T5 = {
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 64,
-    "num_layers": 2,
-    "num_heads": 4,
-    "vocab_size": 64,
-    "decoder_start_token_id": 0,
-}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 64}
+T5["decoder_start_token_id"] = 0
 VISION = {**SMALL, "image_size": 32, "patch_size": 8}
 
 llama = partial(of_transformers, "LlamaForCausalLM", **SMALL, vocab_size=128, max_position_embeddings=64)
@@ -140,67 +133,45 @@ def cnn() -> nn.Module:
     )
 
 
-HUGGING_FACE = {
-    "llama": (llama, 8, 64, 512),
-    "t5": (partial(of_transformers, "T5ForConditionalGeneration", **T5), 8, 2048, 16384),
-    "regressor": (
-        partial(of_transformers, "BertForSequenceClassification", **BERT, num_labels=1),
-        8,
-        40,
-        320,
-    ),
-    "lora": (lora, 8, 64, 512),
-    "vit": (vit, 8, None, None),
-    "roberta, whose positions begin behind the padding": (
+MODELS = {
+    "llama": (llama, (8, 64, 512)),
+    "t5": (partial(of_transformers, "T5ForConditionalGeneration", **T5), (8, 2048, 16384)),
+    "bert": (partial(of_transformers, "BertForSequenceClassification", **BERT, num_labels=1), (8, 40, 320)),
+    "lora": (lora, (8, 64, 512)),
+    "vit": (vit, (8, None, None)),
+    "positions begin behind the padding": (
         partial(of_transformers, "RobertaForMaskedLM", **BERT),
-        *(8, 38, 304),
+        (8, 38, 304),
     ),
-    "big bird, whose block_size is of its sparse attention": (
+    "block_size is of its sparse attention": (
         partial(of_transformers, "BigBirdForMaskedLM", **{**BERT, "vocab_size": 80, "block_size": 8}),
-        *(8, 40, 320),
+        (8, 40, 320),
     ),
+    "decoder": (Decoder, (8, 24, 192)),
+    "nanogpt": (NanoGpt, (8, 20, 160)),
+    "patches": (Patches, (8, None, None)),
+    "regressor": (Regressor, (8, 12, 96)),
+    "mlp": (mlp, (16384, None, 16384)),
+    "cnn": (cnn, (8, None, None)),
 }
 """Model, and the batch, sequence and tokens of what is made up for it."""
 
-PLAIN = {
-    "decoder": (Decoder, 8, 24, 192),
-    "nanogpt": (NanoGpt, 8, 20, 160),
-    "patches": (Patches, 8, None, None),
-    "regressor": (Regressor, 8, 12, 96),
-    "mlp": (mlp, 16384, None, 16384),
-    "cnn": (cnn, 8, None, None),
-}
 
-
-@pytest.mark.parametrize(("build", "size", "sequence", "tokens"), HUGGING_FACE.values(), ids=HUGGING_FACE)
-def test_transformers_models_run_on_it_with_a_loss(
-    build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None
-) -> None:
+@pytest.mark.parametrize(("build", "sizes"), MODELS.values(), ids=MODELS)
+def test_models_run_on_it(build: Callable[[], nn.Module], sizes: tuple[int | None, ...]) -> None:
     model = build()
-    short = 16 if sequence == 2048 else None
-    batch = resolve(model, None, sequence=short)
-    workload = described(model, batch)
+    batch = resolve(model, None, sequence=16 if 2048 in sizes else None)
     output = outputs(model, batch.value)
-    output.loss.backward()
-    assert torch.isfinite(output.loss)
-    assert workload.loss_source == "output.loss"
-    assert workload.batch_source == "made up"
+    if hasattr(model, "config") and build is not NanoGpt:
+        assert described(model, batch).loss_source == "output.loss"
+        assert torch.isfinite(output.loss)
+        output.loss.backward()
+    else:
+        (output[1] if build is NanoGpt else output).mean().backward()
     full = described(model, resolve(model, None))
-    assert (full.batch_size, full.sequence_length, full.tokens) == (size, sequence, tokens)
-
-
-@pytest.mark.parametrize(("build", "size", "sequence", "tokens"), PLAIN.values(), ids=PLAIN)
-def test_plain_models_run_on_it(
-    build: Callable[[], nn.Module], size: int, sequence: int | None, tokens: int | None
-) -> None:
-    model = build()
-    short = 16 if sequence == 2048 else None
-    output = outputs(model, resolve(model, None, sequence=short).value)
-    (output[1] if build is NanoGpt else output).mean().backward()
-    full = described(model, resolve(model, None))
-    assert (full.batch_size, full.sequence_length, full.tokens) == (size, sequence, tokens)
-    assert full.note is not None
-    assert full.note.startswith("synthetic: ")
+    assert (full.batch_size, full.sequence_length, full.tokens) == sizes
+    assert full.batch_source == "made up"
+    assert str(full.note).startswith("synthetic: ")
 
 
 def test_an_encoder_decoder_without_a_head_gets_tokens_for_its_decoder() -> None:
@@ -302,15 +273,7 @@ def unknown() -> Iterator[nn.Module]:
     yield from (NeedsMore(), Diffuses(), TakesImages(), nn.Sequential(nn.LazyLinear(8)), nn.Conv3d(1, 2, 3))
     yield nn.Sequential(nn.Sequential(Rearrange(), nn.LayerNorm(8), nn.Linear(8, 8)), nn.Linear(8, 8))
     with torch.device("meta"):
-        for name in (
-            "DecisionTransformerModel",
-            "CLIPModel",
-            "BlipForConditionalGeneration",
-            "ClapModel",
-            "SpeechT5ForTextToSpeech",
-            "Wav2Vec2ForCTC",
-            "TimesformerForVideoClassification",
-        ):
+        for name in ("DecisionTransformerModel", "CLIPModel", "SpeechT5ForTextToSpeech", "Wav2Vec2ForCTC"):
             yield of_transformers(name)
 
 
@@ -331,18 +294,8 @@ def test_inputs_of_other_kinds_are_asked_for() -> None:
         (torch.zeros(2, 3, 4, 32), (2, None, 24)),
         (torch.zeros(4, 1, 4, 8), (4, None, None)),  # images, whose forward may flatten them
         ((torch.zeros(4, 32), torch.zeros(4, dtype=torch.int64)), (4, None, 4)),
-        (
-            {
-                "attention_mask": torch.ones(4, 16),
-                "inputs_embeds": torch.zeros(4, 16, 32),
-                "labels": torch.zeros(4, 16),
-            },
-            (4, 16, 64),
-        ),
-        (
-            {"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9, dtype=torch.int64)},
-            (2, 9, 18),
-        ),
+        ({"attention_mask": torch.ones(4, 16), "inputs_embeds": torch.zeros(4, 16, 32)}, (4, 16, 64)),
+        ({"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9).long()}, (2, 9, 18)),
         ((), (None, None, None)),
     ],
 )

@@ -69,37 +69,30 @@ def source(folder: Path, text: str, attribute: str | None = None) -> Source:
     return Source(folder / "train.py", None, attribute)
 
 
-def refuses(given: Source) -> bool:
+def refused(given: Source) -> str:
     try:
         refuse_script(given)
-    except UserError:
-        return True
-    return False
+    except UserError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as refused:
-        refuse_script(source(tmp_path, SCRIPTS[kind]))
-    assert "'fp8doctor run train.py ARGS...'" in str(refused.value)
-    assert not refuses(source(tmp_path, SCRIPTS[kind], attribute="model"))
+    assert "'fp8doctor run train.py ARGS...'" in refused(source(tmp_path, SCRIPTS[kind]))
+    assert not refused(source(tmp_path, SCRIPTS[kind], attribute="model"))
 
 
 def test_the_line_of_the_training_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"it trains as soon as it is loaded \(line 2\)"):
-        refuse_script(source(tmp_path, LOOP))
+    assert "(line 2)" in refused(source(tmp_path, LOOP))
 
 
-@pytest.mark.parametrize("kind", MODEL_FILES)
-def test_a_model_file(tmp_path: Path, kind: str) -> None:
-    assert not refuses(source(tmp_path, MODEL_FILES[kind]))
-
-
-def test_the_model_files_of_this_project(tmp_path: Path) -> None:
+def test_a_model_file(tmp_path: Path) -> None:
+    assert [kind for kind, text in MODEL_FILES.items() if refused(source(tmp_path, text))] == []
     files = [*(ROOT / "tests" / "patients").glob("*.py"), *(ROOT / "tests" / "bad_input").glob("*.txt")]
     assert len(files) > 30
-    assert not [file.name for file in files if refuses(Source(file, None, None))]
+    assert [file.name for file in files if refused(Source(file, None, None))] == []
 
 
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:

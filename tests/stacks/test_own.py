@@ -102,6 +102,15 @@ class FP8Linear(nn.Linear):
         return torch.ops.somebody.multiply(x, self.weight)  # type: ignore[no-any-return]
 
 
+class Quanto(nn.Linear):
+    """Says what it quantizes to, as quanto 0.2.7 before ``freeze`` (``optimum/quanto/nn/qmodule.py``)."""
+
+    weight_qtype = type("qtype", (), {"name": "qfloat8_e4m3fn"})()
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input, self.weight)
+
+
 class Ordinary(nn.Linear):
     """Nothing of FP8 but a setting that is not its own."""
 
@@ -121,8 +130,9 @@ def only(module: nn.Module) -> Linear:
         (lambda: OverOperator(64, 32), "training", "torch._scaled_mm"),
         (lambda: DeepSeekLinear(64, 32), "unknown", "fp8_gemm"),
         (lambda: CastedLinear(64, 32, True), "unknown", None),
+        (lambda: Quanto(64, 32), "unknown", None),
     ],
-    ids=["nanochat", "operator", "deepseek", "modded-nanogpt"],
+    ids=["nanochat", "operator", "deepseek", "modded-nanogpt", "quanto"],
 )
 def test_layers_that_users_wrote(module: Any, use: str, gemm: str | None) -> None:
     found = only(module())
@@ -155,19 +165,6 @@ def test_the_verdict_never_denies_fp8() -> None:
     assert (by_code.verdict.status, by_code.answer.has_fp8) == ("open", True)
     assert (by_name.verdict.status, by_name.answer.has_fp8) == ("open", False)
     assert by_name.answer.state
-
-
-def test_a_layer_that_says_what_it_quantizes_to() -> None:
-    """The attributes of quanto 0.2.7 (``optimum/quanto/nn/qmodule.py``), before ``freeze``."""
-
-    class QLinear(nn.Linear):
-        weight_qtype = type("qtype", (), {"name": "qfloat8_e4m3fn"})()
-
-        def forward(self, input: Tensor) -> Tensor:
-            return functional.linear(input, self.weight)
-
-    (linear,) = network(nn.Sequential(QLinear(16, 32))).linears
-    assert linear.use == "unknown"
 
 
 def flash_attn_fp8_func(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -24,53 +24,48 @@ def linears(model: nn.Module, gaps: dict[str, str] | None = None) -> tuple[Linea
     return network(nn.Sequential(model), gaps).linears
 
 
-def test_linear(te: ModuleType) -> None:
-    (layer,) = linears(te.Linear(32, 64))
-    assert (layer.name, layer.kind, layer.stack, layer.use) == (
-        "0",
-        "transformer_engine.pytorch.module.linear.Linear",
-        "transformer_engine",
-        "training",
-    )
-    assert (layer.in_features, layer.out_features, layer.gemms, layer.bias, layer.dtype) == (
-        32,
-        64,
-        1,
-        True,
-        "float32",
-    )
-    assert (layer.recipe, layer.engaged, layer.role) == (None, None, "body")
-    assert layer.features == {
-        "primary_weights_in_fp8": False,
-        "fp8_calibration": False,
-        "fp8_ran_before": False,
-    }
+PACKAGE = "transformer_engine.pytorch.module"
+MEGATRON = {"__module__": "megatron.core.extensions.transformer_engine"}
+
+LAYERS: dict[str, tuple[Callable[[ModuleType], nn.Module], list[tuple[Any, ...]]]] = {
+    "linear.Linear": (lambda te: te.Linear(32, 64), [("0", 32, 64, 1, True)]),
+    "layernorm_linear.LayerNormLinear": (
+        lambda te: te.LayerNormLinear(32, 64, bias=False),
+        [("0", 32, 64, 1, False)],
+    ),
+    "layernorm_mlp.LayerNormMLP": (
+        lambda te: te.LayerNormMLP(32, 48),
+        [("0.fc1", 32, 96, 1, True), ("0.fc2", 48, 32, 1, False)],
+    ),
+    "grouped_linear.GroupedLinear": (lambda te: te.GroupedLinear(4, 32, 64), [("0", 32, 64, 4, False)]),
+}
+"""Class -> an object of it, and name, in and out features, GEMMs and bias of each layer in it."""
 
 
-def test_layer_norm_is_no_part_of_the_gemm(te: ModuleType) -> None:
-    (layer,) = linears(te.LayerNormLinear(32, 64, bias=False))
-    assert layer.kind == "transformer_engine.pytorch.module.layernorm_linear.LayerNormLinear"
-    assert (layer.in_features, layer.out_features, layer.bias, layer.parameters) == (32, 64, False, 2048)
-
-
-def test_mlp_is_two_gemms(te: ModuleType) -> None:
-    first, second = linears(te.LayerNormMLP(32, 48))
-    assert (first.name, first.in_features, first.out_features, first.bias) == ("0.fc1", 32, 96, True)
-    assert (second.name, second.in_features, second.out_features, second.bias) == ("0.fc2", 48, 32, False)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers(kind: str, te: ModuleType) -> None:
+    build, expected = LAYERS[kind]
+    found = linears(build(te))
+    shapes = [(each.name, each.in_features, each.out_features, each.gemms, each.bias) for each in found]
+    assert shapes == expected
+    for each in found:
+        assert (each.kind, each.stack, each.use) == (f"{PACKAGE}.{kind}", "transformer_engine", "training")
+        assert (each.recipe, each.engaged, each.dtype) == (None, None, "float32")
+        weights = each.gemms * each.in_features * each.out_features
+        assert each.parameters == weights + each.bias * each.out_features, "without those of the norm"
+        assert not any(each.features.values())
 
 
 def test_grouped_linear_is_experts(te: ModuleType) -> None:
     layer = te.GroupedLinear(4, 32, 64)
     layer.top_k = 2
     (found,) = linears(layer)
-    assert (found.gemms, found.role, found.in_features, found.out_features) == (4, "experts", 32, 64)
-    assert found.flops_per_token == 2 * 2 * 32 * 64 * 3
+    assert (found.role, found.flops_per_token) == ("experts", 2 * 2 * 32 * 64 * 3)
 
 
 def test_megatrons_subclass(te: ModuleType) -> None:
-    kind = type("TELinear", (te.Linear,), {"__module__": "megatron.core.extensions.transformer_engine"})
-    (layer,) = linears(kind(32, 64))
-    assert layer.kind == "transformer_engine.pytorch.module.linear.Linear"
+    (layer,) = linears(type("TELinear", (te.Linear,), MEGATRON)(32, 64))
+    assert layer.kind == f"{PACKAGE}.linear.Linear"
 
 
 @pytest.mark.parametrize(
