@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from research.reliability.on_gpu import HOSTILE, NAMES, rows
 from tests.markdown import table
@@ -36,3 +39,20 @@ def test_the_page_shows_what_was_recorded(recorded: dict[str, Any]) -> None:
     page = (HERE / "README.md").read_text("utf-8")
     shown = page.partition("<!-- gpu -->\n")[2].partition("<!-- end of gpu -->")[0]
     assert shown == table(COLUMNS, rows(recorded))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_real_gpu_is_read_without_cuda_being_initialized() -> None:
+    program = """
+import ctypes
+from fp8doctor.examine import examine_surroundings
+from fp8doctor.facts import Target
+facts = examine_surroundings(Target(kind="environment", name="environment"))
+software = facts.software
+assert facts.gpus[0].name and software.driver and software.cudnn and software.cublaslt, facts
+state, active, not_initialized = ctypes.c_uint(), ctypes.c_int(), 3
+get_state = ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState
+assert get_state(0, ctypes.byref(state), ctypes.byref(active)) == not_initialized
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=600)
+    assert done.returncode == 0

@@ -145,10 +145,7 @@ def recomputes(model: nn.Module) -> bool:
 @pytest.mark.parametrize("build", [*ON.values(), *OFF.values()], ids=[*ON, *(f"{each}, off" for each in OFF)])
 def test_what_a_forward_calls(build: Callable[[], nn.Module]) -> None:
     model = build()
-    before = {**vars(model)}, [id(each) for each in model.parameters()], torch.random.get_rng_state().tolist()
     active = [each.active for each in called(model, BATCH).training.checkpointing][:1]
-    after = {**vars(model)}, [id(each) for each in model.parameters()], torch.random.get_rng_state().tolist()
-    assert after == before
     assert active == ([True] if recomputes(model) else [])
     assert bool(active) is (build in ON.values())
 

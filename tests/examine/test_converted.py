@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-import torch.distributed
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 from torchao.quantization import quantize_
@@ -42,30 +40,6 @@ def test_lora_before_and_after_conversion() -> None:
     base = ("base", "Float8Linear")
     assert kinds(lora(convert_to_float8_training(llama()))) == {base, ("adapter", "Linear")}
     assert kinds(convert_to_float8_training(lora(llama()))) == {base, ("adapter", "Float8Linear")}
-
-
-def test_lora_linear_of_torchtune() -> None:
-    """A stand-in: torchtune's LoRALinear is no nn.Linear and holds the base weight itself."""
-    kind = type("LoRALinear", (nn.Module,), {"__module__": "torchtune.modules.peft.lora"})
-    layer = kind()
-    layer.weight = nn.Parameter(torch.zeros(64, 32), requires_grad=False)
-    layer.lora_a, layer.lora_b = nn.Linear(32, 8, bias=False), nn.Linear(8, 64, bias=False)
-    facts = network(nn.Sequential(layer))
-    assert [(each.name, each.adapter, each.in_features, each.out_features) for each in facts.linears] == [
-        ("0", "base", 32, 64),
-        ("0.lora_a", "adapter", 32, 8),
-        ("0.lora_b", "adapter", 8, 64),
-    ]
-    assert facts.adapter_parameters == 32 * 8 + 8 * 64
-
-
-def test_converted_llama() -> None:
-    model = convert_to_float8_training(
-        llama().bfloat16(), module_filter_fn=lambda module, name: name != "lm_head"
-    )
-    facts = network(model)
-    assert [each.use for each in facts.linears] == ["training"] * 14 + ["none"]
-    assert facts.linears[-1].flops_share_pct == 100 * 98304 / 540672
 
 
 def test_converted_experts_of_qwen3_moe() -> None:

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from fp8doctor.examine.distributed import examine_distributed
 from fp8doctor.examine.walk import walk
 from fp8doctor.facts import Distributed
-from tests.checks.distributed.sharded import blocks, processes, shard
+from tests.checks.distributed.sharded import blocks, float8, processes, shard
+from tests.examine.models import network
 
 
 @pytest.fixture
@@ -26,26 +27,31 @@ def distributed(model: nn.Module) -> Distributed | None:
     return examine_distributed(walk(model))
 
 
-def test_without_a_process_group() -> None:
-    assert distributed(blocks()) is None
-
-
-def test_with_a_process_group_and_nothing_sharded(eight: None) -> None:
+def test_nothing_sharded(eight: None) -> None:
     facts = distributed(blocks())
     assert (facts.world_size, facts.fsdp2_linears, facts.shards) == (8, (), None)
     assert (facts.backend, facts.wrapper, facts.device, facts.amax_ranks) == ("fake", None, None, None)
 
 
 def test_everything_sharded(eight: None) -> None:
-    facts = distributed(shard(blocks()))
+    model = shard(float8(all_gather=True))
+    facts = distributed(model)
     assert (facts.fsdp2_linears, facts.shards) == (("0.0", "0.2", "1.0", "1.2"), 8)
     assert facts.wrapper == "FSDP2"
+    seen = network(model)
+    assert (seen.kind, seen.wrappers) == ("torch.nn.modules.container.Sequential", ("FSDPModule",))
+    assert seen.blocks[0].kind == "torch.nn.modules.container.Sequential"
+    assert seen.linears[0].kind == "torchao.float8.float8_linear.Float8Linear"
+    assert seen.linears[0].weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
+
+
+def test_without_a_process_group() -> None:
+    assert distributed(blocks()) is None
 
 
 def test_ddp_and_fsdp1(eight: None) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    assert distributed(nn.parallel.DistributedDataParallel(blocks())).wrapper == "DDP"
     assert distributed(torch.compile(nn.parallel.DistributedDataParallel(blocks()))).wrapper == "DDP"
     sharded = FullyShardedDataParallel(blocks(), device_id=torch.device("cpu"), use_orig_params=True)
     assert distributed(sharded).wrapper == "FSDP1"

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +17,6 @@ from fp8doctor.examine.environment import PACKAGES, VARIABLES, allowed, examine_
 from fp8doctor.facts import Environment, Package, Software, recorded
 from tests.stand_ins.packages import stand_in
 
-ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = {
     name
     for name in PACKAGES
@@ -34,21 +30,6 @@ def software(gaps: dict[str, str] | None = None) -> Software:
 
 def environment(gaps: dict[str, str] | None = None) -> Environment:
     return examine_environment({} if gaps is None else gaps)[1]
-
-
-def run(program: str, **variables: str) -> str:
-    """Output of a program in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # Variables
@@ -159,45 +140,3 @@ def test_a_broken_file_is_a_gap_with_its_reason(config: Callable[..., Path], tex
     gaps: dict[str, str] = {}
     assert not recorded(environment(gaps), "deepspeed_fp8_section")
     assert gaps["environment.deepspeed_fp8_section"]
-
-
-@pytest.mark.slow
-def test_what_accelerate_and_a_trainer_hold_is_read_and_nothing_is_imported(
-    config: Callable[..., Path], tmp_path: Path
-) -> None:
-    """One process of its own. A real DeepSpeedPlugin goes before the launcher's file, and the configuration
-    of a Trainer is found; Accelerate's state is filled by hand, as making one needs DeepSpeed itself."""
-    config({"fp8": {"enabled": True}})
-    used = tmp_path / "used.json"
-    used.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    program = f"""
-import json, os, sys
-import accelerate
-before = set(sys.modules)
-from fp8doctor.examine.environment import examine_environment
-packages = examine_environment({{}})[0].packages
-libraries = {{"torchao", "transformers", "peft", "transformer_engine", "unsloth", "trl"}}
-new = {{name.partition(".")[0] for name in set(sys.modules) - before}} & libraries
-found = [packages["accelerate"].imported, packages["peft"].imported, sorted(new)]
-
-def section():
-    found.append(examine_environment({{}})[1].deepspeed_fp8_section)
-
-from accelerate.state import AcceleratorState
-from accelerate.utils import DeepSpeedPlugin
-accelerate.Accelerator(cpu=True)
-section()
-state = AcceleratorState._shared_state
-state["deepspeed_plugins"] = {{"default": DeepSpeedPlugin(hf_ds_config={str(used)!r})}}
-section()
-del state["deepspeed_plugins"], os.environ["ACCELERATE_DEEPSPEED_CONFIG_FILE"]
-from transformers.integrations import deepspeed
-section()
-class Held:
-    config = {{"fp8": {{"enabled": True}}}}
-held = Held()
-deepspeed.set_hf_deepspeed_config(held)
-section()
-print(json.dumps(found))
-"""
-    assert json.loads(run(program)) == [True, False, [], True, False, None, True]

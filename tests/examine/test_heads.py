@@ -44,16 +44,10 @@ def detector() -> nn.Module:
     ("build", "heads"),
     [
         (lambda: Around(layers=encoder(), mlp_head=nn.Linear(32, 10)), ["mlp_head"]),
-        (lambda: Around(layers=encoder(), linear_head=nn.Sequential(nn.Linear(32, 10))), ["linear_head.0"]),
-        (
-            lambda: Around(embed=nn.Embedding(9, 32), layers=encoder(), to_logits=nn.Linear(32, 9)),
-            ["to_logits"],
-        ),
         (lambda: Around(layers=encoder(), head=Around(fc=nn.Linear(32, 10))), ["head.fc"]),
         (vgg, ["classifier.5"]),
         (detector, ["roi_heads.box_predictor.cls_score", "roi_heads.box_predictor.bbox_pred"]),
     ],
-    ids=["mlp_head", "linear_head", "to_logits", "head.fc", "vgg", "detector"],
 )
 def test_the_head_is_what_ends_the_model(build: Callable[[], nn.Module], heads: list[str]) -> None:
     assert [each.name for each in network(build()).linears if each.role == "head"] == heads
@@ -67,42 +61,18 @@ def test_the_head_is_what_ends_the_model(build: Callable[[], nn.Module], heads: 
         Around(qkv=nn.Linear(32, 96), layers=encoder()),
         nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 48)),
     ],
-    ids=["its width is taken", "in a block", "before the blocks", "no blocks"],
 )
 def test_what_may_be_the_body_is_no_head(model: nn.Module) -> None:
     assert {each.role for each in network(model).linears} == {"body"}
 
 
-def mllama() -> nn.Module:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
-    others = {"num_key_value_heads": 2, "vocab_size": 64, "pad_token_id": 0, "cross_attention_layers": [1, 4]}
-    kind = transformers.models.mllama.configuration_mllama.MllamaTextConfig
-    return transformers.MllamaForCausalLM(kind(**sizes, **others))
-
-
-def jamba() -> nn.Module:
+def test_blocks_of_several_classes_that_take_turns() -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
-    return transformers.JambaForCausalLM(transformers.JambaConfig(**sizes, num_experts=1))
-
-
-@pytest.mark.parametrize(
-    ("build", "count", "kind"),
-    [(mllama, 6, "MllamaSelfAttentionDecoderLayer"), (jamba, 8, "JambaMambaDecoderLayer")],
-)
-def test_blocks_of_several_classes_that_take_turns(
-    build: Callable[[], nn.Module], count: int, kind: str
-) -> None:
     with torch.device("meta"):
-        (blocks,) = network(build()).blocks
-    assert (blocks.name, blocks.count, blocks.kind.rpartition(".")[2]) == ("model.layers", count, kind)
-
-
-def test_litgpts_name_for_the_experts_of_a_token() -> None:
-    layer = Around(gate=nn.Linear(32, 4, bias=False), experts=nn.ModuleList(Block() for _ in range(4)))
-    model = Around(moe=layer)
-    model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
-    linears = {each.name: each for each in network(model).linears}
-    assert linears["moe.experts.3.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
+        model = transformers.JambaForCausalLM(transformers.JambaConfig(**sizes, num_experts=1))
+        (blocks,) = network(model).blocks
+    told = blocks.name, blocks.count, blocks.kind.rpartition(".")[2]
+    assert told == ("model.layers", 8, "JambaMambaDecoderLayer")
 
 
 def behind_a_gate(**parts: nn.Module) -> nn.Module:
@@ -121,9 +91,11 @@ class MoELayer(Around):
 
 
 def in_a_list_of_any_name() -> nn.Module:
+    """With litgpt's name for the experts of a token."""
     layer = MoELayer(gate=nn.Linear(32, 4, bias=False), ffns=nn.ModuleList(Block() for _ in range(4)))
-    layer.top_k = 2  # type: ignore[assignment]
-    return Around(layer=layer)
+    model = Around(layer=layer)
+    model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
+    return model
 
 
 def weight_by_weight() -> nn.Module:

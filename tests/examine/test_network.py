@@ -4,10 +4,7 @@ give."""
 from __future__ import annotations
 
 import torch
-import torch.distributed
 from torch import nn
-from torch.distributed.fsdp import fully_shard
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.facts import Linear
 from tests.examine.models import (
@@ -16,7 +13,6 @@ from tests.examine.models import (
     by_name,
     gpt2,
     llama,
-    llama_8b,
     network,
     qwen3_moe,
 )
@@ -63,16 +59,6 @@ def test_one_linear_of_llama() -> None:
     assert (layer.flops_per_token, layer.flops_share_pct) == (6 * 128 * 64, 100 * 49152 / 540672)
 
 
-def test_llama_8b_on_meta() -> None:
-    facts = network(llama_8b())
-    assert (facts.parameters, facts.devices, len(facts.linears)) == (8_030_261_248, ("meta",), 225)
-    head = facts.linears[-1]
-    assert (head.name, head.role, sides(head)) == ("lm_head", "head", (4096, 128256, False))
-    assert sum(each.flops_per_token for each in facts.linears) == 6 * (32 * 218_103_808 + 4096 * 128256)
-    assert abs(sum(each.flops_share_pct for each in facts.linears) - 100) < 1e-9
-    assert [each.role for each in facts.linears].count("head") == 1
-
-
 def test_conv1d_of_gpt2_is_transposed() -> None:
     facts = network(gpt2())
     up = facts.linears[2]
@@ -103,19 +89,6 @@ def test_transposed_experts() -> None:
     assert list(map(sides, network(experts).linears)) == [(64, 256, True), (128, 64, False)]
 
 
-def test_experts_in_a_list() -> None:
-    """Mixtral before transformers 5: a ModuleList of experts behind a gate that is an nn.Linear."""
-    experts = nn.ModuleList(Block() for _ in range(4))
-    layer = nn.ModuleDict({"gate": nn.Linear(32, 4, bias=False), "experts": experts})
-    layer.top_k = 2  # type: ignore[assignment]
-    facts = network(nn.ModuleDict({"moe": layer}))
-    linears = {each.name: each for each in facts.linears}
-    assert linears["moe.gate"].role == "router"
-    assert linears["moe.experts.3.up"].role == "experts"
-    assert linears["moe.experts.3.up"].flops_per_token == 6 * 32 * 128 * 2 / 4
-    assert facts.blocks == ()
-
-
 def test_multihead_attention() -> None:
     cross = nn.MultiheadAttention(64, 4, kdim=32, vdim=16, bias=False)
     linears = by_name(nn.ModuleDict({"attn": nn.MultiheadAttention(64, 4), "cross": cross}))
@@ -138,12 +111,6 @@ def test_hooks() -> None:
     model.head.register_forward_hook(lambda module, arguments, output: None)
     model.head.register_full_backward_hook(lambda module, given, taken: None)
     assert network(model).hooks == 3
-
-
-def test_tied_embeddings_count_once() -> None:
-    facts = network(llama(tie_word_embeddings=True))
-    assert facts.parameters == 106816 - 256 * 64
-    assert facts.ties == (("model.embed_tokens.weight", "lm_head.weight"),)
 
 
 def test_a_module_under_two_names_is_a_tie() -> None:
@@ -169,27 +136,6 @@ def test_devices_and_dtypes_are_counted_by_elements() -> None:
     facts = network(model)
     assert facts.devices == ("cpu", "meta")
     assert facts.dtypes == {"float16": 64, "float32": 16}
-
-
-def test_sharded_by_fsdp2() -> None:
-    """One process is enough to see FSDP2's classes and its DTensor weights."""
-    config = Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        model = nn.Sequential(*(convert_to_float8_training(Block(), config=config) for _ in range(2)))
-        for block in model:
-            fully_shard(block.up)
-            fully_shard(block)
-        fully_shard(model)
-        facts = network(model)
-    finally:
-        torch.distributed.destroy_process_group()
-    assert (facts.kind, facts.wrappers) == ("torch.nn.modules.container.Sequential", ("FSDPModule",))
-    assert (facts.blocks[0].kind, facts.blocks[0].count) == ("tests.examine.models.Block", 2)
-    layer = facts.linears[0]
-    assert layer.kind == "torchao.float8.float8_linear.Float8Linear"
-    assert (layer.use, layer.recipe) == ("training", "tensorwise")
-    assert layer.weight_class == "torchao.float8.fsdp_utils.WeightWithDynamicFloat8CastTensor"
 
 
 def test_channels_are_those_of_norms_embeddings_and_convolutions() -> None:
