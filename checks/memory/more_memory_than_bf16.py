@@ -126,10 +126,11 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     more = f"and FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
     if memory.fp8_copies < SHOWN_GIB:
         more = "the same in BF16 and in FP8"
+    copies = " Transformer Engine keeps FP8 copies of its weights." if memory.fp8_copies else ""
     return kit.Finding(
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, {more}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
-        f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.",
+        f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.{copies}",
         evidence={f"{name}_gib": gib for name, gib in memory._asdict().items()}
         | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
         treatment=ADAMW_8BIT if states == STATES["AdamW"] else None,

@@ -288,7 +288,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     stops = fault is not None and fault.status != "does_not_fit"
     if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or is_unclear(facts):
         return tuple(steps)
-    asked, added, in_fp32 = fp8_was_asked_for(facts), [*_converting(facts)], []
+    asked, in_fp32 = fp8_was_asked_for(facts), []
+    added = [] if any(map(changes_fp8, steps)) else [*_converting(facts)]
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
     if not asked and not leaves and if_recorded(runs_in_fp32, facts):
         treatment = FIXED[AUTOCAST_BF16]  # every estimate is of BF16; the optimizer keeps fp32 weights
