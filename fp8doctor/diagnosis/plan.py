@@ -74,6 +74,10 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     else:
         chosen = if_recorded(_untimed, proposed, view, findings, broken)
     steps = proposed if chosen is None else chosen
+    fault = fault_of(view.facts, findings)
+    if fault is not None and fault.was_seen and fault.status == "open":  # what stopped it is not speed
+        errors = {each.name for each in findings if each.severity == "error"}
+        return tuple(step for step in steps if errors.intersection(step.names))
     return _in_agreement(if_recorded(_with_a_start, steps, view, findings) or steps)
 
 
