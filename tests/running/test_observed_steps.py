@@ -4,44 +4,96 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
+from fp8doctor.answer.job import model as described
 from fp8doctor.running.observer import ScriptObserver
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, Slow, train
 
+OWN = torch.autograd.backward
+ALL = WARMUP + STEPS + PROFILED
+N = 4
+"""Micro-batches of a step."""
 
-class WithLoss(nn.Module):
+
+class Recomputed(Net):
+    """Runs a backward inside of the backward."""
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        output: torch.Tensor = checkpoint(super().forward, x.requires_grad_(), use_reentrant=True)
+        return output
+
+
+def every_nth(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """As in karpathy/nanoGPT's train.py (3adf61e): an evaluation before, autocast, a scaler, clipping."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for step in range(N * ALL):
+        x = torch.randn(8, 16)
+        if step % N == 0:
+            with torch.no_grad():
+                model.eval()(x)
+            model.train()
+        with torch.amp.autocast(device_type="cpu", dtype=torch.bfloat16):
+            loss = mse_loss(model(x), x) / N
+        scaler.scale(loss).backward()
+        if (step + 1) % N == 0:
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+
+
+def two_towers(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Calls the model twice for each backward, as an embedding model with queries and documents."""
+    for _ in range(ALL):
+        for _ in range(N):
+            (mse_loss(model(torch.randn(8, 16)), model(torch.randn(8, 16))) / N).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("kind", "loop", "calls", "told"),
+    [
+        (Net, every_nth, N, "8 rows in each of 4 micro-batches"),
+        (Recomputed, every_nth, N, "8 rows in each of 4 micro-batches"),
+        (Net, two_towers, 2 * N, "8 rows in each of 8 calls (4 micro-batches)"),
+    ],
+)
+def test_the_micro_batches_of_a_step(
+    kind: type[Net], loop: Any, calls: int, told: str, observer: ScriptObserver, heard: Heard
+) -> None:
+    """A step is what the optimizer takes, however the loop is written."""
+    model = kind()
+    loop(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    assert observer.done
+    facts = heard.facts
+    assert (facts.observed.calls, facts.observed.backwards) == (calls, N)
+    assert len(facts.observed.steps_ms) == STEPS
+    assert facts.workload.accumulate == calls
+    assert told in described(facts)
+    assert torch.autograd.backward is OWN
+
+
+class WithLoss(Net):
     """Puts the loss into its output, as the models of transformers do."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = Net()
         self.losses: list[float] = []
 
-    def forward(self, x: torch.Tensor, num_items_in_batch: int | None = None) -> dict[str, torch.Tensor]:
-        output = self.net(x)
-        loss = (
-            output.pow(2).mean() if num_items_in_batch is None else output.pow(2).sum() / num_items_in_batch
-        )
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> Any:
+        loss = super().forward(x).pow(2).mean()
         self.losses.append(loss.item())
-        return {"loss": loss, "logits": output}
-
-
-def half_of_two(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    def call(x: torch.Tensor) -> torch.Tensor:
-        parts = [model(half)["loss"] for half in x.chunk(2)]
-        for part in parts:
-            part /= 2
-        return torch.stack(parts).sum()
-
-    return call
+        return {"loss": loss}
 
 
 def test_the_losses_of_the_models_output(observer: ScriptObserver, heard: Heard) -> None:
@@ -49,7 +101,10 @@ def test_the_losses_of_the_models_output(observer: ScriptObserver, heard: Heard)
     model = WithLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for x in torch.randn(WARMUP + STEPS, 8, 16):
-        half_of_two(model)(x).backward()
+        parts = [model(half)["loss"] for half in x.chunk(2)]
+        for part in parts:
+            part /= 2
+        torch.stack(parts).sum().backward()
         optimizer.step()
     pairs = zip(model.losses[0::2], model.losses[1::2], strict=True)
     assert heard.facts.observed.losses == pytest.approx([(a + b) / 2 for a, b in pairs][WARMUP:])
@@ -69,7 +124,7 @@ def test_no_graph_of_a_loss_is_kept_alive(observer: ScriptObserver) -> None:
             return gradient
 
     class Marked(WithLoss):
-        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        def forward(self, x: torch.Tensor, scale: float = 1.0) -> Any:
             return {"loss": Same.apply(super().forward(x)["loss"])}  # type: ignore[no-untyped-call]
 
     model = Marked()

@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from fp8doctor.running.observer import ScriptObserver
@@ -74,21 +72,12 @@ def test_steps_without_a_model(observer: ScriptObserver, heard: Heard) -> None:
     assert len(facts.observed.steps_ms) == STEPS
 
 
-def test_stopping(observer: ScriptObserver) -> None:
-    observer.settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=None, device=None)
-    with pytest.raises(SystemExit) as raised:
-        train(Net(), 100)
-    assert raised.value.code == 0
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [0, 1, WARMUP])
-def test_a_model_that_is_frozen(observer: ScriptObserver, heard: Heard, steps: int) -> None:
+def test_a_model_that_is_frozen(observer: ScriptObserver, heard: Heard) -> None:
     model = Net()
-    optimizer = train(model, steps) if steps else None
     gc.freeze()
     try:
-        train(model, WARMUP + STEPS, optimizer=optimizer)
+        train(model, WARMUP + STEPS)
     finally:
         gc.unfreeze()
     assert len(heard.facts.network.linears) == 4
@@ -105,22 +94,11 @@ def test_steps_of_a_forked_process(observer: ScriptObserver, heard: Heard) -> No
 def test_a_trial_before_the_stop(observer: ScriptObserver, heard: Heard) -> None:
     settings = WatchOptions("train.py", STEPS, WARMUP, stop=True, budget_s=0.1, device="cpu")
     observer.settings = observer.examination.settings = settings
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as raised:
         train(Net(), 100)
+    assert raised.value.code == 0
     assert heard.facts.trial.device == "cpu"
     assert heard.notes == [f"the script was stopped after {WARMUP + STEPS + PROFILED} steps, as --stop asks"]
-
-
-def test_a_wrapped_model(observer: ScriptObserver, heard: Heard) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        train(DistributedDataParallel(Net()), WARMUP + STEPS)
-    finally:
-        dist.destroy_process_group()
-    facts = heard.facts
-    assert facts.observed.calls == 1
-    assert len(facts.network.linears) == 4
-    assert facts.workload.batch_size == 8
 
 
 def test_an_optimizer_of_deepspeed_that_steps_copies(observer: ScriptObserver, heard: Heard) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Rank, Ranks, Training
+from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Training
 from fp8doctor.running import rank_reports
 from fp8doctor.running.rank_reports import (
     RankCollector,
     RankPlace,
     RankSender,
-    rank_notes,
     rank_of,
     rank_place,
 )
@@ -114,21 +113,6 @@ def ends(seen: ScriptState) -> dict[int, str]:
     return {each.rank: each.end for each in seen.ranks.processes}
 
 
-def test_ranks_that_end_in_the_ordinary_way(places: list[RankPlace]) -> None:
-    gathering = RankCollector(places[0])
-    for place in places[1:]:
-        telling, seen = RankSender(place), ScriptState(torch=True, running=True)
-        telling.changed(seen)
-        telling.ended(ended(10.0 * place.rank), patient=False)
-    own = ended()
-    gathering.ended(own, patient=False)
-    assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
-    assert own.notes == []
-    assert own.ranks is not None
-    assert [each.observed.steps_ms[0] for each in own.ranks.processes] == [3.0, 10.0, 20.0]
-    assert not places[0].folder.exists()
-
-
 def test_rank_0_may_come_later_and_end_first(
     places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,12 +179,3 @@ def test_what_is_no_rank_is_not_heard(others: bool, places: list[RankPlace]) -> 
     gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
     assert places[0].folder.exists() is others
-
-
-def test_what_is_said_of_failures() -> None:
-    found = ((0, "killed", None, None), (1, "raised", 3, "ValueError: planted"), (2, "running", None, None))
-    processes = [Rank(rank=at, end=end, steps=steps, error=error) for at, end, steps, error in found]  # type: ignore[arg-type]
-    ranks = Ranks(world_size=16, of_host=4, processes=(*processes, Rank(rank=3, end="not_seen")))
-    failed, running, missing, elsewhere = rank_notes(ranks, [1, 0])
-    assert failed == "rank 1 of 16 failed first after 3 steps: ValueError: planted; after it rank 0"
-    assert ("rank 2" in running, "rank 3" in missing, "12 of 16" in elsewhere) == (True, True, True)

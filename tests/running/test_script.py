@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli
-from fp8doctor.running.launch import interpreter_options
+from fp8doctor.running.launch import checked_script, interpreter_options
 from tests.waiting import LONGEST_S
 
 pytestmark = pytest.mark.slow
@@ -408,6 +408,10 @@ def test_wrong_usage(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 )
 def test_options_of_the_interpreter_are_kept(command: str, options: str) -> None:
     assert " ".join(interpreter_options(command.split())) == options
+
+
+def test_a_script_from_standard_input() -> None:
+    assert checked_script(["-", "--lr", "1"]).command[-3:] == ["-", "--lr", "1"]
 
 
 @pytest.mark.gate("True-select", "False-msgspec", "False-fp8doctor", "False-json")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from fp8doctor.cli.run import what_was_not_seen
-from fp8doctor.facts import Facts
 from fp8doctor.running import script_messages
-from fp8doctor.running.launch import checked_script
-from fp8doctor.running.script_messages import Channel, Message, ScriptState
+from fp8doctor.running.attached import _Attached
+from fp8doctor.running.script_messages import Channel, Message, WatchOptions
 
 
 @pytest.fixture
@@ -64,26 +63,20 @@ def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.M
     assert os.read(pipe[0], 200).split(b"\n")[1] == b'{"note":"whole"}'
 
 
-FINISHED = ScriptState(Facts(), complete=True, torch=True, stepped=True, ended=True)
-FAILED = ScriptState(Facts(), torch=True, ended=True, steps=0, error="ValueError: the report says it")
-SHORT = [
-    ScriptState(ended=True),
-    ScriptState(),
-    ScriptState(Facts(), torch=True, stepped=True, ended=True, steps=3),
-    ScriptState(Facts(), torch=True, stepped=True),
-    ScriptState(torch=True, stepped_in_fork=True, ended=True, steps=0),
-    ScriptState(torch=True, ended=True, steps=0),
-    ScriptState(ended=True, steps=0, error="ValueError: no data"),
-    ScriptState(torch=True, ended=True, steps=0, error="ValueError: no data"),
-]
-
-
-def test_each_way_to_see_less_has_a_sentence_of_its_own() -> None:
-    assert what_was_not_seen(FINISHED, 15) == what_was_not_seen(FAILED, 15) == []
-    said = [what_was_not_seen(each, 15) for each in SHORT]
-    assert all(len(each) == 1 for each in said)
-    assert len(set(map(tuple, said))) == len(SHORT)
-
-
-def test_a_script_from_standard_input() -> None:
-    assert checked_script(["-", "--lr", "1"]).command[-3:] == ["-", "--lr", "1"]
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_script_that_closed_all_files_ends_at_once(reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    listen, tell = os.pipe()
+    wait, reported = os.pipe()
+    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
+    attached = _Attached(Channel(tell), wait, settings)
+    os.close(wait)
+    silent = os.pipe()
+    if reused:
+        os.dup2(silent[0], wait)
+    waits: list[object] = []
+    waiting = SimpleNamespace(select=lambda *given: waits.append(given))
+    monkeypatch.setattr("fp8doctor.running.attached.select", waiting)
+    attached.ended()
+    assert not waits
+    for each in {listen, tell, reported, *silent, *([wait] if reused else [])}:
+        os.close(each)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -16,37 +17,23 @@ from fp8doctor.running.step_profiler import TEARDOWN, detaching
 GRAPHS = "torch._inductor.cudagraph_trees"
 
 
-@pytest.fixture(autouse=True)
-def no_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("own", "graphs", "inside"), [(None, False, "1"), ("0", False, "0"), (None, True, None)]
+)
+def test_kineto_is_asked_to_detach_while_the_profile_ends(
+    own: str | None, graphs: bool, inside: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not against a setting of the user's own, nor beside CUDA graphs."""
     monkeypatch.delenv(TEARDOWN, raising=False)
     monkeypatch.delitem(sys.modules, GRAPHS, raising=False)
-
-
-def test_kineto_is_asked_to_detach_while_the_profile_ends() -> None:
-    seen = []
-
-    def ends() -> None:
-        with detaching():
-            seen.append(os.environ[TEARDOWN])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        ends()
-    assert seen == ["1"]
-    assert TEARDOWN not in os.environ
-
-
-def test_a_setting_of_the_users_own_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TEARDOWN, "0")
-    with detaching():
-        assert os.environ[TEARDOWN] == "0"
-    assert os.environ[TEARDOWN] == "0"
-
-
-def test_nothing_is_detached_beside_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, GRAPHS, ModuleType(GRAPHS))
-    with detaching():
-        assert TEARDOWN not in os.environ
+    if own is not None:
+        monkeypatch.setenv(TEARDOWN, own)
+    if graphs:
+        monkeypatch.setitem(sys.modules, GRAPHS, ModuleType(GRAPHS))
+    with suppress(ZeroDivisionError), detaching():
+        seen = os.environ.get(TEARDOWN)
+        raise ZeroDivisionError
+    assert (seen, os.environ.get(TEARDOWN)) == (inside, own)
 
 
 def test_kernels_are_recorded_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

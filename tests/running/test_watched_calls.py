@@ -1,4 +1,4 @@
-"""A watched step shows what the worker's forward on fake tensors shows: checkpointing, autocasts and rows."""
+"""A watched step shows what the worker's forward on fake tensors shows, and the autocasts of the script."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import mse_loss
 
+from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE
 from tests.examine.models import called
 from tests.examine.test_autocasts import Opening
 from tests.examine.test_checkpoint_calls import BATCH, OFF, ON, LikeTimm, Stack, flagged
-from tests.running.conftest import STEPS, WARMUP, Heard
+from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
+from tests.running.loops import Net
 from tests.stand_ins import transformer_engine as te
 
 
@@ -75,3 +78,55 @@ def test_what_is_around_compiled_blocks_is_seen(observer: ScriptObserver, heard:
     facts = heard.facts
     assert [each.active for each in facts.training.checkpointing] == [True]
     assert [each.checkpointed for each in facts.linears()] == [None, *["layers.0"] * 2, *["layers.1"] * 2]
+
+
+class Held(Net):
+    """Its code does not name what it opens."""
+
+    context = torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        with self.context:
+            return super().forward(x).float()
+
+
+def plain(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return mse_loss(model(x), x)
+
+
+@torch.autocast("cpu", dtype=torch.bfloat16)
+def decorated(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return plain(model, x)
+
+
+def around_the_loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    output = model(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return mse_loss(output, x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "step", "dtype", "lacks"),
+    [
+        (Held, plain, "bfloat16", False),
+        (Net, decorated, "bfloat16", False),
+        (Net, around_the_loss, None, False),
+        (Net, plain, None, True),
+    ],
+)
+def test_an_autocast_of_a_watched_step(
+    kind: type[Net], step: Any, dtype: str | None, lacks: bool, observer: ScriptObserver, heard: Heard
+) -> None:
+    model, own, x = kind(), torch.autocast.__enter__, torch.ones(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with torch.autocast("cpu", enabled=False):  # opens none, and neither does an evaluation
+        pass
+    for _ in range(WARMUP + STEPS + PROFILED):
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            model(x)
+        step(model, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.autocast.__enter__ is own
+    assert heard.facts.training.autocast == dtype
+    assert lacks_autocast(heard.facts) is lacks

@@ -16,8 +16,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.stacks.torch_private import COMPILED_CALL
+from tests.running import conftest
 from tests.running.conftest import STEPS, WARMUP, Heard
 from tests.running.loops import train
+
+heard, observer, stop_on_nan = conftest.heard, conftest.observer, conftest.stop_on_nan
 
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
 
@@ -106,9 +109,6 @@ def without_an_observer() -> dict[str, tuple[Any, ...]]:
     return {name: done(deed, None) for name, deed in DEEDS.items()}
 
 
-@pytest.mark.gate(
-    "compile, one graph", "export", "make_fx", "func.grad", "deepcopy", "save", "all that it has"
-)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DEEDS)
 def test_a_deed_in_the_window(
