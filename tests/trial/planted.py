@@ -1,17 +1,11 @@
-"""Arms whose gain or failure is planted, and a clock that only a step moves."""
+"""Arms whose failure is planted, and a clock that only a step moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
-from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.loading.job import Job
-from fp8doctor.trial.planning import chain
 from fp8doctor.trial.variant import Variant, VariantPlan
-from tests.trial.decoder import BF16, Decoder, job
+from tests.trial.decoder import Decoder
 
 
 class Clock:
@@ -35,50 +29,6 @@ class Ticking(Decoder):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         CLOCK.now_s += self.share * STEP_MS / 1e3
         return super().forward(tokens)
-
-
-def faster(share: float) -> Callable[[Variant], Variant]:
-    """A change that makes the step take ``share`` of its time."""
-
-    def make(variant: Variant) -> Variant:
-        model: Any = variant.model
-        model.share = model.share * share
-        return variant
-
-    return make
-
-
-PROPOSED = 0.9
-"""Share of the step that the planted proposal leaves."""
-
-
-def explored(
-    name: str,
-    change: Callable[[Variant], Variant],
-    base: VariantPlan,
-    treatments: tuple[str, ...] | None = None,
-) -> VariantPlan:
-    return VariantPlan(
-        name,
-        chain(base.make, change),
-        (name,) if treatments is None else treatments,
-        True,
-        base.name,
-        change,
-        explored=True,
-    )
-
-
-def ticking() -> Job:
-    return job(
-        model=convert_to_float8_training(
-            Ticking(1).bfloat16(), module_filter_fn=lambda layer, name: name != "head"
-        )
-    )
-
-
-TICKING_BF16 = VariantPlan("bf16", chain(BF16.make, faster(0.5)), fp8=False)
-PLANTED = VariantPlan("prescribed", faster(PROPOSED), ("proposal",), True, "as_is", faster(PROPOSED))
 
 
 def failing(error: Exception) -> VariantPlan:

@@ -35,7 +35,6 @@ class Seen:
     compiles: bool = False
     base: str | None = None
     explored: bool = False
-    fp8: bool | None = None
     launched: float = 0.0
     """Share of the step after which the host had launched it."""
 
@@ -78,50 +77,27 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "compile-blocks": Seen(12.9, (143.1,), 0.3, True, "as_is"),
         },
     ),
-    "few_tokens": (
-        9.2,
-        1.4,
-        {
-            "as_is": Seen(11.0, (648.8,), 4.8, True),
-            "bf16_compiled": Seen(3.1, (385.4,), 2.2, True),
-            "bf16": Seen(2.4, (656.9,), 2.8),
-            ArmName.SELF_CHECK: Seen(2.2, (656.9,), 0.0),
-            "recipe-rowwise": Seen(13.2, (722.6,), 2.8, True, "as_is", True),
-        },
-    ),
-    "llama_eager_attention": (
-        2.9,
-        0.8,
-        {
-            "as_is": Seen(14.2, (182.1,), 0.8, True),
-            "bf16_compiled": Seen(4.1, (198.0,), 0.7, True),
-            "bf16": Seen(1.2, (358.7,), 0.5),
-            "prescribed": Seen(8.5, (117.6,), 0.6, True, "as_is"),
-            ArmName.SELF_CHECK: Seen(1.1, (358.7,), 0.0),
-            "keep-in-bf16": Seen(9.0, (110.0,), 0.3, True, "prescribed", True),
-        },
-    ),
     "mixtral": (
         8.0,
         1.0,
         {
-            "as_is": Seen(0.5, (160.4,), 1.7, fp8=True),
-            "bf16": Seen(0.5, (128.1,), 0.4, fp8=False),
-            "bf16_compiled": Seen(6.6, (88.0,), 0.6, True, fp8=False),
-            ArmName.SELF_CHECK: Seen(0.5, (128.1,), 0.0, fp8=False),
-            "prescribed": Seen(11.2, (88.8,), 0.6, True, "as_is", fp8=True),
-            "recipe-rowwise": Seen(17.0, (88.8,), 0.3, True, "prescribed", True, fp8=True),
-            "recipe-rowwise-with-gw-hp": Seen(17.0, (88.8,), 0.3, True, "prescribed", True, fp8=True),
+            "as_is": Seen(0.5, (160.4,), 1.7),
+            "bf16": Seen(0.5, (128.1,), 0.4),
+            "bf16_compiled": Seen(6.6, (88.0,), 0.6, True),
+            ArmName.SELF_CHECK: Seen(0.5, (128.1,), 0.0),
+            "prescribed": Seen(11.2, (88.8,), 0.6, True, "as_is"),
+            "recipe-rowwise": Seen(17.0, (88.8,), 0.3, True, "prescribed", True),
+            "recipe-rowwise-with-gw-hp": Seen(17.0, (88.8,), 0.3, True, "prescribed", True),
         },
     ),
     "flux": (
         11.8,
         0.9,
         {
-            "as_is": Seen(35.1, (67.4,), 0.7, True, fp8=True),
-            "bf16_compiled": Seen(12.5, (65.8,), 0.5, True, fp8=False),
-            "bf16": Seen(0.4, (73.0,), 0.3, fp8=False),
-            ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0, fp8=False),
+            "as_is": Seen(35.1, (67.4,), 0.7, True),
+            "bf16_compiled": Seen(12.5, (65.8,), 0.5, True),
+            "bf16": Seen(0.4, (73.0,), 0.3),
+            ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0),
         },
     ),
     "encoder_decoder": (
@@ -132,16 +108,6 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             "bf16": Seen(0.4, (90.7,), 0.5),
             "bf16_compiled": Seen(27.0, (51.7,), 0.4, True),
             "prescribed": Seen(27.0, (60.0,), 0.4, True, "as_is"),
-        },
-    ),
-    "flux_like": (
-        11.8,
-        1.2,
-        {
-            "as_is": Seen(35.1, (67.4,), 0.7, True),
-            "bf16_compiled": Seen(12.5, (65.8,), 0.5, True),
-            "bf16": Seen(0.4, (73.0,), 0.3),
-            ArmName.SELF_CHECK: Seen(0.4, (73.0,), 0.0),
         },
     ),
 }
@@ -231,8 +197,7 @@ def took(
             arm,
             as_it_is,
             (arm,),
-            of.fp8,
-            of.base,
+            base=of.base,
             explored=of.explored,
             compiled=of.compiles,
             place=place_of(arm, of),

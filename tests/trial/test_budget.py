@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, BF16, CPU, Decoder, job, run, trial
-from tests.trial.planted import CLOCK, TICKING_BF16, ticking
+from tests.trial.planted import CLOCK, Ticking
 from tests.trial.recorded_trials import TRIALS, Clock, RecordedBench, Seen, took
 
 
@@ -39,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_recorded_trials_keep_their_budgets_and_time_what_decides(clock: Clock) -> None:
-    """54 trials: a rule with an estimate for each recipe and base timed 246 variants of them."""
+    """36 of the 54 trials over which the rule was chosen."""
     variants = few_rounds = 0
     for name, (_, _, arms) in TRIALS.items():
         for budget_s in (60.0, 90.0, 120.0):
@@ -51,22 +52,18 @@ def test_recorded_trials_keep_their_budgets_and_time_what_decides(clock: Clock) 
                 if budget_s > 60:
                     decide = {each for each, seen in arms.items() if not (seen.explored or seen.base)}
                     assert decide <= {*timed}, (name, timed)
-    assert variants >= 246
-    assert few_rounds <= 2
+    assert variants >= 170
+    assert few_rounds <= 1
 
 
-@pytest.mark.parametrize(("open_until", "rounds"), [(5, 5), (999, 10)])
-def test_an_open_sign_prolongs_the_rounds(
-    open_until: int, rounds: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_sign_prolongs_the_rounds(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen on a slow host: the step as it is compiled for 35 of 60 s, and five rounds told nothing."""
-    parts, _, taken = took("flux", clock, monkeypatch, 64.0, open_until=open_until)
-    assert taken >= rounds
+    parts, _, taken = took("flux", clock, monkeypatch, 64.0, open_until=999)
+    assert taken >= 10
     assert sum(parts.values()) <= HARD_LIMIT * 64.0, parts
 
 
-@pytest.mark.parametrize("launched", [0.3, 0.95])
-@pytest.mark.parametrize("roomy", [True, False])
+@pytest.mark.parametrize(("launched", "roomy"), [(0.3, True), (0.95, False)])
 def test_conditions_drop_a_variant_or_move_it_to_the_end(
     launched: float, roomy: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,42 +169,26 @@ def test_a_build_that_takes_as_long_as_its_like_has_to_fit(monkeypatch: pytest.M
 def test_the_budget_that_is_named_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a build that was given up: of a U-Net 67 s of compiling at 96 s of 90."""
     at(monkeypatch, 96.0)
-    of = Budget(90.0, 0.0)
-    late = Attempt(
-        VariantPlan(ArmName.BF16_COMPILED, as_it_is, compiled=True, place=Place.OTHER_BF16),
-        no_number=of.left_out(Reason.NO_TIME_LEFT),
-        build_s=67.0,
-    )
-    unasked = Attempt(
-        VariantPlan("x", as_it_is, ("x",), explored=True), no_number=of.left_out(Reason.NOT_EXPECTED_TO_FIT)
-    )
-    found = of.enough_s([built("as_is"), late])
-    assert found is not None
-    assert found >= 96 + 67 + of.reserve_s([built("as_is")])
-    assert found == of.enough_s([built("as_is"), late, unasked]), "it has to decide only"
-    assert of.enough_s([built("as_is")]) is None
+    of, done = Budget(90.0, 0.0), [built("as_is")]
+    plan = VariantPlan(ArmName.BF16_COMPILED, as_it_is, compiled=True, place=Place.OTHER_BF16)
+    late = Attempt(plan, no_number=of.left_out(Reason.NO_TIME_LEFT), build_s=67.0)
+    unasked = replace(late, plan=replace(plan, base="as_is", explored=True, place=Place.REST))
+    assert of.enough_s(done) is None
+    assert of.enough_s([*done, late]) == of.enough_s([*done, late, unasked]), "it has to decide only"
+    assert (of.enough_s([*done, late]) or 0.0) >= 96 + 67 + of.reserve_s(done)
 
 
-@pytest.mark.parametrize(
-    ("load_s", "ends", "deadline"),
-    [(0.0, 60.0, 71.0), (20.0, 60.0, 71.0), (30.0, 60.0, 71.0), (50.0, 80.0, 91.0), (600.0, 630.0, 641.0)],
-)
+@pytest.mark.parametrize(("load_s", "ends"), [(0.0, 60.0), (30.0, 60.0), (50.0, 80.0), (600.0, 630.0)])
 def test_the_load_counts_but_leaves_the_trial_half_of_the_budget(
-    load_s: float, ends: float, deadline: float, monkeypatch: pytest.MonkeyPatch
+    load_s: float, ends: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report is ready 4 s after the deadline."""
+    """The report is ready 4 s after the deadline, which is that of the first if a trial begins again."""
     at(monkeypatch, 1000.0 + load_s)
     of = Budget.since(1000.0, 60.0)
-    assert (of.end, of.deadline, of.elapsed_s) == (1000.0 + ends, 1000.0 + deadline, load_s)
-
-
-def test_a_trial_that_begins_again_has_the_deadline_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    at(monkeypatch, 1040.0)
-    first = Budget.since(1000.0, 60.0)
-    at(monkeypatch, 1080.0)
-    again = Budget.since(1000.0, 60.0, first.deadline)
-    assert (again.deadline, again.end, again.elapsed_s) == (first.deadline, first.end, 80.0)
-    assert Budget.since(1000.0, 60.0).deadline == first.deadline + 40.0
+    assert (of.end, of.deadline, of.elapsed_s) == (1000.0 + ends, 1011.0 + ends, load_s)
+    at(monkeypatch, 1040.0 + load_s)
+    again = Budget.since(1000.0, 60.0, of.deadline)
+    assert (again.deadline, again.end, again.elapsed_s) == (of.deadline, of.end, 40.0 + load_s)
 
 
 @pytest.mark.slow
@@ -217,12 +198,10 @@ def test_fewer_rounds_than_the_interval_needs_are_not_called_reliable(
 ) -> None:
     monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter=CLOCK, monotonic=time.monotonic))
     monkeypatch.setattr(Budget, "rounds", lambda self, attempts: timer.Limits(0.0, 0.0))
-    result = trial(ticking(), AS_IS, TICKING_BF16)
-    assert [len(arm.rounds_ms) for arm in result.arms] == [1, 1]
+    result = trial(job(model=Ticking(1).bfloat16()), BF16)
+    assert [len(arm.rounds_ms) for arm in result.arms] == [1]
     assert result.reliable is False
-    assert (
-        result.reason == "there was time for only 1 of the 5 rounds that an interval of 90% confidence needs"
-    )
+    assert "for only 1 of the 5 rounds" in (result.reason or "")
 
 
 @pytest.mark.slow
@@ -246,23 +225,6 @@ def wait() -> None:
         time.sleep(1e-4)
 
 
-def test_it_is_given_up_when_the_time_is_over_even_if_one_alarm_is_swallowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(bench, "AGAIN_S", 1e-2)
-    before = signal.getsignal(signal.SIGALRM)
-
-    def swallow_one() -> None:
-        with suppress(BaseException):
-            spin()
-        spin()
-
-    with pytest.raises(Overrun), abort_after(time.monotonic(), interrupts=True):
-        swallow_one()
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
 class Opens:
     """It takes long to enter and to leave it."""
 
@@ -278,12 +240,16 @@ class Opens:
         self.closed = True
 
 
-def test_what_opens_and_what_cleans_up_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_given_up_even_if_one_alarm_is_swallowed_and_no_cleaning_up_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else a mode of torch stays on, and each later step raises."""
     monkeypatch.setattr(bench, "AGAIN_S", 1e-3)
-    mode, cleaned = Opens(), []
+    before, mode, cleaned = signal.getsignal(signal.SIGALRM), Opens(), []
 
     def step() -> None:
+        with suppress(BaseException):
+            spin()
         try:
             with mode:
                 spin()
@@ -294,6 +260,8 @@ def test_what_opens_and_what_cleans_up_is_not_interrupted(monkeypatch: pytest.Mo
     with pytest.raises(Overrun), abort_after(time.monotonic(), interrupts=True):
         step()
     assert (mode.opened, mode.closed, cleaned) == (True, True, [True])
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_no_alarm_in_a_users_process_or_outside_the_main_thread() -> None:
@@ -340,15 +308,11 @@ def test_a_backward_that_compiles_can_be_interrupted(own_process: bool) -> None:
     """A GPU's backward runs in a thread of its own, unless autograd has only one; alarms come to the main."""
     threads: list[bool] = []
 
+    def watch(module: object, arguments: object, output: torch.Tensor) -> None:
+        output.register_hook(lambda _: threads.append(torch._C._is_multithreading_enabled()))
+
     def noted(variant: Variant) -> Variant:
-        forward = variant.model.forward
-
-        def watched(*given: Any, **named: Any) -> torch.Tensor:
-            output = forward(*given, **named)
-            output.register_hook(lambda _: threads.append(torch._C._is_multithreading_enabled()))
-            return output
-
-        variant.model.forward = watched  # type: ignore[method-assign]
+        variant.model.register_forward_hook(watch)
         return variant
 
     run = TrialRun(CPU, Budget(600.0), own_process=own_process)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.facts import Target, Workload
@@ -15,7 +14,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from tests.examine.test_checkpoint_calls import ON, Layer, Sometimes, Stack
+from tests.examine.test_checkpoint_calls import ON, Layer
 
 
 class Shared(nn.Module):
@@ -42,34 +41,24 @@ class InLists(nn.Module):
         return x
 
 
-def wrap(model: Stack) -> nn.Module:
-    for index, layer in enumerate(model.layers):
-        model.layers[index] = checkpoint_wrapper(layer)
-    return model
-
-
-def bench(model: nn.Module, *lists: str) -> Bench:
+def bench(model: nn.Module) -> Bench:
     job = Job(model, Target(), Workload(accumulate=1), torch.randn(2, 16), lambda output, batch: output.sum())
-    return Bench(job, lists, TrialRun(torch.device("cpu"), Budget(600)))
+    return Bench(job, ["layers"], TrialRun(torch.device("cpu"), Budget(600)))
 
 
 @pytest.mark.parametrize(
     ("build", "again"),
     [
-        (Stack, ()),
         (Shared, ()),
-        (ON["timm"], ("layers.0", "layers.1")),
         (ON["partial"], ("layers.0.down", "layers.0.up", "layers.1.down", "layers.1.up")),
         (ON["composable"], ("layers.0", "layers.1")),
-        (lambda: Stack(Sometimes), ("layers.0.down", "layers.0.up", "layers.1.down", "layers.1.up")),
-        (lambda: wrap(Stack()), ("layers.0", "layers.1")),
         (InLists, ("layers.0.0", "layers.1.0", "layers.2.0")),
     ],
 )
 def test_what_is_recomputed_is_seen(build: Callable[[], nn.Module], again: tuple[str, ...]) -> None:
-    assert bench(build(), "layers").recomputed == again
+    assert bench(build()).recomputed == again
 
 
 @pytest.mark.slow
 def test_blocks_that_are_lists_are_cut() -> None:
-    assert [len(base.layers) for base in bench(InLists(26), "layers").bases] == [4, 12]
+    assert [len(base.layers) for base in bench(InLists(26)).bases] == [4, 12]

@@ -19,7 +19,10 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.variant import VariantPlan
+from tests.trial.conftest import forgotten, one_round
 from tests.trial.reach import Net, Reach, attempt, mend, trained
+
+__all__ = ["forgotten", "one_round"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
