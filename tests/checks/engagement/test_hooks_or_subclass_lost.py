@@ -20,7 +20,7 @@ from fp8doctor.examine import examine
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts
 from fp8doctor.loading.model_file import load
-from tests.checks.environment.live import finding_of, outcome_of
+from tests.checks.rules import found_by, outcome_of
 
 MODEL = """
     from torch import nn
@@ -46,17 +46,18 @@ MODEL = """
 """The beginning of a model file; what follows is the order of steps."""
 
 
+Read = Callable[[str], Facts]
+
+
 @pytest.fixture
-def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Facts]:
+def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
     """Facts of the model file that ends with these lines, loaded as the worker loads it."""
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr("sys.argv", ["pytest"])
 
     def loaded(lines: str) -> Facts:
         path = tmp_path / "watched_model.py"
-        path.write_text(
-            textwrap.dedent(MODEL) + textwrap.indent(textwrap.dedent(lines).strip(), "    ") + "\n", "utf-8"
-        )
+        path.write_text(f"{textwrap.dedent(MODEL)}    {lines}\n", "utf-8")
         try:
             return examine(load(str(path)))
         finally:
@@ -90,36 +91,16 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("lost", ORDERS)
-def test_what_the_conversion_drops(facts_of: Callable[[str], Facts], lost: str) -> None:
+def test_what_the_conversion_drops(facts_of: Read, lost: str) -> None:
     wrong, right, treatment = ORDERS[lost]
-    finding = finding_of(LOST, facts_of(wrong))
+    finding = found_by(LOST, facts_of(wrong))
     assert finding.severity == ("error" if lost == "wrapper" else "warning")
     assert lost in finding.title
     assert finding.treatment.name == treatment
-    assert outcome_of(LOST, facts_of(right)).outcome == "silent"
+    assert outcome_of(LOST, facts_of(right)) == "silent"
 
 
-def test_accelerate_is_watched_as_well(facts_of: Callable[[str], Facts], forget_accelerate: None) -> None:
-    facts = facts_of("""
-        from accelerate import Accelerator
-        model.append(nn.Linear(32, 32))
-        return Accelerator(mixed_precision="fp8", cpu=True).prepare(model)
-    """)
-    finding = finding_of(LOST, facts)
-    assert (finding.evidence["converted"], finding.evidence["first"]) == (2, "1")
-
-
-def test_layers_that_are_gone_again_and_layers_that_became_trainable(look: Callable[..., Facts]) -> None:
-    with ConversionWatch() as watch:
-        model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).requires_grad_(False)
-        convert_to_float8_training(model)
-        model[1].requires_grad_(True)
-        model[0] = nn.Linear(32, 32)
-    seen = look(model, watched=watch).training.conversion
-    assert (seen.linears, seen.unfrozen) == (1, ("1",))
-
-
-def test_watching_leaves_no_trace(facts_of: Callable[[str], Facts]) -> None:
+def test_watching_leaves_no_trace(facts_of: Read) -> None:
     before = dict(torch_module._global_module_registration_hooks)
     facts_of("return convert(model)")
     with pytest.raises(UserError):

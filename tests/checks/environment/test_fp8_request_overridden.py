@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, ORDINARY, asked_
 from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILENT
 from fp8doctor.code_snippets import settings
 from fp8doctor.examine import examine_surroundings
-from fp8doctor.examine.fp8_support import try_import
 from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, TrainerArguments
 from fp8doctor.facts.examples import float8
 from fp8doctor.known_errors import known_errors
@@ -78,12 +76,11 @@ def test_who_overrode_the_request(
     program: str, variables: dict[str, str], who: str | None, line: str
 ) -> None:
     facts = facts_of(program, **variables)
-    if who is None:
-        assert finding_of(OVERRIDDEN, facts) is None
-        return
-    finding = found_by(OVERRIDDEN, facts)
-    assert (finding.evidence["overridden_by"], finding.severity) == (who, "error")
-    assert line in fix_of(OVERRIDDEN, facts).code
+    finding = finding_of(OVERRIDDEN, facts)
+    assert (finding and finding.evidence["overridden_by"]) == who
+    if finding:
+        assert finding.severity == "error"
+        assert line in fix_of(OVERRIDDEN, facts).code
 
 
 def args(kind: str) -> TrainerArguments:
@@ -91,6 +88,7 @@ def args(kind: str) -> TrainerArguments:
 
 
 IN_FP16 = Accelerate(mixed_precision="fp16", distributed="NO")
+DEEPSPEED = Accelerate(mixed_precision="no", distributed="DEEPSPEED")
 IN_FP8 = Accelerate(mixed_precision="fp8", prepared=True)
 IN_FP8_LAYERS = replace(FIRES[0], network=replace(FIRES[0].network, linears=(float8(),)))
 FACTORY = {"FP8_BACKEND": "te", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true"}
@@ -114,15 +112,10 @@ def hidden(**variables: str) -> Facts:
         (OVERRIDDEN, job(FP8, {"unsloth": "1.0"}, trainer=args("x.Args")), "error"),
         (OVERRIDDEN, job(FP8, trainer=None, accelerate=IN_FP16), "error"),
         (OVERRIDDEN, IN_FP8_LAYERS, "not_applicable"),
-        (
-            OVERRIDDEN,
-            job(FP8, accelerate=Accelerate(mixed_precision="no", distributed="DEEPSPEED")),
-            "silent",
-        ),
+        (OVERRIDDEN, job(FP8, accelerate=DEEPSPEED), "silent"),
         (OVERRIDDEN, job(FP8, accelerate=None, trainer=None), "not_applicable"),
         (MISSPELLED, job({BACKEND: "te"}, {"accelerate": "1.8.1"}), "not_applicable"),
         (MISSPELLED, job({BACKEND: "te"}, {"accelerate": "1.9.0"}), "error"),
-        (MISSPELLED, job({BACKEND: "te"}, {"accelerate": "main"}), "error"),
         (MISSPELLED, job({BACKEND: "te"}, accelerate=IN_FP8), "not_applicable"),
         (IDLE, job(FACTORY), "warning"),
         (IDLE, job(FACTORY | READ), "silent"),
@@ -168,9 +161,7 @@ WRITTEN |= {"TE": "", "AO": "", "MSAMP": "", "NO": "", "transformer_engine": "TE
 """Value of the variable -> the backend that was meant, empty for one that is right."""
 
 
-@functools.cache
-def verdicts_of_accelerate() -> dict[str, str]:
-    """What `Accelerator()` does with each value: the text of the ValueError, or nothing."""
+def test_the_check_and_accelerate_agree_on_a_backends_name() -> None:
     program = """
 import json, os, sys
 from accelerate import Accelerator
@@ -186,17 +177,12 @@ for written in json.loads(sys.argv[1]):
         said[written] = str(error)
 print(json.dumps(said))
 """
-    said: dict[str, str] = json.loads(printed(program, json.dumps([*WRITTEN])).splitlines()[-1])
-    return said
-
-
-@pytest.mark.parametrize("written", WRITTEN)
-def test_the_check_and_accelerate_agree_on_a_backends_name(written: str) -> None:
-    facts, said = job({BACKEND: written}), verdicts_of_accelerate()[written]
-    assert bool(finding_of(MISSPELLED, facts)) == bool(said)
-    if said:
-        assert said in found_by(MISSPELLED, facts).explanation
-        assert settings(fix_of(MISSPELLED, facts).code)[BACKEND] == WRITTEN[written]
+    for written, said in json.loads(printed(program, json.dumps([*WRITTEN])).splitlines()[-1]).items():
+        facts = job({BACKEND: written})
+        assert bool(finding_of(MISSPELLED, facts)) == bool(said), written
+        if said:
+            assert said in found_by(MISSPELLED, facts).explanation
+            assert settings(fix_of(MISSPELLED, facts).code)[BACKEND] == WRITTEN[written]
 
 
 def test_a_real_deepspeed_configuration_with_an_fp8_section(
@@ -210,40 +196,12 @@ def test_a_real_deepspeed_configuration_with_an_fp8_section(
     assert finding_of(IDLE, here()) is None
 
 
-SYMBOL = "libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version 13"
-
-
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A transformer_engine 2.14.1 whose torch part cannot be imported; the empty torch beside it saves its
-    import."""
-    folder = tmp_path / "transformer_engine" / "pytorch"
-    folder.mkdir(parents=True)
-    (folder.parent / "__init__.py").write_text(
-        "try:\n    from . import pytorch\nexcept ImportError:\n    pass"
-    )
-    (folder / "__init__.py").write_text(f"raise ImportError({SYMBOL!r})")
-    (tmp_path / "torch.py").touch()
-    metadata = tmp_path / "transformer_engine-2.14.1.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: transformer_engine\nVersion: 2.14.1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv(BACKEND, "TE")
-    return folder / "__init__.py"
-
-
-def test_a_half_installed_backend_gives_the_real_reason(package: Path) -> None:
-    evidence = found_by(MISSING, here()).evidence
-    assert (evidence["error"], evidence["version"]) == (f"ImportError: {SYMBOL}", "2.14.1")
-    assert 'install --no-build-isolation "transformer-engine[pytorch]>=2.17' in fix_of(MISSING, here()).code
-    try_import.cache_clear()
-    package.write_text("")
-    assert outcome_of(MISSING, here()) == "silent"
-
-
 BROKEN = {
     "OSError: libcudnn_cnn.so.9: undefined symbol: _ZN5cudnn7backend, version libcudnn_graph.so.9": (
         "LD_LIBRARY_PATH"
+    ),
+    "ImportError: libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal": (
+        'install --no-build-isolation "transformer-engine[pytorch]>=2.17'
     ),
     "RuntimeError: Transformer Engine requires cuDNN 9.12.0 or later, but the cuDNN runtime is 9.10.": (
         "nvidia-cudnn-cu12"
@@ -289,14 +247,14 @@ def test_a_backend_without_fp8(
 
     monkeypatch.setenv(BACKEND, backend)
     assert outcome_of(ACCIDENT, look(four())) == "not_applicable", "nothing has decided the precision"
-    model = four()
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
-    if backend == "AO":
-        with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'config'"):
-            accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert found_by(ACCIDENT, look(four())).severity == "error"
     asks = f"{BACKEND}=AO accelerate launch --mixed_precision fp8"
     assert fix_of(ACCIDENT, look(four())).code.startswith(asks if backend == "AO" else f"unset {BACKEND}")
+    if backend == "AO":
+        model = four()
+        with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'config'"):
+            accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     assert (outcome_of(ACCIDENT, look(four())), outcome_of(OVERRIDDEN, look(four()))) == ("silent", "fires")
 
@@ -304,27 +262,21 @@ def test_a_backend_without_fp8(
 def test_two_backends_and_none_named(
     look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:
-    import torchao.float8
     from accelerate import Accelerator
 
-    assert torchao.float8
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     model = four()
     model = Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))[0]
-
-    def facts() -> Facts:
-        seen = look(model)
-        both = seen.software.packages | {"transformer_engine": Package(version="2.20.2", imported=False)}
-        return replace(seen, software=replace(seen.software, packages=both))
-
-    assert found_by(ACCIDENT, facts()).severity == "warning", "AORecipeKwargs may have been passed"
-    assert fix_of(ACCIDENT, facts()).code.startswith(f"export {BACKEND}=AO "), "naming it does not change it"
+    alone = look(model)
+    packages = alone.software.packages | {"transformer_engine": Package(version="2.20.2", imported=False)}
+    facts = replace(alone, software=replace(alone.software, packages=packages))
+    assert found_by(ACCIDENT, facts).severity == "warning", "AORecipeKwargs may have been passed"
+    assert fix_of(ACCIDENT, facts).code.startswith(f"export {BACKEND}=AO "), "naming it does not change it"
     trainer = TrainerArguments(kind="x.TrainingArguments", bf16=False, fp16=False, mixed_precision="fp8")
-    trained = replace(facts(), training=replace(facts().training, trainer=trainer))
+    trained = replace(facts, training=replace(facts.training, trainer=trainer))
     assert found_by(ACCIDENT, trained).severity == "error", "a Trainer passes no recipe"
-    assert outcome_of(ACCIDENT, look(model)) == "silent", "one backend alone"
-    monkeypatch.setenv(BACKEND, "AO")
-    assert outcome_of(ACCIDENT, facts()) == "silent"
-    monkeypatch.delenv(BACKEND)
+    named = replace(facts.environment, variables=FP8 | {BACKEND: "AO"})
     model.compile()
-    assert outcome_of(ACCIDENT, facts()) == "silent"
+    compiled = replace(look(model), software=facts.software)
+    for other in (alone, replace(facts, environment=named), compiled):
+        assert outcome_of(ACCIDENT, other) == "silent"
