@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from itertools import product
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -16,6 +17,7 @@ from fp8doctor.signals import signals_deferred
 from tests.test_signals import NUMBERS, Asked, Script, _own_handlers, restored
 from tests.test_streams import ROOT
 from tests.waiting import LONGEST_S
+from tests.worker.test_parent import python
 
 __all__ = ["_own_handlers"]
 
@@ -120,3 +122,45 @@ def test_ctrl_c_at_any_moment_and_again_is_a_sentence() -> None:
         timeout=LONGEST_S,
     )
     assert done.stdout == "True {130: {'fp8doctor: interrupted'}, 0: set()}\n"
+
+
+def test_no_moment_is_wrong_for_an_interrupt(tmp_path: Path) -> None:
+    """One inside `Popen.poll` leaves its lock behind, and whoever waits for the child then waits for ever."""
+    (tmp_path / "waits").write_text("#!/bin/sh\nexec sleep 1000\n")
+    (tmp_path / "waits").chmod(0o755)
+    program = """
+        import os, signal, sys
+        from fp8doctor.worker.parent import _Child
+        sys.executable = "./waits"
+
+        def interrupted_at(event):
+            events = 0
+            def count(frame, kind, argument):
+                nonlocal events
+                events += frame.f_code.co_filename.endswith(("subprocess.py", "parent.py"))
+                if events == event:
+                    events += 1
+                    os.kill(os.getpid(), signal.SIGINT)
+            signal.alarm(60)
+            try:
+                with _Child({}, None) as child:
+                    looks = child.lines()
+                    next(looks)
+                    sys.setprofile(count)
+                    try:
+                        next(looks)
+                    finally:
+                        sys.setprofile(None)
+            except KeyboardInterrupt:
+                return 1
+            return 2
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        outcomes = []
+        while not outcomes or outcomes[-1] == 1:
+            if (process := os.fork()) == 0:
+                os._exit(interrupted_at(len(outcomes) + 1))
+            outcomes.append(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
+        print(len(outcomes) > 10, set(outcomes))
+    """
+    assert python(program, tmp_path) == "True {1, 2}\n"

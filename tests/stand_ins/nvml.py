@@ -104,6 +104,12 @@ class StandIn:
             raise device.name
         return device
 
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Device:  # noqa: N802
+        for device in self.devices:
+            if device.uuid == uuid:
+                return device
+        raise pynvml.NVMLError_NotFound
+
     def nvmlDeviceGetUUID(self, device: Device) -> str:  # noqa: N802
         return device.uuid
 

@@ -30,12 +30,17 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.fixture
-def few_rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(timer, "MOST_ROUNDS", timer.LEAST_ROUNDS)
+def one_thread() -> Iterator[None]:
+    """Tiny tensors on a shared machine: more threads wait for each other."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tiny tensors on a shared machine: more threads wait for each other
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def few_rounds(monkeypatch: pytest.MonkeyPatch, one_thread: None) -> None:
+    monkeypatch.setattr(timer, "MOST_ROUNDS", timer.LEAST_ROUNDS)
 
 
 @pytest.fixture

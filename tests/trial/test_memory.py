@@ -11,7 +11,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.optim import AdamW8bit
 
-from fp8doctor.facts import MemoryParts, Target, Workload
+from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
@@ -47,33 +47,17 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> StepMemory:
     return watch.end(model, optimizer, None)
 
 
-def linears() -> nn.Module:
-    return nn.Sequential(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False))
+def gathered_in_fp8(model: nn.Module) -> nn.Module:
+    return convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
 
 
-@pytest.mark.parametrize(
-    ("convert", "copies"),
-    [
-        (lambda model: model, 0),
-        (convert_to_float8_training, 0),
-        (
-            lambda model: convert_to_float8_training(
-                model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True)
-            ),
-            0,
-        ),
-    ],
-    ids=["ordinary", "torchao casts anew", "torchao wraps"],
-)
-def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module], copies: int) -> None:
-    model = convert(linears())
+@pytest.mark.parametrize("convert", [nn.Sequential, convert_to_float8_training, gathered_in_fp8])
+def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module]) -> None:
+    model = convert(nn.Sequential(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)))
     parts = step(model, torch.optim.AdamW(model.parameters()))
     weights = 4 * 2 * 32 * 64
-    assert (bytes_of(parts.weights_gib), bytes_of(parts.gradients_gib), bytes_of(parts.fp8_copies_gib)) == (
-        weights,
-        weights,
-        copies,
-    )
+    found = [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.fp8_copies_gib)]
+    assert found == [weights, weights, 0]
     assert bytes_of(parts.optimizer_gib) == 2 * weights + 2 * 4, "two moments and a counter for each weight"
 
 
@@ -102,16 +86,10 @@ def test_parts_at_full_depth_add_up_to_the_peak() -> None:
     parts = memory_parts(PLAN, peak, HOLDS)
     assert peak == pytest.approx(36.0)
     assert parts is not None
-    assert (
-        parts.weights_gib,
-        parts.fp8_copies_gib,
-        parts.gradients_gib,
-        parts.optimizer_gib,
-    ) == pytest.approx((4.5, 4.0, 4.5, 9.0))
+    held = (parts.weights_gib, parts.fp8_copies_gib, parts.gradients_gib, parts.optimizer_gib)
+    assert held == pytest.approx((4.5, 4.0, 4.5, 9.0))
     assert parts.activations_gib == pytest.approx(14.0)
-    assert sum(
-        getattr(parts, field) for field in MemoryParts.__struct_fields__ if field.endswith("_gib")
-    ) == pytest.approx(peak)
+    assert sum(held) + parts.activations_gib == pytest.approx(peak)
 
 
 def peak_of(activations: float, gradients: float, embedding: float, logits: float, blocks: int) -> float:
@@ -126,12 +104,9 @@ def peak_of(activations: float, gradients: float, embedding: float, logits: floa
     ("activations", "gradients", "embedding", "logits"),
     [
         (1.0, 0.2, 0.0, 0.0),
-        (1.0, 0.2, 0.0, 3.0),
         (0.2, 1.0, 0.0, 3.0),
         (0.2, 1.0, 5.0, 30.0),
-        (1.0, 0.2, 6.0, 0.0),
         (1.0, 0.2, 20.0, 0.0),
-        (1.0, 0.9, 2.0, 0.5),
     ],
 )
 def test_the_peak_at_full_depth_is_not_below_the_true_one(
@@ -141,13 +116,8 @@ def test_the_peak_at_full_depth_is_not_below_the_true_one(
     depths, at = (4, 12), (activations, gradients, embedding, logits)
     seen = [
         StepMemory(
-            0.0,
-            0.0,
-            0.0,
-            gradients * blocks + embedding,
-            peak_of(*at, blocks),
-            activations * blocks,
-            activations * blocks,
+            *(0.0, 0.0, 0.0, gradients * blocks + embedding, peak_of(*at, blocks)),
+            *(activations * blocks, activations * blocks),
         )
         for blocks in depths
     ]
@@ -228,15 +198,11 @@ AT_CUTS = built("as_is")
         (built("a", "checkpointing-off", more_gib=5.0), 139.0, True),
         (built("a", "checkpointing-off", more_gib=5.0), 138.0, False),  # it may fill nine tenths
         (built("a", "cache-off", more_gib=0.5), 126.0, True),  # hardly more than the step as it is
-        (built("a", "cache-off", more_gib=0.5), 100.0, True),  # which does not fit either
         (built("a", "cache-off", more_gib=5.0), 100.0, False),
         (built("bf16", more_gib=5.0), 125.0, True),
         (built("bf16", more_gib=5.0), 124.0, False),
         (built("bf16", more_gib=5.0), 119.0, True),  # both are of a job that runs elsewhere
         (built("without_adapters", more_gib=50.0), 121.0, True),  # prescribed by nobody
-        (built("bf16_without_checkpointing", more_gib=5.0), 139.0, True),
-        (built("bf16_without_checkpointing", more_gib=5.0), 138.0, False),  # FP8 would be compared with it
-        (AT_CUTS, 119.0, True),
     ],
 )
 def test_what_is_predicted_to_exceed_the_gpu_at_full_depth_has_no_number(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,37 +14,24 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor.diagnosis.document import Step, read_saved
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Gpu, Target, Trial, Workload, recorded
+from fp8doctor.facts import Facts, Gpu, Target, Workload
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
-from fp8doctor.trial.layers.shapes import distinct
-from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import VariantPlanner, plan_variants
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
-from tests.checks.trials import tried
 from tests.examine.models import Stacked, llama
 from tests.stand_ins import transformer_engine as te
 from tests.trial.conducted import conduct
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round", "one_thread")]
 
 PATIENTS = Path(__file__).parents[1] / "patients" / "recorded"
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
 WHOLE = {"bf16_whole": None, "compile-model": "as_is"}
 """In one graph, if the host sets the pace."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
-    monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def job(model: nn.Module, **fields: Any) -> Job:
@@ -81,27 +66,6 @@ def plans(of: Job, *proposed: str) -> dict[str, VariantPlan]:
     return {plan.name: plan for plan in plan_variants(examine(of), steps(*proposed), of)}
 
 
-def test_a_bf16_model_whose_shapes_were_timed_on_a_gpu_has_its_arms() -> None:
-    """Nothing of it is in FP8, so that no layer loses and none is to be kept in BF16."""
-    of = job(llama().bfloat16(), workload=Workload(batch_source="given", tokens=32, accumulate=1))
-    facts = examine(of)
-    shapes = tuple(
-        msgspec.structs.replace(each, bf16_ms=1.0, fp8_ms=0.9, casts_ms=0.5, reason=None)
-        for each, _ in distinct(facts)
-    )
-    assert shapes
-    timed = msgspec.structs.replace(
-        facts, trial=Trial(device="cuda", gpu="NVIDIA H200", shapes=shapes, arms=())
-    )
-    names = [plan.name for plan in plan_variants(timed, [], of)]
-    assert {"as_is", "bf16_compiled"} <= set(names)
-    assert "keep-in-bf16" not in names
-
-
-def bases(of: Job, *proposed: str) -> dict[str, str | None]:
-    return {name: plan.base for name, plan in plans(of, *proposed).items()}
-
-
 def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     found = plans(job(float8(Stacked().bfloat16())), "compile-blocks")
     recipes = {"recipe-rowwise": "prescribed", "recipe-rowwise-with-gw-hp": "prescribed"}
@@ -119,14 +83,6 @@ def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     assert found["recipe-rowwise"].treatments == ("recipe-rowwise",)
 
 
-def compiled_by_block(mode: str | None = None) -> nn.Module:
-    """FP8 in every block, each compiled by its user."""
-    model = float8(llama(use_cache=False).bfloat16())
-    for block in model.model.layers:
-        block.compile(mode=mode)
-    return model
-
-
 def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() -> None:
     """Its build is the shorter one. FP8 left a Gemma 2B with LoRA no time for it, its best end (H100)."""
     model = float8(llama(attn_implementation="eager").bfloat16())
@@ -139,19 +95,6 @@ def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() 
     assert made.config._attn_implementation == "sdpa"
     assert not [each for each in made.modules() if "Float8" in type(each).__name__]
     assert "bf16_prescribed" not in plans(of, "compile-blocks")
-
-
-class InTransformerEngine(nn.Module):
-    """A block of two of its layers; one of them may be a fused one."""
-
-    def __init__(
-        self, up: type[te.TransformerEngineBaseModule], down: type[te.TransformerEngineBaseModule]
-    ) -> None:
-        super().__init__()
-        self.up, self.down = (kind(32, 32) for kind in (up, down))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(torch.relu(self.up(x)))
 
 
 def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
@@ -169,13 +112,12 @@ def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
         ("8.0", "13.0", te.DelayedScaling, []),
         ("9.0", "13.0", None, []),
     ],
-    ids=lambda each: getattr(each, "__name__", each if isinstance(each, str) else None),
 )
 def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
     compute_capability: str, cuda: str, own: Any, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     te.install(monkeypatch)
-    of = job(InTransformerEngine(te.Linear, te.Linear))
+    of = job(nn.Sequential(te.Linear(32, 32), te.Linear(32, 32)))
     if own:
         with te.autocast(recipe=own()):
             of.model(torch.ones(4, 32))
@@ -187,8 +129,8 @@ def test_transformer_engine_is_tried_in_the_recipes_that_are_legal_here(
 def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     model = float8(Stacked().bfloat16(), "rowwise")
     model.compile()
-    found = bases(job(model))
-    assert found == {
+    found = plans(job(model))
+    assert {name: plan.base for name, plan in found.items()} == {
         **BASELINES,
         "bf16_as_compiled": None,
         "compile-blocks": "as_is",
@@ -196,10 +138,10 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
         "recipe-rowwise-with-gw-hp": "compile-blocks",
     }
     assert list(found)[-3:] == ["compile-blocks", "recipe-tensorwise", "recipe-rowwise-with-gw-hp"]
-    by_block = {name for name, plan in plans(job(model)).items() if plan.by_block}
+    by_block = {name for name, plan in found.items() if plan.by_block}
     assert by_block == {"bf16_compiled", *list(found)[-3:]}
-    assert bases(job(model), "compile-blocks")["recipe-tensorwise"] == "prescribed"
-    assert plans(job(model), "compile-blocks")["recipe-tensorwise"].by_block
+    cured = plans(job(model), "compile-blocks")["recipe-tensorwise"]
+    assert (cured.base, cured.by_block) == ("prescribed", True)
     assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
 
 
@@ -241,62 +183,24 @@ def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:
     assert not any(plan.place is Place.REST for plan in under.values())
 
 
-@pytest.mark.gate("force_eager-compiled1")
-@pytest.mark.parametrize(
-    ("stance", "compiled"),
-    [
-        ("default", ("bf16_compiled", "float8_tensorwise")),
-        ("force_eager", ("bf16_compiled", "float8_tensorwise")),
-        pytest.param("default", ("bf16_compiled",), marks=pytest.mark.inductor, id="inductor"),
-    ],
-)
-def test_an_arm_that_compiled_nothing_is_no_number(stance: str, compiled: tuple[str, ...]) -> None:
-    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).bfloat16()
-    with torch.compiler.set_stance(stance):  # type: ignore[no-untyped-call]
-        facts = tried(model, torch.ones(16, 32, dtype=torch.bfloat16), "as_is", *compiled)
-    ran = {
-        arm.name: (arm.reason, recorded(arm, "graphs_run") and arm.graphs_run > 0)
-        for arm in facts.trial.arms
-        if arm.name != "as_is"
-    }
-    assert ran == dict.fromkeys(
-        compiled,
-        (None, True) if stance == "default" else ("nothing in it was compiled", False),
-    )
+SEEN: list[torch.dtype] = []
 
 
-def test_fp32_arms_run_in_bf16() -> None:
-    of = job(float8(Stacked()), batch=torch.arange(32).reshape(2, 16))
-    seen: dict[str, set[torch.dtype]] = {}
+class Told(Stacked):
+    """Tells the dtype of its output."""
 
-    def watched(plan: VariantPlan) -> VariantPlan:
-        def make(variant: Any) -> Any:
-            made = plan.make(variant)
-            made.model.blocks[0].register_forward_hook(
-                lambda module, arguments, output: seen.setdefault(plan.name, set()).add(
-                    module.up(output).dtype
-                )
-            )
-            return made
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        SEEN.append((output := super().forward(tokens)).dtype)
+        return output
 
-        return replace(plan, make=make)
 
-    tried = [
-        watched(plan)
-        for plan in plans(of).values()
-        if plan.name in ("as_is", "bf16", "autocast-bf16", "bf16-parameters")
-    ]
-    result = conduct(of, ["blocks"], tried, TrialRun(torch.device("cpu"), Budget(600)))
-    assert {arm.name for arm in result.arms if arm.tried} >= {
-        "as_is",
-        "bf16",
-        "autocast-bf16",
-        "bf16-parameters",
-    }
-    assert seen == {
-        "as_is": {torch.float32},
-        "bf16": {torch.bfloat16},
-        "autocast-bf16": {torch.bfloat16},
-        "bf16-parameters": {torch.bfloat16},
-    }
+@pytest.mark.parametrize("name", ["bf16", "autocast-bf16", "bf16-parameters"])
+def test_fp32_arms_run_in_bf16(name: str) -> None:
+    of = job(float8(Told()), batch=torch.arange(32).reshape(2, 16))
+    plan = plans(of)[name]
+    SEEN.clear()
+    (arm,) = conduct(of, ["blocks"], [plan], TrialRun(torch.device("cpu"), Budget(600))).arms
+    assert arm.tried
+    assert SEEN[0] is torch.float32, "the first step is as it is"
+    assert {*SEEN[1:]} == {torch.bfloat16}
     assert {parameter.dtype for parameter in of.model.parameters()} == {torch.float32}

@@ -1,5 +1,4 @@
-"""The self-check holds an arm to its own copy, whatever became of the others; and what the cuts leave
-open."""
+"""The self-check holds an arm to its own copy, whatever became of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import pytest
 
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure.attempt import Attempt, Samples
 from fp8doctor.trial.measure.results import _self_check
 from fp8doctor.trial.treatments.bf16 import eager_bf16
@@ -40,6 +38,3 @@ def test_a_copy_is_held_to_what_it_is_a_copy_of(
     samples: Samples = {(name, 0): [TIMES[name]] * 9 for name in timed}
     samples["bf16_again", 0] = [TIMES[copied.name]] * 9
     assert _self_check(attempts, samples) == ratio
-
-
-PLAN = Plan((Stack("blocks", 28, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 6})))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,18 +31,10 @@ from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
 from tests.trial.conducted import conduct
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 CPU = torch.device("cpu")
 TOKENS = 48
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +129,6 @@ def test_every_gemm_of_a_shape_is_timed_apart(recipe: str, in_fp8: int) -> None:
 
 
 @pytest.mark.gate("tensorwise")
-@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None) -> None:
     from torch._dynamo.utils import counters
@@ -253,7 +243,6 @@ def compiled(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.slow
 def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timer, "MOST_ROUNDS", 2)
     monkeypatch.setattr(timer, "LEAST_ROUNDS", 2)
@@ -263,3 +252,5 @@ def test_layers_that_lose_when_timed_are_tried_in_bf16_unasked(monkeypatch: pyte
     assert (plan.base, plan.explored, plan.fp8) == ("as_is", True, True)
     arms = conduct(of, [], [plans["as_is"], plan], TrialRun(CPU, Budget(600))).arms
     assert [(arm.reason, arm.fp8_gemms) for arm in arms] == [(None, 8 * 3), (None, 6 * 3)]
+    of, facts = planted(nn.Sequential(Block(), Block()).bfloat16(), "0.k")
+    assert "keep-in-bf16" not in {plan.name for plan in plan_variants(facts, [], of)}, "it is in BF16"

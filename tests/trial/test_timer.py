@@ -60,26 +60,15 @@ def test_every_arm_is_visited_in_turn_and_each_round_gives_one_sample(
 @pytest.mark.parametrize(
     ("soon", "latest", "told_at", "rounds", "asked"),
     [
-        (math.inf, math.inf, 5, 15, [15]),
-        (0.0, math.inf, 5, 5, [5]),
+        (math.inf, math.inf, 5, 15, [15]),  # no limit
+        (0.0, math.inf, 5, 5, [5]),  # told by the least rounds
         (0.0, math.inf, 6, 10, [5, 10]),
         (0.0, math.inf, 999, 60, list(range(5, 60, 5))),
         (0.0, 41.0, 999, 20, [5, 10, 15]),
-        (17.0, math.inf, 5, 8, [8]),
-        (12.0, math.inf, 9, 10, [6, 10]),
-        (0.0, 7.0, 999, 3, []),
+        (17.0, math.inf, 5, 8, [8]),  # told when the time is up
+        (12.0, math.inf, 9, 10, [6, 10]),  # open when it was asked last
+        (0.0, 7.0, 999, 3, []),  # not even the least rounds
         (0.0, 0.0, 999, 1, []),
-    ],
-    ids=[
-        "no limit",
-        "told by the least rounds",
-        "open after the least rounds",
-        "open for ever",
-        "open for as long as it may",
-        "told when the time is up",
-        "open when it was asked last",
-        "not even the least rounds",
-        "one in any case",
     ],
 )
 def test_rounds_are_added_while_the_question_is_open(
@@ -137,23 +126,10 @@ NOISY = [8, 11, 10, 12, 9]
         ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: [9.8, 10.2, 10, 10, 10.1]}, False),
         ({AS_IS: [9] * 5, COMPILED: [10] * 5, PRESCRIBED: NOISY}, False),
         ({AS_IS: [20] * 5, COMPILED: [10] * 5, PRESCRIBED: NOISY, ALIKE: [7] * 5}, False),
-        ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: NOISY}, True),
-        ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),
+        ({NO_FP8: [20] * 5, COMPILED: [10] * 5, CONVERTED: NOISY}, True),  # a conversion
+        ({**LLAMA_7B, CHANGED: [329.9, 268.2, 278.3, 253.7, 298.9]}, False),  # no plan
         ({AS_IS: [10, 10.4, 9.9, 10, 9.9], COMPILED: [10] * 5}, False),
         ({AS_IS: NOISY}, False),
-    ],
-    ids=[
-        "as it is",
-        "slower",
-        "the prescription",
-        "the prescription is faster",
-        "the prescription is even",
-        "the prescription is slower than the step as it is",
-        "slower than the BF16 of its like",
-        "a conversion",
-        "only a change",
-        "even in the verdict",
-        "no BF16",
     ],
 )
 def test_the_sign_is_fp8_against_the_best_bf16(arms: dict[VariantPlan, list[float]], is_open: bool) -> None:
@@ -171,24 +147,16 @@ def test_rounds_end_when_every_arm_is_known_sharply(monkeypatch: pytest.MonkeyPa
     ("steps_ms", "expected"),
     [
         ([0.0], [Block(1, 2)]),
-        ([600.0], [Block(1, 1)]),
         ([750.0], [Block(1, 1)]),
         ([751.0], [Block(0, 1)]),
         ([160.0, 800.0], [Block(1, 2), Block(0, 1)]),
         ([201.0], [Block(1, 1)]),
         ([200.0], [Block(1, 2)]),
-        ([150.0], [Block(1, 2)]),
-        ([92.0], [Block(2, 2)]),
-        ([30.0], [Block(5, 2)]),
         ([2.0], [Block(8, 8)]),
         ([10.0], [Block(8, 3)]),
-        ([22.0, 62.0], [Block(1, 2), Block(3, 2)]),
         ([0.4, 1.1, 5.0], [Block(8, 8), Block(8, 8), Block(8, 6)]),
-        ([5.0, 15.0], [Block(3, 6), Block(8, 2)]),
-        ([0.0, 0.0], [Block(1, 2), Block(1, 2)]),
         ([90.0, 210.0, 149.0], [Block(1, 2), Block(1, 1), Block(2, 2)]),
     ],
-    ids=str,
 )
 def test_the_first_block_of_a_variant_waits_until_the_gpu_has_settled(
     steps_ms: list[float], expected: list[Block]

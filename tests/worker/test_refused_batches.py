@@ -16,31 +16,21 @@ from fp8doctor.report import Report
 from fp8doctor.trial import with_forward
 
 
-def looked_at(model: nn.Module, batch: torch.Tensor, *, fp8: bool = False) -> Report:
-    if fp8:
-        convert_to_float8_training(model)
+def looked_at(model: nn.Module, batch: torch.Tensor) -> Report:
     job = Job(model, Target(kind="file", name="model.py"), Workload(batch_source="given"), batch)
     return Report.of(diagnose(with_forward(job, examine(job))))
 
 
-def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).to(dtype)
-
-
 class Asking(nn.Module):
-    """Asks for the data, which a fake tensor does not have."""
+    """Asks for the data, which a fake tensor does not have, or catches what a layer raises."""
 
-    def __init__(self, ask: str) -> None:
+    def __init__(self, ask: str = "") -> None:
         super().__init__()
         self.ask, self.layer = ask, nn.Linear(64, 64).bfloat16()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.ask == "item":
             return self.layer(x) * float(x.sum().item())
-        if self.ask == "pointer":
-            x.data_ptr()
-        if self.ask == "exit":
-            raise SystemExit(3)
         if self.ask == "caught":
             try:
                 functional.linear(x[:, 1:], self.layer.weight)
@@ -51,18 +41,14 @@ class Asking(nn.Module):
 
 @pytest.mark.parametrize("fp8", [False, True])
 def test_a_shape_that_a_layer_cannot_multiply(fp8: bool) -> None:
-    report = looked_at(layers(), torch.ones(16, 63, dtype=torch.bfloat16), fp8=fp8)
+    model = convert_to_float8_training(Asking()) if fp8 else Asking()
+    report = looked_at(model, torch.ones(16, 63, dtype=torch.bfloat16))
     assert (report.verdict.status, report.worst()) == ("step_raises", "error")
     assert "(16x63 and 64x64)" in report.verdict.summary
-    assert "(16x63 and 64x64)" in str(report)
+    assert looked_at(Asking(), torch.ones(16, 64)).verdict.status == "step_raises", "another dtype"
 
 
-def test_a_dtype_that_a_layer_cannot_multiply() -> None:
-    report = looked_at(layers(), torch.ones(16, 64))
-    assert report.verdict.status == "step_raises"
-
-
-@pytest.mark.parametrize("ask", ["item", "pointer", "mask", "caught", "exit", ""])
+@pytest.mark.parametrize("ask", ["item", "mask", "caught", ""])
 def test_what_only_a_fake_tensor_cannot_do_is_no_fault(ask: str) -> None:
     report = looked_at(Asking(ask), torch.ones(16, 64, dtype=torch.bfloat16))
     assert report.verdict.status != "step_raises"

@@ -83,12 +83,8 @@ def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
         str(tmp_path / f"step{of}.json"): None for of in ("", ".bf16_compiled", f".{fastest}")
     }
     assert all(json.loads(Path(file).read_bytes())["traceEvents"] for file in examination.traces)
-    assert {name: arm.tried for name, arm in arms.items()} == {
-        "as_is": True,
-        "bf16_compiled": True,
-        "float8_tensorwise": True,
-        "float8_rowwise": True,
-    }
+    names = ("as_is", "bf16_compiled", "float8_tensorwise", "float8_rowwise")
+    assert {name: arm.tried for name, arm in arms.items()} == dict.fromkeys(names, True)
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
     assert "building the step as you run it" in said
     assert "building FP8 rowwise compiled" in said
@@ -151,29 +147,8 @@ def test_a_child_that_overstays_in_an_arm_is_ended_and_what_it_sent_is_reported(
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_step_that_hangs_is_ended_with_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    once = tmp_path / "hung"
-    late_while_it_grows(once, monkeypatch)
-    text = MODEL.replace("for block in self.blocks:", f"{hang(once)}\n        for block in self.blocks:")
-    (tmp_path / "model.py").write_text(text)
-    examination = examine_in_worker(
-        str(tmp_path / "model.py"), trial=TrialRequest(100.0, "cpu"), progress=lambda text: None
-    )
-    assert examination.problem is None
-    assert examination.facts.trial.reason == (
-        "the budget of 100 s was used up while fp8doctor was counting the rows of its layers"
-    )
-
-
-PROVES = """from fp8doctor.trial import conductor
-conductor.prove = lambda bench, attempt: {hang}"""
-PROFILES = "profile_step._profile = lambda bench, ready: {hang}"
-
-
-@pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("slow", "profiled"), [(PROVES, True), (PROFILES, False)], ids=["proof", "profile"])
 def test_a_child_that_overstays_after_its_rounds_keeps_the_times(
-    slow: str, profiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The profile of T5 large in FP8, not compiled, took longer than the time that was left (H200)."""
     once = tmp_path / "hung"
@@ -181,17 +156,13 @@ def test_a_child_that_overstays_after_its_rounds_keeps_the_times(
     (tmp_path / "model.py").write_text(f"""{FP8_MODEL}
 from fp8doctor.trial.measure import profile_step
 
-{slow.format(hang=hang(once))}
+profile_step._profile = lambda bench, ready: {hang(once)}
 """)
-    examination = examine_in_worker(
+    trial = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None
-    )
-    trial = examination.facts.trial
+    ).facts.trial
     as_is, bf16 = (next(arm for arm in trial.arms if arm.name == name) for name in ("as_is", "bf16"))
     assert as_is.tried
-    if profiled:
-        assert as_is.breakdown is not None
-        return
     assert bf16.tried
     assert as_is.breakdown is None
     assert not recorded(as_is, "graphs_run"), "no step was counted"
@@ -200,22 +171,14 @@ from fp8doctor.trial.measure import profile_step
 
 
 @pytest.mark.usefixtures("forked")
-def test_without_an_order_nothing_is_timed(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(MODEL.replace("{compile}", "os._exit(7)"))
-    examination = examine_in_worker(str(tmp_path / "model.py"), progress=lambda text: None)
-    assert not recorded(examination.facts, "trial")
-
-
 @pytest.mark.parametrize(
     ("device", "sentence"),
     [
         ("cuda", "torch sees no CUDA device"),
         ("tpu", "is not a device"),
         ("meta", "cannot be timed on"),
-        ("cuda:x", "is not a device"),
     ],
 )
-@pytest.mark.usefixtures("forked")
 def test_a_device_that_is_not_there_is_the_users_mistake(tmp_path: Path, device: str, sentence: str) -> None:
     import torch
 
