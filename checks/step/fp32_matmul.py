@@ -54,6 +54,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     where = f" The launching modules: {', '.join(launched)}." if most else ""
     where += "" if weights else " No Linear has fp32 weights: operands are converted to fp32 before."
     in_autocast = kit.if_recorded(kit.autocast_of, facts) is not None
+    instead = "keep the weights in BF16" if weights else "convert no operand to fp32"
     return kit.Finding(
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
@@ -62,15 +63,15 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "modules": tuple(most or weights[:3]),
             "fp32_linears": len(weights),
         },
-        treatment=PRODUCT if in_autocast else autocast_bf16(facts),
+        treatment=PRODUCT if in_autocast else autocast_bf16(facts, instead),
     )
 
 
-def autocast_bf16(facts: kit.Facts) -> kit.Treatment:
+def autocast_bf16(facts: kit.Facts, instead: str = "keep the weights in BF16") -> kit.Treatment:
     model = kit.wrapped_in_python(facts.network)
     return kit.Treatment(
         name=kit.AUTOCAST_BF16,
-        summary="run forward and loss under BF16 autocast, or keep the weights in BF16",
+        summary=f"run forward and loss under BF16 autocast, or {instead}",
         code="autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
         f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss',
     )
