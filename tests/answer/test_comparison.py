@@ -83,10 +83,8 @@ def test_what_the_kernel_times_rule_out_is_not_believed() -> None:
     assert by_kernels(92.5, 92.6, 92.7, 92.8, 92.9).doubts == ()
 
 
-@pytest.mark.parametrize("bf16_ms", [60.0, 200.0])
-def test_a_time_of_a_cpu_is_no_verdict_on_a_gpu(bf16_ms: float) -> None:
-    """Neither a success nor a defect."""
-    arms = (rounds(BF16, *[bf16_ms] * 5), rounds(replace(FP8_COMPILED, name="as_is"), *[100.0] * 5))
+def test_a_time_of_a_cpu_is_no_verdict_on_a_gpu() -> None:
+    arms = (rounds(BF16, *[60.0] * 5), rounds(replace(FP8_COMPILED, name="as_is"), *[100.0] * 5))
     report = diagnose(timed(DECODER_468M, *arms, device="cpu"), select=["STP"])
     assert report.answer.on_cpu
     assert report.worst() is None

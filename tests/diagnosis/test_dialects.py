@@ -47,10 +47,9 @@ def test_unsloth_has_no_fp8_training_for_lora() -> None:
     assert "full_finetuning=True, float8_training=Float8LinearConfig())" in lines(whole)["train-in-fp8"]
 
 
-def test_sizes_get_axolotls_names() -> None:
+def test_sizes_get_axolotls_names_and_what_no_table_knows_stays() -> None:
     code = "SFTConfig(..., per_device_train_batch_size=8, gradient_accumulation_steps=4)"
-    treatment = Treatment(name="larger-batch", summary="more", code=code)
-    changed = from_table("axolotl", treatment, Facts()).code
+    changed = from_table("axolotl", Treatment(name="larger-batch", summary="more", code=code), Facts()).code
     assert yaml.safe_load(changed) == {"micro_batch_size": 8, "gradient_accumulation_steps": 4}
     unknown = Treatment(name="freeze-again", summary="freeze", code="model.requires_grad_(False)")
     assert from_table("axolotl", unknown, Facts()) is unknown
@@ -72,16 +71,12 @@ def test_torchtitan_gets_no_line_that_changes_the_model() -> None:
 @pytest.mark.parametrize("name", tables())
 def test_each_row_is_of_a_treatment_and_is_whole(name: str) -> None:
     known = {*TREATMENTS, *all_names(), *DECIDED_BY_NAME}
+    for ends_in_bf16 in tables()[name].get("in_bf16", {}):
+        told = from_table(name, Treatment(name=ends_in_bf16, summary="convert", code="pass"), Facts())
+        assert told.name == STAY_IN_BF16
     for pattern, code in tables()[name]["lines"].items():
         assert matching(known, pattern), pattern
         if name == "axolotl":
             assert all(isinstance(key, str) for key in yaml.safe_load(code))
         elif name != "torchtitan" and not code.splitlines()[-1].startswith("unset"):
             ast.parse(code)
-
-
-@pytest.mark.parametrize("name", tables())
-def test_a_fix_that_ends_in_bf16_is_called_so(name: str) -> None:
-    ends = tables()[name].get("in_bf16", {})
-    told = [from_table(name, Treatment(name=each, summary="convert", code="pass"), Facts()) for each in ends]
-    assert {each.name for each in told} <= {STAY_IN_BF16}

@@ -57,8 +57,6 @@ WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "LoRA": adapted,
     "compiled": torch.compile,
     "compiled by block": by_block,
-    "compiled LoRA": lambda model: torch.compile(adapted(model)),
-    "LoRA of a compiled model": lambda model: adapted(torch.compile(model)),
     "LoRA of compiled blocks": lambda model: adapted(by_block(model)),
     "data parallel LoRA": lambda model: nn.DataParallel(adapted(model)),
     "compiled data parallel": lambda model: torch.compile(nn.DataParallel(model)),

@@ -5,28 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.diagnosis.traces import what_comes_first, why_it_waits
+from fp8doctor.diagnosis.traces import what_comes_first
 from fp8doctor.facts.traced import TracedStep
 from tests.render.test_pages import BF16, FP8, HOST_BOUND, kernel, step
 
 
 def codes(found: TracedStep) -> list[str]:
     return [each.code for each in what_comes_first(found)]
-
-
-@pytest.mark.parametrize(
-    ("idle", "words"),
-    [
-        ({"in_time": 2.0}, ""),
-        ({"late_launch": 40.0}, "because the host launched too late"),
-        ({"data_loader": 40.0, "late_launch": 20.0}, "67% of that because the data loader"),
-        ({"unknown": 40.0}, "of that of launches that the trace does not tell"),
-    ],
-)
-def test_a_gpu_that_waits_says_for_what(idle: dict[str, float], words: str) -> None:
-    found = why_it_waits(step("a", idle, kernel("gemm_fp8", "nvjet", 2, 60.0)))
-    assert words in found
-    assert bool(found) is bool(words)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.job_options import Options
 from tests.examine.models import llama
-from tests.stand_ins.accelerate_state import forget
 
 
 def lines(stack: str, recipe: str, **options: int) -> dict[str, str]:
@@ -29,7 +27,7 @@ def lines(stack: str, recipe: str, **options: int) -> dict[str, str]:
     return setups(facts_of(llama(dtype=torch.bfloat16), 1, 16), row, Options(**options))
 
 
-@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_pytorch_converts_all_but_the_head_and_compiles(recipe: str) -> None:
     model = llama(dtype=torch.bfloat16)
     exec(compile(lines("torchao", recipe)["pytorch"], "pytorch", "exec"), {"model": model})
@@ -61,14 +59,7 @@ def test_every_line_can_be_read_and_the_command_line_knows_every_framework() -> 
     assert known == set(FRAMEWORKS)
 
 
-@pytest.fixture
-def no_state() -> Iterator[None]:
-    forget()
-    yield
-    forget()
-
-
-@pytest.mark.usefixtures("no_state")
+@pytest.mark.usefixtures("forget_accelerate")
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 def test_accelerate_converts_with_the_recipe(recipe: str) -> None:
     """accelerate 1.15 leaves out the first and the last Linear."""
@@ -81,7 +72,7 @@ def test_accelerate_converts_with_the_recipe(recipe: str) -> None:
     assert all(each.config.cast_config_input == expected.cast_config_input for each in converted)
 
 
-@pytest.mark.usefixtures("no_state")
+@pytest.mark.usefixtures("forget_accelerate")
 def test_a_trainer_reads_what_the_lines_for_trl_export(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

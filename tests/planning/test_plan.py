@@ -6,9 +6,7 @@ import re
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
-from torch import nn
 
 import fp8doctor
 from fp8doctor import Plan
@@ -72,12 +70,8 @@ def test_a_measured_step_rescales_every_time(plain: Plan) -> None:
 
 def test_parallelism_divides_memory_and_adds_communication(plain: Plan) -> None:
     alone = rows(plain)["H100", "tensorwise"]
-    settings: dict[str, dict[str, Any]] = {
-        "dp": {"dp": 8},
-        "tp": {"tp": 8},
-        "cp": {"cp": 4},
-        "pp": {"pp": 4, "accumulate": 8},
-    }
+    settings: dict[str, dict[str, int]] = {"dp": {"dp": 8}, "tp": {"tp": 8}, "cp": {"cp": 4}}
+    settings["pp"] = {"pp": 4, "accumulate": 8}
     for name, options in settings.items():
         row = rows(fp8doctor.plan(LLAMA_8B, "H100", batch=1, seq=4096, **options))["H100", "tensorwise"]
         assert row.memory_gib < alone.memory_gib, name
@@ -118,17 +112,10 @@ def test_transformer_engine_converts_experts_and_torchao_leaves_them_in_bf16() -
     assert whole.speedup > dense.speedup
 
 
-def test_a_live_model_is_planned() -> None:
-    with torch.device("meta"):
-        model = nn.Sequential(*(nn.Linear(4096, 4096, dtype=torch.bfloat16) for _ in range(8)))
-    assert rows(fp8doctor.plan(model, "H100", batch=8, seq=2048))["H100", "tensorwise"].speedup > 1
-
-
 @pytest.mark.parametrize(
     ("config", "options", "sentence"),
     [
         (LLAMA_8B, {"tp": 3}, "--tp 3 does not divide the 32 heads of attention"),
-        (LLAMA_8B, {"pp": 64}, "--pp 64 has more stages than the model has blocks (32)"),
         (LLAMA_8B, {"batch": 64}, "fits on no GPU: BF16 needs 1,5"),
         (LLAMA_8B, {"recipe": "int4"}, "--recipe int4 is not known; known are all, tensorwise"),
         (LLAMA_8B, {"lora": 8, "lora_modules": ("qkv",)}, "no layer is named qkv; the model has down_proj"),
@@ -137,10 +124,8 @@ def test_a_live_model_is_planned() -> None:
         ({"model_type": "bert"}, {}, "bert is an encoder"),
         ({"model_type": "mamba"}, {}, "fp8doctor knows no attention in 32 of the 32 blocks"),
         ({"model_type": "lama"}, {}, "does not know the architecture lama; did you mean llama?"),
-        ({"_class_name": "FluxTransformer2DModel"}, {}, "is of a diffusion model (FluxTransformer2DModel)"),
         ({"hidden_size": 64}, {}, "has no model_type"),
         (LLAMA_8B, {"dp": "8"}, "Expected `int`, got `str` - at `$.dp`"),
-        (LLAMA_8B, {"checkpointing": "half"}, "Invalid enum value 'half' - at `$.checkpointing`"),
         (LLAMA_8B | {"num_hidden_layers": 10**6}, {}, "num_hidden_layers is 1,000,000"),
     ],
 )

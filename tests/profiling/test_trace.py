@@ -269,21 +269,6 @@ def test_backward_on_the_thread_of_autograd(linked: bool, tmp_path: Path) -> Non
     assert times == pytest.approx({"first": 0.02 if linked else 0.01, "second": 0.02, "recomputed": 0.01})
 
 
-def test_children_are_apart_from_their_module(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.module("Model", "", 0, 90)
-    trace.module("a.b.Inner", "layers.0", 10, 40)
-    trace.operator("aten::mm", 12, 14, 1)
-    trace.operator("aten::mm", 50, 54, 2)
-    trace.kernel(BF16, 100, 130, operator=1)
-    trace.kernel(BF16, 130, 140, operator=2)
-    modules = trace.read(tmp_path).modules
-    assert [(each.kind, each.name, each.families_ms) for each in modules] == [
-        ("a.b.Inner", "layers.0", {"gemm_16bit": pytest.approx(0.03)}),
-        ("Model", "", {"gemm_16bit": pytest.approx(0.01)}),
-    ]
-
-
 def assert_adds_up(step: ProfiledStep) -> None:
     assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
     assert sum(group.time_ms for group in step.groups) == pytest.approx(step.busy_ms)
@@ -299,15 +284,11 @@ def assert_adds_up(step: ProfiledStep) -> None:
     "content",
     [
         b"",
-        b'{"traceEvents": [',
         b'{"traceEvents": [{"ph": "X", "dur": NaN}]}',
-        b"\xff\xfe",
         b"[" * 100_000,
         b"[1, 2]",
-        b"{}",
         b'{"traceEvents": [{"ts": "soon"}]}',
         gzip.compress(b'{"traceEvents": []}', mtime=0)[:-9],
-        gzip.compress(b"{}" * 99, mtime=0)[:12] + b"broken",
         b'{"traceEvents": []}',
         b'{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::empty", "ts": 1, "dur": 2}]}',
     ],

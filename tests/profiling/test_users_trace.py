@@ -8,8 +8,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import TracedStep
@@ -96,10 +94,8 @@ def test_without_any_marks_the_times_are_of_the_whole(tmp_path: Path) -> None:
     [
         (("user_annotation", LOADER, 205, 295), "data_loader"),
         (("cuda_runtime", "cudaMemcpyAsync", 205, 295), "host_copy"),
-        (("cuda_runtime", "hipMemcpyWithStream", 205, 295), "host_copy"),
         (("cpu_op", "_compile.compile_inner (dynamo_timed)", 205, 295), "compilation"),
         (("cuda_runtime", "cudaStreamSynchronize", 150, 205), "synchronization"),
-        (("cuda_runtime", "hipDeviceSynchronize", 150, 205), "synchronization"),
         (("cpu_op", "aten::mm", 205, 295), "late_launch"),
     ],
 )
@@ -144,29 +140,6 @@ def test_the_busiest_of_several_gpus_is_told(tmp_path: Path) -> None:
     assert step.families_ms == pytest.approx({"gemm_fp8": 0.2})
 
 
-KERNELS = st.lists(
-    st.tuples(st.integers(0, 500), st.integers(1, 60), st.integers(0, 90), st.integers(7, 8)),
-    min_size=1,
-    max_size=25,
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=40)
-@given(kernels=KERNELS, marks=st.lists(st.integers(0, 700), max_size=5, unique=True))
-def test_families_and_idle_time_add_up_to_the_step(
-    kernels: list[tuple[int, int, int, int]], marks: list[int], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    trace = Composed()
-    steps(trace, *sorted(marks))
-    for start, length, ahead, stream in kernels:
-        trace.kernel(FP8, start, start + length, launched=max(0, start - ahead), stream=stream)
-    step = read(trace, tmp_path_factory.getbasetemp())
-    assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
-    assert step.busy_ms + step.gpu_idle_ms == pytest.approx(step.step_ms)
-    assert all(ms >= 0 for ms in step.idle_ms.values())
-
-
 def events(*categories: str) -> bytes:
     """A trace of one event for each of these categories."""
     told = [
@@ -184,8 +157,6 @@ WHOLE = events("kernel", "cpu_op", "kernel")
     [
         b"SQLite format 3\x00",
         b'{"schema_version": 1, "facts": {}}',
-        b'{"traceEvents": []}',
-        events("cpu_op", "cpu_op"),
         events("cpu_op", "cuda_runtime"),
         *(WHOLE[:end] for end in range(0, len(WHOLE), 29)),
         *(gzip.compress(WHOLE, mtime=0)[:end] for end in range(0, 80, 29)),
