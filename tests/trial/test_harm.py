@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import nn
 
+from fp8doctor.trial.state import guard
+from fp8doctor.trial.state.settings import differing
 from research.reliability.everything import differences, everything, settings
 from tests.trial.reach import AFTER_THE_FIRST_STEP, Reach, attempt, mend, trained
 
@@ -175,6 +177,32 @@ def test_what_cannot_be_put_back_is_reported(deed: Deed) -> None:
     assert trial.harm == ("buffers", "optimizer state", "parameters")
     assert ", ".join(trial.harm) in (trial.reason or "")
     assert trial.reliable is False
+
+
+@pytest.mark.parametrize("begin", [0, 1])
+def test_every_byte_of_an_odd_storage_is_summed_in_little_memory(
+    begin: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight that lies in a mapped file is a view of the whole file, of any length."""
+    monkeypatch.setattr(guard, "CHUNK", 2**10)
+    of = trained()
+    octets = numpy.zeros(100_008 + begin, dtype=numpy.uint8)[begin:-1]
+    of.model.register_buffer("odd", torch.from_numpy(octets))
+    watching = guard.Guard(of)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        before = watching.sums()
+    assert max(each.cpu_memory_usage for each in profile.events()) < 2**16
+    for place in (0, 7, 50_000, len(octets) - 8, len(octets) - 1):
+        octets[place] = 1
+        assert watching.changed(before) == ["buffers"]
+        octets[place] = 0
+    assert watching.changed(before) == []
+
+
+def test_the_same_object_is_no_change_whatever_it_holds() -> None:
+    """Scales of Transformer Engine may be NaN, and those on a lost GPU cannot be read."""
+    held = {"FP8 state": {"buffers": [torch.tensor(torch.nan)]}}
+    assert differing(held, dict(held)) == []
 
 
 # Prevented

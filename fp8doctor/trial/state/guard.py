@@ -27,6 +27,9 @@ from fp8doctor.trial.state.users import noted_settings, of_the_job, restored_set
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Namespaces of torch's operators that exchange tensors between processes."""
 
+WORD, CHUNK = 8, 2**24
+"""Bytes of the words that are summed, and most single bytes at once: torch makes words of them first."""
+
 TRAINED = "a trained tensor of shape {} of your loss, step or optimizer; a loss that is a module is copied"
 
 
@@ -77,10 +80,12 @@ class Guard:
         storages = {part.untyped_storage()._cdata: (kind, part) for kind, _, part, _ in self._noted}
         totals: dict[tuple[str, torch.device], torch.Tensor] = {}
         for kind, part in storages.values():
-            storage, place = part.untyped_storage(), (kind, part.device)
-            in_words = storage.nbytes() % 8 == 0 and storage.data_ptr() % 8 == 0
+            place, storage = (kind, part.device), part.untyped_storage()
             octets = torch.empty(0, dtype=torch.uint8, device=part.device).set_(storage)
-            total = (octets.view(torch.int64) if in_words else octets).sum(dtype=torch.int64)
+            whole = 0 if storage.data_ptr() % WORD else len(octets) // WORD * WORD
+            single = octets[whole:].split(CHUNK)  # type: ignore[no-untyped-call]
+            rest = sum(each.sum(dtype=torch.int64) for each in single)
+            total = octets[:whole].view(torch.int64).sum() + rest
             totals[place] = totals[place] + total if place in totals else total
         return {place: int(total) for place, total in totals.items()}
 

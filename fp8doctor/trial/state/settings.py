@@ -88,7 +88,12 @@ def differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Return whether two values, which may hold tensors and arrays, are the same."""
+    """Return whether two values, which may hold tensors and arrays, are the same.
+
+    The same object is not read: it may hold NaN, or be on a GPU that is lost.
+    """
+    if a is b:
+        return True
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and torch.equal(a, b)
     if isinstance(a, (tuple, list)):
@@ -97,7 +102,7 @@ def alike(a: Any, b: Any) -> bool:
         return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
     if hasattr(a, "tobytes") and hasattr(b, "tobytes"):
         return bool(a.tobytes() == b.tobytes())
-    return a is b or bool(a == b)
+    return bool(a == b)
 
 
 def _settings() -> Iterator[Setting]:
