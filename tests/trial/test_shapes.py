@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,6 +139,27 @@ def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None
     assert [shape.casts_ms is not None and shape.casts_ms > 0 for shape in found] == [True] * len(found)
     assert [shape.reason for shape in found] == [None] * len(found)
     assert counters["stats"]["unique_graphs"] - before == len({shape.trained for shape in found})
+
+
+def test_shapes_of_a_graph_that_took_all_the_time_have_their_casts_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's first graph also loads the compiler, and a Llama's shapes are all in one."""
+    now, compiled = [0.0], list[bool]()
+
+    def compiled_casts(recipe: str, trained: bool, example: object) -> Callable[..., object]:
+        compiled.append(trained)
+        now[0] += 9.0
+        return lambda *_: None
+
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 3.0})
+    monkeypatch.setattr(shapes, "compiled_casts", compiled_casts)
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(shapes, "time", clock)
+    found = probed(decoder(frozen=True))
+    assert compiled == [True]
+    assert {shape.trained for shape in found if shape.casts_ms is not None} == {True}
+    assert [shape.trained for shape in found if shape.casts_ms is None] == [False] * 4
 
 
 def test_operands_are_laid_out_as_in_training() -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import evidence
 from fp8doctor.trial.measure import profile_step as trace
+from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import (
     ANOTHER_PROFILER,
@@ -145,6 +147,15 @@ def test_a_refused_baseline_gives_its_place_to_the_other(monkeypatch: pytest.Mon
     of = trial(job(blocks=2), AS_IS, BF16, replace(BF16, name="bf16_compiled", compiled=True))
     assert by_name(of)["bf16_compiled"].reason == "nothing in it was compiled"
     assert explained(of) == {"as_is", "bf16"}
+
+
+def test_the_self_check_of_fp8_is_not_explained_in_place_of_a_variant() -> None:
+    """Without an eager BF16 it is the step as it is, and a whole model has one depth."""
+    named = [AS_IS, replace(AS_IS, name="bf16_again"), replace(AS_IS, name="prescribed")]
+    attempts = [Attempt(replace(each, fp8=True)) for each in named]
+    samples = {(each.name, 0): [ms] * 5 for each, ms in zip(named, (3.0, 1.0, 2.0), strict=True)}
+    bench: Any = SimpleNamespace(plan=Plan((), (Cut({}),)), samples=samples)
+    assert [each.plan.name for each in trace.compared(bench, attempts)] == ["as_is", "prescribed"]
 
 
 def test_what_a_trace_proves_is_what_the_raw_events_prove(tmp_path: Path) -> None:

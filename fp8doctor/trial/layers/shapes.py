@@ -239,7 +239,8 @@ def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[La
     """Time the casts of the shapes, those with the most FLOPs first, and say why some have none.
 
     One graph serves all shapes with the same rows, recipe and training. Compiling cannot be stopped, so a
-    graph is compiled only if the longest compilation so far would end before ``until``.
+    graph is compiled only if the longest compilation so far would end before ``until``. If compiling took all
+    the time, each shape of its graph still gets its `SHAPE_S`.
     """
     graphs: dict[tuple[int, str, bool], Callable[..., object]] = {}
     longest_s, found = COMPILING_S[bench.device.type], list[LayerShape]()
@@ -253,6 +254,7 @@ def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[La
             if key not in graphs:
                 alike = [each for each in shapes if (each.m, each.recipe, each.trained) == key]
                 graphs[key] = compiled_casts(shape.recipe, shape.trained, _example(alike, bench.device))
+                until = max(until, time.monotonic() + len(alike) * SHAPE_S)
             arguments = cast_arguments(Operands.of(shape, bench.device))
             operation = functools.partial(graphs[key], shape.recipe, shape.trained, *arguments)
             operation()  # which may compile once more
