@@ -158,7 +158,9 @@ def build(bench: Bench) -> None:
 def _build_variant(attempt: Attempt, bench: Bench) -> None:
     plan, run = attempt.plan, bench.run
     if attempt.no_number is None and plan.name != ArmName.AS_IS:
-        attempt.no_number = _no_base_for(plan, bench.attempts) or run.budget.no_time_for(plan, bench.built)
+        attempt.no_number = _no_base_for(plan, bench.attempts) or run.budget.no_time_for(
+            plan, bench.built, own_process=run.own_process
+        )
     if attempt.no_number is not None:
         return
     names = {each.plan.name for each in bench.built}

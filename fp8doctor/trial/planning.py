@@ -118,7 +118,7 @@ class VariantPlanner:
             return []
         in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
         modelled = if_recorded(modelled_step, in_bf16_compiled)
-        if modelled is not None and modelled.host_ms < HOST_PACED * modelled.busy_ms:
+        if modelled is None or modelled.host_ms < HOST_PACED * modelled.busy_ms:
             return []
         plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast())]
         if base.fp8 and COMPILE_MODEL not in base.treatments:
@@ -139,19 +139,18 @@ class VariantPlanner:
     def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, first by block, then as the user compiles it.
 
-        The first recipe decides. One graph of FP8 compiles for about 12 s a block (a GPT of 561M, H200, torch
-        2.11).
+        The first one decides. One graph of FP8 compiles for about 12 s a block (a GPT of 561M, H200, torch
+        2.11), so the second form of a recipe has to fit, and comes after other forms of BF16.
         """
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
         for recipe in (each.name for each in RECIPES.values() if each.converts):
             treatments = [_unexplained(each) for each in (*self.own_autocast(), f"convert-{recipe}")]
-            place = Place.REST if plans else Place.PLAN
             forms = [self.on(bare, [*treatments, _unexplained(compilation)], conversion_to(recipe))]
             if self.compiles_otherwise:
                 forms.append(self.on(as_is, treatments, conversion_to(recipe, as_compiled=True)))
-            plans += [replace(each, fp8=True, compiled=True, place=place) for each in forms]
-        return plans
+            plans += [replace(each, fp8=True, compiled=True) for each in forms]
+        return [replace(plans[0], place=Place.PLAN), *plans[1:]]
 
     def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
         """Plan treatments, all together, on top of ``base``."""

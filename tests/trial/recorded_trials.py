@@ -207,7 +207,8 @@ def took(
     command_began = clock()
     clock.now_s += load_s
     of_trial = Budget.since(command_began, budget_s)
-    bench = RecordedBench([Attempt(plan) for plan in plans], TrialRun(CPU, of_trial), seen, clock)
+    run = TrialRun(CPU, of_trial, own_process=True)
+    bench = RecordedBench([Attempt(plan) for plan in plans], run, seen, clock)
     clock.now_s += before_s
     conductor.build(cast(Bench, bench))
     timed = [attempt for attempt in bench.attempts if attempt.no_number is None]

@@ -166,6 +166,19 @@ def test_a_build_that_takes_as_long_as_its_like_has_to_fit(monkeypatch: pytest.M
     )
 
 
+@pytest.mark.parametrize("place", [Place.OWN_BF16, Place.PLAN, Place.OTHER_BF16])
+def test_in_a_users_process_what_decides_has_to_fit_too(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No alarm gives a build up there: one graph would compile on for a minute beyond the bound."""
+    of, plan = Budget(100.0, 0.0), VariantPlan("x", as_it_is, fp8=False, compiled=True, place=place)
+    for now_s, fits in ((50.0, True), (110.0, place is Place.OWN_BF16)):
+        at(monkeypatch, now_s)
+        found = of.no_time_for(plan, [built("as_is", 30.0, graphs=1)], own_process=False)
+        assert (found is None) is fits
+        assert of.no_time_for(plan, [built("as_is", 30.0, graphs=1)]) is None
+
+
 def test_the_budget_that_is_named_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a build that was given up: of a U-Net 67 s of compiling at 96 s of 90."""
     at(monkeypatch, 96.0)
@@ -300,6 +313,29 @@ def test_an_arm_that_never_ends_costs_itself_only(monkeypatch: pytest.MonkeyPatc
     assert left.reason == "it was given up after 0 s, because no time was left to build it"
     assert found.enough_s, "with which it may be tried again"
     assert found.harm == ()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_rounds")
+def test_in_a_users_process_a_late_variant_is_given_up_before_its_next_depth(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def late(variant: Variant) -> Variant:
+        made.append("late")
+        return variant
+
+    def soon(self: Budget, attempts: list[Attempt]) -> float:
+        return time.monotonic() if attempts else math.inf
+
+    monkeypatch.setattr(Budget, "build_until", soon)
+    monkeypatch.setattr(Budget, "no_time_for", lambda *_, **__: None)
+    plans = (VariantPlan("as_is", as_it_is), VariantPlan("late", late, ("x",), base="as_is"))
+    of = job(model=Decoder(30).bfloat16())
+    found = conduct(of, ["blocks"], plans, TrialRun(CPU, Budget(600.0)))
+    assert [arm.why for arm in found.arms] == [None, Reason.NO_TIME_LEFT]
+    assert made == ["late"]
 
 
 @pytest.mark.slow

@@ -27,11 +27,10 @@ from tests.trial.conducted import conduct
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round", "one_thread")]
 
-PATIENTS = Path(__file__).parents[1] / "patients" / "recorded"
+TESTS = Path(__file__).parents[1]
+PATIENTS = TESTS / "patients" / "recorded"
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
-WHOLE = {"bf16_whole": None, "compile-model": "as_is"}
-"""In one graph, if the host sets the pace."""
 
 
 def job(model: nn.Module, **fields: Any) -> Job:
@@ -72,12 +71,9 @@ def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:
     assert {name: plan.base for name, plan in found.items()} == {
         **BASELINES,
         "prescribed": "as_is",
-        "bf16_whole": None,
-        "compile-model": "prescribed",
         **recipes,
     }
     assert list(found)[:4] == ["as_is", "bf16", "prescribed", "bf16_compiled"]
-    assert [name for name, plan in found.items() if plan.if_host_waits] == ["bf16_whole", "compile-model"]
     assert [name for name, plan in found.items() if plan.place is Place.REST] == list(recipes)
     assert found["prescribed"].treatments == ("compile-blocks",)
     assert found["recipe-rowwise"].treatments == ("recipe-rowwise",)
@@ -147,27 +143,37 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
 
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     found = plans(job(Stacked().bfloat16()))
-    first = ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_again", "bf16_whole", "float8_rowwise"]
-    assert list(found) == first
+    assert list(found) == ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_again", "float8_rowwise"]
     assert found["float8_rowwise"].treatments == ("convert-rowwise", "compile-blocks")
     in_fp32 = plans(job(Stacked()))["float8_rowwise"]
     assert in_fp32.treatments == ("autocast-bf16", "convert-rowwise", "compile-blocks")
 
 
 def test_a_bf16_user_gets_fp8_before_other_forms_of_bf16() -> None:
-    """Seen on an H200: three forms of BF16 were timed, one of them twice, and no FP8, with 30 s left."""
-    found = list(plans(job(torch.compile(Stacked().bfloat16(), backend="eager"))))
-    assert found[:4] == ["as_is", "float8_tensorwise", "float8_tensorwise_as_compiled", "bf16_compiled"]
-    assert found.index("bf16") < found.index("float8_rowwise")
-    assert "compile-blocks" not in found
+    """Seen on an H200: three forms of BF16 were timed, one of them twice, and no FP8, with 30 s left. One
+    graph of FP8 compiles for minutes there: it decides nothing that FP8 by block does not."""
+    found = plans(job(torch.compile(Stacked().bfloat16(), backend="eager")))
+    last = ["float8_tensorwise_as_compiled", "float8_rowwise", "float8_rowwise_as_compiled"]
+    assert list(found) == ["as_is", "float8_tensorwise", "bf16_compiled", "bf16", "bf16_again", *last]
+    assert [name for name, plan in found.items() if not plan.place.decides] == last
 
 
-@pytest.mark.parametrize(("recorded", "expected"), [("few_tokens", True), ("llama_8b_float8", False)])
-def test_one_graph_is_planned_if_the_host_is_expected_to_set_the_pace(recorded: str, expected: bool) -> None:
-    facts = read_saved(PATIENTS / f"h200-{recorded}.json.gz")[0]
+@pytest.mark.parametrize(
+    ("folder", "recorded", "expected"),
+    [
+        ("patients", "h200-few_tokens", True),
+        ("patients", "h200-llama_8b_float8", False),
+        ("sharded", "h100-fsdp2_torchao", False),
+    ],
+)
+def test_one_graph_is_planned_if_the_host_is_expected_to_set_the_pace(
+    folder: str, recorded: str, expected: bool
+) -> None:
+    """For it all is cut shallower, so not where the cost model knows nothing."""
+    facts = read_saved(TESTS / folder / "recorded" / f"{recorded}.json.gz")[0]
     planned = VariantPlanner(facts, job(Stacked().bfloat16())).whole(VariantPlan("as_is", as_it_is, fp8=True))
     assert [each.name for each in planned] == (["bf16_whole", "compile-model"] if expected else [])
-    assert all(each.if_host_waits for each in planned)
+    assert all(each.if_host_waits and each.place is Place.OTHER_BF16 for each in planned)
 
 
 def test_fp32_without_autocast_is_compared_with_bf16_and_tried_in_it() -> None:

@@ -140,13 +140,13 @@ class Bench(Layout):
         """Build the variant at every depth and warm it up, or note why it failed.
 
         The self-check is built at the first depth only. The build is given up when the clock
-        (``time.monotonic``) passes ``until``, and before a further depth that would take longer. Raises
-        `OriginalTouched` after a write to the user's objects.
+        (``time.monotonic``) passes ``until``; in a user's process, without an alarm, only between two depths.
+        Raises `OriginalTouched` after a write to the user's objects.
         """
         self.at_work, began = attempt.plan.name, time.monotonic()
         try:
             with abort_after(until, interrupts=self.run.own_process):
-                self._build_depths(attempt)
+                self._build_depths(attempt, until)
         except Overrun:
             took_s = time.monotonic() - began
             attempt.no_number = NoNumber(
@@ -178,13 +178,15 @@ class Bench(Layout):
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-    def _build_depths(self, attempt: Attempt) -> None:
+    def _build_depths(self, attempt: Attempt, until: float) -> None:
         """Build the variant at every depth; blocks compiled at the deepest serve all."""
         numbers = range(1 if attempt.plan.name == ArmName.SELF_CHECK else len(self.bases))
         made: dict[int, Ready] = {}
         own: Classes = {}
         as_one = self.as_one and not (attempt.plan.by_block and step_mark(self.job.training_step) is None)
         for number in numbers if as_one else reversed(numbers):
+            if made and time.monotonic() >= until:
+                raise Overrun
             ready = self._at_depth(attempt.plan, number, own)
             if made and own and ready.compiled.graphs and ready.compiled.recompilations != 0:
                 ready = self._at_depth(attempt.plan, number, {})

@@ -1,7 +1,8 @@
 """Budget a trial by one rule: what is begun, when a build is given up, and what is kept for the rest.
 
 A variant that decides is begun as long as all can still be timed within the hard limit. Any other has to fit
-into the budget if it builds as long as the slowest of its kind. Over 54 trials this times as many variants
+into the budget if it builds as long as the slowest of its kind, and so has one that decides into the hard
+limit in a user's process, where no alarm gives a build up. Over 54 trials this times as many variants
 as estimates for each recipe and base did (`tests/trial/recorded_trials.py`).
 """
 
@@ -16,7 +17,7 @@ from fp8doctor.facts.arm_names import LEFT_OUT_FOR_TIME, Reason
 from fp8doctor.facts.no_number import NoNumber, did_not_fit
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt
-from fp8doctor.trial.variant import VariantPlan
+from fp8doctor.trial.variant import Place, VariantPlan
 
 HARD_LIMIT = 1.25
 """Budgets within which the whole command ends: a build that takes longer is given up, and the parent process
@@ -115,14 +116,18 @@ class Budget:
         """
         return self.last - self.reserve_s(built) if built else (self.end + self.last) / 2 - self.ending_s
 
-    def no_time_for(self, plan: VariantPlan, built: Sequence[Attempt]) -> NoNumber | None:
+    def no_time_for(
+        self, plan: VariantPlan, built: Sequence[Attempt], *, own_process: bool = True
+    ) -> NoNumber | None:
         """Explain why a variant is not begun; None if it is."""
         now = time.monotonic()
         if now >= (self.build_until(built) if plan.place.decides else self.end):
             return self.left_out(Reason.NO_TIME_LEFT)
-        if plan.place.decides or not built:
+        decides, first = plan.place.decides, not built or plan.place is Place.OWN_BF16
+        if first or (decides and own_process):
             return None
-        fits = now + build_s(plan, built) + self.reserve_s(built) <= self.end
+        until = self.last if decides else self.end
+        fits = now + build_s(plan, built) + self.reserve_s(built) <= until
         return None if fits else self.left_out(Reason.NOT_EXPECTED_TO_FIT)
 
     def rounds(self, attempts: Sequence[Attempt]) -> timer.Limits:
