@@ -174,10 +174,6 @@ def tokens_divisor(linear: Linear) -> int:
     return multiple_of(linear)
 
 
-OP_CONFIGS_SINCE = Version("0.17.0")
-"""First torchao with ``Float8TrainingOpConfig`` and ``MXFP8TrainingOpConfig``, without ``MoETrainingConfig``
-and ``MXLinearConfig``. Source: ``prototype/moe_training`` and ``prototype/mx_formats`` of 0.12 to 0.17."""
-
 READS_BACKEND_SINCE = Version("1.9.0")
 """First accelerate whose ``Accelerator`` and ``prepare`` read ACCELERATE_FP8_BACKEND."""
 
@@ -218,9 +214,3 @@ def installed(facts: Facts, package: str) -> Version | None:
 def at_least(facts: Facts, package: str, version: Version) -> bool:
     """Return whether a package is this version or newer, or of an unknown one."""
     return package in facts.software.packages and (installed(facts, package) or version) >= version
-
-
-def has_op_configs(facts: Facts) -> bool:
-    """Return whether this torchao, or the next one installed, converts by op configs."""
-    version = installed(facts, "torchao")
-    return version is None or version >= OP_CONFIGS_SINCE
