@@ -58,9 +58,9 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     from torch import nn
 
     from research.versions.test_training_bugs import Operation
+    from research.zoo.test_experts import with_wrapped_experts
     from tests.checks.checkpointing.test_recompute_not_fp8 import Around
     from tests.checks.engagement.test_parameters_without_optimizer import built, mxfp8
-    from tests.checks.engagement.test_partial_conversion import with_wrapped_experts
     from tests.checks.environment.test_incompatible_versions import with_releases
     from tests.checks.shapes.test_unaligned_dimensions import counted
 

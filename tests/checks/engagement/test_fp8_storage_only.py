@@ -13,11 +13,8 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
-from fp8doctor import load_report
-from fp8doctor.checks.engagement.fp8_storage_only import FIRES
 from fp8doctor.facts import Converter, Facts, Package, recorded
 from tests.checks.rules import finding_of, fix_of, found_by, outcome_of
-from tests.test_recorded import RECORDED
 
 Look = Callable[..., Facts]
 
@@ -68,7 +65,7 @@ def test_weights_of_torchao_and_plain_parameters(look: Look) -> None:
     model = mlp()
     quantize_(model, Float8WeightOnlyConfig())
     finding = found_by(STORED, look(model))
-    assert finding.title == "2 of 2 Linears only store their weights in FP8: 0 (256 x 256) and 2 (256 x 256)"
+    assert finding.evidence["stored_linears"] == 2
     model = mlp()
     model[0].weight = nn.Parameter(model[0].weight.data.to(torch.float8_e4m3fn), requires_grad=False)
     assert found_by(STORED, look(model)).evidence["stored_linears"] == 1
@@ -92,11 +89,6 @@ def test_bf16_weights_are_loaded_only_where_they_fit_and_convert(
 def test_a_model_that_is_not_trained_is_only_told(look: Look) -> None:
     finding = found_by(STORED, look(huggingface().requires_grad_(False)))
     assert (finding.severity, finding.treatment) == ("info", None)
-
-
-def test_under_unsloth_the_backward_does_not_raise() -> None:
-    facts = load_report(RECORDED / "h200-unsloth_load_in_fp8.json.gz").facts
-    assert "derivative" not in found_by(STORED, facts).explanation
 
 
 class Diffusion(nn.Module):
@@ -153,23 +145,11 @@ def test_torchao_weights_beside_fp8(look: Look, quantize: Callable[[nn.Linear], 
     evidence = found_by(QUANTIZED, look(blocks(quantize))).evidence
     assert (evidence["quantized_linears"], evidence["converted"]) == (1, 0)
     assert finding_of(QUANTIZED, look(convert_to_float8_training(blocks()))) is None
-
-
-def test_a_quantized_weight_that_was_converted_all_the_same(look: Look) -> None:
-    model = convert_to_float8_training(blocks(nf4))
-    assert found_by(QUANTIZED, look(model)).evidence["converted"] == 1
-    with pytest.raises(NotImplementedError, match="NF4Tensor dispatch"):
-        model(torch.ones(16, 256, dtype=torch.bfloat16))
-
-
-def test_bitsandbytes_layers() -> None:
-    """From facts alone: the library needs a GPU."""
-    kind = "bitsandbytes.nn.modules.Linear4bit"
-    layer = replace(
-        FIRES[1].network.linears[0], kind=kind, stack="bitsandbytes", dtype="uint8", weight_class=None
-    )
-    facts = replace(FIRES[1], network=replace(FIRES[1].network, linears=(layer,)))
-    assert found_by(QUANTIZED, facts).evidence["classes"] == ("Linear4bit",)
+    if quantize is nf4:
+        model = convert_to_float8_training(blocks(quantize))
+        assert found_by(QUANTIZED, look(model)).evidence["converted"] == 1, "it was taken all the same"
+        with pytest.raises(NotImplementedError, match="NF4Tensor dispatch"):
+            model(torch.ones(16, 256, dtype=torch.bfloat16))
 
 
 def test_a_conversion_that_found_only_quantized_layers(look: Look) -> None:
