@@ -36,10 +36,6 @@ it. On recipes, only warnings and errors count.
 
 """
 
-SECTION = re.compile(
-    r"(What it finds|Why it matters|Fix|When to ignore it|How it is detected, and limits|References)\.(?=\s)"
-)
-"""How a section begins on a page that still has six of them."""
 
 SHELL = re.compile(
     r"(#|(accelerate|export|fp8doctor|nvidia-smi|pip|python|sudo|top|torchrun|unset|[A-Z0-9_]+=\S+)\s)"
@@ -88,14 +84,11 @@ def page(check: Heading, codes: Iterable[str]) -> str:
 
 
 def section(paragraph: str, codes: Iterable[str], own: str) -> str:
-    """Write a paragraph of a docstring: what begins a section is bold, code is fenced."""
+    """Write a paragraph of a docstring: code is fenced."""
     if paragraph.startswith("    "):
         return fenced(textwrap.dedent(paragraph))
     paragraph = re.sub(r"\n(?=https://)", "\n\n", paragraph)
-    begins = SECTION.match(paragraph)
-    if begins is None:
-        return linked(prose(paragraph), codes, own)
-    return f"**{begins[0]}**" + linked(prose(paragraph[begins.end() :]), codes, own)
+    return linked(prose(paragraph), codes, own)
 
 
 def prose(text: str) -> str:

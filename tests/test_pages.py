@@ -27,7 +27,7 @@ from fp8doctor.cli import delivery, project
 from fp8doctor.cli.commands import DEMO
 from fp8doctor.report import Report, load_report
 from fp8doctor.worker.parent import examine_in_worker
-from tests import accessible, check_pages, error_pages, picture, readme
+from tests import check_pages, error_pages, picture, readme
 from tests.markdown import (
     FENCED,
     GENERATED,
@@ -404,26 +404,3 @@ def test_no_page_installs_a_name_that_is_not_published() -> None:
     assert [path.name for path in files if UNPUBLISHED.search(path.read_text("utf-8"))] == []
     assert UNPUBLISHED.search("pip install -U 'fp8doctor[torch]'")
     assert not UNPUBLISHED.search('pip install "fp8doctor @ git+$FP8DOCTOR"')
-
-
-THEMED = """<html lang="en"><head><title>t</title></head><body>
-<aside class="sidebar-drawer"><p class="caption" role="heading"><span>Start</span></p></aside>
-<article role="main"><h1>t<a href="#t">#</a></h1><pre>code</pre>
-<div class="table-wrapper docutils container"><table><tr><th class="head"><p></p></th></tr></table></div>
-</article></body></html>"""
-"""What Sphinx 9 and furo 2025.12 write, in short."""
-
-
-def test_the_site_gets_what_a_keyboard_and_a_screen_reader_need() -> None:
-    repaired = runpy.run_path(str(ROOT / "docs/conf.py"))["accessible"]
-    assert len(set(accessible.faults(THEMED))) == 4
-    assert accessible.faults(repaired(THEMED)) == []
-
-
-def test_a_package_index_gets_no_link_into_the_checkout() -> None:
-    """An index shows the page without the files beside it."""
-    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
-    relative = re.compile(r"\]\((?!https://)[^)]*\)")
-    assert relative.search(text("README.md"))
-    assert not relative.search(description(None))
-    assert not relative.search(description("https://example.org/fp8doctor"))

@@ -20,7 +20,6 @@ from fp8doctor.facts.record import Record, from_builtins
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.render import markdown, text
 from fp8doctor.render.report_page import page
-from research.reliability.saved_reports import look_at
 from tests.recordings import text_of
 from tests.test_catalogue import RULES, cases
 
@@ -124,51 +123,6 @@ def test_every_exception_names_a_check_and_a_fact() -> None:
     codes, facts = {check.code for check in CATALOGUE}, {".".join(path) for path in paths()}
     assert {code for code, _ in ANSWERS_ALL_THE_SAME} <= codes
     assert {fact for _, fact in ANSWERS_ALL_THE_SAME} <= facts
-
-
-TIMED = "h200-wide_head"
-"""Its shapes were timed GEMM by GEMM, and its modules profiled."""
-
-LACKING = """
-    target network.linears network.blocks network.linears.name network.linears.kind network.linears.stack
-    network.blocks.name trial.gpu trial.device trial.arms.name trial.arms.tried trial.arms.step_ms
-    trial.arms.breakdown.modules.families_ms trial.shapes.recipe trial.shapes.bf16_ms trial.shapes.fp8_ms
-    trial.shapes.reason trial.shapes.gemms.layout trial.rows
-""".split()
-
-
-@pytest.fixture(scope="module")
-def whole() -> Document:
-    return load_report(RECORDED / f"{TIMED}.json.gz")
-
-
-def without_first(value: Any, keys: list[str]) -> bool:
-    """Delete a key where it stands first, and tell whether it does."""
-    if isinstance(value, list):
-        return any(without_first(each, keys) for each in value)
-    if not isinstance(value, dict) or keys[0] not in value:
-        return False
-    if keys[1:]:
-        return without_first(value[keys[0]], keys[1:])
-    del value[keys[0]]
-    return True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lacking", [*LACKING, "a recipe that this version knows"])
-def test_every_page_shows_a_saved_report_that_lacks_something(
-    lacking: str, whole: Document, tmp_path: Path
-) -> None:
-    saved = json.loads(text_of(RECORDED / f"{TIMED}.json.gz"))
-    if " " in lacking:
-        for each in (*saved["facts"]["trial"]["shapes"], *saved["facts"]["network"]["linears"]):
-            each["recipe"] = "groupwise"
-    else:
-        assert without_first(saved["facts"], lacking.split("."))
-    path, why = tmp_path / "report.json", list[str]()
-    path.write_text(json.dumps(saved))
-    look_at(path, why, whole)
-    assert why == []
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ from statistics import mean, median
 import pytest
 
 from fp8doctor.analysis.modelled_speedup import OFF
-from fp8doctor.cost import gpu_spec
+from fp8doctor.cost import casts_ms, gpu_spec
+from fp8doctor.recipes import RECIPES
 from research.benchmarks import calibrate_cost, cost_model, measured_steps, recorded_steps
 from tests.recordings import text_of
 
@@ -83,3 +84,20 @@ def test_what_is_told_of_the_patients_held_out_is_near_in_the_mean(told: list[re
         said = [line for line in page.read_text("utf-8").splitlines() if "42" in line and "median" in line]
         for number in (f"{median(errors):.1%}", f"{mean(errors):.1%}", f"{max(errors):.0%}"):
             assert any(number.replace("%", " %") in line for line in said), page
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens", "blocks", "eager_ms", "compiled_ms"),
+    [(1024, 16384, 6, 49.1, 4.26), (4096, 8192, 2, 40.8, 4.31), (4096, 2048, 2, 18.2, 1.97)],
+)
+def test_the_casts_of_nanochat_are_those_that_were_measured(
+    width: int, tokens: int, blocks: int, eager_ms: float, compiled_ms: float
+) -> None:
+    """Kernel time of a decoder's blocks less that of its BF16 twin, GEMMs and attention aside, on an H100."""
+    recipe, gpu = RECIPES["nanochat", "tensorwise"], gpu_spec("H100")
+    shapes = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
+    for compiled, measured in ((False, eager_ms), (True, compiled_ms)):
+        modelled = blocks * sum(
+            casts_ms(tokens, k, n, gpu, compiled=compiled, recipe=recipe) for k, n in shapes
+        )
+        assert modelled == pytest.approx(measured, rel=0.1)

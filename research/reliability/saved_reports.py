@@ -25,8 +25,11 @@ from tests.render.every_format import in_format
 
 RECORDED = Path(__file__).parents[2] / "tests" / "patients" / "recorded"
 
-RECORDINGS = ("h200-mlp", "h200-fsdp2_float8", "h200-lora_fp32", "h200-te_without_autocast", "h200-moe")
-"""Small ones of different kinds."""
+RECORDINGS = (
+    *("h200-wide_head", "h200-mlp", "h200-fsdp2_float8"),
+    *("h200-lora_fp32", "h200-te_without_autocast", "h200-moe"),
+)
+"""Small ones of different kinds; of the first, shapes were timed GEMM by GEMM, and modules profiled."""
 
 ODD: tuple[Any, ...] = (
     None,

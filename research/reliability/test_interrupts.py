@@ -14,8 +14,8 @@ from types import FrameType
 import pytest
 
 from fp8doctor.signals import signals_deferred
+from research.reliability.test_streams import ROOT
 from tests.test_signals import NUMBERS, Asked, Script, _own_handlers, restored
-from tests.test_streams import ROOT
 from tests.waiting import LONGEST_S
 from tests.worker.test_parent import python
 

@@ -100,10 +100,13 @@ def test_the_output_is_a_patch_that_git_applies(
     assert script.read_text() == FIXED.rstrip("\n") + end
 
 
-def test_fixes_that_help_are_written_next_to_a_copy(script: Path, runs: Runs) -> None:
+@pytest.mark.parametrize("option", [(), ("--no-verify",)])
+def test_fixes_that_help_are_written_next_to_a_copy(
+    option: tuple[str, ...], script: Path, runs: Runs
+) -> None:
     script.chmod(0o755)
-    runs(EAGER, COMPILED)
-    applied = fp8doctor("fix", script, "--report", report_of(script), "--apply")
+    runs(*(() if option else (EAGER, COMPILED)))
+    applied = fp8doctor("fix", script, "--report", report_of(script), "--apply", *option)
     assert applied.exit_code == 0, applied.output
     assert script.read_text() == FIXED
     assert script.with_name("lora.py.orig").read_text() == SCRIPT
@@ -151,12 +154,6 @@ def test_an_edit_made_while_the_script_runs_is_kept(
     assert mine.name in applied.stderr.splitlines()[-1]
     assert mine.read_text() == "an hour of work"
     assert {SCRIPT, "an hour of work"} >= {each.read_text() for each in script.parent.glob("lora.py*")}
-
-
-def test_unverified_fixes_are_written_if_asked_for(script: Path) -> None:
-    applied = fp8doctor("fix", script, "--report", report_of(script), "--apply", "--no-verify")
-    assert applied.exit_code == 0, applied.output
-    assert script.read_text() == FIXED
 
 
 @pytest.mark.parametrize(

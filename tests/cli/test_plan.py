@@ -45,8 +45,6 @@ def test_a_framework_shows_its_own_lines() -> None:
         (["--lora", "many"], "many does not begin with a rank"),
         (["--batch", "4096"], "fits on no GPU"),
         (["--recipe", "int3"], "--recipe int3 is not known"),
-        (["--optimizer", "lion"], "'lion' is not one of"),
-        (["-o", str(SAVED)], "is read; name another file"),
     ],
 )
 def test_what_cannot_be_planned(arguments: list[str], sentence: str) -> None:

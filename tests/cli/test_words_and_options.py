@@ -52,19 +52,13 @@ def test_options_stand_before_or_after_a_command_word(worker: Worker) -> None:
 
 
 def test_env_examines_no_model(worker: Worker) -> None:
-    worker.facts = Facts(
-        target=Target(kind="environment", name="environment", attribute=None),
-        software=DECODER_468M.software,
-        gpus=(),
-        gaps={},
-    )
+    worker.facts = Facts(target=Target(kind="environment"), software=DECODER_468M.software, gpus=())
     result = fp8doctor("env")
     assert worker.asked == [{"target": None, "layers": None, "batch": None, "seq": None}]
     assert result.exit_code == 0
-    assert "! No GPU here: FP8 cannot be timed on this machine" in result.stdout
+    assert "! No GPU here" in result.stdout
+    assert "fp8doctor model.py" in result.stdout
     assert "No model was examined" not in result.stdout
-    assert "te.Linear" not in result.stdout
-    assert "Environment only. Run `fp8doctor model.py` to check a model." in result.stdout
 
 
 def test_version() -> None:

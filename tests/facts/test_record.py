@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +14,6 @@ from fp8doctor.facts.record import (
     to_builtins,
 )
 from fp8doctor.finding import Finding
-from tests.waiting import LONGEST_S
 
 
 def round_trip(facts: Facts) -> Facts:
@@ -97,20 +93,3 @@ def test_unknown_keys_of_a_newer_recording_are_kept_at_every_level() -> None:
     assert facts.to_dict()["weather"] == {"rain_pct": 4}
     assert facts.to_dict()["target"]["colour"] == "blue"
     assert facts.to_dict()["network"]["linears"][1]["temperature_k"] == 3.5
-
-
-@pytest.mark.slow
-def test_many_threads_may_read_the_first_document_at_once() -> None:
-    """msgspec 0.22.0 alone crashed the process in 39 of 40 runs of this program."""
-    program = (
-        "import sys; from concurrent.futures import ThreadPoolExecutor; from fp8doctor.facts import "
-        "Facts; sys.setswitchinterval(1e-6)\n"
-        "from fp8doctor.worker.parent import Message; from fp8doctor.facts.record import decoder\n"
-        "read = lambda i: decoder(Message) if i % 2 else Facts.from_dict({'network': {'parameters': 1}})\n"
-        "with ThreadPoolExecutor(8) as pool: list(pool.map(read, range(64)))"
-    )
-    ended = [
-        subprocess.run([sys.executable, "-c", program], timeout=LONGEST_S, check=False).returncode
-        for _ in range(5)
-    ]
-    assert ended == [0] * 5

@@ -14,7 +14,7 @@ import sys
 import venv
 from configparser import ConfigParser
 from importlib import metadata
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -122,9 +122,6 @@ def test_what_needs_torch_says_so_and_what_to_type(arguments: tuple[str, ...], b
     done = run(bare, *arguments)
     assert done.returncode == 2
     last = done.stderr.splitlines()[-1]
-    assert "and the Python that runs fp8doctor has none" in last
-    enough = "" if arguments[-1] == "model.py" else " (a CPU build is enough)"
-    assert f"needs torch 2.6 or newer{enough}, and" in last
     package = "" if arguments[-1] == "model.py" else " transformers"
     assert last.endswith(f"{bare} -m pip install 'torch>=2.6'{package}")
     assert "Traceback" not in done.stderr
@@ -165,10 +162,7 @@ def test_the_oldest_torch_is_that_of_the_extra() -> None:
 def test_a_folder_that_an_uninstall_left_is_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").mkdir()
     monkeypatch.setattr(errors.sys, "modules", {**sys.modules, "torch": None})
-    monkeypatch.setattr(errors.importlib.util, "find_spec", lambda name: left_over(name, tmp_path))
+    monkeypatch.setattr(
+        errors.importlib.util, "find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)])
+    )
     assert not errors.has_torch()
-
-
-def left_over(name: str, folder: Path) -> ModuleSpec | None:
-    """Find what Python finds if this folder is all that is left."""
-    return PathFinder.find_spec(name, [str(folder)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -47,20 +46,13 @@ def test_golden_files() -> None:
 
 
 @pytest.mark.slow
-@given(names)
-@settings(max_examples=12, deadline=None)
-def test_whatever_a_model_is_called(name: str) -> None:
-    hold_to_their_forms(with_name(name))
-
-
-@given(st.text(max_size=12))
+@given(names, st.text(max_size=12))
 @settings(max_examples=15, deadline=None)
-def test_whatever_its_file_is_called(name: str) -> None:
-    report = SCREENS["eager_decoder"]
-    named = replace(
-        report, facts=replace(report.facts, target=Target(kind="file", name=name, attribute=None))
-    )
-    hold_to_their_forms(named)
+def test_whatever_a_model_and_its_file_are_called(name: str, file: str) -> None:
+    report = with_name(name)
+    for target in (name, file):
+        facts = replace(report.facts, target=Target(kind="file", name=target, attribute=None))
+        hold_to_their_forms(replace(report, facts=facts))
 
 
 def test_every_outcome_is_a_test_case() -> None:
@@ -71,18 +63,12 @@ def test_every_outcome_is_a_test_case() -> None:
     )
     report = replace(SCREENS["eager_decoder"], findings=(), prescription=(), outcomes=outcomes)
     cases = ElementTree.fromstring(junit(report)).findall("testsuite/testcase")[1:]
-    assert [[child.tag for child in case] for case in cases] == [
-        ["system-out"],
-        ["system-out"],
-        ["skipped"],
-        ["skipped"],
-        ["error"],
-    ]
-    assert [case[0].get("message") for case in cases[2:]] == [
-        "does not apply: because",
-        "unknown: because",
-        "because",
-    ]
+    assert [child.tag for case in cases for child in case] == [*["system-out"] * 2, *["skipped"] * 2, "error"]
+    assert all("because" in str(case[0].get("message")) for case in cases[2:])
+    verdict, *_ = ElementTree.fromstring(junit(of("patients", "h200-decoder_454m_compiled").report)).iter(
+        "testcase"
+    )
+    assert [child.tag for child in verdict] == ["skipped"], "it is open"
 
 
 def test_the_formats_are_written_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,25 +84,6 @@ def test_the_formats_are_written_beside_each_other(tmp_path: Path, monkeypatch: 
     assert all(ANNOTATION.match(line) for line in result.stdout.splitlines())
     assert ElementTree.fromstring(Path("fp8.xml").read_bytes()).get("name") == "fp8doctor"
     assert summary.read_text("utf-8") == f"before\n{Path('fp8.md').read_text('utf-8')}\n"
-
-
-def test_a_summary_that_cannot_be_written_costs_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "nowhere" / "summary.md"))
-    result = CliRunner().invoke(cli.main, ["demo", "--format", "github"])
-    assert result.exit_code == 0
-    assert result.stderr == "fp8doctor: cannot write to $GITHUB_STEP_SUMMARY: No such file or directory\n"
-
-
-def test_an_open_verdict_is_skipped() -> None:
-    report = of("patients", "h200-decoder_454m_compiled").report
-    verdict, *_ = ElementTree.fromstring(junit(report)).iter("testcase")
-    assert [child.tag for child in verdict] == ["skipped"]
-
-
-@pytest.mark.parametrize(("fail_on", "failed"), [("info", 0), ("error", 0)])
-def test_a_verdict_that_nothing_is_wrong_with_is_no_failure(fail_on: Any, failed: int) -> None:
-    report = replace(SCREENS["eager_decoder"], findings=(), prescription=())
-    suites = ElementTree.fromstring(junit(report, fail_on=fail_on))
-    assert suites.get("failures") == str(failed)
+    lost = CliRunner().invoke(cli.main, ["demo", "--format", "github"])
+    assert (lost.exit_code, len(lost.stderr.splitlines())) == (0, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import AccelerateConfig, Environment, Facts, Gpu, Package, Software, Target
@@ -24,31 +25,23 @@ CPU = {"torch": "2.11.0+cpu", "cuda": None}
 ROCM = {"torch": "2.11.0+rocm7.1", "cuda": None, "hip": "7.1"}
 
 
+IN_TE = AccelerateConfig(mixed_precision="fp8", fp8_backend="TE")
+BLANK = Environment(variables={}, deepspeed_fp8_section=None, backend_imports={}, debug_switches={})
+
+
 def facts(
     *gpus: Gpu,
     torch: dict[str, Any] = CUDA,
     packages: Any = TORCHAO,
-    variables: Any = (),
-    config: AccelerateConfig | None = None,
     cudnn: str | None = None,
+    **environment: Any,
 ) -> Facts:
     return Facts(
         target=Target(kind="environment", name="environment", attribute=None),
         software=Software(
-            python="3.12.3",
-            platform="linux x86_64",
-            driver="580.95",
-            packages=packages,
-            cudnn=cudnn,
-            **{"hip": None, **torch},
+            python="3.12.3", driver="580.95", packages=packages, cudnn=cudnn, **{"hip": None, **torch}
         ),
-        environment=Environment(
-            variables=dict(variables),
-            deepspeed_fp8_section=None,
-            backend_imports={},
-            debug_switches={},
-            accelerate_config=config,
-        ),
+        environment=replace(BLANK, **{"accelerate_config": None, **environment}),
         gpus=gpus,
         gaps={},
     )
@@ -69,11 +62,7 @@ def facts(
         (facts(H200, torch=CPU), "✗", "pip install --force-reinstall torch --index-url"),
         (facts(), "!", "fp8doctor model.py --assume-gpu H200"),
         (facts(H200, variables={"FP8_BACKEND": "te"}), "!", "unset FP8_BACKEND"),
-        (
-            facts(H200, config=AccelerateConfig(mixed_precision="fp8", fp8_backend="TE")),
-            "!",
-            "pip install --upgrade --no-build-isolation",
-        ),
+        (facts(H200, accelerate_config=IN_TE), "!", "pip install --upgrade --no-build-isolation"),
     ],
 )
 def test_the_machine_can_train_in_fp8_or_a_command_helps(found: Facts, mark: str, command: str) -> None:

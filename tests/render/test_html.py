@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.answer.layer_rows import layer_rows
 from fp8doctor.answer.sentences import box
 from fp8doctor.render import html
 from fp8doctor.report import Report
@@ -21,7 +19,6 @@ from tests.render.test_arbitrary_text import NASTY, with_name
 from tests.render.test_screens import hold
 
 DEMO = Path(html.__file__).parents[1] / "demo.json.gz"
-LLAMA = Path(__file__).parents[1] / "patients" / "recorded" / "h200-llama_8b_float8.json.gz"
 
 
 @pytest.fixture(scope="module")
@@ -93,26 +90,3 @@ def test_no_name_gets_out_of_its_place(name: str) -> None:
 def test_markup_in_a_name_is_shown_as_it_is() -> None:
     said = text(parsed(html.render(with_name('<script>alert("1")</script> {{ 7*7 }} &amp;'))))
     assert '168 of 168 <script>alert("1")</script> {{ 7*7 }} &amp;' in said
-
-
-def llama_70b() -> Report:
-    """A recorded Llama, with the layers of one of 70 billion parameters."""
-    report = load_report(LLAMA)
-    linears = report.facts.network.linears
-    block = [each for each in linears if each.name.startswith("model.layers.0.")]
-    many = tuple(
-        replace(each, name=each.name.replace(".0.", f".{number}.", 1))
-        for number in range(80)
-        for each in block
-    )
-    network = replace(report.facts.network, linears=(*many, linears[-1]))
-    return replace(report, facts=replace(report.facts, network=network))
-
-
-@pytest.mark.slow
-def test_the_layers_of_a_large_model_are_grouped() -> None:
-    report = llama_70b()
-    rows = layer_rows(report.facts.linears(), report.facts)
-    assert rows[0][:2] == ("model.layers.*.self_attn.q_proj", "80")
-    assert sum(int(row[1]) for row in rows) == 561
-    assert len(html.render(report).encode()) < 100_000

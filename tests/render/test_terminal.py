@@ -76,14 +76,12 @@ def test_prose_is_wrapped_anew_and_code_and_lists_keep_their_lines() -> None:
 
 def test_numbers_as_one_says_them() -> None:
     counts = {12: "12", 4_200: "4.2 k", 468_238_336: "468.2 M", 999_960_000: "1.00 B"}
-    assert {count: quantity(count) for count in counts} == counts
     versions = {
         "2.11.0+cu130": "2.11",
         "2.13.1": "2.13.1",
         "2.13.0+cpu": "2.13+cpu",
         "0.18.0.dev2": "0.18.0.dev2",
     }
-    assert {version: short_version(version) for version in versions} == versions
     shares = {
         100.0: "100%",
         86.4: "86%",
@@ -93,4 +91,5 @@ def test_numbers_as_one_says_them() -> None:
         1e-6: "< 0.01%",
         0.0: "0%",
     }
-    assert {share: percent(share) for share in shares} == shares
+    for said, expected in ((quantity, counts), (short_version, versions), (percent, shares)):
+        assert {each: said(each) for each in expected} == expected

@@ -9,7 +9,6 @@ from torch import nn
 from fp8doctor import inspect_model
 from fp8doctor.analysis.compile_coverage import needs_compile
 from fp8doctor.checks.device.recipe_unsupported import needs_fp8
-from fp8doctor.cost import casts_ms, gpu_spec
 from fp8doctor.facts import Facts, Network
 from fp8doctor.recipes import RECIPES, recipe_of
 from fp8doctor.stacks import bf16_counterpart, recognise
@@ -50,19 +49,3 @@ def test_the_bf16_form_has_its_weights_and_computes_the_same() -> None:
     assert type(twin) is not Float8Linear
     assert twin.weight is layer.weight
     assert torch.allclose(twin(x).float(), layer(x).float(), atol=0.15)
-
-
-@pytest.mark.parametrize(
-    ("width", "tokens", "blocks", "eager_ms", "compiled_ms"),
-    [(1024, 16384, 6, 49.1, 4.26), (4096, 8192, 2, 40.8, 4.31), (4096, 2048, 2, 18.2, 1.97)],
-)
-def test_the_casts_are_those_that_were_measured(
-    width: int, tokens: int, blocks: int, eager_ms: float, compiled_ms: float
-) -> None:
-    """Kernel time of a decoder's blocks less that of its BF16 twin, GEMMs and attention aside, on an H100."""
-    shapes = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
-    for compiled, measured in ((False, eager_ms), (True, compiled_ms)):
-        modelled = blocks * sum(
-            casts_ms(tokens, k, n, gpu_spec("H100"), compiled=compiled, recipe=TENSORWISE) for k, n in shapes
-        )
-        assert modelled == pytest.approx(measured, rel=0.1)

@@ -85,14 +85,8 @@ class OverOperator(nn.Linear):
         return mm_op(x, self.weight.to(torch.float8_e4m3fn))
 
 
-class PaddedLinear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        x = functional.pad(x, (0, -x.shape[-1] % 16))
-        return torch._scaled_mm(x, self.weight.t(), x, x)
-
-
 class NoLinear(DeepSeekLinear):
-    forward = PaddedLinear.forward  # type: ignore[assignment]
+    forward = OverOperator.forward  # type: ignore[assignment]
 
 
 class FP8Linear(nn.Linear):

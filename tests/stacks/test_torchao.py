@@ -3,7 +3,6 @@ names."""
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -116,24 +115,6 @@ def test_training_weights(
     assert layer.weight_class == f"torchao.prototype.moe_training.tensor.{weight_class}"
     assert (layer.dtype, layer.requires_grad) == ("bfloat16", True)
     assert layer.features.get("emulate") is emulate
-
-
-@pytest.mark.parametrize(("name", "recipe"), [("FP8_ROWWISE", "rowwise"), ("MXFP8", "mxfp8")])
-def test_grouped_weights_of_0_12_to_0_16(name: str, recipe: str) -> None:
-    """A stand-in: the tensor was renamed in 0.17."""
-    scaling = enum.Enum("MoEScalingType", {"FP8_ROWWISE": "fp8_rowwise", "MXFP8": "mxfp8"})
-    kind = type(
-        "ScaledGroupedMMTensor", (torch.Tensor,), {"__module__": "torchao.prototype.moe_training.tensor"}
-    )
-    weight = torch.zeros(4, 64, 32).as_subclass(kind)
-    weight.scaling_type = scaling[name]
-    experts = type("GroupedExperts", (nn.Module,), {})()
-    experts.top_k = 2
-    experts.w1 = nn.Parameter(weight)
-    experts._parameters["w1"].scaling_type = scaling[name]
-    layer = only(experts)
-    assert (layer.stack, layer.use, layer.recipe) == ("torchao", "training", recipe)
-    assert (layer.gemms, layer.role) == (4, "experts")
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from fp8doctor.answer.layer_rows import layer_rows
 from fp8doctor.health.record import CastHealth, Health, HealthLayer, Sample, header
 from fp8doctor.health.verdict import conclude
+from fp8doctor.render import html
+from fp8doctor.report import Report
+from tests import replays
 from tests.calls import calls_of
 
 
@@ -39,3 +44,25 @@ def test_four_times_as_much_takes_four_times_as_many_calls(layers: int, samples:
     assert verdict.rise is None or verdict.rise.since > 0
     assert len(verdict.layers) == len(many.layers)
     assert calls_of(lambda: conclude(many)) < 4.5 * calls_of(lambda: conclude(few))
+
+
+def llama_70b() -> Report:
+    """A recorded Llama, with the layers of one of 70 billion parameters."""
+    report = replays.of("patients", "h200-llama_8b_float8").report
+    linears = report.facts.network.linears
+    block = [each for each in linears if each.name.startswith("model.layers.0.")]
+    many = tuple(
+        replace(each, name=each.name.replace(".0.", f".{number}.", 1))
+        for number in range(80)
+        for each in block
+    )
+    network = replace(report.facts.network, linears=(*many, linears[-1]))
+    return replace(report, facts=replace(report.facts, network=network))
+
+
+def test_the_layers_of_a_large_model_are_grouped() -> None:
+    report = llama_70b()
+    rows = layer_rows(report.facts.linears(), report.facts)
+    assert rows[0][:2] == ("model.layers.*.self_attn.q_proj", "80")
+    assert sum(int(row[1]) for row in rows) == 561
+    assert len(html.render(report).encode()) < 100_000
