@@ -15,42 +15,32 @@ from tests.trial.treated import TOKENS, applied, facts, float8, in_fp8
 pytestmark = pytest.mark.slow
 
 
-def forwards_per_step(model: nn.Module, layer: nn.Module) -> int:
+def forwards_per_step(model: nn.Module, layer: str) -> int:
     """How often a layer runs in forward and backward together."""
     calls: list[int] = []
-    layer.register_forward_pre_hook(lambda module, arguments: calls.append(1))
-    model.train()
-    model(**TOKENS).loss.backward() if hasattr(model, "config") else model(
-        TOKENS["input_ids"]
-    ).sum().backward()
+    model.get_submodule(layer).register_forward_pre_hook(lambda module, arguments: calls.append(1))
+    model(**TOKENS).loss.backward()
     return len(calls)
 
 
-def test_transformers_checkpointing_is_switched_off() -> None:
-    model = llama()
+def test_transformers_checkpointing_is_switched_off_and_the_cache_stays_off_beside_it() -> None:
+    model = llama(use_cache=True)
     model.gradient_checkpointing_enable()
-    off = applied("checkpointing-off", model.train()).model
-    assert [forwards_per_step(each, each.model.layers[0].mlp.up_proj) for each in (model, off)] == [2, 1]  # type: ignore[union-attr, index]
-
-
-def test_checkpoint_wrappers_are_taken_off() -> None:
-    model = float8(Stacked())
-    for i, block in enumerate(model.blocks):
-        model.blocks[i] = checkpoint_wrapper(block)
+    assert (training(model.train()).use_cache, training(model).cache_switch) == (False, "")
     off = applied("checkpointing-off", model).model
-    assert {linear.checkpointed for linear in network(off).linears} == {None}
-    assert set(in_fp8(off)) == set(in_fp8(model))
-    assert [
-        forwards_per_step(each, each.get_submodule("blocks.0" + inner).up)
-        for each, inner in ((model, "._checkpoint_wrapped_module"), (off, ""))
-    ] == [2, 1]
+    assert [forwards_per_step(each, "model.layers.0.mlp.up_proj") for each in (model, off)] == [2, 1]
+    assert (training(off).use_cache, off(**TOKENS).past_key_values) == (False, None)
+    treatment = describe("checkpointing-off", facts(model))
+    assert treatment is not None
+    exec(treatment.code, {"model": model})
+    assert (training(model).use_cache, training(model).checkpointing) == (False, ())
 
 
 @pytest.mark.parametrize(
     "order", ["compiled inside", "compiled around", "in place inside", "in place around"]
 )
 def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: str) -> None:
-    model = Stacked().bfloat16()
+    model = float8(Stacked())
     for number, block in enumerate(model.blocks):
         inside, in_place = order.endswith("inside"), order.startswith("in place")
         made = block if inside else checkpoint_wrapper(block)
@@ -61,7 +51,10 @@ def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: s
         model.blocks[number] = checkpoint_wrapper(made) if inside else made
     before = training(model)
     assert [each.name for each in before.checkpointing] == ["blocks.0", "blocks.1", "blocks.2"]
-    after = training(applied("checkpointing-off", model).model)
+    off = applied("checkpointing-off", model).model
+    after = training(off)
+    assert {linear.checkpointed for linear in network(off).linears} == {None}
+    assert len(in_fp8(off)) == len(in_fp8(model)) == 6
     assert after.checkpointing == ()
     assert [each.name for each in after.compile_marks] == [each.name for each in before.compile_marks]
     assert len(after.compile_marks) == 3
@@ -73,19 +66,3 @@ def test_flags_hooks_and_assigned_forwards_are_switched_off(form: str) -> None:
     off = applied("checkpointing-off", model, known=called(model, BATCH)).model
     assert (recomputes(off), called(off, BATCH).training.checkpointing) == (False, ())
     assert recomputes(model)
-
-
-def test_the_cache_stays_off_without_checkpointing() -> None:
-    model = llama(use_cache=True)
-    model.gradient_checkpointing_enable()
-    assert (training(model.train()).use_cache, training(model).cache_switch) == (False, "")
-    off = applied("checkpointing-off", model).model
-    assert (training(off).use_cache, training(off).checkpointing, off(**TOKENS).past_key_values) == (
-        False,
-        (),
-        None,
-    )
-    treatment = describe("checkpointing-off", facts(model))
-    assert treatment is not None
-    exec(treatment.code, {"model": model})
-    assert (training(model).use_cache, training(model).checkpointing) == (False, ())

@@ -23,11 +23,10 @@ from tests.trial.decoder import Decoder, job
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round")]
 
 
-def float8(compiled: bool = False) -> nn.Module:
+def float8() -> nn.Module:
     model: Any = job(blocks=2).model
-    if compiled:
-        for block in model.blocks:
-            block.compile()
+    for block in model.blocks:
+        block.compile()
     return model
 
 
@@ -49,7 +48,6 @@ def hooked() -> nn.Module:
 
 CLEAN: dict[str, Callable[[], nn.Module]] = {
     "float8": float8,
-    "float8, compiled": lambda: float8(compiled=True),
     "wrapped": lambda: torch.compile(Decoder(2)),  # type: ignore[dict-item, return-value]
     "LoRA": lambda: lora(llama(), lora_dropout=0.1),
     "checkpointed": checkpointed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any
 
 import pytest
 import torch
@@ -23,25 +22,25 @@ from tests.trial.treated import applied, facts
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(("name", "compiled"), [("compile-blocks", [3]), ("compile-model", [3])])
-def test_what_is_compiled(name: str, compiled: list[int]) -> None:
+def test_what_is_compiled() -> None:
     model = convert_to_float8_training(Stacked())
-    changed = applied(name, model).model
-    assert [blocks.compiled for blocks in network(changed).blocks] == compiled
-    assert {linear.compiled for linear in network(changed).linears} == (
-        {""} if name == "compile-model" else {"blocks.0", "blocks.1", "blocks.2", "head"}
-    )
+    for name, regions in (
+        ("compile-blocks", {"blocks.0", "blocks.1", "blocks.2", "head"}),
+        ("compile-model", {""}),
+    ):
+        changed = network(applied(name, model).model)
+        assert [blocks.compiled for blocks in changed.blocks] == [3]
+        assert {linear.compiled for linear in changed.linears} == regions
     assert {linear.compiled for linear in network(model).linears} == {None}
 
 
 class Nested(nn.Module):
-    """Blocks of a class of torch.nn, each of another length, and a head of torch.nn beside them."""
+    """Blocks of a class of torch.nn, each of another length."""
 
-    def __init__(self, blocks: int = 2, deeper: int = 0) -> None:
+    def __init__(self, deeper: int = 0) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(*(nn.Linear(32, 32) for _ in range(1 + deeper))) for _ in range(blocks)
-        )
+        layers = (nn.Sequential(*(nn.Linear(32, 32) for _ in range(1 + deeper))) for _ in range(2))
+        self.blocks = nn.ModuleList(layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -49,23 +48,18 @@ class Nested(nn.Module):
         return x
 
 
-def frames(model: nn.Module, *arguments: Any, **settings: Any) -> int:
+def frames(model: nn.Module, x: torch.Tensor) -> int:
     torch._dynamo.utils.counters.clear()
-    model(*arguments, **settings)
+    model(x)
     return int(torch._dynamo.utils.counters["frames"].get("ok", 0))
 
 
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [(Nested, "compile-blocks"), (lambda: nn.Sequential(nn.Linear(32, 32), nn.ReLU()), "compile-model")],
-)
-def test_classes_of_torch_are_wrapped_and_compile(build: Any, name: str) -> None:
-    model = build()
-    changed = applied(name, model).model
+def test_classes_of_torch_are_wrapped_and_compile() -> None:
+    model = Nested()
+    changed = applied("compile-blocks", model).model
     marks = training(changed).compile_marks
     assert {(mark.form, mark.compiles) for mark in marks} == {("wrapped", True)}
-    assert {linear.compiled for linear in network(changed).linears} == {mark.name for mark in marks}
-    assert len(marks) == (2 if name == "compile-blocks" else 1)
+    assert [linear.compiled for linear in network(changed).linears] == [mark.name for mark in marks]
     assert frames(changed, torch.ones(4, 32, requires_grad=True)) == 1
     again = replicate(changed, share=True)[0]
     assert training(again).compile_marks == marks
@@ -77,18 +71,13 @@ def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:
     """What Dynamo compiles for all of them is one function of its own, of which it keeps eight versions."""
     torch._dynamo.reset()
     x = torch.ones(4, 32, requires_grad=True)
-    assert [
-        frames(compile_blocks(Nested(deeper=deeper), ["blocks"], backend="eager"), x) for deeper in range(10)
-    ] == [1] * 10
-    replicas = [
-        replicate(
-            torch.compile(nn.Sequential(*Nested(deeper=deeper).blocks[0]), backend="eager"), share=True
-        )[0]
-        for deeper in range(10)
-    ]
-    for replica in replicas:
+    models = [Nested(deeper) for deeper in range(10)]
+    assert [frames(compile_blocks(model, ["blocks"], backend="eager"), x) for model in models] == [1] * 10
+    for deeper in range(10):
+        compiled = torch.compile(nn.Sequential(*Nested(deeper).blocks[0]), backend="eager")
+        replica = replicate(compiled, share=True)[0]
         give_own_code(replica)
-    assert [frames(replica, x) for replica in replicas] == [1] * 10
+        assert frames(replica, x) == 1
 
 
 def test_a_swap_takes_the_compile_mark_along_and_reaches_every_place() -> None:

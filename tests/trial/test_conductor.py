@@ -25,18 +25,11 @@ def test_every_arm_carries_its_proof() -> None:
         "prescribed": (True, 12 * 2 * 3, 12),
     }
     assert [dict(cut.blocks) for cut in arms["as_is"].cuts] == [{"blocks": 4}, {"blocks": 12}]
-    assert arms["as_is"].step_ms is not None
     assert len(arms["as_is"].rounds_ms) >= timer.LEAST_ROUNDS
-
-
-def test_the_full_step_is_predicted_from_the_cuts() -> None:
-    arm = run(job(), AS_IS)["as_is"]
-    shallow, deep = arm.cuts
-    assert shallow.step_ms is not None
-    assert deep.step_ms is not None
-    by_medians = deep.step_ms + (26 - 12) * (deep.step_ms - shallow.step_ms) / 8
-    assert arm.low_ms <= by_medians <= arm.high_ms  # type: ignore[operator]
-    assert arm.low_ms <= arm.step_ms <= arm.high_ms  # type: ignore[operator]
+    shallow, deep = (cut.step_ms for cut in arms["as_is"].cuts)
+    by_medians = deep + (26 - 12) * (deep - shallow) / 8  # type: ignore[operator]
+    assert arms["as_is"].low_ms <= by_medians <= arms["as_is"].high_ms  # type: ignore[operator]
+    assert arms["as_is"].low_ms <= arms["as_is"].step_ms <= arms["as_is"].high_ms  # type: ignore[operator]
 
 
 def slowed(share: float) -> Callable[[Variant], Variant]:
@@ -57,19 +50,12 @@ def slowed(share: float) -> Callable[[Variant], Variant]:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_planted_slowdown_of_ten_percent_is_found() -> None:
-    arms = run(job(model=Ticking(3).bfloat16()), BF16, VariantPlan("slow", slowed(0.10), fp8=False))
-    assert arms["bf16"].step_ms == pytest.approx(STEP_MS)
-    assert arms["slow"].step_ms == pytest.approx(1.10 * STEP_MS)
-
-
-@pytest.mark.gate("0.03-False")
-@pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize(("share", "reliable"), [(0.0, True), (0.01, True), (0.03, False)])
+@pytest.mark.parametrize(("share", "reliable"), [(0.01, True), (0.03, False)])
 def test_a_copy_that_differs_makes_the_trial_unreliable(share: float, reliable: bool) -> None:
-    result = trial(
-        job(model=Ticking(3).bfloat16()), BF16, VariantPlan("bf16_again", slowed(share), fp8=False)
-    )
+    slow = VariantPlan("slow", slowed(0.10), fp8=False)
+    again = VariantPlan("bf16_again", slowed(share), fp8=False)
+    result = trial(job(model=Ticking(3).bfloat16()), BF16, slow, again)
+    assert [arm.step_ms for arm in result.arms] == pytest.approx([STEP_MS, 1.10 * STEP_MS])
     assert result.self_check_ratio == pytest.approx(1 / (1 + share))
     assert result.reliable is reliable
     assert ("against its own copy" in (result.reason or "")) is not reliable
@@ -102,17 +88,12 @@ def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
     assert "does not run all of them (3 are skipped)" in (result.reason or "")
 
 
-def test_a_users_optimizer_keeps_its_class_settings_and_state() -> None:
-    of = job(blocks=3)
+def test_a_users_optimizer_keeps_its_settings_and_state_and_accumulation_multiplies_the_work() -> None:
+    of = job(blocks=3, workload=Workload(accumulate=3))
     of.optimizer = torch.optim.SGD(
         [{"params": of.model.blocks.parameters(), "momentum": 0.5}, {"params": of.model.head.parameters()}],
         lr=0.1,
     )
     before = of.optimizer.state_dict()
-    assert run(of, AS_IS)["as_is"].tried
-    assert of.optimizer.state_dict() == before
-
-
-def test_accumulation_multiplies_the_work() -> None:
-    of = job(blocks=3, workload=Workload(accumulate=3))
     assert run(of, AS_IS)["as_is"].fp8_gemms == 3 * 3 * 2 * 3
+    assert of.optimizer.state_dict() == before

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.examine import examine
 from fp8doctor.facts import Target, Workload
@@ -22,17 +20,9 @@ from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.checks.trials import tried
 from tests.examine.models import Stacked
+from tests.trial.treated import float8
 
 TOKENS = torch.arange(64).reshape(4, 16)
-
-
-def float8(model: nn.Module) -> nn.Module:
-    return convert_to_float8_training(model, module_filter_fn=lambda layer, name: "head" not in name)
-
-
-def in_place(model: nn.Module, **settings: Any) -> nn.Module:
-    model.compile(**settings)
-    return model
 
 
 def assigned(model: nn.Module) -> nn.Module:
@@ -46,46 +36,28 @@ def by_block(model: Stacked, **settings: Any) -> nn.Module:
     return model
 
 
-def with_head(model: Stacked) -> nn.Module:
-    model.head = torch.compile(model.head)  # type: ignore[assignment]
-    return by_block(model)
-
-
 COMPILED_FIRST = [ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED, ArmName.BF16]
 """The forms of BF16 of a step that its user compiles otherwise: FP8 is compared with the first."""
 
-WHOLE: list[Callable[[Any], nn.Module]] = [torch.compile, in_place, assigned]
 
-
-def job(model: nn.Module, **fields: Any) -> Job:
-    return Job(
-        **{
-            "model": model.train(),
-            "target": Target(),
-            "workload": Workload(accumulate=1),
-            "batch": TOKENS,
-            **fields,
-        }
-    )
+def job(model: nn.Module) -> Job:
+    return Job(model.train(), Target(), Workload(accumulate=1), TOKENS)
 
 
 def plans(of: Job) -> dict[str, VariantPlan]:
     return {plan.name: plan for plan in plan_variants(examine(of), [], of)}
 
 
-@pytest.mark.parametrize("compiled", [*WHOLE, with_head, lambda model: by_block(model, mode="max-autotune")])
+@pytest.mark.parametrize(
+    "compiled", [torch.compile, assigned, lambda model: by_block(model, mode="max-autotune")]
+)
 def test_bf16_is_timed_as_the_user_compiles_it_too(compiled: Callable[[Any], nn.Module]) -> None:
-    found = plans(job(compiled(float8(Stacked().bfloat16()))))
-    assert [name for name in found if name in COMPILED_FIRST] == COMPILED_FIRST
-    assert found[ArmName.BF16_AS_COMPILED].compiled
-
-
-@pytest.mark.parametrize("compiled", WHOLE)
-def test_the_users_marks_and_settings_stay_on_the_bf16_twin(compiled: Callable[[Any], nn.Module]) -> None:
     of = job(compiled(float8(Stacked().bfloat16())))
+    found = plans(of)
+    assert [name for name in found if name in COMPILED_FIRST] == COMPILED_FIRST
     replica = replicate(of.model, share=True)[0]
     give_own_code(replica)
-    made = plans(of)[ArmName.BF16_AS_COMPILED].make(Variant(replica, TOKENS)).model
+    made = found[ArmName.BF16_AS_COMPILED].make(Variant(replica, TOKENS)).model
     marks = [mark.form for mark in examine(job(made)).training.compile_marks]
     assert marks == [mark.form for mark in examine(of).training.compile_marks]
     assert not any("Float8" in type(module).__name__ for module in made.modules())
@@ -107,28 +79,16 @@ def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
     ]
 
 
-class Gpt(nn.Module):
-    """Blocks and head of one width, with the loss inside the forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Stacked()
-
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self.inner(tokens)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-
 @pytest.mark.slow
 def test_every_form_of_bf16_runs_compiled_as_it_says() -> None:
-    model = torch.compile(float8(Gpt().bfloat16()), backend="eager")
-    facts = tried(model, (TOKENS, TOKENS), "as_is", *COMPILED_FIRST)
-    ran = {arm.name: (arm.reason, arm.fp8_gemms, arm.graphs_run) for arm in facts.trial.arms}
-    assert {name: (reason, gemms == 0) for name, (reason, gemms, _) in ran.items()} == {
+    facts = tried(
+        torch.compile(float8(Stacked().bfloat16()), backend="eager"), TOKENS, "as_is", *COMPILED_FIRST
+    )
+    assert {arm.name: (arm.reason, arm.fp8_gemms == 0) for arm in facts.trial.arms} == {
         "as_is": (None, False),
         **dict.fromkeys(COMPILED_FIRST, (None, True)),
     }
-    graphs = {name: count for name, (_, _, count) in ran.items()}
+    graphs = {arm.name: arm.graphs_run for arm in facts.trial.arms}
     assert graphs["bf16"] == 0
     assert graphs["bf16_as_compiled"] == graphs["as_is"] == 1
 

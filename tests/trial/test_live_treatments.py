@@ -17,8 +17,8 @@ from tests.trial.treated import applied, facts, float8, in_fp8
 pytestmark = pytest.mark.slow
 
 
-def prescribed(*names: str, layers: tuple[str, ...] = ()) -> list[Treatment]:
-    return [Treatment(name=name, summary=f"the summary of {name}", code="", layers=layers) for name in names]
+def prescribed(*names: str) -> list[Treatment]:
+    return [Treatment(name=name, summary=f"the summary of {name}", code="") for name in names]
 
 
 def test_a_live_model_is_changed_in_place_and_the_rest_is_said_once() -> None:
@@ -33,11 +33,8 @@ def test_a_live_model_is_changed_in_place_and_the_rest_is_said_once() -> None:
     assert set(in_fp8(model).values()) == {"rowwise"}
     assert [blocks.compiled for blocks in network(model).blocks] == [3]
     # torch warns of its own parts where this is the first test of a process that compiles.
-    assert [text for each in said if (text := str(each.message)).startswith("fp8doctor")] == [
-        "fp8doctor did not carry out unset-variable (by hand: the summary of unset-variable), "
-        "fused-optimizer (it changes the optimizer), "
-        "cache-off (no configuration in it asks for a cache)"
-    ]
+    (text,) = [text for each in said if (text := str(each.message)).startswith("fp8doctor")]
+    assert all(each in text for each in ("unset-variable", "fused-optimizer", "cache-off"))
 
 
 def checkpointed() -> nn.Module:
@@ -46,12 +43,12 @@ def checkpointed() -> nn.Module:
     return model.train()
 
 
-def eager_attention() -> nn.Module:
-    return llama(attn_implementation="eager")
-
-
 def recipes(model: nn.Module) -> list[str | None]:
     return list(in_fp8(model).values())
+
+
+def marks(model: nn.Module) -> int:
+    return len(training(model).compile_marks)
 
 
 def dtypes_of_adapters(model: nn.Module) -> set[str]:
@@ -62,19 +59,18 @@ def dtypes_of_adapters(model: nn.Module) -> set[str]:
     ("name", "build", "see", "before", "after"),
     [
         ("convert-rowwise", Stacked, recipes, [], ["rowwise"] * 6),
-        ("convert-tensorwise", Stacked, recipes, [], ["tensorwise"] * 6),
         ("stay-in-bf16", lambda: float8(Stacked()), recipes, ["tensorwise"] * 6, []),
         ("checkpointing-off", checkpointed, lambda model: len(training(model).checkpointing), 2, 0),
         (
             "attention-sdpa",
-            eager_attention,
+            lambda: llama(attn_implementation="eager"),
             lambda model: model.config._attn_implementation,
             "eager",
             "sdpa",
         ),
         ("cache-off", lambda: llama(use_cache=True), lambda model: model.config.use_cache, True, False),
-        ("compile-model", Stacked, lambda model: [each.name for each in marks(model)], [], [""]),
-        ("compile-blocks", Stacked, lambda model: len(marks(model)), 0, 3),
+        ("compile-blocks", Stacked, marks, 0, 3),
+        ("compile-model", Stacked, marks, 0, 1),
         ("adapters-to-bf16", lambda: lora(llama().bfloat16()), dtypes_of_adapters, {"float32"}, {"bfloat16"}),
     ],
 )
@@ -91,12 +87,8 @@ def test_what_is_timed_on_a_replica_is_what_a_live_model_gets(
     assert see(model) == after
 
 
-def marks(model: nn.Module) -> Any:
-    return training(model).compile_marks
-
-
 def test_a_live_model_whose_parameters_are_replaced_needs_its_optimizer_anew() -> None:
     model = lora(llama().bfloat16())
-    with pytest.warns(UserWarning, match="^parameters were replaced: make the optimizer again$"):
+    with pytest.warns(UserWarning, match="make the optimizer again"):
         carry_out(prescribed("adapters-to-bf16"), model, facts(model))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}

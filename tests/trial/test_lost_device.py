@@ -7,7 +7,7 @@ import torch
 
 import fp8doctor.trial
 from fp8doctor import inspect_model
-from fp8doctor.facts import Arm, Trial, recorded
+from fp8doctor.facts import Arm, Trial
 from fp8doctor.trial import conductor
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost
@@ -47,13 +47,7 @@ def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch:
     assert (lost.value.arm, lost.value.trial) == ("worn", None)
 
 
-KNOWN = Trial(
-    device="cpu",
-    arms=(Arm(name="as_is", tried=True, step_ms=1.0),),
-    reliable=True,
-    reason=None,
-    gaps={"trial.arms.breakdown": "planted"},
-)
+KNOWN = Trial(device="cpu", arms=(Arm(name="as_is", tried=True, step_ms=1.0),), reliable=True, reason=None)
 
 
 @pytest.mark.parametrize("known", [KNOWN, None], ids=["times are known", "nothing is known"])
@@ -72,9 +66,5 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     ).facts.trial
     assert (found.harm, found.reliable) == ((CONTEXT,), False)
     assert CONTEXT in (found.reason or "")
-    if known:
-        assert found.arms == known.arms
-        assert recorded(found, "shapes") or "trial.shapes" in found.gaps
-        assert found.gaps["trial.arms.breakdown"] == "planted"
-    else:
-        assert (found.reason or "").startswith("breakdown: it took the GPU's context down: planted")
+    assert found.arms == (known.arms if known else ())
+    assert known or "it took the GPU's context down: planted" in (found.reason or "")
