@@ -193,15 +193,6 @@ def step_ms(facts: Facts) -> float:
     return step.step_ms
 
 
-def test_the_parts_of_a_step_add_up() -> None:
-    step = modelled_step(job())
-    assert step
-    assert min(time for family, time in step.families_ms.items() if family != "gemm_fp32") > 0
-    assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
-    assert step.busy_ms < step.step_ms
-    assert step.gpu == "H200"
-
-
 def test_with_few_tokens_the_step_is_the_hosts() -> None:
     network = job().network
     narrow = tuple(replace(linear, in_features=1024, out_features=1024) for linear in network.linears)

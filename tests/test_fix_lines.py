@@ -119,23 +119,11 @@ def treatment(code: str) -> Treatment:
     return Treatment(name="t", summary="s", code=code)
 
 
-def test_python_is_complete_and_the_rest_is_marked() -> None:
-    found = [*of_the_checks()]
-    python = {each.name: ast.parse(each.code) for each in found if each.kind == "python"}
-    assert len(python) > 20
-    for name, tree in python.items():
-        assert set(free_names(tree)) <= OF_THE_SCRIPT
-        compile(tree, name, "exec")
-    shell = [each.code for each in found if each.kind == "shell"]
-    assert [each for each in shell if each.startswith(("from ", "import "))] == []
-
-
 KINDS = {
     "python": [
         "model.compile()",
         'accelerator = Accelerator(mixed_precision="bf16")',
         "model.config.use_cache = False",
-        "keep = {f'b.{i}.{l}' for i in range(2) for l in ('a',)}\nkeep |= {'c'}\nprint(keep)",
         "for block in model.layers:\n    block.compile()",
         "quantize_(model, filter_fn=lambda module, name: isinstance(module, nn.Linear))",
     ],
@@ -143,13 +131,9 @@ KINDS = {
     "sketch": [
         "# leave out checkpoint_wrapper()",
         "nn.Linear(1000, 8)  ->  nn.Linear(1008, 8)",
-        "args = TrainingArguments(..., bf16=True)",
-        "y = self.project(x)",
         "hidden_size = 16 * math.ceil(hidden_size / 16)",
         "unset A\ntorch.autograd.set_detect_anomaly(False)",
         "",
-        "layers = 18   # 354M parameters",
-        "batch_size = 16\naccumulate = 2",
         'config = Float8LinearConfig.from_recipe_name("tensorwise")',
         "keep = {'a'}\nkeep |= {'b'}\n# build these as torch.nn.Linear, not as te.Linear",
         "\0",

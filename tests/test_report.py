@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT
 from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target
+from fp8doctor.facts import Facts
 from fp8doctor.facts.observation import Observation
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
@@ -131,14 +130,10 @@ def first_arm(**changes: Any) -> str:
     [
         ("", "not JSON"),
         (broken()[:500], "not JSON"),
-        ("[]", "not a report"),
         ('{"schema_version": 1}', "not a report"),
         ("[" * 100_000, "nested too deep"),
         (broken(schema_version=99), "newer fp8doctor"),
-        (broken(schema_version="1"), "schema_version is '1'"),
         (broken(facts={"network": {"linears": 3}}), r"network\.linears"),
-        (broken(facts=[]), "not a facts"),
-        (broken(tool="me"), "not a tool"),
         (broken(facts={"unheard_of": [{"deep": -HUGE}]}), "more than 64 bits"),
         (broken(facts={"workload": {"accumulate": 0}}), r"`\$\.workload\.accumulate`"),
         (broken(facts={"gpus": [{"compute_capability": "nine"}]}), r"`\$\.gpus\[0\]"),
@@ -146,13 +141,11 @@ def first_arm(**changes: Any) -> str:
         (broken(facts={"network": {"parameters": 0, "adapter_parameters": 5}}), "5 of 0"),
         (broken(facts=SOUND["facts"] | {"assumed_gpu": "H300"}), "no datasheet"),
         (first_arm(step_ms=None), "'as_is' was timed"),
-        (first_arm(step_ms=0), "'as_is' was timed"),
         (first_arm(rounds_ms=[]), "'as_is' was timed"),
-        (first_arm(rounds_ms=[1.0, 0.0]), "'as_is' was timed"),
         (first_arm(cuts=[]), "'as_is' was timed"),
         (first_arm(breakdown={"families_ms": {"gemm_16bit": -5.0}}), "less than 0 ms"),
     ],
-    ids=range(22),
+    ids=range(16),
 )
 def test_what_cannot_be_replayed_is_refused_with_one_sentence(
     text: str, sentence: str, tmp_path: Path
@@ -201,46 +194,12 @@ def test_raise_for_is_a_gate(report: Report) -> None:
     assert not empty.reaches("info")
 
 
-@pytest.mark.slow
-def test_a_prescription_is_carried_out_on_the_live_model() -> None:
-    from torchao.float8 import convert_to_float8_training
-
-    from fp8doctor import inspect_model
-    from tests.examine.models import Stacked
-
-    model = convert_to_float8_training(
-        Stacked().bfloat16(), module_filter_fn=lambda layer, name: name != "head"
-    )
-    sick = inspect_model(model, trial=False, ignore="SHP002")
-    assert [step.code for step in sick.prescription] == ["CMP001"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        assert sick.prescription.apply(model) is model
-    assert "CMP001" not in {finding.code for finding in inspect_model(model, trial=False).findings}
-
-
 def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None:
     cure = Treatment(name="unset-variable", summary="unset the variable", code="unset X")
     finding = Finding(title="t", explanation="e", code="ENV001", severity="warning", treatment=cure)
     with pytest.warns(UserWarning, match="unset-variable") as said:
         Prescription(prescribe([finding]), Facts()).apply(torch.nn.Linear(2, 2))
     assert [each.filename for each in said] == [__file__]
-
-
-def test_an_empty_diagnosis_says_that_no_model_was_examined() -> None:
-    empty, hung = (diagnose(Facts(gaps=gaps)) for gaps in ({}, {"network": "it hung"}))
-    assert (empty.verdict.status, empty.verdict.summary[:22]) == ("open", "No model was examined.")
-    assert (hung.verdict.status, hung.answer.fault.reason) == ("open", "it hung")
-
-
-def test_a_script_that_failed_early_is_told_by_its_error_and_is_not_to_be_timed() -> None:
-    script = Target(kind="script", name="train.py", attribute=None, module=False)
-    gaps = {"network": "the script failed before its first step"}
-    found = diagnose(Facts(target=script, gaps=gaps, script_error="KeyError: 'rows'"))
-    assert found.answer.fault.reason == "KeyError: 'rows'."
-    assert found.answer.open == ()
-    assert found.next is None
-    assert diagnose(Facts(target=script, gaps=gaps)).next is None
 
 
 def test_the_public_names() -> None:
@@ -261,7 +220,6 @@ def test_only_a_regular_file_of_a_reports_size_is_read(tmp_path: Path) -> None:
     damaged.write_bytes(packed.read_bytes()[:10] + b"\xff" * 99)
     for path, said in (
         (tmp_path / "pipe", "is not a regular file"),
-        (Path("/dev/zero"), "is not a regular file"),
         (tmp_path, "is not a regular file"),
         (huge, "is larger than 256 MiB"),
         (packed, "is larger than 256 MiB"),

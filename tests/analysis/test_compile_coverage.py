@@ -17,18 +17,9 @@ from tests.examine.models import SIZES, llama, lora, network, training
 
 def gemma() -> nn.Module:
     """A model whose text has a configuration of its own inside of the model's."""
-    vision = {
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_attention_heads": 4,
-        "image_size": 32,
-        "patch_size": 8,
-    }
+    text, vision = {**SIZES, "use_cache": True}, {**SIZES, "image_size": 32, "patch_size": 8}
     with torch.device("meta"):
-        return Gemma3ForConditionalGeneration(
-            Gemma3Config(text_config={**SIZES, "use_cache": True}, vision_config=vision)
-        )
+        return Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=vision))
 
 
 def facts_of(model: nn.Module) -> Facts:

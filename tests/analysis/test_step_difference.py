@@ -4,16 +4,12 @@ ones."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fp8doctor.analysis.step_difference import (
-    PARTS,
     waits_for_the_host,
     waterfall,
 )
 from fp8doctor.facts import Arm
-from fp8doctor.wording import minus
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
 
 
@@ -40,21 +36,6 @@ def test_no_more_is_taken_off_than_the_casts_cost() -> None:
     assert found is not None
     assert found.parts_ms["casts"] == 0
     assert found.parts_ms["norms and pointwise"] == pytest.approx(-15.0)
-
-
-families = st.fixed_dictionaries(
-    {family: st.floats(0, 300) for part in PARTS.values() for family in part} | {"unknown": st.floats(0, 300)}
-)
-
-
-@pytest.mark.slow
-@given(families, families, st.floats(0.1, 3000), st.floats(0.1, 3000))
-def test_the_parts_add_up_to_the_difference_of_the_steps(
-    fp8: dict[str, float], bf16: dict[str, float], step: float, other: float
-) -> None:
-    found = waterfall(profiled("as_is", step, **fp8), profiled("bf16", other, **bf16))
-    assert found is not None
-    assert sum(found.parts_ms.values()) == pytest.approx(minus(step, other), abs=1e-6)
 
 
 @pytest.mark.parametrize("arm", [unprofiled("as_is", 100.0), replaced(FP8_EAGER, reliable=False)])

@@ -8,37 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.timed_step import cautions, timed_step
-from fp8doctor.facts import Arm, Breakdown, Facts, Observation, Trial
+from fp8doctor.facts import Arm, Facts, Observation, Trial
 from tests.facts_of import DECODER_468M
 
 
-def timed(rounds: tuple[float, ...] = (100.0,) * 7, families: dict[str, float] | None = None) -> Facts:
-    ms = sorted(rounds)[len(rounds) // 2]
-    found = (
-        Breakdown(
-            families_ms=families,
-            idle_ms=ms - sum(families.values()),
-            busy_ms=sum(families.values()),
-            scale=1.0,
-            reliable=True,
-        )
-        if families
-        else None
-    )
-    arm = Arm(
-        name="as_is",
-        tried=True,
-        why=None,
-        reason=None,
-        step_ms=ms,
-        low_ms=min(rounds),
-        high_ms=max(rounds),
-        rounds_ms=rounds,
-        peak_gib=20.0,
-        breakdown=found,
-        graphs_run=0,
-    )
-    trial = Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=(arm,), reliable=True, reason=None)
+def timed(ms: float = 100.0) -> Facts:
+    rounds: dict[str, Any] = {"step_ms": ms, "low_ms": ms, "high_ms": ms, "rounds_ms": (ms,) * 7}
+    arm = Arm(name="as_is", tried=True, peak_gib=20.0, graphs_run=0, **rounds)
+    trial = Trial(device="cuda", gpu="NVIDIA H200", blocks={}, arms=(arm,), reliable=True)
     return replace(DECODER_468M, trial=trial)
 
 
@@ -57,6 +34,6 @@ def test_steps_of_a_watched_script_count_where_no_trial_timed_a_copy(clock: Any,
     step = timed_step(facts, "a")
     assert (step.step_ms, step.low_ms, step.high_ms) == (100.0, 90.0, 110.0)
     assert (step.tokens_per_s, step.measured_on, step.missing) == (163840.0, where, "")
-    both = replace(facts, trial=timed((50.0,) * 7).trial)
+    both = replace(facts, trial=timed(50.0).trial)
     assert timed_step(both, "a").step_ms == 50.0
     assert list(cautions(both, timed_step(both, "a"))) == []

@@ -58,13 +58,3 @@ def test_the_budget_that_is_advised_is_more_than_the_trial_took(
     nothing = replace(trial, arms=(), why=Reason.NO_TIME_LEFT, reason="")
     assert more_time_s(nothing) == advised
     assert more_time_s(replace(nothing, why=Reason.STEP_RAISES)) is None
-
-
-@pytest.mark.parametrize("name", ["bert_large_accelerate", "gpt2_conv1d"])
-def test_a_fault_that_was_read_is_not_told_as_seen(name: str) -> None:
-    """The step was timed, and its times do not show the fault."""
-    folder = "benchmarks" if name.startswith("bert") else "patients"
-    said = replays.of(folder, f"h200-{name}").report.answer
-    assert (said.fault.was_seen, said.basis) == (False, "measured")
-    seen = replace(said, fault=replace(said.fault, was_seen=True))
-    assert {row.label for row in box(said).rows if row not in box(seen).rows} == {"Sure"}

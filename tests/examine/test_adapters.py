@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from peft import (
     IA3Config,
-    LoHaConfig,
-    LoKrConfig,
     LoraConfig,
     OFTConfig,
     PeftConfig,
@@ -27,8 +25,6 @@ TARGETS = ["0", "2"]
         LoraConfig(r=4, target_modules=TARGETS, use_dora=True),
         OFTConfig(target_modules=TARGETS, oft_block_size=16, r=0),
         IA3Config(target_modules=TARGETS, feedforward_modules=[]),
-        LoKrConfig(target_modules=TARGETS, r=4),
-        LoHaConfig(target_modules=TARGETS, r=4),
         VeraConfig(target_modules=TARGETS, r=4),
     ],
     ids=lambda config: type(config).__name__,

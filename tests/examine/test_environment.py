@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -110,33 +108,17 @@ def test_transformer_engine_is_found_with_its_parts(monkeypatch: pytest.MonkeyPa
 # DeepSpeed
 
 
-@pytest.fixture
-def config(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a DeepSpeed configuration and names it as the launcher does."""
-
-    def write(text: str | dict[str, object]) -> Path:
-        path = tmp_path / "ds_config.json"
-        path.write_text(text if isinstance(text, str) else json.dumps(text))
-        monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
-        return path
-
-    return write
-
-
-def test_the_file_the_launcher_names_is_read(config: Callable[..., Path]) -> None:
-    sections = {True: [{"enabled": True}, {}], False: [{"enabled": False}, None]}
-    for asks, contents in sections.items():
-        for content in contents:
-            path = config({"bf16": {}} if content is None else {"zero_optimization": {}, "fp8": content})
-            found = environment()
-            assert found.deepspeed_fp8_section is asks
-            assert found.variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "…/ds_config.json"
-            assert str(path.parent) not in str(found)
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")])
-def test_a_broken_file_is_a_gap_with_its_reason(config: Callable[..., Path], text: str) -> None:
-    config(text)
-    gaps: dict[str, str] = {}
-    assert not recorded(environment(gaps), "deepspeed_fp8_section")
-    assert gaps["environment.deepspeed_fp8_section"]
+def test_the_file_the_launcher_names_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
+    for text, asks in (('{"fp8": {"enabled": true}}', True), ('{"fp8": {}}', True), ('{"bf16": {}}', False)):
+        path.write_text(text)
+        found = environment()
+        assert found.deepspeed_fp8_section is asks
+        assert found.variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "…/ds_config.json"
+        assert str(path.parent) not in str(found)
+    for broken in ("{", "[1]"):
+        path.write_text(broken)
+        gaps: dict[str, str] = {}
+        assert not recorded(environment(gaps), "deepspeed_fp8_section")
+        assert gaps["environment.deepspeed_fp8_section"]

@@ -56,14 +56,8 @@ def test_nothing_is_tried_where_nothing_is_asked_for(
     [
         ("", None),
         ("print('fp8doctor is a word that libraries may print')", None),
-        (
-            "raise ImportError('te.so: undefined symbol: cublasLtX')",
-            "ImportError: te.so: undefined symbol: cublasLtX",
-        ),
         ("raise OSError('two\\nlines')", "OSError: two lines"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
-        ("import os; os._exit(7)", "the process that imported it ended with code 7"),
         ("import os; os.abort()", "the process that imported it ended with code -6"),
         (
             "raise ImportError('/home/somebody/te.so: hf_abcdefghijklmnopqrstuvwxyz01234567')",

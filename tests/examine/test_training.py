@@ -6,9 +6,6 @@ import torch
 from torch import nn
 from transformers import HubertConfig, HubertModel, WhisperConfig
 
-from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Workload
-from fp8doctor.loading.job import Job
 from tests.examine.models import Stacked, training
 
 TOKENS = torch.zeros(2, 8, dtype=torch.long)
@@ -44,16 +41,6 @@ def test_optimizer() -> None:
     facts = training(model, optimizer=optimizer)
     assert facts.optimizer == "torch.optim.adamw.AdamW"
     assert facts.parameters_outside_optimizer == 2  # the norm's
-
-
-def test_examine_puts_it_together() -> None:
-    target, workload = Target(kind="live", name="Stacked", attribute=None), Workload(tokens=16)
-    surroundings = Facts(gpus=(), gaps={"gpus": "no driver"})
-    facts = examine(Job(model=Stacked(), target=target, workload=workload), surroundings)
-    assert (facts.target, facts.workload, facts.gpus) == (target, workload, ())
-    assert facts.gaps == {"gpus": "no driver"}
-    assert facts.network.linears[0].name == "blocks.0.up"
-    assert Facts.from_dict(facts.to_dict()) == facts
 
 
 def test_layers_that_are_skipped_at_random() -> None:

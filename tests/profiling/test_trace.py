@@ -199,17 +199,6 @@ def test_gap_is_the_hosts_when_the_launch_came_after_the_gpu_ran_dry(
     assert trace.read(tmp_path).host_wait_pct == pytest.approx(waited)
 
 
-def test_types_of_the_operators_inputs(tmp_path: Path) -> None:
-    trace = Composed()
-    trace.operator(
-        "aten::mm", 10, 20, 1, **{"Input type": ["float", "float"], "Input Dims": [[32, 32], [32, 32]]}
-    )
-    trace.operator("aten::_foreach_add_", 20, 30, 2, **{"Input type": ["TensorList", "", "Scalar"]})
-    trace.kernel("a_gemm_of_no_known_type", 100, 110, operator=1)
-    trace.kernel(CLAMP, 110, 120, operator=2)
-    assert trace.read(tmp_path).families_ms == pytest.approx({"gemm_fp32": 0.01, "optimizer": 0.01})
-
-
 def test_eager_cast_in_a_cuda_graph_is_told_by_its_end(tmp_path: Path) -> None:
     trace = Composed()
     for index, name in enumerate(
