@@ -145,6 +145,14 @@ def test_what_does_not_fit_next_to_the_others_says_so_and_the_others_are_timed(m
     assert arms["other"].why is Reason.OUT_OF_MEMORY
 
 
+def test_others_are_timed_if_the_step_as_it_is_does_not_fit_in_the_smallest_models(memory: Memory) -> None:
+    memory.blocks = 3
+    as_is = VariantPlan("as_is", with_own_weights)
+    result = trial(as_is, BF16, model=Decoder(3), loss=memory.loss)
+    assert [arm.why for arm in result.arms] == [Reason.OUT_OF_MEMORY, None]
+    assert result.arms[1].tried
+
+
 def test_the_learning_rate_is_not_zero_and_moves_no_weight() -> None:
     model = Decoder(3).bfloat16()
     before = [parameter.detach().clone() for parameter in model.parameters()]

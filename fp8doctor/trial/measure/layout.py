@@ -68,16 +68,18 @@ class Layout:
     def lay_out(self, shallower: bool = False) -> bool:
         """Make the largest models that fit, or smaller ones in place of these, which must not be in use.
 
-        False if there are no smaller ones. Raises `torch.OutOfMemoryError` if none fit.
+        False if there are no smaller ones: these stay. Raises `torch.OutOfMemoryError` if none fit.
         """
         plans = [*self._deeper, *self._plans]
         if shallower:
             plans = plans[plans.index(self.plan) + 1 :]
+            if not plans:
+                return False
             self.forget()
             free(self.device)
-        if plans and not any(map(self._laid_out, plans)):
+        if not any(map(self._laid_out, plans)):
             raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
-        return bool(plans)
+        return True
 
     def _laid_out(self, plan: depth.Plan) -> bool:
         """Lay a plan out if it fits, and give back what it took if it does not.
