@@ -35,48 +35,40 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 4) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.head = nn.Linear(WIDTH, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = self.call(block, x)
+        for number, block in enumerate(self.blocks):
+            x = self.call(number, block, x)
         return self.head(x)
 
-    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return block(x)
 
 
 class NotReentrant(Plain):
-    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(block, x, use_reentrant=False)
 
 
 class Reentrant(Plain):
-    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: block(x), x.requires_grad_(), use_reentrant=True)
 
 
 class UnderAFlag(Plain):
     recompute = True
 
-    def call(self, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        if self.training and self.recompute and torch.is_grad_enabled():
-            return checkpoint(block, x, use_reentrant=False)
-        return block(x)
+    def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
 
 
 class EveryOther(Plain):
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if number % 2 == 0 else block(x)
-        return self.head(x)
+    def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return block(x) if number % 2 else checkpoint(block, x, use_reentrant=False)
 
 
 def wrapped() -> nn.Module:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
-from types import MethodType
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -101,45 +100,41 @@ def test_a_wrapper_of_forward_is_rebuilt_around_the_copy(wrap: Any) -> None:
     assert replica.forward is not model.forward
 
 
-def test_accelerates_fp8_wrapper_is_rebuilt_around_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.stand_ins import transformer_engine
-
-    library = transformer_engine.install(monkeypatch, "fp8")
-    monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: nullcontext())
-    import accelerate.utils.transformer_engine as wrapping
-
-    monkeypatch.setattr(wrapping, "is_transformer_engine_available", lambda: True)
-    model = Stack(8)
-    forward = wrapping.contextual_fp8_autocast(model.forward, None)
-    model.forward = MethodType(forward, model) if hasattr(model.forward, "__func__") else forward  # type: ignore[method-assign]
-    replica, _ = replicate(model, cuts={"blocks": [0, 1]})
-    with guarded(model):
-        replica(X).sum().backward()
-    assert sum(parameter.grad is not None for parameter in replica.parameters()) == 4
+COMPILE = functools.partial(torch.compile, backend="aot_eager", dynamic=False)
 
 
-@pytest.mark.parametrize("form", ["wrapped", "in_place", "per_block", "assigned"])
+def in_place(model: Any) -> Any:
+    model.compile(backend="aot_eager", dynamic=False)
+    return model
+
+
+def per_block(model: Any) -> Any:
+    for block in model.blocks:
+        in_place(block)
+    return model
+
+
+def assigned(model: Any) -> Any:
+    model.forward = COMPILE(model.forward)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("form", "place"),
+    [
+        (COMPILE, lambda replica: replica),
+        (in_place, lambda replica: replica._compiled_call_impl),
+        (per_block, lambda replica: replica.blocks[0]._compiled_call_impl),
+        (assigned, lambda replica: replica.forward),
+    ],
+    ids=["wrapped", "in_place", "per_block", "assigned"],
+)
 @pytest.mark.slow
-def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: str) -> None:
+def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: Any, place: Any) -> None:
     torch._dynamo.reset()
-    model: Any = Stack()
-    if form == "wrapped":
-        model = torch.compile(model, backend="aot_eager", dynamic=False)
-    elif form == "in_place":
-        model.compile(backend="aot_eager", dynamic=False)
-    elif form == "per_block":
-        for block in model.blocks:
-            block.compile(backend="aot_eager", dynamic=False)
-    else:
-        model.forward = torch.compile(model.forward, backend="aot_eager", dynamic=False)
+    model = form(Stack())
     replica: Any = replicate(model)[0]
-    inner = replica._orig_mod if form == "wrapped" else replica
-    compiled = {
-        "wrapped": replica,
-        "in_place": inner._compiled_call_impl,
-        "per_block": inner.blocks[0]._compiled_call_impl,
-        "assigned": inner.__dict__.get("forward"),
-    }[form]
+    compiled = place(replica)
     context = context_of(compiled)
     assert context is not None
     assert context._dynamic is False  # type: ignore[attr-defined]
@@ -147,7 +142,7 @@ def test_every_form_of_compile_is_applied_to_the_copy_with_its_settings(form: st
     before = len(_debug_get_cache_entry_list(Block.forward.__code__)) + len(
         _debug_get_cache_entry_list(Stack.forward.__code__)
     )
-    runs_itself(model._orig_mod if form == "wrapped" else model, replica)
+    runs_itself(getattr(model, "_orig_mod", model), replica)
     assert before == 0
 
 

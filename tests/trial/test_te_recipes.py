@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,19 +17,6 @@ from tests.stand_ins import transformer_engine as te
 from tests.trial.treated import applied, facts
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("flavour", ["quantization", "fp8"])
-def test_te_layers_run_under_the_autocast(flavour: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    te.install(monkeypatch, flavour)
-    model = nn.Sequential(te.Linear(32, 32))
-    variant = applied("te-autocast", model)
-    with variant.around():
-        variant.model(torch.ones(4, 32))
-    assert variant.model[0].fp8  # type: ignore[index]
-    assert not te.FP8GlobalStateManager.enabled
-    with pytest.raises(NotTried, match="no layer of Transformer Engine"):
-        applied("te-autocast", Stacked())
 
 
 @pytest.mark.parametrize("flavour", ["quantization", "fp8"])
@@ -51,19 +39,13 @@ def test_an_autocast_that_the_model_closes_is_opened_again_and_one_that_it_opens
     variant = applied("te-autocast", Model())
     with variant.around():
         variant.model(torch.ones(4, 32))
-    closed, own = variant.model.closed, variant.model.own
-    assert closed.fp8
-    assert own.fp8
-    assert (type(closed.fp8_meta["recipe"]), type(own.fp8_meta["recipe"])) == (
-        te.DelayedScaling,
-        te.Float8CurrentScaling,
-    )  # type: ignore[union-attr]
+    layers: list[Any] = [variant.model.closed, variant.model.own]
+    assert all(layer.fp8 for layer in layers)
+    recipes = [type(layer.fp8_meta["recipe"]) for layer in layers]
+    assert recipes == [te.DelayedScaling, te.Float8CurrentScaling]
     assert not te.FP8GlobalStateManager.enabled
-
-
-def step_of(variant: Variant) -> None:
-    with variant.around():
-        variant.model(torch.ones(4, 32))
+    with pytest.raises(NotTried, match="no layer of Transformer Engine"):
+        applied("te-autocast", Stacked())
 
 
 def test_an_autocast_around_the_step_gets_another_recipe_and_one_more_change_beside_it_does_too(
@@ -75,6 +57,7 @@ def test_an_autocast_around_the_step_gets_another_recipe_and_one_more_change_bes
     opened = replace(Variant(replicate(model, share=True)[0], None), around=lambda: te.autocast())
     variant = function_of("te-current")(opened, context)
     variant = function_of("keep-in-bf16")(variant, replace(context, layers=("1",)))
-    step_of(variant)
-    step_of(variant)
+    for _ in range(2):
+        with variant.around():
+            variant.model(torch.ones(4, 32))
     assert type(variant.model[0].fp8_meta["recipe"]) is te.Float8CurrentScaling  # type: ignore[index]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,13 +14,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from fp8doctor.facts import Arm, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep
-from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.profiling.trace import read_trace
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import evidence
@@ -36,8 +33,7 @@ from fp8doctor.trial.measure.evidence import (
     counted_in,
     why_not_profiled,
 )
-from fp8doctor.trial.measure.profile_step import annotated
-from fp8doctor.trial.measure.results import breakdown
+from fp8doctor.trial.measure.results import _self_check, breakdown
 from fp8doctor.trial.measure.trial_run import KeepTrace, TrialRun
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
@@ -209,35 +205,6 @@ def test_the_users_profiler_goes_on() -> None:
     }
 
 
-class Stumbling(nn.Sequential):
-    """Its second module raises, and the model goes on."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with contextlib.suppress(RuntimeError):
-            self[1](self[0](x))
-        return self[2](x)
-
-
-def test_a_call_that_raises_is_closed_and_no_hook_stays(small: Path) -> None:
-    model = Stumbling(nn.Linear(8, 8), nn.Linear(9, 9), nn.Linear(8, 8))
-    with (
-        annotated(dict(model.named_modules())),
-        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
-    ):
-        model(torch.ones(4, 8)).sum().backward()
-    assert not any(
-        module._forward_hooks or module._forward_pre_hooks or module._forward_hooks_always_called
-        for module in model.modules()
-    )
-    file = small / "trace.json"
-    profile.export_chrome_trace(str(file))
-    events = [each for each in json.loads(file.read_text())["traceEvents"] if each["name"].startswith(MODULE)]
-    file.unlink()
-    spans = {each["name"].rpartition(" ")[2]: (each["ts"], each["ts"] + each["dur"]) for each in events}
-    assert spans.keys() == {"", "0", "1", "2"}
-    assert spans["1"][1] <= spans["2"][0]
-
-
 # From the cuts to full depth
 
 PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
@@ -275,3 +242,21 @@ def test_parts_always_add_up(cuts: list[tuple[float, ...]], step_ms: float) -> N
     assert sum(told.families_ms.values()) + told.idle_ms == pytest.approx(step_ms)
     assert told.idle_ms >= 0
     assert all(part >= 0 for part in told.families_ms.values())
+
+
+@pytest.mark.parametrize(
+    ("copied", "timed", "ratio"),
+    [
+        (BF16, ("as_is", "bf16"), 1.0),
+        (BF16, ("as_is",), None),  # it raised in the window
+        (AS_IS, ("as_is",), 1.0),
+        (AS_IS, ("as_is", "bf16"), 1.0),
+    ],
+)
+def test_a_copy_is_held_to_what_it_is_a_copy_of(
+    copied: VariantPlan, timed: tuple[str, ...], ratio: float | None
+) -> None:
+    times = {"as_is": [20.0] * 9, "bf16": [10.0] * 9}
+    attempts = [Attempt(AS_IS), Attempt(BF16), Attempt(replace(copied, name="bf16_again"))]
+    samples = {("bf16_again", 0): times[copied.name], **{(name, 0): times[name] for name in timed}}
+    assert _self_check(attempts, samples) == ratio
