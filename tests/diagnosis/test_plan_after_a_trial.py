@@ -15,7 +15,7 @@ from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.finding import Finding, Treatment
-from tests.diagnosis.trials import LOSING, SLOW, Of, around
+from tests.diagnosis.trials import LOSING, SLOW, Of, around, compiled_by_block
 from tests.facts_of import DECODER_468M
 
 
@@ -62,16 +62,6 @@ def test_the_users_own_compile_stays_if_bf16_under_it_was_not_timed(late: str) -
     assert last.saving_ms is None
     assert last.treatment.name == "stay-in-bf16"
     assert report.answer.compared.end is None
-
-
-def compiled_by_block(facts: Facts) -> Facts:
-    """The facts of a job whose blocks the user compiles."""
-    linears = tuple(
-        msgspec.structs.replace(each, compiled=each.name.rpartition(".")[0]) for each in facts.network.linears
-    )
-    blocks = tuple(msgspec.structs.replace(each, compiled=each.count) for each in facts.network.blocks)
-    network = msgspec.structs.replace(facts.network, linears=linears, blocks=blocks)
-    return msgspec.structs.replace(facts, network=network)
 
 
 COMPILES = Treatment(name="compile-blocks", summary="s", code="c")

@@ -7,23 +7,17 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.cost.step_cost import with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
-from tests.diagnosis.trials import Of, around
+from tests.diagnosis.trials import Of, around, compiled_by_block
 from tests.facts_of import DECODER_468M
 
 
 def in_rowwise(*, compiled: bool) -> Facts:
     """The decoder in a recipe whose casts cost more than its matmuls save, by the cost model."""
-    network = DECODER_468M.network
-    linears = tuple(
-        replace(each, recipe="rowwise", compiled="block" if compiled else None)
-        if each.use == "training"
-        else each
-        for each in network.linears
-    )
-    blocks = tuple(replace(each, compiled=each.count if compiled else 0) for each in network.blocks)
-    return replace(DECODER_468M, assumed_gpu="H100", network=replace(network, linears=linears, blocks=blocks))
+    facts = with_recipe(replace(DECODER_468M, assumed_gpu="H100"), "rowwise")
+    return compiled_by_block(facts) if compiled else facts
 
 
 @pytest.mark.parametrize(("compiled", "batch"), [(True, "given"), (False, "given"), (False, "made up")])

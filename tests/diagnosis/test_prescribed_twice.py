@@ -10,36 +10,21 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
+from tests.examine.models import Block
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+class Square(Block):
+    def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x).relu())
-
-
-class Stack(nn.Module):
-    """Square layers, and one beside them."""
-
-    def __init__(self, blocks: int, width: int, **beside: tuple[int, int]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Block(width) for _ in range(blocks))
-        for name, (k, n) in beside.items():
-            self.add_module(name, nn.Linear(k, n))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        self.up, self.down = nn.Linear(4096, 4096), nn.Linear(4096, 4096)
 
 
 @pytest.mark.slow
 def test_the_second_prescription_is_empty() -> None:
     with torch.device("meta"):
-        model: Any = Stack(8, 4096, score=(4096, 16), frames=(64, 65536), project=(8192, 64))
+        beside = {"score": (4096, 16), "frames": (64, 65536), "project": (8192, 64)}
+        model: Any = nn.ModuleDict({name: nn.Linear(*sides) for name, sides in beside.items()})
+        model["layers"] = nn.ModuleList(Square() for _ in range(8))
         model = convert_to_float8_training(model.bfloat16())
     first = inspect_model(model, trial=False)
     assert "keep-in-bf16" in [step.treatment.name for step in first.prescription]

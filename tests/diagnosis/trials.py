@@ -86,6 +86,16 @@ def without_fp8() -> Facts:
     )
 
 
+def compiled_by_block(facts: Facts) -> Facts:
+    """The facts of a job whose blocks the user compiles."""
+    linears = tuple(
+        msgspec.structs.replace(each, compiled=each.name.rpartition(".")[0]) for each in facts.network.linears
+    )
+    blocks = tuple(msgspec.structs.replace(each, compiled=each.count) for each in facts.network.blocks)
+    network = msgspec.structs.replace(facts.network, linears=linears, blocks=blocks)
+    return msgspec.structs.replace(facts, network=network)
+
+
 LOSING = Finding(
     title="t",
     explanation="e",

@@ -39,22 +39,6 @@ def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     assert (facts.optimizer, facts.parameters_outside_optimizer) == ("torch.optim.adamw.AdamW", 0)
 
 
-def test_accelerate_in_fp8(forget_accelerate: None) -> None:
-    """Accelerate's torchao path: the first and the last Linear are left out, nothing is compiled."""
-    accelerator = Accelerator(mixed_precision="fp8", cpu=True)
-    model = llama()
-    model, _ = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
-    facts = training(model)
-    assert (facts.accelerate.mixed_precision, facts.autocast, facts.compile_marks) == ("fp8", "bfloat16", ())
-    linears = network(model).linears
-    assert [each.name for each in linears if each.use == "none"] == [
-        "model.layers.0.self_attn.q_proj",
-        "lm_head",
-    ]
-    assert linears[1].features["pad_inner_dim"]
-    assert linears[1].features["float8_all_gather_weight"]
-
-
 def test_accelerates_autocast_for_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate's own wrapper, around a stand-in for the library."""
     stand_in.install(monkeypatch, "fp8")

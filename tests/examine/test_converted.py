@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+from peft import IA3Config, LoraConfig, OFTConfig, PeftConfig, VeraConfig, get_peft_model
 from torch import nn
 from torchao.float8 import convert_to_float8_training
-from torchao.quantization import quantize_
 
-from tests import prototypes
-from tests.examine.models import by_name, llama, lora, network, qwen3_moe
+from tests.examine.models import by_name, llama, lora, network
 
 
 def test_a_converted_output_projection_that_nothing_calls_does_not_train_in_fp8() -> None:
@@ -42,9 +42,25 @@ def test_lora_before_and_after_conversion() -> None:
     assert kinds(convert_to_float8_training(lora(llama()))) == {base, ("adapter", "Float8Linear")}
 
 
-def test_converted_experts_of_qwen3_moe() -> None:
-    model = qwen3_moe().bfloat16()
-    quantize_(model, prototypes.float8(), filter_fn=lambda module, name: name.endswith("experts"))
-    layer = by_name(model)["model.layers.0.mlp.experts.gate_up_proj"]
-    assert (layer.stack, layer.use, layer.recipe) == ("torchao", "training", "rowwise")
-    assert (layer.gemms, layer.role, layer.kind.rpartition(".")[2]) == (8, "experts", "Qwen3MoeExperts")
+TARGETS = ["0", "2"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(r=4, target_modules=TARGETS, use_dora=True),
+        OFTConfig(target_modules=TARGETS, oft_block_size=16, r=0),
+        IA3Config(target_modules=TARGETS, feedforward_modules=[]),
+        VeraConfig(target_modules=TARGETS, r=4),
+    ],
+    ids=lambda config: type(config).__name__,
+)
+def test_what_a_tuner_trains_is_an_adapter_and_what_it_wraps_is_not(config: PeftConfig) -> None:
+    model = get_peft_model(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32)), config)
+    facts = network(model)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert facts.adapter_parameters >= trained > 0
+    assert facts.adapter_parameters < facts.parameters
+    of_the_base = [each.adapter for each in facts.linears if each.name.endswith("base_layer")]
+    assert of_the_base == ["base", "base"]
+    assert {each.adapter for each in facts.linears} <= {"base", "adapter"}

@@ -4,8 +4,6 @@ does."""
 from __future__ import annotations
 
 import gzip
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -287,13 +285,3 @@ def test_what_is_no_trace_is_refused(content: bytes, tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(UnreadableDocument):
         step_of(read_trace(path))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", ["profiled_step", "users_trace"])
-def test_reading_a_trace_needs_no_torch(module: str) -> None:
-    code = f"import sys, fp8doctor.profiling.{module}; sys.exit('torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=False, cwd=Path(__file__).parents[2], timeout=600
-    )
-    assert done.returncode == 0
