@@ -1,13 +1,12 @@
-"""MOD007's lost hooks on model files that convert while they are loaded; watching changes nothing."""
+"""MOD007's lost hooks on models that are converted under watch; watching changes nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import sys
-import textwrap
 import weakref
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,96 +14,65 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.errors import UserError
-from fp8doctor.examine import examine
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts
-from fp8doctor.loading.model_file import load
 from tests.checks.rules import found_by, outcome_of
 
-MODEL = """
-    from torch import nn
-    from torchao.float8 import convert_to_float8_training as convert
-
-
-    class Scaled(nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-
-    def plain(module, name):
-        return type(module) is nn.Linear
-
-
-    def hook(module, arguments, output):
-        return output
-
-
-    def build_model():
-        model = nn.Sequential(nn.Linear(32, 32), Scaled(32, 32), nn.Linear(32, 32))
-"""
-"""The beginning of a model file; what follows is the order of steps."""
-
-
-Read = Callable[[str], Facts]
-
-
-@pytest.fixture
-def facts_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
-    """Facts of the model file that ends with these lines, loaded as the worker loads it."""
-    monkeypatch.setattr("sys.path", [*sys.path])
-    monkeypatch.setattr("sys.argv", ["pytest"])
-
-    def loaded(lines: str) -> Facts:
-        path = tmp_path / "watched_model.py"
-        path.write_text(f"{textwrap.dedent(MODEL)}    {lines}\n", "utf-8")
-        try:
-            return examine(load(str(path)))
-        finally:
-            sys.modules.pop("watched_model", None)
-
-    return loaded
-
-
 LOST = "hooks-or-subclass-lost"
-PLAIN = "convert(model, module_filter_fn=plain)"
+
+
+class Scaled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def convert(model: Any) -> None:
+    convert_to_float8_training(model, module_filter_fn=lambda module, name: type(module) is nn.Linear)
+
+
+def hook(model: Any) -> None:
+    model[0].register_forward_hook(lambda module, arguments, output: output)
+
+
+def compile_forward(model: Any) -> None:
+    model[2].forward = torch.compile(model[2].forward)
+
+
+def wrap(model: Any) -> None:
+    model[0] = torch.compile(model[0])
+
 
 ORDERS = {
-    "hooks": (
-        f"model[0].register_forward_hook(hook); return {PLAIN}",
-        f"{PLAIN}; model[0].register_forward_hook(hook); return model",
-        "convert-first",
-    ),
-    "compile": (
-        f"import torch; model[2].forward = torch.compile(model[2].forward); return {PLAIN}",
-        f"{PLAIN}; model[2].compile(); return model",
-        "convert-first",
-    ),
-    "wrapper": (
-        f"import torch; model[0] = torch.compile(model[0]); return {PLAIN}",
-        f"import torch; {PLAIN}; model[0] = torch.compile(model[0]); return model",
-        "convert-first",
-    ),
-    "forward": ("return convert(model)", f"return {PLAIN}", "keep-subclasses"),
+    "hooks": ((hook, convert), (convert, hook), "convert-first"),
+    "compile": ((compile_forward, convert), (convert, lambda model: model[2].compile()), "convert-first"),
+    "wrapper": ((wrap, convert), (convert, wrap), "convert-first"),
+    "forward": ((convert_to_float8_training,), (convert,), "keep-subclasses"),
 }
-"""What a conversion drops -> lines that lose it, lines in the right order, and the fix."""
+"""What a conversion drops -> steps that lose it, steps in the right order, and the fix."""
 
 
 @pytest.mark.parametrize("lost", ORDERS)
-def test_what_the_conversion_drops(facts_of: Read, lost: str) -> None:
+def test_what_the_conversion_drops(look: Callable[..., Facts], lost: str) -> None:
+    def after(*steps: Callable[[Any], Any]) -> Facts:
+        with ConversionWatch() as watch:
+            model = nn.Sequential(nn.Linear(32, 32), Scaled(32, 32), nn.Linear(32, 32))
+            for step in steps:
+                step(model)
+        return look(model, watched=watch)
+
     wrong, right, treatment = ORDERS[lost]
-    finding = found_by(LOST, facts_of(wrong))
+    finding = found_by(LOST, after(*wrong))
     assert finding.severity == ("error" if lost == "wrapper" else "warning")
     assert lost in finding.title
     assert finding.treatment.name == treatment
-    assert outcome_of(LOST, facts_of(right)) == "silent"
+    assert outcome_of(LOST, after(*right)) == "silent"
 
 
-def test_watching_leaves_no_trace(facts_of: Read) -> None:
+def test_watching_leaves_no_trace() -> None:
     before = dict(torch_module._global_module_registration_hooks)
-    facts_of("return convert(model)")
-    with pytest.raises(UserError):
-        facts_of("raise RuntimeError('no')")
+    with contextlib.suppress(RuntimeError), ConversionWatch():
+        assert dict(torch_module._global_module_registration_hooks) != before
+        raise RuntimeError("a script's own")
     assert dict(torch_module._global_module_registration_hooks) == before
 
 

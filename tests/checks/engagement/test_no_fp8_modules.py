@@ -20,7 +20,7 @@ from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Environment, Facts, TrainerArguments
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.stacks.torchao_private import CONVERTER_TRACE
-from tests.checks.rules import answer_of, found_by, outcome_of
+from tests.checks.rules import answer_of, fix_of, found_by, outcome_of
 from tests.examine.models import gpt2, llama
 
 Look = Callable[..., Facts]
@@ -39,16 +39,15 @@ def linears(*sizes: int) -> nn.Module:
 
 
 @pytest.fixture
-def prepare(forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """What `accelerate launch --mixed_precision fp8` and a script of three lines do."""
+def asked(forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
 
-    def prepared(model: nn.Module) -> Any:
-        from accelerate import Accelerator
 
-        return Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))[0]
+def prepared(model: nn.Module) -> Any:
+    """What `accelerate launch --mixed_precision fp8` and a script of three lines do."""
+    from accelerate import Accelerator
 
-    return prepared
+    return Accelerator(cpu=True).prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))[0]
 
 
 @pytest.mark.parametrize(
@@ -61,37 +60,36 @@ def prepare(forget_accelerate: None, monkeypatch: pytest.MonkeyPatch) -> Callabl
     ids=["Conv1D", "widths", "two Linears"],
 )
 def test_what_prepare_does_not_convert(
-    prepare: Callable[..., Any], look: Look, build: Callable[[], nn.Module], fix: str
+    asked: None, look: Look, build: Callable[[], nn.Module], fix: str
 ) -> None:
-    finding, treatment = found(look(prepare(build())))
-    assert finding.severity == "error"
-    assert treatment.name == fix
+    finding, treatment = found(look(prepared(build())))
+    assert (finding.severity, treatment.name) == ("error", fix)
     assert finding.evidence["asked_by"] == "ACCELERATE_MIXED_PRECISION=fp8"
 
 
-def test_the_printed_lines_for_conv1d(prepare: Callable[..., Any], look: Look) -> None:
+def test_the_printed_lines_for_conv1d(asked: None, look: Look) -> None:
     model = gpt2()
-    _, treatment = found(look(prepare(gpt2())))
+    _, treatment = found(look(prepared(gpt2())))
     for parent in list(model.modules()):
         for name, conv1d in list(parent.named_children()):
             if type(conv1d).__name__ == "Conv1D":
                 names = {"nn": nn, "conv1d": conv1d}
                 exec(treatment.code, names)
                 setattr(parent, name, names["linear"])
-    assert outcome_of(RULE, look(prepare(model))) == "silent"
+    assert outcome_of(RULE, look(prepared(model))) == "silent"
 
 
-def test_before_prepare_it_is_information(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_before_prepare_it_is_information(asked: None, look: Look) -> None:
     """A Trainer converts by itself, so nothing is to be prepared; after a training step it is too late."""
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     model = linears(64, 64, 64)
     facts = look(model)
     finding, treatment = found(facts)
     assert (finding.severity, diagnose(facts).verdict.status) == ("info", "no_fp8")
     assert "AORecipeKwargs(config=Float8LinearConfig(pad_inner_dim=True))" in treatment.code
     trainer = TrainerArguments(kind="x.TrainingArguments", bf16=False, fp16=False, mixed_precision="fp8")
-    _, treatment = found(replace(facts, training=replace(facts.training, trainer=trainer)))
-    assert "prepare" not in treatment.code
+    assert (
+        "prepare" not in fix_of(RULE, replace(facts, training=replace(facts.training, trainer=trainer))).code
+    )
     model(torch.ones(16, 64)).sum().backward()
     finding, treatment = found(look(model))
     assert (finding.severity, treatment.name) == ("error", "convert")
