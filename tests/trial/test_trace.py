@@ -205,6 +205,16 @@ def test_the_users_profiler_goes_on() -> None:
     }
 
 
+def test_a_step_that_raises_while_it_is_proven_is_no_failure_of_the_profiler() -> None:
+    """Else a GPU that is lost there would go unnoticed, and every FP8 after it would be called unseen."""
+
+    def broken() -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        evidence.proof_of(broken, CPU)
+
+
 # From the cuts to full depth
 
 PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))

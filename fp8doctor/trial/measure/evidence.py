@@ -176,13 +176,15 @@ OUTSIDE_THE_MAIN_THREAD = "torch's profiler works in the main thread only"
 def proof_of(step: Callable[[], object], device: torch.device) -> StepProof:
     """Run one step and count; nothing is known if torch's profiler cannot be used here.
 
-    A second profiler would end the user's without its events (torch 2.13).
+    A second profiler would end the user's without its events (torch 2.13). Raises what the step raises, such
+    as the error of a GPU that is lost.
     """
     if why_not_profiled() is None:
         try:
             return counted(profiled(step, device).profiler, device)
         except Exception:
             _log.debug("profiling a step raises", exc_info=True)
+            step()
     return StepProof(None, None)
 
 
