@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fp8doctor import registry
 from fp8doctor.headings import Heading, headings
-from tests.check_rates import rates
+from research.check_rates import rates
 from tests.markdown import table
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "checks"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
+from fp8doctor.cost import gpu_spec, mxfp8_experts
 from research.benchmarks import grouped
+from tests.checks.shapes.test_gemms_too_small import experts
 
 PAGE = Path(grouped.__file__).parent / "results" / "grouped_h200.md"
 
@@ -39,3 +42,12 @@ def test_fp8_is_faster_and_slower_where_it_was() -> None:
 def test_the_page_of_the_measurement_is_of_this_model(capsys: pytest.CaptureFixture[str]) -> None:
     grouped.main()
     assert PAGE.read_text("utf-8").endswith(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("shape", "published_ms"), [((128_000, 5120, 8192, 2), 39.4876), ((128_000, 5120, 1536, 4), 6.4552)]
+)
+def test_grouped_gemms_in_bf16_take_about_what_was_published(shape: Any, published_ms: float) -> None:
+    facts = experts(*shape)
+    cost = mxfp8_experts(facts.network.linears[0], facts, gpu_spec("B200"))
+    assert cost.bf16_ms == pytest.approx(published_ms, rel=0.17)

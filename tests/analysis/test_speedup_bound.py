@@ -6,8 +6,8 @@ import pytest
 
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Arm
-from tests.checks.arms import timed
-from tests.checks.step.profiled import BF16, COMPILED, FP8_COMPILED, FP8_EAGER, replaced, unprofiled
+from tests.checks.arms import ran, timed
+from tests.checks.step.profiled import BF16, COMPILED, FP8_COMPILED, FP8_EAGER, replaced
 from tests.facts_of import DECODER_468M
 
 
@@ -20,7 +20,7 @@ def test_the_gemms_of_the_fastest_fp8_step_bound_it() -> None:
 
 
 def test_without_fp8_gemms_they_take_half_the_time() -> None:
-    fp8 = unprofiled("as_is", 366.1), unprofiled("prescribed", 88.3, **COMPILED)
+    fp8 = ran("as_is", 366.1, breakdown=None), ran("prescribed", 88.3, **COMPILED, breakdown=None)
     assert bound(*fp8) == pytest.approx(92.7 / (92.7 - 62.4 / 2))
 
 

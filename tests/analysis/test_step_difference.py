@@ -10,7 +10,8 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
 )
 from fp8doctor.facts import Arm
-from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced, unprofiled
+from tests.checks.arms import ran
+from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER, profiled, replaced
 
 
 def test_uncompiled_casts_are_the_difference() -> None:
@@ -38,7 +39,7 @@ def test_no_more_is_taken_off_than_the_casts_cost() -> None:
     assert found.parts_ms["norms and pointwise"] == pytest.approx(-15.0)
 
 
-@pytest.mark.parametrize("arm", [unprofiled("as_is", 100.0), replaced(FP8_EAGER, reliable=False)])
+@pytest.mark.parametrize("arm", [ran("as_is", 100.0, breakdown=None), replaced(FP8_EAGER, reliable=False)])
 def test_without_two_reliable_breakdowns_it_is_unknown(arm: Arm) -> None:
     assert waterfall(arm, BF16) is None
     assert waterfall(FP8_EAGER, arm) is None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Outcome, Treatment
 from fp8doctor.registry import discover, run
+
+Look = Callable[..., Facts]
 
 
 def _run(name: str, facts: Facts) -> tuple[Finding | None, Outcome]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,8 +14,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import VariantPlanner, plan_variants
-from fp8doctor.trial.variant import VariantPlan
+from fp8doctor.trial.planning import plan_variants
 from tests.trial.conducted import conduct
 
 
@@ -24,11 +22,9 @@ def tried(
     model: nn.Module,
     batch: Any,
     *names: str,
-    more: Callable[[VariantPlanner, VariantPlan], list[VariantPlan]] = lambda of, as_is: [],
     **fields: Any,
 ) -> Facts:
-    """The facts of the job with the named arms timed, and what ``more`` makes of the first, as few rounds as
-    there can be."""
+    """The facts of the job with the named arms timed, in as few rounds as there can be."""
     workload = Workload(
         batch_source="given",
         tokens=64,
@@ -47,7 +43,6 @@ def tried(
     facts = examine(job)
     planned = {plan.name: plan for plan in plan_variants(facts, (), job)}
     plans = [planned[name] for name in names]
-    plans += more(VariantPlanner(facts, job), plans[0])
     most, timer.MOST_ROUNDS = timer.MOST_ROUNDS, timer.LEAST_ROUNDS
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

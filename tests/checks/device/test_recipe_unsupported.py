@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,14 +13,13 @@ from torchao.quantization import quantize_
 
 from fp8doctor import inspect_model
 from fp8doctor.examine import examine_surroundings, fp8_support
-from fp8doctor.facts import Facts, Gpu, Package, Target
+from fp8doctor.facts import Facts, Gpu, Target
 from tests import prototypes
-from tests.checks.environment.live import finding_of, outcome_of
-from tests.stand_ins import transformer_engine as stand_in
+from tests.checks.environment.test_incompatible_versions import with_releases
+from tests.checks.models import float8, mlp, ran_in_te
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
-from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
 
-Look = Callable[..., Facts]
 CORES, RECIPE = "no-fp8-tensor-cores", "recipe-unsupported"
 
 
@@ -42,47 +41,35 @@ def amd(architecture: str) -> Gpu:
     return Gpu(name="AMD", vendor="amd", compute_capability=None, architecture=architecture, visible=True)
 
 
-def linears() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
-
-
 def mxfp8(recipe: str = "MXFP8_RCEIL") -> nn.Module:
-    model = linears()
+    model = mlp()
     quantize_(model, prototypes.mxfp8(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
     return model
-
-
-def float8(recipe: str) -> nn.Module:
-    return convert_to_float8_training(linears(), config=Float8LinearConfig.from_recipe_name(recipe))
-
-
-def test_tensor_cores_begin_with_8_9(monkeypatch: pytest.MonkeyPatch) -> None:
-    for capability, outcome in (((8, 7), "fires"), ((8, 9), "silent"), ((12, 1), "silent")):
-        assert outcome_of(CORES, machine(monkeypatch, capability)).outcome == outcome
 
 
 @pytest.mark.parametrize(
     ("device", "precision"), [(a100(), "bf16"), (gpu("Tesla V100", "GPU-1", (7, 0), 32), "fp16")]
 )
-def test_a_gpu_without_them_that_was_asked_for_fp8(
+def test_a_gpu_without_tensor_cores_that_was_asked_for_fp8(
     monkeypatch: pytest.MonkeyPatch, device: Device, precision: str
 ) -> None:
+    """They begin with 8.9."""
+    for capability, outcome in (((8, 7), "fires"), ((8, 9), "silent")):
+        assert outcome_of(CORES, machine(monkeypatch, capability)) == outcome
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    finding = finding_of(CORES, machine(monkeypatch, device))
+    finding = found_by(CORES, machine(monkeypatch, device))
     assert (finding.severity, finding.treatment.name) == ("error", f"{precision}-on-this-gpu")
     assert finding.evidence["fp8_wanted_by"] == "ACCELERATE_MIXED_PRECISION=fp8"
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    finding = finding_of(CORES, machine(monkeypatch, device))
+    finding = found_by(CORES, machine(monkeypatch, device))
     assert (finding.severity, finding.treatment) == ("info", None)
 
 
 def test_only_visible_gpus_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert outcome_of(CORES, machine(monkeypatch, a100(), h100())).outcome == "unknown", "which is 0?"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     for visible, outcome in (("1", "silent"), ("0,1", "fires"), ("", "not_applicable")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert outcome_of(CORES, machine(monkeypatch, a100(), h100())).outcome == outcome
+        assert outcome_of(CORES, machine(monkeypatch, a100(), h100())) == outcome
 
 
 @pytest.mark.slow
@@ -107,23 +94,23 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], cuda: str, outcome: str, look: Look
 ) -> None:
     machine(monkeypatch, capability, cuda=cuda)
-    assert outcome_of(RECIPE, look(mxfp8())).outcome == outcome
-    assert outcome_of(RECIPE, look(mxfp8("MXFP8_EMULATED_RCEIL"))).outcome == "not_applicable"
+    assert outcome_of(RECIPE, look(mxfp8())) == outcome
+    assert outcome_of(RECIPE, look(mxfp8("MXFP8_EMULATED_RCEIL"))) == "not_applicable"
     if outcome == "fires":
-        model = linears()
+        model = mlp()
         names = {"Float8LinearConfig": Float8LinearConfig, "model": model}
-        code = finding_of(RECIPE, look(mxfp8())).treatment.code
+        code = fix_of(RECIPE, look(mxfp8())).code
         exec(code, names | {"convert_to_float8_training": convert_to_float8_training})
-        assert outcome_of(RECIPE, look(model)).outcome == "silent"
+        assert outcome_of(RECIPE, look(model)) == "silent"
 
 
 def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     machine(monkeypatch)
     facts = look(mxfp8())
-    assert outcome_of(RECIPE, facts).outcome == outcome_of(CORES, facts).outcome == "not_applicable"
-    assert outcome_of(RECIPE, replace(facts, assumed_gpu="RTX5090")).outcome == "fires"
-    assert outcome_of(RECIPE, replace(facts, assumed_gpu="B200")).outcome == "silent"
-    assert outcome_of(CORES, replace(facts, assumed_gpu="A100")).outcome == "fires"
+    assert outcome_of(RECIPE, facts) == outcome_of(CORES, facts) == "not_applicable"
+    assert outcome_of(RECIPE, replace(facts, assumed_gpu="RTX5090")) == "fires"
+    assert outcome_of(RECIPE, replace(facts, assumed_gpu="B200")) == "silent"
+    assert outcome_of(CORES, replace(facts, assumed_gpu="A100")) == "fires"
 
 
 @pytest.mark.parametrize(
@@ -131,23 +118,17 @@ def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.Monkey
     [("gfx942", "mxfp8", "fires"), ("gfx950", "mxfp8", "silent"), ("gfx942", "tensorwise", "silent")],
 )
 def test_amd_by_recipe(architecture: str, recipe: str, outcome: str, look: Look) -> None:
-    facts = replace(look(mxfp8() if recipe == "mxfp8" else float8(recipe)), gpus=(amd(architecture),))
-    assert outcome_of(RECIPE, facts).outcome == outcome
+    model = mxfp8() if recipe == "mxfp8" else float8(mlp(), recipe)
+    facts = replace(look(model), gpus=(amd(architecture),))
+    assert outcome_of(RECIPE, facts) == outcome
     finding = finding_of(RECIPE, facts)
     assert not finding or "tensorwise" in finding.treatment.code
-
-
-@pytest.mark.parametrize(
-    "by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)]
-)
-def test_the_try_is_a_valid_call(by_row: bool) -> None:
-    assert fp8_support.try_scaled_mm(by_row, "cpu") is None
 
 
 def test_a_try_decides_what_a_recipe_does_here(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     """Only what the model uses is tried, and only if CUDA is in use. The words: pytorch#192707."""
     machine(monkeypatch, (12, 0))
-    assert look(float8("rowwise")).recipe_tries == {}
+    assert look(float8(mlp(), "rowwise")).recipe_tries == {}
     real = fp8_support.try_scaled_mm
     monkeypatch.setattr(fp8_support, "cuda_in_use", lambda: True)
     monkeypatch.setattr(fp8_support, "try_scaled_mm", lambda by_row, where: real(by_row, "cpu"))
@@ -157,7 +138,7 @@ def test_a_try_decides_what_a_recipe_does_here(monkeypatch: pytest.MonkeyPatch, 
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nsecond line")
 
     monkeypatch.setattr(torch, "_scaled_mm", refuse)
-    finding = finding_of(RECIPE, look(float8("rowwise_with_gw_hp")))
+    finding = found_by(RECIPE, look(float8(mlp(), "rowwise_with_gw_hp")))
     assert finding.title.endswith("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")
 
 
@@ -177,24 +158,13 @@ NO_RHT = {"disable_rht": True, "disable_stochastic_rounding": True}
     ],
 )
 def test_transformer_engine(
-    recipe: str,
-    settings: dict[str, bool],
-    capability: tuple[int, int],
-    version: str | None,
-    outcome: str,
-    monkeypatch: pytest.MonkeyPatch,
-    look: Look,
+    recipe: str, settings: Any, capability: Any, version: Any, outcome: str, look: Look, monkeypatch: Any
 ) -> None:
-    te = stand_in.install(monkeypatch, "quantization")
     machine(monkeypatch, capability)
-    model = nn.Sequential(te.Linear(64, 64))
-    with te.autocast(recipe=getattr(stand_in, recipe)(**settings)):
-        model(torch.zeros(16, 64))
-    facts = look(model)
-    packages = {"transformer_engine": Package(version=version, imported=True)}
-    facts = replace(facts, software=replace(facts.software, packages=packages))
-    assert outcome_of(RECIPE, facts).outcome == outcome
+    facts = look(ran_in_te(monkeypatch, recipe, **settings))
+    facts = with_releases(facts, transformer_engine=version)
+    assert outcome_of(RECIPE, facts) == outcome
     finding = finding_of(RECIPE, facts)
     if finding and capability == (12, 0):
         assert "disable_stochastic_rounding=True" in finding.treatment.code
-    assert outcome_of(RECIPE, replace(facts, gpus=(amd("gfx1201"),))).outcome == "fires", "no RDNA"
+    assert outcome_of(RECIPE, replace(facts, gpus=(amd("gfx1201"),))) == "fires", "no RDNA"

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+from tests.checks import models
 
 needs_a_sharded_step = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"),
@@ -36,15 +37,8 @@ def blocks() -> nn.Sequential:
     ).bfloat16()
 
 
-def float8(all_gather: bool, recipe: str = "tensorwise") -> nn.Sequential:
-    config = (
-        Float8LinearConfig(enable_fsdp_float8_all_gather=all_gather)
-        if recipe == "tensorwise"
-        else Float8LinearConfig.from_recipe_name(recipe)
-    )
-    model = convert_to_float8_training(blocks(), config=config)
-    assert isinstance(model, nn.Sequential)
-    return model
+def float8(all_gather: bool) -> nn.Sequential:
+    return models.float8(blocks(), enable_fsdp_float8_all_gather=all_gather)  # type: ignore[no-any-return]
 
 
 def shard(model: nn.Sequential) -> nn.Sequential:

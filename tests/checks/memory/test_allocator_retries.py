@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,12 +11,12 @@ from torch import nn
 
 from fp8doctor.examine import torch_state
 from fp8doctor.examine.torch_state import examine_allocator, not_the_users
-from fp8doctor.facts import ArmCut, Facts, Gpu
+from fp8doctor.facts import ArmCut, Gpu
 from tests.checks.arms import ran, timed
-from tests.checks.environment.live import finding_of, outcome_of
+from tests.checks.rules import Look, fix_of, found_by, outcome_of
 from tests.stand_ins import cuda_allocator
 
-Look = Callable[..., Facts]
+RETRIES = "allocator-retries"
 MODEL = nn.Sequential(nn.Linear(16, 16))
 COUNTED = {"num_alloc_retries": 12, "num_ooms": 0}
 NONE = {"num_alloc_retries": 0, "num_ooms": 0}
@@ -30,14 +29,17 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome_of(RETRIES, look(MODEL)) == "not_applicable"
+    assert not torch.cuda.is_initialized()
+    assert "num_alloc_retries" in (torch.cuda.memory_stats.__doc__ or "")
     cuda_allocator.install(monkeypatch, NONE, COUNTED)
     facts = look(MODEL)
     assert facts.training.alloc_retries == 12
-    finding = finding_of("MEM002", facts)
+    finding = found_by(RETRIES, facts)
     assert finding.evidence["retries_in_this_process"] == 12
     assert finding.treatment.code == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True")
-    assert finding_of("MEM002", look(MODEL)).treatment.name == "less-memory", "it is set already"
+    assert fix_of(RETRIES, look(MODEL)).name == "less-memory", "it is set already"
 
 
 def test_retries_of_a_trial_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,11 +52,6 @@ def test_retries_of_a_trial_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -
     assert examine_allocator({}) == 13
 
 
-def test_without_cuda_there_is_no_question(look: Look) -> None:
-    assert outcome_of("MEM002", look(MODEL)).outcome == "not_applicable"
-    assert not torch.cuda.is_initialized()
-
-
 @pytest.mark.parametrize(
     ("stats", "backend"),
     [(NONE, "cudaMallocAsync"), (RuntimeError("not supported"), "native"), ({}, "native")],
@@ -64,8 +61,7 @@ def test_counters_that_cannot_be_read_are_unknown(
     look: Look, monkeypatch: pytest.MonkeyPatch, stats: dict[str, int] | Exception, backend: str
 ) -> None:
     cuda_allocator.install(monkeypatch, stats, backend=backend)
-    outcome = outcome_of("MEM002", look(MODEL))
-    assert (outcome.outcome, bool(outcome.reason)) == ("unknown", True)
+    assert outcome_of(RETRIES, look(MODEL)) == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -80,9 +76,4 @@ def test_retries_of_the_trial(
     as_is = ran("as_is", peak_gib=peak_gib, cuts=tuple(ArmCut(alloc_retries=each) for each in retries))
     other = ran("bf16", peak_gib=78.0, cuts=(ArmCut(alloc_retries=9),))
     gpus = (Gpu(name="NVIDIA H100", visible=True, memory_gib=79.1),)
-    facts = replace(timed(look(MODEL), as_is, other), gpus=gpus)
-    assert outcome_of("MEM002", facts).outcome == expected
-
-
-def test_the_counter_is_torchs_own() -> None:
-    assert "num_alloc_retries" in (torch.cuda.memory_stats.__doc__ or "")
+    assert outcome_of(RETRIES, replace(timed(look(MODEL), as_is, other), gpus=gpus)) == expected

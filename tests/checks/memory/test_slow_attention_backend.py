@@ -3,12 +3,11 @@ CPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,46 +20,23 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH, slow_attention_backend
+from fp8doctor.checks.memory.slow_attention_backend import ASK_TORCH
 from fp8doctor.examine.attention import BACKENDS, sdp_backends
-from fp8doctor.facts import Arm, ArmCut, Breakdown, Facts, Family, KernelGroup, Package, Software
-from fp8doctor.finding import Finding, NotApplicable
+from fp8doctor.facts import Arm, ArmCut, Breakdown, KernelGroup, Package, Software
+from fp8doctor.finding import Finding
 from fp8doctor.profiling.kernel_families import classify
 from tests.checks.arms import ran, timed
+from tests.checks.rules import Look, found_by, outcome_of
 from tests.examine.models import SIZES, llama, lora
 
-Look = Callable[..., Facts]
-
-
-def found(facts: Facts) -> Finding:
-    finding = slow_attention_backend(facts)
-    assert isinstance(finding, Finding)
-    return finding
-
-
-class Own(nn.Module):
-    """A decoder's attention that calls torch's, or computes it by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = nn.Linear(64, 192)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.proj(x).chunk(3, dim=-1)
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
-class ByHand(Own):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = self.proj(x).chunk(3, dim=-1)
-        return (query @ key.transpose(-1, -2)).softmax(-1) @ value
+SLOW = "slow-attention-backend"
 
 
 def treated(model: nn.Module, look: Look) -> Finding:
     """What it says of the model, whose printed lines make it silent."""
-    finding = found(look(model))
+    finding = found_by(SLOW, look(model))
     exec(finding.treatment.code, {"model": model, "torch": torch})
-    assert slow_attention_backend(look(model)) is None
+    assert outcome_of(SLOW, look(model)) == "silent"
     return finding
 
 
@@ -85,36 +61,24 @@ def gemma2(**settings: Any) -> nn.Module:
 
 
 def test_eager_attention_that_is_needed(look: Look) -> None:
-    for model in (
-        gemma2(),
-        gemma2(attn_logit_softcapping=None),
-        llama(attn_implementation="eager", output_attentions=True),
-    ):
-        assert isinstance(slow_attention_backend(look(model)), NotApplicable)
+    softcapped, plain = gemma2(), gemma2(attn_logit_softcapping=None)
+    for model in (softcapped, plain, llama(attn_implementation="eager", output_attentions=True)):
+        assert outcome_of(SLOW, look(model)) == "not_applicable"
 
 
-@pytest.mark.parametrize(
-    "model", [llama, Own, lambda: nn.MultiheadAttention(64, 4)], ids=["transformers", "own", "torch"]
-)
-def test_torchs_attention_is_healthy_unless_only_math_is_left(
-    look: Look, model: Callable[[], nn.Module]
-) -> None:
+def test_torchs_attention_is_healthy_unless_only_math_is_left(look: Look) -> None:
     """Looking changes no backend, and creates no context."""
-    assert slow_attention_backend(look(model())) is None
+    assert outcome_of(SLOW, look(llama())) == "silent"
     assert sdp_backends() == BACKENDS
     with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):
-        assert slow_attention_backend(look(model())) is None, "a fused one is left"
+        assert outcome_of(SLOW, look(llama())) == "silent", "a fused one is left"
     with sdpa_kernel([SDPBackend.MATH]):
-        assert isinstance(slow_attention_backend(look(nn.Sequential(nn.Linear(32, 32)))), NotApplicable)
-        assert treated(model(), look).treatment.name == "fused-attention-on"
+        assert outcome_of(SLOW, look(nn.Sequential(nn.Linear(32, 32)))) == "not_applicable"
+        assert treated(llama(), look).treatment.name == "fused-attention-on"
     assert not torch.cuda.is_initialized()
 
 
-def profiled(
-    *groups: tuple[str, str | None, float] | tuple[str, str | None, float, Family | None],
-    busy_ms: float = 100.0,
-    reliable: bool = True,
-) -> Arm:
+def profiled(*groups: Any, reliable: bool = True) -> Arm:
     """The step as a trial on a GPU would have profiled it: 100 ms, 10 ms at the deepest cut."""
     kernels = tuple(
         KernelGroup(
@@ -122,7 +86,7 @@ def profiled(
         )
         for name, operator, ms, inside in ((*group, None)[:4] for group in groups)
     )
-    parts = Breakdown(families_ms={"gemm_16bit": 5.0}, reliable=reliable, busy_ms=busy_ms, groups=kernels)
+    parts = Breakdown(families_ms={"gemm_16bit": 5.0}, reliable=reliable, busy_ms=100.0, groups=kernels)
     return ran("as_is", cuts=(ArmCut(step_ms=4.0), ArmCut(step_ms=10.0)), breakdown=parts)
 
 
@@ -139,10 +103,9 @@ LOSS = ("triton_red_fused__log_softmax_nll_loss_7", None, 3.0)
 
 @pytest.mark.parametrize("softmax", [EAGER, COMPILED], ids=["eager", "compiled"])
 def test_kernels_of_a_step_show_what_no_configuration_tells(look: Look, softmax: Any) -> None:
-    finding = found(timed(look(ByHand()), profiled(BMM, softmax, LOSS)))
+    finding = found_by(SLOW, timed(look(nn.Linear(64, 192)), profiled(BMM, softmax, LOSS)))
     assert (finding.evidence["unfused_ms"], finding.evidence["share_pct"]) == pytest.approx((1.6, 16.0))
-    parts = Own().proj(torch.ones(1, 8, 64)).chunk(3, dim=-1)
-    names = dict(zip(("query", "key", "value"), parts, strict=True)) | {"torch": torch}
+    names = dict.fromkeys(("query", "key", "value"), torch.ones(1, 8, 64)) | {"torch": torch}
     exec(finding.treatment.code, names)
     assert "output" in names
 
@@ -160,14 +123,8 @@ def test_kernels_of_a_step_show_what_no_configuration_tells(look: Look, softmax:
     ids=["a loss", "a router", "experts", "unreliable", "not a tenth", "not recorded"],
 )
 def test_kernels_that_prove_nothing(look: Look, arm: Arm) -> None:
-    assert slow_attention_backend(timed(look(llama()), arm)) is None
-
-
-def test_kernels_of_a_cpu_are_no_evidence(look: Look) -> None:
-    """There torch's attention takes its math backend for every dropout, as BERT's, and no GPU does."""
-    arm = profiled(BMM, EAGER)
-    assert isinstance(slow_attention_backend(timed(look(gemma2()), arm)), NotApplicable)
-    assert slow_attention_backend(timed(look(llama()), arm, device="cpu")) is None
+    assert outcome_of(SLOW, timed(look(llama()), arm)) == "silent"
+    assert outcome_of(SLOW, timed(look(llama()), profiled(BMM, EAGER), device="cpu")) == "silent"
 
 
 MATH = (
@@ -189,11 +146,11 @@ def test_torchs_attention_that_falls_back_beside_one_that_is_fused(
     with torch.device("meta"):
         facts = look(T5ForConditionalGeneration(T5Config(num_layers=1, use_cache=False)))
     packages = {"transformers": Package(version=version, imported=True)}
-    facts = msgspec.structs.replace(facts, software=Software(packages=packages))
-    finding = found(timed(facts, profiled(*MATH)))
+    facts = replace(facts, software=Software(packages=packages))
+    finding = found_by(SLOW, timed(facts, profiled(*MATH)))
     assert finding.evidence["share_pct"] == pytest.approx(18.3)
     assert finding.treatment.name == name
-    assert slow_attention_backend(timed(facts, profiled(FUSED))) is None, "treated"
+    assert outcome_of(SLOW, timed(facts, profiled(FUSED))) == "silent", "treated"
 
 
 def test_asking_torch_raises_where_it_would_fall_back() -> None:

@@ -2,64 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.facts import Facts
-from tests.checks.rules import finding_of, found_by, outcome_of
-from tests.stand_ins import transformer_engine as stand_in
+from tests.checks.models import mlp, ran_in_te
+from tests.checks.rules import Look, finding_of, found_by, outcome_of
 
-Look = Callable[..., Facts]
 RISKY = "risky-recipe"
-
-
-def two() -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
 
 
 @pytest.mark.parametrize("operand", ["cast_config_input", "cast_config_weight"])
 def test_e5m2_in_the_forward(operand: str, look: Look) -> None:
     e5m2, e4m3 = (CastConfig(target_dtype=each) for each in (torch.float8_e5m2, torch.float8_e4m3fn))
     config = Float8LinearConfig(**{operand: e5m2}, cast_config_grad_output=e4m3)
-    finding = found_by(RISKY, look(convert_to_float8_training(two(), config=config)))
+    finding = found_by(RISKY, look(convert_to_float8_training(mlp(), config=config)))
     assert (finding.severity, finding.evidence["settings"]) == ("warning", ("E5M2 in the forward",))
-    names: dict[str, Any] = {"model": two()}
+    names: dict[str, Any] = {"model": mlp()}
     exec(finding.treatment.code, names)
     assert outcome_of(RISKY, look(names["model"])) == "silent"
-    assert outcome_of(RISKY, look(two())) == "not_applicable"
+    assert outcome_of(RISKY, look(mlp())) == "not_applicable"
+
+
+OLD_AMAX = {"amax_history_len": 1, "amax_compute_algo": "most_recent"}
+HYBRID, E5M2 = SimpleNamespace(name="HYBRID"), SimpleNamespace(name="E5M2")
 
 
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"amax_history_len": 1, "amax_compute_algo": "most_recent"}, "amax history of 1"),
-        ({"amax_history_len": 1}, "amax history of 1"),
-        ({"amax_history_len": 1, "amax_compute_algo": max}, None),
-        ({"amax_history_len": 2, "amax_compute_algo": "most_recent"}, None),
-        ({"fp8_format": SimpleNamespace(name="E5M2")}, "E5M2 in the forward"),
-        ({"fp8_format": SimpleNamespace(name="E4M3")}, None),
-        (None, None),
+        ({"fp8_format": HYBRID} | OLD_AMAX, "amax history of 1"),
+        ({"fp8_format": HYBRID} | OLD_AMAX | {"amax_compute_algo": max}, None),
+        ({"fp8_format": HYBRID} | OLD_AMAX | {"amax_history_len": 2}, None),
+        ({"fp8_format": E5M2, "amax_history_len": 1024, "amax_compute_algo": "max"}, "E5M2 in the forward"),
     ],
 )
-def test_scaling_of_transformer_engine(
-    settings: dict[str, Any] | None, name: str | None, monkeypatch: pytest.MonkeyPatch, look: Look
+def test_delayed_scaling(
+    settings: dict[str, Any], name: str | None, monkeypatch: pytest.MonkeyPatch, look: Look
 ) -> None:
-    """Delayed scaling with these attributes of the real recipe; None: current scaling, without a history."""
-    te: Any = stand_in.install(monkeypatch, "quantization")
-    recipe = stand_in.Float8CurrentScaling() if settings is None else stand_in.DelayedScaling()
-    if settings is not None:
-        hybrid = SimpleNamespace(name="HYBRID")
-        vars(recipe).update(
-            {"fp8_format": hybrid, "amax_history_len": 1024, "amax_compute_algo": "max"} | settings
-        )
-    model = nn.Sequential(te.Linear(64, 64))
-    with te.autocast(recipe=recipe):
-        model(torch.zeros(16, 64))
-    finding = finding_of(RISKY, look(model))
+    """With these attributes of the real recipe; current scaling has no history."""
+    finding = finding_of(RISKY, look(ran_in_te(monkeypatch, "DelayedScaling", **settings)))
     assert (finding and finding.evidence["settings"]) == ((name,) if name else None)
+    assert finding_of(RISKY, look(ran_in_te(monkeypatch, "Float8CurrentScaling"))) is None

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 import pytest
-from torch import nn
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from msgspec.structs import replace
 
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.facts import Arm, Facts, Linear, Network
 from tests.checks.arms import failed, ran, timed
-from tests.checks.rules import finding_of, found_by, outcome_of
+from tests.checks.models import float8, mlp
+from tests.checks.rules import Look, finding_of, found_by, outcome_of
 
-Look = Callable[..., Facts]
 DEAR = "recipe-too-dear"
 
 WIDTH_1024 = {"tensorwise": 88.31, "rowwise": 122.57, "rowwise-with-gw-hp": 94.21}
 WIDTH_4096 = {"tensorwise": 71.55, "rowwise": 85.76, "rowwise-with-gw-hp": 83.57}
 
 
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256)).bfloat16()
-
-
-def converted(recipe: str) -> nn.Module:
-    return convert_to_float8_training(mlp(), config=Float8LinearConfig.from_recipe_name(recipe))
+@pytest.fixture
+def rowwise(look: Look) -> Facts:
+    return look(float8(mlp(), "rowwise"), tokens=16384)
 
 
 def compiled(facts: Facts, own: str, steps: dict[str, float], **fields: str) -> Facts:
@@ -33,8 +26,8 @@ def compiled(facts: Facts, own: str, steps: dict[str, float], **fields: str) -> 
     return timed(facts, ran("as_is", steps[own]), *others, **fields)
 
 
-def test_rowwise_on_narrow_layers_and_its_printed_lines(look: Look) -> None:
-    finding = found_by(DEAR, compiled(look(converted("rowwise"), tokens=16384), "rowwise", WIDTH_1024))
+def test_rowwise_on_narrow_layers_and_its_printed_lines(rowwise: Facts, look: Look) -> None:
+    finding = found_by(DEAR, compiled(rowwise, "rowwise", WIDTH_1024))
     assert (finding.severity, finding.evidence["faster_recipe"]) == ("warning", "tensorwise")
     assert finding.evidence["rowwise_with_gw_hp_step_ms"] == 94.21
     assert (finding.saving_ms.basis, finding.saving_ms.middle) == ("measured", pytest.approx(122.6 - 88.3))
@@ -54,44 +47,35 @@ def test_recipes_of_transformer_engine_are_compared_too() -> None:
         ran("te-block", 112.0, base="as_is"),
         failed("te-mxfp8", "Device compute capability 10.0 or higher required for MXFP8 execution."),
     )
-    trial = Trial(device="cuda", gpu="NVIDIA H200", arms=arms)
-    finding = found_by(DEAR, Facts(network=Network(linears=(layer,)), trial=trial))
+    finding = found_by(DEAR, timed(Facts(network=Network(linears=(layer,))), *arms))
     assert (finding.evidence["faster_recipe"], finding.evidence["blockwise_step_ms"]) == ("delayed", 112.0)
     assert finding.treatment.name == "te-delayed"
 
 
+def after(base: str, base_ms: float, tensorwise_ms: float) -> tuple[Arm, Arm]:
+    return ran(base, base_ms, base="as_is"), ran("recipe-tensorwise", tensorwise_ms, base=base)
+
+
 @pytest.mark.parametrize(
-    "arms",
+    ("arms", "outcome"),
     [
-        (ran("as_is", 100.0), ran("recipe-tensorwise", 98.0, base="as_is")),
-        (ran("as_is", 100.0), ran("recipe-tensorwise", 90.0, spread_ms=15.0, base="as_is")),
-        (
-            ran("as_is", 366.0),
-            ran("prescribed", 88.3, base="as_is"),
-            ran("recipe-tensorwise", 122.6, base="prescribed"),
-        ),
-        (
-            ran("as_is", 110.0),
-            ran("compile-blocks", 140.0, base="as_is"),
-            ran("recipe-tensorwise", 125.0, base="compile-blocks"),
-        ),
+        ((ran("as_is", 100.0), ran("recipe-tensorwise", 98.0, base="as_is")), "silent"),
+        ((ran("as_is"), ran("recipe-tensorwise", 90.0, spread_ms=15.0, base="as_is")), "silent"),
+        ((ran("as_is", 366.0), *after("prescribed", 88.3, 122.6)), "silent"),
+        ((ran("as_is", 110.0), *after("compile-blocks", 140.0, 125.0)), "silent"),
+        ((ran("as_is"),), "not_applicable"),
+        ((failed("as_is", "it raises"), ran("recipe-tensorwise", base="as_is")), "not_applicable"),
     ],
-    ids=["even", "within the spread", "what compiling saves is not the recipe's", "one graph is faster"],
+    ids=[
+        *("even", "within the spread", "what compiling saves is not the recipe's", "one graph is faster"),
+        *("no other recipe", "no time of its own"),
+    ],
 )
-def test_no_difference_is_claimed(look: Look, arms: tuple[Arm, ...]) -> None:
-    assert outcome_of(DEAR, timed(look(converted("rowwise"), tokens=16384), *arms)) == "silent"
+def test_no_difference_is_claimed(rowwise: Facts, arms: tuple[Arm, ...], outcome: str) -> None:
+    assert outcome_of(DEAR, timed(rowwise, *arms)) == outcome
 
 
-@pytest.mark.parametrize(
-    "arms", [(ran("as_is"),), (failed("as_is", "it raises"), ran("recipe-tensorwise", base="as_is"))]
-)
-def test_without_a_comparison_there_is_no_answer(look: Look, arms: tuple[Arm, ...]) -> None:
-    assert outcome_of(DEAR, timed(look(converted("rowwise"), tokens=16384), *arms)) == "not_applicable"
-    on_cpu = compiled(look(converted("rowwise"), tokens=64), "rowwise", WIDTH_1024, device="cpu")
-    assert outcome_of(DEAR, on_cpu) == "not_applicable"
-
-
-def test_a_gpu_that_multiplies_block_scaled_fp8_faster(look: Look) -> None:
-    facts = look(converted("rowwise"))
-    assert found_by(DEAR, msgspec.structs.replace(facts, assumed_gpu="RTX5090")).severity == "info"
-    assert finding_of(DEAR, msgspec.structs.replace(facts, assumed_gpu="B200")) is None
+def test_a_cpu_and_a_gpu_that_multiplies_block_scaled_fp8_faster(rowwise: Facts) -> None:
+    assert outcome_of(DEAR, compiled(rowwise, "rowwise", WIDTH_1024, device="cpu")) == "not_applicable"
+    assert found_by(DEAR, replace(rowwise, assumed_gpu="RTX5090")).severity == "info"
+    assert finding_of(DEAR, replace(rowwise, assumed_gpu="B200")) is None

@@ -3,51 +3,31 @@ with."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
-from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts import Arm, Facts
 from tests.checks.arms import ran
+from tests.checks.models import Decoder, float8
 from tests.checks.trials import tried
 
-WIDTH, TOKENS, VOCABULARY = 128, 32, 16384
 
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+class Head(nn.Linear):
+    """Multiplies in its own dtype."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(nn.functional.silu(self.up(x)))
-
-
-class Decoder(nn.Module):
-    """Two blocks in FP8 and a wide head, which multiplies in fp32 or in BF16."""
-
-    def __init__(self, head: torch.dtype) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(2)).bfloat16()
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=head)
-        convert_to_float8_training(self, module_filter_fn=lambda layer, name: name != "head")
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x.to(self.head.weight.dtype))  # type: ignore[no-any-return]
+        return super().forward(x.to(self.weight.dtype))
 
 
 def job(head: torch.dtype, *, fused: bool) -> Facts:
-    """The job with its trial, relied upon."""
+    """Blocks in FP8 and a wide head, with its trial, relied upon."""
     torch.manual_seed(0)
-    model = Decoder(head)
+    model = float8(Decoder())
+    model.head = Head(64, 16384, bias=False, dtype=head)
     optimizer = torch.optim.AdamW(model.parameters(), fused=fused, foreach=False)
-    return relied_upon(
-        tried(model, torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16), "as_is", optimizer=optimizer)
-    )
+    return relied_upon(tried(model, torch.randn(32, 64, dtype=torch.bfloat16), "as_is", optimizer=optimizer))
 
 
 def relied_upon(facts: Facts) -> Facts:
@@ -64,22 +44,17 @@ def relied_upon(facts: Facts) -> Facts:
     # Some CPUs emulate an FP8 GEMM in 100 ms, which leaves all else within the noise of a step.
     families["gemm_fp8"] = min(families["gemm_fp8"], families["cast"])
     busy_ms = sum(families.values())
-    parts = msgspec.structs.replace(
-        found, families_ms=families, busy_ms=busy_ms, idle_ms=0.0, scale=1.0, reliable=True
-    )
+    parts = replace(found, families_ms=families, busy_ms=busy_ms, idle_ms=0.0, scale=1.0, reliable=True)
     return with_arms(facts, ran("as_is", busy_ms, breakdown=parts, graphs_run=arm.graphs_run))
 
 
 def with_arms(facts: Facts, *arms: Arm) -> Facts:
-    return msgspec.structs.replace(
-        facts, trial=msgspec.structs.replace(facts.trial, device="cuda", gpu="a CPU", arms=arms)
-    )
+    return replace(facts, trial=replace(facts.trial, device="cuda", gpu="a CPU", arms=arms))
 
 
 def families_of(facts: Facts) -> dict[str, float]:
     """Families of the step as it is, in ms."""
-    found = facts.trial.arms[0].breakdown
-    return dict(found.families_ms)
+    return dict(facts.trial.arms[0].breakdown.families_ms)
 
 
 @pytest.fixture(scope="package")

@@ -18,32 +18,16 @@ from tests.checks.arms import ran
 def breakdown(step_ms: float, *, host_wait_pct: float | None = 5.0, **families: float) -> Breakdown:
     """A reliable breakdown of a step whose time in none of the families is idle."""
     busy = sum(families.values())
-    return Breakdown(
-        families_ms=families,
-        idle_ms=step_ms - busy,
-        host_wait_pct=host_wait_pct,
-        busy_ms=busy,
-        scale=1.0,
-        reliable=True,
-        kernels=2000,
-        unclassified_pct=0.0,
-        groups=(),
-        modules=(),
-    )
+    read = {"reliable": True, "scale": 1.0, "unclassified_pct": 0.0, "kernels": 2000}
+    parts = {"families_ms": families, "idle_ms": step_ms - busy, "busy_ms": busy, "groups": (), "modules": ()}
+    return Breakdown(host_wait_pct=host_wait_pct, **read, **parts)  # type: ignore[arg-type]
 
 
 def profiled(
-    name: str,
-    step_ms: float,
-    *,
-    host_wait_pct: float | None = 5.0,
-    arm: dict[str, Any] | None = None,
-    **families: float,
+    name: str, step_ms: float, *, arm: dict[str, Any] | None = None, **families: float | None
 ) -> Arm:
     """An arm that was timed and profiled."""
-    return ran(
-        name, step_ms, breakdown=breakdown(step_ms, host_wait_pct=host_wait_pct, **families), **(arm or {})
-    )
+    return ran(name, step_ms, breakdown=breakdown(step_ms, **families), **(arm or {}))  # type: ignore[arg-type]
 
 
 def replaced(arm: Arm, **fields: Any) -> Arm:
@@ -52,38 +36,14 @@ def replaced(arm: Arm, **fields: Any) -> Arm:
     return msgspec.structs.replace(arm, breakdown=msgspec.structs.replace(arm.breakdown, **fields))
 
 
-def unprofiled(name: str, step_ms: float, **fields: Any) -> Arm:
-    """An arm that was timed only."""
-    return ran(name, step_ms, breakdown=None, **fields)
-
-
-BF16 = profiled(
-    "bf16_compiled", 92.7, gemm_16bit=62.4, attention=11.1, optimizer=2.5, pointwise=9.4, norm=3.0, loss=3.0
-)
-FP8_EAGER = profiled(
-    "as_is",
-    366.1,
-    gemm_fp8=25.2,
-    gemm_16bit=4.2,
-    cast=273.6,
-    attention=10.4,
-    optimizer=2.5,
-    pointwise=29.0,
-    norm=4.9,
-    loss=3.0,
-)
 COMPILED: dict[str, Any] = {"base": "as_is", "treatments": ("compile-blocks",), "graphs_run": 24}
-FP8_COMPILED = profiled(
-    "prescribed",
-    88.3,
-    arm=COMPILED,
-    gemm_fp8=32.1,
-    gemm_16bit=4.2,
-    cast=23.7,
-    attention=10.1,
-    optimizer=2.4,
-    pointwise=6.5,
-    norm=3.2,
-    loss=3.0,
-)
+
+FAMILIES = ("gemm_16bit", "attention", "optimizer", "pointwise", "norm", "loss", "gemm_fp8", "cast")
+BF16_MS = (62.4, 11.1, 2.5, 9.4, 3.0, 3.0)
+FP8_EAGER_MS = (4.2, 10.4, 2.5, 29.0, 4.9, 3.0, 25.2, 273.6)
+FP8_COMPILED_MS = (4.2, 10.1, 2.4, 6.5, 3.2, 3.0, 32.1, 23.7)
+
+BF16 = profiled("bf16_compiled", 92.7, **dict(zip(FAMILIES, BF16_MS, strict=False)))
+FP8_EAGER = profiled("as_is", 366.1, **dict(zip(FAMILIES, FP8_EAGER_MS, strict=True)))
+FP8_COMPILED = profiled("prescribed", 88.3, arm=COMPILED, **dict(zip(FAMILIES, FP8_COMPILED_MS, strict=True)))
 """The 468 M decoder, 16,384 tokens. Uncompiled the GPU is 96% busy, with casts."""

@@ -9,49 +9,36 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.checks.step.fp32_matmul import fp32_matmul
 from fp8doctor.facts import ArmCut, Facts, KernelGroup, Package
-from fp8doctor.finding import Finding, NotApplicable
 from fp8doctor.registry import discover, run, select
 from tests.checks.arms import ran, timed
 from tests.checks.distributed.sharded import processes
-from tests.checks.environment.live import facts_of, finding_of, outcome_of
+from tests.checks.models import float8, mlp
+from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
-from tests.checks.step.profiled import profiled, replaced, unprofiled
-from tests.examine.models import llama
+from tests.checks.step.profiled import profiled, replaced
+from tests.examine.models import llama, lora
 
-Look = Callable[..., Facts]
-ADAPTERS, PARAMETERS = "fp32-adapters", "fp32-parameters"
-
-
-def found(facts: Facts) -> Finding:
-    finding = fp32_matmul(facts)
-    assert finding.treatment
-    return finding
+MATMUL, ADAPTERS, PARAMETERS = "fp32-matmul", "fp32-adapters", "fp32-parameters"
 
 
 @pytest.mark.slow
 def test_a_head_in_fp32_is_named(sick: Facts, treated: Facts) -> None:
-    finding = found(sick)
+    finding = found_by(MATMUL, sick)
     assert finding.evidence["gemm_fp32_ms"] == pytest.approx(families_of(sick)["gemm_fp32"])
     assert (finding.evidence["modules"], finding.evidence["fp32_linears"]) == (("head",), 1)
     assert finding.treatment.name == "autocast-bf16"
     assert families_of(treated)["gemm_16bit"] > 0
-    assert fp32_matmul(treated) is None
-
-
-@pytest.mark.slow
-def test_a_product_that_upcasts_under_autocast(treated: Facts) -> None:
+    assert outcome_of(MATMUL, treated) == "silent"
     facts = replace(treated, training=replace(treated.training, autocast="bfloat16"))
-    finding = found(with_arms(facts, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=3.0)))
-    assert finding.treatment.name == "product-in-bf16"
-    assert fp32_matmul(with_arms(facts, profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=2.9))) is None
-    assert isinstance(fp32_matmul(with_arms(facts, unprofiled("as_is", 100.0))), NotApplicable)
+    upcasts, little = (profiled("as_is", 100.0, gemm_fp8=80.0, gemm_fp32=ms) for ms in (3.0, 2.9))
+    assert found_by(MATMUL, with_arms(facts, upcasts)).treatment.name == "product-in-bf16"
+    assert outcome_of(MATMUL, with_arms(facts, little)) == "silent"
+    assert outcome_of(MATMUL, with_arms(facts, ran("as_is", 100.0, breakdown=None))) == "not_applicable"
 
 
 SOFTMAX, BATCHED, HEAD = (
@@ -77,21 +64,12 @@ def test_gemms_of_torchs_math_attention_are_not_claimed(treated: Facts) -> None:
 
     (finding,), _ = run(select(discover(), ["MEM004", "STP004"]), compiled(BATCHED, SOFTMAX))
     assert finding.code == "MEM004"
-    assert found(compiled(BATCHED, SOFTMAX, HEAD)).evidence["gemm_fp32_ms"] == pytest.approx(4.5)
-    assert found(compiled(BATCHED)).evidence["gemm_fp32_ms"] == pytest.approx(13.5)
+    assert found_by(MATMUL, compiled(BATCHED, SOFTMAX, HEAD)).evidence["gemm_fp32_ms"] == pytest.approx(4.5)
+    assert found_by(MATMUL, compiled(BATCHED)).evidence["gemm_fp32_ms"] == pytest.approx(13.5)
 
 
 def base(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     return llama().to(dtype)
-
-
-def float8_base() -> nn.Module:
-    return convert_to_float8_training(base(), module_filter_fn=lambda module, name: name != "lm_head")
-
-
-def lora(model: Any, **settings: Any) -> PeftModel:
-    config = LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, config, **settings)
 
 
 def trained(model: Any) -> Any:
@@ -103,74 +81,55 @@ def trained(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("build", "given", "severity"),
     [
-        (lambda: lora(float8_base()), {}, "warning"),
+        (lambda: lora(float8(base(), keep=("lm_head",))), {}, "warning"),
         (lambda: trained(lora(base())), {}, "warning"),
         (lambda: lora(base()), {}, "info"),
-        (lambda: lora(float8_base()), {"autocast": torch.bfloat16}, "info"),
+        (lambda: lora(float8(base(), keep=("lm_head",))), {"autocast": torch.bfloat16}, "info"),
         (lambda: convert_to_float8_training(lora(base())), {}, "info"),
     ],
     ids=["FP8 base", "a step was seen", "may come under autocast", "autocast", "converted"],
 )
 def test_adapters_that_peft_left_in_fp32(
-    build: Callable[[], PeftModel], given: dict[str, Any], severity: str, look: Look
+    build: Callable[[], nn.Module], given: dict[str, Any], severity: str, look: Look
 ) -> None:
     model = build()
-    finding = finding_of(ADAPTERS, look(model, **given))
+    finding = found_by(ADAPTERS, look(model, **given))
     assert finding.severity == severity
     assert finding.evidence["fp32_adapters"] == finding.evidence["adapters"] > 0
     if not given:
         exec(finding.treatment.code, {"model": model, "torch": torch})
-        assert outcome_of(ADAPTERS, look(model)).outcome == "silent"
+        assert outcome_of(ADAPTERS, look(model)) == "silent"
         trained(model)
         assert all(each.grad is not None for each in model.parameters() if each.requires_grad)
 
 
 def test_adapters_that_are_right_or_of_unsloth(look: Look) -> None:
     """Unsloth multiplies them in 16 bits, as h200-unsloth_lora shows."""
-    right = look(lora(float8_base(), autocast_adapter_dtype=False))
-    assert outcome_of(ADAPTERS, right).outcome == "silent"
-    assert outcome_of(ADAPTERS, look(lora(base(torch.float16)))).outcome == "not_applicable"
-    facts = look(lora(float8_base()))
+    right = look(lora(float8(base(), keep=("lm_head",))).bfloat16())
+    assert outcome_of(ADAPTERS, right) == "silent"
+    assert outcome_of(ADAPTERS, look(lora(base(torch.float16)))) == "not_applicable"
+    facts = look(lora(float8(base(), keep=("lm_head",))))
     packages = {**facts.packages(), "unsloth": Package(version="2026.10.9", imported=True)}
     loaded = replace(facts, software=replace(facts.software, packages=packages))
-    assert outcome_of(ADAPTERS, loaded).outcome == "not_applicable"
-
-
-def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    return nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.LayerNorm(64)).to(dtype)
+    assert outcome_of(ADAPTERS, loaded) == "not_applicable"
 
 
 def in_fp8(dtype: torch.dtype = torch.float32) -> nn.Module:
-    return convert_to_float8_training(mlp(dtype))
+    return convert_to_float8_training(mlp(dtype=dtype))
 
 
 def test_a_conversion_in_fp32_and_its_treatment(look: Look) -> None:
     model = in_fp8()
-    finding = finding_of(PARAMETERS, look(model))
+    finding = found_by(PARAMETERS, look(model))
     assert finding.evidence["fp32_linears"] == 2
     exec(finding.treatment.code, {"model": model, "torch": torch})
     facts = look(model)
     assert facts.training.autocast == "bfloat16"
-    assert outcome_of(PARAMETERS, facts).outcome == "silent"
+    assert outcome_of(PARAMETERS, facts) == "silent"
     seen: list[torch.dtype] = []
     model[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    model(torch.zeros(16, 64)).sum().backward()
+    model(torch.zeros(16, 256)).sum().backward()
     assert seen == [torch.bfloat16]
-
-
-class Inside(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = in_fp8()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            return self.body(x)
-
-
-def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-    with torch.amp.autocast("cpu", dtype=torch.bfloat16):
-        return model(batch).sum()
 
 
 @pytest.mark.parametrize(
@@ -179,49 +138,20 @@ def step_inside(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         (lambda: in_fp8(torch.bfloat16), {}, "silent"),
         (in_fp8, {"autocast": torch.bfloat16}, "silent"),
         (lambda: nn.Sequential(in_fp8(torch.bfloat16), nn.Linear(16, 16)), {}, "silent"),
-        (mlp, {}, "not_applicable"),
-        (Inside, {}, "unknown"),
-        (Inside, {"batch": torch.ones(16, 64)}, "silent"),
-        (in_fp8, {"training_step": step_inside}, "unknown"),
-        (in_fp8, {"training_step": step_inside, "batch": torch.ones(16, 64)}, "silent"),
+        (lambda: mlp(dtype=torch.float32), {}, "not_applicable"),
     ],
-    ids=[
-        *("BF16", "autocast", "a small part", "nobody asked for less", "in a forward not seen"),
-        *("in the forward", "in a step not seen", "in the step"),
-    ],
+    ids=["BF16", "autocast", "a small part", "nobody asked for less"],
 )
 def test_fp32_weights_that_are_right_or_not_known(
     model: Callable[[], nn.Module], given: dict[str, Any], outcome: str, look: Look
 ) -> None:
-    assert outcome_of(PARAMETERS, look(model(), **given)).outcome == outcome
+    assert outcome_of(PARAMETERS, look(model(), **given)) == outcome
 
 
 @pytest.mark.parametrize(("device", "outcome"), [("cuda", "fires"), ("cpu", "not_applicable")])
 def test_a_measured_step_in_fp32(device: str, outcome: str, look: Look) -> None:
-    facts = timed(look(mlp()), ran("as_is", 10.0), device=device)
-    assert outcome_of(PARAMETERS, facts).outcome == outcome
-
-
-ANNOUNCED = """
-from accelerate import Accelerator
-accelerator = Accelerator(mixed_precision="bf16")
-"""
-PREPARED = f"{ANNOUNCED}model = accelerator.prepare(model)\n"
-CONVERTED = "from torchao.float8 import convert_to_float8_training\nconvert_to_float8_training(model)"
-
-
-@pytest.mark.parametrize(
-    ("program", "outcome"),
-    [
-        (PREPARED, "silent"),
-        (PREPARED + "model.forward = model._original_forward", "fires"),
-        (ANNOUNCED, "not_applicable"),
-        (ANNOUNCED + CONVERTED, "not_applicable"),
-    ],
-    ids=["prepared", "its autocast taken off", "not prepared yet", "converted and not prepared yet"],
-)
-def test_what_accelerate_prepared(program: str, outcome: str) -> None:
-    assert outcome_of(PARAMETERS, facts_of(program)).outcome == outcome
+    facts = timed(look(mlp(dtype=torch.float32)), ran("as_is", 10.0), device=device)
+    assert outcome_of(PARAMETERS, facts) == outcome
 
 
 def test_what_fsdp2_gathers_in_bf16_is_not_computed_in_fp32(look: Look) -> None:

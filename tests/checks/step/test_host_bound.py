@@ -9,16 +9,13 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
-from torchao.float8 import convert_to_float8_training
+from torch import nn
 
-from fp8doctor.checks.step.host_bound import host_bound
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, Observation, TrainerArguments
-from fp8doctor.finding import Finding
 from tests.checks.arms import timed
-from tests.checks.environment.live import finding_of, outcome_of
-from tests.checks.environment.test_incompatible_versions import with_releases
+from tests.checks.models import float8, mlp
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.checks.step.conftest import with_arms
 from tests.checks.step.profiled import BF16, FP8_EAGER, breakdown, profiled, replaced
 from tests.facts_of import DECODER_468M
@@ -26,10 +23,8 @@ from tests.stand_ins import transformer_engine
 
 pytestmark = pytest.mark.slow
 
-Look = Callable[..., Facts]
-
+HOST = "host-bound"
 WAITING = profiled("as_is", 41.5, host_wait_pct=92.0, gemm_fp8=4.0, cast=2.0, pointwise=8.5)
-SMALL_BF16 = profiled("bf16_compiled", 13.2, host_wait_pct=80.0, gemm_16bit=7.0, pointwise=4.0)
 
 
 @pytest.fixture
@@ -42,34 +37,19 @@ def in_te(te: ModuleType, look: Look) -> Facts:
     return look(nn.Sequential(te.Linear(1024, 1024, bias=False)), tokens=256)
 
 
-def in_torchao() -> nn.Module:
-    return convert_to_float8_training(nn.Sequential(nn.Linear(64, 64)).bfloat16())
-
-
-def found(facts: Facts) -> Finding:
-    finding = host_bound(facts)
-    assert isinstance(finding, Finding)
-    return finding
-
-
-def test_late_launches_and_a_release_that_needs_less_host_time(in_te: Facts) -> None:
-    finding = found(timed(in_te, WAITING, SMALL_BF16))
+def test_late_launches(in_te: Facts) -> None:
+    finding = found_by(HOST, timed(in_te, WAITING))
     assert (finding.evidence["idle_ms"], finding.evidence["host_wait_pct"]) == (pytest.approx(27.0), 92.0)
-    old, new = (
-        found(timed(with_releases(in_te, transformer_engine=each), WAITING)).explanation
-        for each in ("2.13.0", "2.16.0")
-    )
-    assert ("2.13.0" in old, "2.16" in new) == (True, False)
 
 
 def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
     real = sick.trial.arms[0]
     busy = real.breakdown.busy_ms
     waiting = replace(replaced(real, idle_ms=busy, host_wait_pct=80.0), step_ms=2 * busy)
-    finding = found(with_arms(sick, waiting))
+    finding = found_by(HOST, with_arms(sick, waiting))
     assert finding.evidence["kernels"] == real.breakdown.kernels > 100
     assert finding.evidence["idle_pct"] == pytest.approx(50.0)
-    assert host_bound(sick) is None
+    assert outcome_of(HOST, sick) == "silent"
 
 
 @pytest.mark.parametrize(
@@ -81,36 +61,39 @@ def test_the_kernels_of_a_real_step_are_counted(sick: Facts) -> None:
     ],
 )
 def test_more_work_per_launch_in_the_words_of_the_job(
-    look: Look, in_te: Facts, accumulate: int, batch_size: int | None, kind: str | None, code: str
+    in_te: Facts, accumulate: int, batch_size: int | None, kind: str | None, code: str
 ) -> None:
     given = {"accumulate": accumulate, "batch_size": batch_size, "batch_source": "given"}
     training = replace(in_te.training, trainer=TrainerArguments(kind=kind) if kind else None)
     facts = replace(in_te, workload=replace(in_te.workload, **given), training=training)
-    treatment = found(timed(facts, WAITING)).treatment
+    treatment = fix_of(HOST, timed(facts, WAITING))
     assert treatment.name == "larger-batch"
     assert treatment.code.endswith(code)
-    eager = found(timed(look(in_torchao(), tokens=256), WAITING)).treatment
-    assert eager.name.startswith("compile-"), "what is not compiled is compiled first"
+
+
+def test_what_is_not_compiled_is_compiled_first(look: Look) -> None:
+    assert fix_of(HOST, timed(look(float8(mlp()), tokens=256), WAITING)).name.startswith("compile-")
 
 
 def test_it_is_information_where_fp8_is_faster_and_without_fp8(in_te: Facts, look: Look) -> None:
     slower = profiled("bf16", 60.0, host_wait_pct=95.0, gemm_16bit=10.0)
     plain = look(nn.Sequential(nn.Linear(64, 64)), tokens=256)
     for facts in (timed(in_te, WAITING, slower), timed(plain, WAITING)):
-        assert found(facts).severity == "info"
+        assert found_by(HOST, facts).severity == "info"
 
 
-SILENT = {
-    "uncompiled FP8 at many tokens: the GPU is busy": replaced(FP8_EAGER, host_wait_pct=99.0),
-    "gaps of another kind": replaced(WAITING, host_wait_pct=10.0),
-    "no gaps were seen": replaced(WAITING, host_wait_pct=None),
-    "9% idle": profiled("as_is", 100.0, host_wait_pct=92.0, gemm_fp8=91.0),
-}
-
-
-@pytest.mark.parametrize("arm", SILENT.values(), ids=SILENT)
+@pytest.mark.parametrize(
+    "arm",
+    [
+        replaced(FP8_EAGER, host_wait_pct=99.0),
+        replaced(WAITING, host_wait_pct=10.0),
+        replaced(WAITING, host_wait_pct=None),
+        profiled("as_is", 100.0, host_wait_pct=92.0, gemm_fp8=91.0),
+    ],
+    ids=["the GPU is busy with casts", "gaps of another kind", "no gaps were seen", "9% idle"],
+)
 def test_it_is_silent(in_te: Facts, arm: Arm) -> None:
-    assert host_bound(timed(in_te, arm, BF16)) is None
+    assert outcome_of(HOST, timed(in_te, arm, BF16)) == "silent"
 
 
 @pytest.mark.parametrize(
@@ -132,43 +115,30 @@ def test_a_watched_script(seen: dict[str, Any], outcome: str) -> None:
         breakdown=breakdown(100.0, host_wait_pct=90.0, gemm_fp8=20.0, cast=10.0),
     )
     facts = replace(DECODER_468M, observed=observed)
-    assert outcome_of("STP001", facts).outcome == outcome
+    assert outcome_of(HOST, facts) == outcome
     assert ("its data" in diagnose(facts).answer.causes[0].title) is ("data_ms" in seen)
 
 
-class Mlp(nn.Module):
+def on_meta(kind: Callable[[int, int], nn.Module], width: int) -> nn.Module:
     """Pairs of layers, as many as a small decoder has."""
-
-    def __init__(self, kind: Callable[[int, int], nn.Module], width: int) -> None:
-        super().__init__()
-        self.up = nn.ModuleList(kind(width, 4 * width) for _ in range(24))
-        self.down = nn.ModuleList(kind(4 * width, width) for _ in range(24))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for up, down in zip(self.up, self.down, strict=True):
-            x = down(up(x))
-        return x
-
-
-def on_meta(kind: Callable[[int, int], nn.Module], width: int) -> Mlp:
     with torch.device("meta"):
-        return Mlp(kind, width).bfloat16()
+        pairs = (nn.Sequential(kind(width, 4 * width), kind(4 * width, width)) for _ in range(24))
+        return nn.Sequential(*pairs).bfloat16()
 
 
 def test_a_narrow_model_that_was_not_timed_stays_in_bf16(te: ModuleType, look: Look) -> None:
-    finding = finding_of("STP001", look(on_meta(te.Linear, 512), tokens=1024))
+    finding = found_by(HOST, look(on_meta(te.Linear, 512), tokens=1024))
     assert finding.evidence["host_ms"] > finding.evidence["busy_ms"]  # type: ignore[operator]
     assert (finding.evidence["fp8_layers"], finding.treatment.name) == (48, "stay-in-bf16")
 
 
 def test_a_wide_model_wants_more_tokens_and_has_enough_with_them(te: ModuleType, look: Look) -> None:
     model = on_meta(te.Linear, 2048)
-    finding = finding_of("STP001", look(model, tokens=256))
+    finding = found_by(HOST, look(model, tokens=256))
     assert finding.treatment.name == "more-tokens"
     tokens = finding.evidence["pays_from_tokens"]
-    assert isinstance(tokens, int)
     assert 512 <= tokens <= 16_384
-    assert finding_of("STP001", look(model, tokens=tokens)) is None
+    assert finding_of(HOST, look(model, tokens=tokens)) is None
 
 
 def test_what_is_not_modelled_is_left_to_the_trial(te: ModuleType, look: Look) -> None:
@@ -176,4 +146,4 @@ def test_what_is_not_modelled_is_left_to_the_trial(te: ModuleType, look: Look) -
     in_bf16(torch.zeros(16, 512, dtype=torch.bfloat16, device="meta"))
     pays = look(on_meta(te.Linear, 4096), tokens=16_384)
     for facts in (DECODER_468M, pays, look(in_bf16, tokens=1024)):
-        assert outcome_of("STP001", facts).outcome == "unknown"
+        assert outcome_of(HOST, facts) == "unknown"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.checks.step.optimizer_bound import optimizer_bound
 from fp8doctor.facts import Arm, Facts, KernelGroup
-from fp8doctor.finding import Finding
 from tests.checks.arms import ran
+from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced
 
 pytestmark = pytest.mark.slow
+
+OPTIMIZER = "optimizer-bound"
 
 FOREACH, FUSED = (
     KernelGroup(name="multi_tensor_apply_kernel", family="optimizer", operator=of, count=96, time_ms=9.0)
@@ -25,12 +26,12 @@ def taking(ms: float, *groups: KernelGroup) -> Arm:
 
 
 def test_a_loop_over_the_parameters_and_the_fused_form(sick: Facts, treated: Facts) -> None:
-    finding = optimizer_bound(sick)
+    finding = found_by(OPTIMIZER, sick)
     assert finding.evidence["optimizer_ms"] == pytest.approx(families_of(sick)["optimizer"])
     assert "fused=True" in finding.treatment.code
     real = treated.trial.arms[0].breakdown
     large = replaced(treated.trial.arms[0], families_ms={**real.families_ms, "optimizer": real.busy_ms})
-    assert optimizer_bound(with_arms(treated, large)) is None
+    assert outcome_of(OPTIMIZER, with_arms(treated, large)) == "silent"
 
 
 @pytest.mark.parametrize(
@@ -40,17 +41,17 @@ def test_a_loop_over_the_parameters_and_the_fused_form(sick: Facts, treated: Fac
 )
 def test_kernels_tell(sick: Facts, arm: Arm, fires: bool) -> None:
     facts = with_arms(sick, arm)
-    assert isinstance(optimizer_bound(facts), Finding) is fires
+    assert (finding_of(OPTIMIZER, facts) is not None) is fires
     for other in ("bitsandbytes.optim.adamw.AdamW8bit", "someone.AdamW", "torch.optim.rmsprop.RMSprop"):
         training = replace(facts.training, optimizer=other)
-        assert optimizer_bound(replace(facts, training=training)) is None, "it has no fused form"
+        assert finding_of(OPTIMIZER, replace(facts, training=training)) is None, "it has no fused form"
     linears = tuple(replace(each, use="none") for each in facts.network.linears)
-    in_bf16 = optimizer_bound(replace(facts, network=replace(facts.network, linears=linears)))
-    assert (isinstance(in_bf16, Finding) and in_bf16.severity) == (fires and "info")
+    in_bf16 = finding_of(OPTIMIZER, replace(facts, network=replace(facts.network, linears=linears)))
+    assert (in_bf16 and in_bf16.severity) == ("info" if fires else None)
 
 
 def test_the_trial_knows_by_the_settings(sick: Facts) -> None:
     """It has a variant for every optimizer that could be fused and is not; its kernels may be too short."""
-    assert optimizer_bound(with_arms(sick, taking(9.0))) is None
+    assert outcome_of(OPTIMIZER, with_arms(sick, taking(9.0))) == "silent"
     faster = ran("fused-optimizer", 94.0, treatments=("fused-optimizer",), base="as_is", breakdown=None)
-    assert isinstance(optimizer_bound(with_arms(sick, taking(9.0), faster)), Finding)
+    assert outcome_of(OPTIMIZER, with_arms(sick, taking(9.0), faster)) == "fires"

@@ -15,8 +15,8 @@ from fp8doctor import headings, registry
 from tests.clinic import patients
 from tests.markdown import table
 
-TESTS = Path(__file__).parent
-RESEARCH = TESTS.parent / "research"
+RESEARCH = Path(__file__).parent
+TESTS = RESEARCH.parent / "tests"
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 RECORDED = ("patients", "running")
 """Folders of ``tests/`` whose ``recorded/README.md`` lists the codes of each recording."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fp8doctor import headings
-from tests.check_rates import cell, columns, counted, rates, thread
+from research.check_rates import cell, columns, counted, rates, thread
 
 
 def test_a_thread_judges_what_fired_first() -> None:
