@@ -37,16 +37,6 @@ def bytes_of(value: float | None) -> int:
     return round(value * 2**30)
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> StepMemory:
-    """One step, and what is held."""
-    watch = MemoryWatch(CPU)
-    with watch.of(model, optimizer):
-        model(torch.ones(32, 32)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return watch.end(model, optimizer, None)
-
-
 def gathered_in_fp8(model: nn.Module) -> nn.Module:
     return convert_to_float8_training(model, config=Float8LinearConfig(enable_fsdp_float8_all_gather=True))
 
@@ -54,7 +44,12 @@ def gathered_in_fp8(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("convert", [nn.Sequential, convert_to_float8_training, gathered_in_fp8])
 def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module]) -> None:
     model = convert(nn.Sequential(nn.Linear(32, 64, bias=False), nn.Linear(64, 32, bias=False)))
-    parts = step(model, torch.optim.AdamW(model.parameters()))
+    optimizer, watch = torch.optim.AdamW(model.parameters()), MemoryWatch(CPU)
+    with watch.of(model, optimizer):
+        model(torch.ones(32, 32)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    parts = watch.end(model, optimizer, None)
     weights = 4 * 2 * 32 * 64
     found = [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.fp8_copies_gib)]
     assert found == [weights, weights, 0]

@@ -52,17 +52,10 @@ def float8(model: nn.Module, recipe: str = "tensorwise") -> nn.Module:
     )
 
 
-def steps(*names: str) -> list[Step]:
-    return [
-        Step(
-            code="AAA001", mends=("AAA001",), title="t", treatment=Treatment(name=name, summary="s", code="c")
-        )
-        for name in names
-    ]
-
-
 def plans(of: Job, *proposed: str) -> dict[str, VariantPlan]:
-    return {plan.name: plan for plan in plan_variants(examine(of), steps(*proposed), of)}
+    cures = [Treatment(name=name, summary="s", code="c") for name in proposed]
+    steps = [Step(code="AAA001", mends=("AAA001",), title="t", treatment=each) for each in cures]
+    return {plan.name: plan for plan in plan_variants(examine(of), steps, of)}
 
 
 def test_eager_fp8_with_its_cure_is_explored_on_top_of_it() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -21,23 +20,17 @@ from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
+from tests.examine.models import Block
+
+pytestmark = pytest.mark.slow
 
 WIDTH, ROWS = 64, 32
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.relu(self.up(x)))
 
 
 class Plain(nn.Module):
     def __init__(self, blocks: int = 4) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
+        self.blocks = nn.ModuleList(Block(WIDTH) for _ in range(blocks))
         self.head = nn.Linear(WIDTH, 256)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,7 +93,6 @@ def busy_ms(facts: Facts) -> float:
     return step.busy_ms
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [NotReentrant, Reentrant])
 def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.Module]) -> None:
     facts = look(kind())
@@ -111,7 +103,6 @@ def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.M
     assert busy_ms(without_checkpointing(facts)) == busy_ms(kept)
 
 
-@pytest.mark.slow
 def test_every_other_block_has_the_region_of_its_place_in_the_pattern() -> None:
     """Most blocks are cut away."""
     facts = look(EveryOther(30))
@@ -126,15 +117,10 @@ def test_every_other_block_has_the_region_of_its_place_in_the_pattern() -> None:
     assert {each.active for each in facts.training.checkpointing} == {True}
 
 
-def test_without_a_batch_no_step_is_modelled() -> None:
-    of: Any = job(NotReentrant())
-    of.batch = None
-    facts = fake_forward.with_forward(of, examine(of))
-    assert not recorded(facts.linears()[0], "checkpointed")
-    assert modelled_step(facts) is None
+def test_without_a_forward_no_step_is_modelled() -> None:
+    assert modelled_step(examine(job(NotReentrant()))) is None
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Reentrant, UnderAFlag])
 def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(
     kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch

@@ -17,16 +17,7 @@ from fp8doctor.stacks.torch_private import context_of
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import NotReplicable, replicate
 from fp8doctor.trial.state.guard import Guard
-from tests.examine.models import llama
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(32, 32)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.relu(self.linear(x))
+from tests.examine.models import Block, llama
 
 
 class Stack(nn.Module):
@@ -160,15 +151,15 @@ def test_a_cut_keeps_the_first_blocks_and_never_copies_the_others() -> None:
     model = Stack(6)
     replica, memo = replicate(model, cuts={"blocks": [0, 1]})
     assert len(replica.blocks) == 2
-    assert id(model.blocks[5].linear.weight) not in memo
-    assert torch.equal(replica.blocks[1].linear.weight, model.blocks[1].linear.weight)
+    assert id(model.blocks[5].up.weight) not in memo
+    assert torch.equal(replica.blocks[1].up.weight, model.blocks[1].up.weight)
     assert len(model.blocks) == 6
 
 
 def test_the_users_hooks_are_left_out_and_torchs_own_stay() -> None:
     model, seen = Stack(), []
     model.blocks[0].register_forward_hook(lambda *arguments: seen.append(1))
-    torch.nn.utils.parametrizations.weight_norm(model.blocks[1].linear)
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[1].up)
     replica = replicate(model)[0]
     replica(X)
     assert seen == []
@@ -183,5 +174,5 @@ def test_what_cannot_be_copied_is_named() -> None:
         replicate(model)
     with torch.device("meta"):
         nowhere = Stack()
-    with pytest.raises(NotReplicable, match=r"blocks\.0\.linear\.weight has no data"):
+    with pytest.raises(NotReplicable, match=r"blocks\.0\.up\.weight has no data"):
         replicate(nowhere, device=torch.device("cpu"))

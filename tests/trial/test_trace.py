@@ -15,7 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8doctor.facts import Arm, Trial, recorded
+from fp8doctor.facts import Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep
@@ -70,14 +70,8 @@ GEMMS = 2 * 2 * 3
 COMPILED = VariantPlan("prescribed", compiled_blocks, ("compile-blocks",), True, "as_is", compiled=True)
 
 
-def trial(
-    of: Job, *arms: VariantPlan, keep_trace: KeepTrace | None = None, skip: dict[str, str] | None = None
-) -> Trial:
-    return conduct(of, ["blocks"], arms, TrialRun(CPU, Budget(60), skip=skip or {}, keep_trace=keep_trace))
-
-
-def by_name(of: Trial) -> dict[str, Arm]:
-    return {arm.name: arm for arm in of.arms}
+def trial(of: Job, *arms: VariantPlan, keep_trace: KeepTrace | None = None) -> Trial:
+    return conduct(of, ["blocks"], arms, TrialRun(CPU, Budget(60), keep_trace=keep_trace))
 
 
 @pytest.mark.parametrize("blocks", [2, 26], ids=["whole", "two depths"])
@@ -141,7 +135,7 @@ def test_a_refused_baseline_gives_its_place_to_the_other(monkeypatch: pytest.Mon
         trace, "full_ms", lambda plan, samples, arm: [1.0 if arm.name == "bf16_compiled" else 2.0] * 6
     )
     of = trial(job(blocks=2), AS_IS, BF16, replace(BF16, name="bf16_compiled", compiled=True))
-    assert by_name(of)["bf16_compiled"].reason == "nothing in it was compiled"
+    assert of.arms[-1].reason == "nothing in it was compiled"
     assert explained(of) == {"as_is", "bf16"}
 
 
@@ -198,7 +192,7 @@ def test_the_users_profiler_goes_on() -> None:
     raw: Any = users.profiler
     assert {"aten::cumsum", "aten::cumprod"} <= {event.name() for event in raw.kineto_results.events()}
     assert of.gaps["trial.arms.breakdown"] == ANOTHER_PROFILER
-    assert {name: arm.why for name, arm in by_name(of).items()} == {
+    assert {arm.name: arm.why for arm in of.arms} == {
         "as_is": Reason.FP8_UNSEEN,
         "bf16": None,
         "prescribed": Reason.FP8_UNSEEN,

@@ -74,15 +74,16 @@ def tried(
 
 
 def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
+    folder = tmp_path / "step.bf16_compiled.json"
+    folder.mkdir()
     examination, arms, said = tried(
         tmp_path, "super().compile(*arguments, backend='eager')", trace=str(tmp_path / "step.json")
     )
     assert examination.problem is None
     fastest = min(("float8_tensorwise", "float8_rowwise"), key=lambda name: arms[name].step_ms or 0)
-    assert examination.traces == {
-        str(tmp_path / f"step{of}.json"): None for of in ("", ".bf16_compiled", f".{fastest}")
-    }
-    assert all(json.loads(Path(file).read_bytes())["traceEvents"] for file in examination.traces)
+    written = [str(tmp_path / f"step{of}.json") for of in ("", f".{fastest}")]
+    assert examination.traces == {**dict.fromkeys(written), str(folder): "Is a directory"}
+    assert all(json.loads(Path(file).read_bytes())["traceEvents"] for file in written)
     names = ("as_is", "bf16_compiled", "float8_tensorwise", "float8_rowwise")
     assert {name: arm.tried for name, arm in arms.items()} == dict.fromkeys(names, True)
     assert arms["float8_tensorwise"].fp8_gemms == 2 * 3
@@ -112,18 +113,6 @@ def test_an_arm_that_ends_the_process_is_left_out_of_the_next(tmp_path: Path) ->
         "float8_tensorwise",
         "float8_rowwise",
     }
-
-
-@pytest.mark.usefixtures("forked")
-def test_an_arm_that_raises_costs_itself(tmp_path: Path) -> None:
-    (tmp_path / "step.json").mkdir()
-    examination, arms, said = tried(
-        tmp_path, "raise RuntimeError('no compiler here')", trace=str(tmp_path / "step.json")
-    )
-    assert examination.traces == {str(tmp_path / "step.json"): "Is a directory"}
-    assert arms["as_is"].breakdown is not None
-    assert arms["bf16_compiled"].reason == "it raises RuntimeError: no compiler here"
-    assert not any("starting again" in line for line in said)
 
 
 @pytest.mark.usefixtures("forked")
