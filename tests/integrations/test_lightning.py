@@ -136,11 +136,3 @@ def test_a_training_that_fails_in_the_window(capfd: Any) -> None:
     assert left_behind(model) == []
     assert watching.report is not None
     assert "the training ended after 3 steps, before 5 were watched" in capfd.readouterr().err
-
-
-def test_other_processes_are_silent(capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lightning.Trainer, "is_global_zero", False)
-    watching = callback(fail_on="info")
-    fit(made(), watching)
-    assert watching.report is None
-    assert "fp8doctor" not in capfd.readouterr().err

@@ -222,7 +222,6 @@ def test_an_evaluation_is_no_part_of_a_step(make: Make, monkeypatch: pytest.Monk
     ("options", "sentence"),
     [
         ({"budget_s": "60"}, "budget_s has to be a positive number of seconds, not '60'"),
-        ({"steps": 2}, "steps has to be a whole number, 3 or more, not 2"),
         ({"every": 0}, "every has to be a whole number, 1 or more, not 0"),
         ({"fail_on": "errors"}, "fail_on is one of never, info, warning, error, not 'errors'"),
         ({"select": "NOSUCH"}, "no check has a code that begins with 'NOSUCH'"),

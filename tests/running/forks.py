@@ -10,7 +10,10 @@ from pathlib import Path
 from tests.checks.environment.live import printed
 
 IMPORTED = """
+import accelerate.commands.launch
 import torch
+import torch.distributed.fsdp
+import torch.distributed.run
 import torch._functorch.aot_autograd
 import torch._inductor.codegen.triton
 import torchao.float8
@@ -19,7 +22,7 @@ import transformers.models.llama
 from transformers import Trainer
 from fp8doctor.running.script_messages import WatchOptions
 """
-"""What jobs import."""
+"""What jobs and launchers import."""
 
 BECOME = """
 import atexit

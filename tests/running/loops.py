@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 
 class Block(nn.Module):
@@ -60,3 +62,11 @@ class Slow(Dataset[torch.Tensor]):
     def __getitem__(self, at: int) -> torch.Tensor:
         time.sleep(0.002)
         return torch.ones(16)
+
+
+def float8(recipe: str = "tensorwise", blocks: int = 3, model: nn.Module | None = None) -> nn.Module:
+    """Return a model in FP8, whose matmuls are computed in 32 bits as the CPU may have no others."""
+    config = replace(Float8LinearConfig.from_recipe_name(recipe), emulate=True)
+    torch.manual_seed(0)
+    converted: nn.Module = convert_to_float8_training(model or Net(blocks), config=config)
+    return converted

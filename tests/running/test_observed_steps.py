@@ -110,47 +110,17 @@ def test_the_losses_of_the_models_output(observer: ScriptObserver, heard: Heard)
     assert heard.facts.observed.losses == pytest.approx([(a + b) / 2 for a, b in pairs][WARMUP:])
 
 
-def test_no_graph_of_a_loss_is_kept_alive(observer: ScriptObserver) -> None:
-    nodes = []
-
-    class Same(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            nodes.append(weakref.ref(ctx))
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            return gradient
-
-    class Marked(WithLoss):
-        def forward(self, x: torch.Tensor, scale: float = 1.0) -> Any:
-            return {"loss": Same.apply(super().forward(x)["loss"])}  # type: ignore[no-untyped-call]
-
-    model = Marked()
+def test_no_loss_is_kept_alive(observer: ScriptObserver) -> None:
+    model, losses = WithLoss(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for x in torch.randn(WARMUP + 1, 8, 16):
-        model(x)["loss"].backward()
-        optimizer.step()
-    assert observer.window is not None
-    assert [each() for each in nodes] == [None] * (WARMUP + 1)
-
-
-def test_a_closure(observer: ScriptObserver, heard: Heard) -> None:
-    model = Net()
-    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(torch.ones(8, 16)).pow(2).mean()
+        loss = model(x)["loss"]
         loss.backward()
-        return loss
-
-    for _ in range(WARMUP + STEPS):
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-    facts = heard.facts
-    assert (facts.workload.batch_source, facts.workload.batch_size) == ("given", 8)
-    assert len(facts.observed.steps_ms) == STEPS
+        optimizer.step()
+        losses.append(weakref.ref(loss))
+    del loss
+    assert observer.window is not None
+    assert [each() for each in losses] == [None] * (WARMUP + 1)
 
 
 def test_waiting_for_data(observer: ScriptObserver, heard: Heard) -> None:

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import Accelerator
 from torch import nn
-from torch.utils.data import DataLoader
 
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import Message, WatchOptions
@@ -18,7 +16,7 @@ from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial import Budget, TrialRun
 from fp8doctor.trial.measure.bench import Bench
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
-from tests.running.loops import Net, Slow, train
+from tests.running.loops import Net, train
 from tests.stand_ins import transformer_engine as te
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 
@@ -114,26 +112,6 @@ def test_an_optimizer_of_deepspeed_that_steps_copies(observer: ScriptObserver, h
     assert facts.workload.batch_source == "given"
     assert facts.training.optimizer == f"{ZeroOptimizer.__module__}.ZeroOptimizer"
     assert facts.training.optimizer_stepped
-    assert facts.training.parameters_outside_optimizer == 0
-
-
-def test_a_job_under_accelerate(observer: ScriptObserver, heard: Heard, forget_accelerate: None) -> None:
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    model = Net()
-    rows = DataLoader(Slow(), batch_size=2)
-    model, optimizer, loader = accelerator.prepare(
-        model, torch.optim.AdamW(model.parameters(), lr=0.01), rows
-    )
-    for batch, _ in zip(loader, range(2 * (WARMUP + STEPS)), strict=False):
-        with accelerator.accumulate(model):
-            accelerator.backward(model(batch).pow(2).mean())
-            optimizer.step()
-            optimizer.zero_grad()
-    facts = heard.facts
-    assert (facts.observed.calls, facts.workload.accumulate) == (2, 2)
-    assert facts.observed.data_ms is not None
-    assert facts.training.accelerate is not None
-    assert facts.training.accelerate.prepared
     assert facts.training.parameters_outside_optimizer == 0
 
 

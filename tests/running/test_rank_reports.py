@@ -94,9 +94,6 @@ def test_the_record_of_a_rank() -> None:
     assert rank.observed.steps_ms == (5.0, 5.0, 5.0)
     assert rank.gpu is not None
     assert rank.gpu.name == "B"
-    assert rank_of(0, ScriptState(watched(5.0), running=True)).end == "running"
-    assert rank_of(0, ScriptState(ended=True, error="ValueError: no")).end == "raised"
-    assert rank_of(0, ScriptState()).end == "killed"
     assert rank_of(0, ScriptState(watched(5.0))).gpu is None
 
 

@@ -1,4 +1,5 @@
-"""``run`` reports as soon as the steps are watched, and completes the report at the script's end."""
+"""``run`` reports as soon as the steps are watched and completes the report at the script's end; with
+``--health`` its file survives the script's death."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from fp8doctor.facts import Facts, recorded
-from tests.running.jobs import PLAIN_LOOP
-from tests.running.test_script import printed_here, run, script
+from fp8doctor.health.record import read_health
+from tests.running.test_script import both, run, script, without_ours
 
 pytestmark = pytest.mark.slow
 
@@ -89,19 +90,78 @@ def test_a_report_that_cannot_be_written_yet(tmp_path: Path) -> None:
     assert "cannot write out/report.md: No such file or directory; fp8doctor tries again" in err
 
 
-def test_a_plain_loop_with_eager_float8(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*script(tmp_path, PLAIN_LOOP), "--steps", "12"]
-    plain = printed_here(arguments, tmp_path, capsys)
-    options = ["--steps", "4", "--warmup", "2", "--save", "report.json"]
-    code, out, err = run(["-m", "fp8doctor", "run", *options, *arguments], tmp_path)
-    assert (code, out) == (0, plain), err
-    assert len(plain.splitlines()) == 12 + 1
+PLAIN_LOOP = """
+import os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchao.float8 import convert_to_float8_training
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.dropout(torch.relu(self.up(self.norm(x))), 0.1, self.training))
+
+steps = int(sys.argv[1])
+torch.manual_seed(0)
+model = nn.Sequential(*[Block(32) for _ in range(3)]).bfloat16()
+convert_to_float8_training(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+rows = TensorDataset(torch.randn(16 * steps, 32, dtype=torch.bfloat16))
+with torch.backends.mkldnn.flags(enabled=False):
+    for step, (x,) in enumerate(DataLoader(rows, batch_size=16, shuffle=True), 1):
+        loss = (model(x) - x.roll(1, 1)).float().pow(2).mean()
+        if sys.argv[2:] == ["bad"]:
+            loss = loss * float("nan")
+        if sys.argv[2:] == ["killed"] and step == 40:
+            os.kill(os.getpid(), 9)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item())
+print([each.float().sum().item() for each in model.parameters()], torch.rand(1).item())
+"""
+"""torchao's eager Float8, which is slower than BF16. Its losses, weights and random numbers are printed."""
+
+HEALTH = ("--health", "health", "--every", "4")
+
+
+def test_a_plain_loop_with_eager_float8(tmp_path: Path) -> None:
+    arguments = [*script(tmp_path, PLAIN_LOOP), "40"]
+    watching = ("--steps", "4", "--warmup", "2", "--save", "report.json", *HEALTH)
+    plain, (code, out, err) = both(arguments, tmp_path, *watching)
+    assert (code, out) == plain[:2], err
+    assert (code, len(out.splitlines())) == (0, 40 + 1)
     assert "6 of 6 FP8 Linears are not compiled" in " ".join(err.split())
     facts = facts_in(tmp_path)
-    assert (facts.target.kind, facts.target.name) == ("script", "train.py")
-    assert (len(facts.observed.steps_ms), facts.observed.warmup) == (4, 2)
-    assert facts.observed.calls == 1
+    assert (len(facts.observed.steps_ms), facts.observed.warmup, facts.observed.calls) == (4, 2, 1)
     assert facts.observed.data_ms is not None
     assert (facts.workload.batch_size, facts.workload.tokens) == (16, 16)
-    assert facts.training.conversion is not None
-    assert facts.training.conversion.linears == 6
+    health = read_health(tmp_path / "health")
+    assert health.steps == tuple(range(health.steps[0], 41, 4))
+    assert len(health.steps) >= 5
+    assert len(health.series()) == 6 * 3
+
+
+def test_a_killed_script_leaves_its_health_and_goes_on(tmp_path: Path) -> None:
+    command = ["-m", "fp8doctor", "run", "-q", *HEALTH, *script(tmp_path, PLAIN_LOOP), "60", "killed"]
+    code, _, _ = run(command, tmp_path)
+    assert code == -signal.SIGKILL
+    before = read_health(tmp_path / "health")
+    assert (before.torn, len(before.headers)) == (0, 1)
+    assert 30 <= before.steps[-1] <= 40
+    run(command, tmp_path)
+    assert len(read_health(tmp_path / "health").headers) == 2
+
+
+def test_it_stops_with_the_report_if_asked(tmp_path: Path) -> None:
+    command = ["-m", "fp8doctor", "run", "-q", "--stop-on-nan", *script(tmp_path, PLAIN_LOOP), "9", "bad"]
+    code, _, err = run(command, tmp_path)
+    assert code == 1
+    assert "step 1: the loss is not finite." in err
+    assert "Traceback" not in without_ours(err)

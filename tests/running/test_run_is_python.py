@@ -1,5 +1,5 @@
 """A script under ``fp8doctor run`` does to the world what it does under Python: fp8doctor copies none of its
-objects, runs none of its code again, keeps no batch and leaves nothing patched."""
+objects, runs none of its code again and keeps no batch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 
 from tests.running.forks import run
 
+pytestmark = pytest.mark.slow
+
 LOOP = """
-import os, pickle, shutil, sqlite3, subprocess, sys, weakref
+import os, shutil, sqlite3, weakref
 import torch
 from torch import nn
 
@@ -64,23 +66,6 @@ Net.__init__ = build
 """
 """Deletes a folder with its object, which the collector finds soon if it is in a cycle."""
 
-HELPER = """
-helper = subprocess.Popen(
-    [sys.executable, "-uc", "import sys\\nfor n, _ in enumerate(sys.stdin): print(n)"],
-    stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-)
-
-def asked(self):
-    helper.stdin.write("query\\n")
-    self.last = int(helper.stdout.readline())
-
-def after(step):
-    assert model.last == step, (model.last, step)
-
-Net.asked = asked
-"""
-"""Asks another process over a pipe."""
-
 ROWS = """
 forks = []
 os.register_at_fork(before=lambda: forks.append(1))
@@ -117,22 +102,73 @@ def after(step):
 """
 """A ring buffer of one slot."""
 
-PATCHED = """
-own = pickle.dumps(torch.autograd.backward), dict(vars(Net)), vars(nn.Linear).copy()
 
-def after(step):
-    assert pickle.dumps(torch.autograd.backward) == own[0], step
-    if step > 20:
-        assert (dict(vars(Net)), vars(nn.Linear).copy()) == own[1:], step
-        assert torch.autograd.backward.__code__.co_filename.startswith(os.path.dirname(torch.__file__))
-"""
-"""Pickles by reference, and looks at its classes."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "deeds", [FINALIZER, HELPER, ROWS, SLOT, PATCHED], ids=["finalizer", "helper", "rows", "slot", "patched"]
-)
+@pytest.mark.parametrize("deeds", [FINALIZER, ROWS, SLOT], ids=["finalizer", "rows", "slot"])
 def test_the_script_ends_as_under_python(deeds: str, tmp_path: Path) -> None:
     code, out, err = run(["-q"], LOOP.replace("{}", deeds), tmp_path)
     assert (code, out) == (0, "fine\n"), err
+
+
+CONVERTED = """
+import torch
+from torch import nn
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
+emulated = Float8LinearConfig(emulate=True)
+convert_to_float8_training(model, config=emulated, module_filter_fn=lambda module, name: {takes})
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(6):
+    model(torch.ones(16, 64, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_script_may_be_required_to_train_in_fp8(takes: bool, tmp_path: Path) -> None:
+    options = ["--require-fp8", "--steps", "3", "--warmup", "1", "--select", "STP"]
+    code, out, err = run(options, CONVERTED.format(takes=takes), tmp_path)
+    assert out.endswith("trained\n"), err
+    assert code == (0 if takes else 1)
+    assert ("FP8 is required. No layer of this model trains in FP8" in err) == (not takes)
+
+
+TWO_STEPS = """
+import os
+
+import torch
+
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+os._exit(9)
+"""
+
+
+def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
+    code, _, err = run([], TWO_STEPS, tmp_path)
+    assert code == 9
+    assert "the script ended before 15 steps were watched" in err
+    assert "without Python's own end: os._exit" in err
+    assert "train.py: 6 parameters" in err
+    assert "No FP8" in err
+
+
+FAILS = """
+import torch
+model = torch.nn.Linear(2, 2)
+raise RuntimeError("Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: (1003x64)")
+"""
+
+
+def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
+    code, out, err = run([], FAILS, tmp_path, ACCELERATE_MIXED_PRECISION="fp8", ACCELERATE_FP8_BACKEND="TE")
+    assert (code, out) == (1, "")
+    assert err.index("Traceback") < err.index("✗ The script failed before its first step")
+    assert err.count("RuntimeError: Expected trailing dimension") == 3  # the traceback, the box, and the text
+    assert "fp8doctor explain SHP001" in " ".join(err.replace("│", "").split())
+    assert "No model was examined   " not in err
+    assert "ENV001" in err

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle
-import signal
 import traceback
 import weakref
 from collections.abc import Callable
@@ -21,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.running.step_profiler import GAVE_WAY
-from fp8doctor.running.step_window import Clock
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
@@ -88,19 +85,10 @@ def whole(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
 
-def in_place(model: nn.Module) -> Any:
-    model.compile(backend="eager")
-    return model
-
-
 def blocks(model: Any) -> Any:
     for block in model.blocks:
         block.compile(backend="eager")
     return model
-
-
-def inside_another(model: Any) -> Any:
-    return nn.Sequential(whole(model))
 
 
 def assigned(model: Any) -> Any:
@@ -114,7 +102,7 @@ def slicing(model: nn.Module) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [whole, in_place, blocks, inside_another, assigned, slicing])
+@pytest.mark.parametrize("form", [whole, blocks, assigned, slicing])
 def test_nothing_is_compiled_again(
     form: Callable[[nn.Module], Any], observer: ScriptObserver, heard: Heard
 ) -> None:
@@ -133,16 +121,9 @@ def test_nothing_is_compiled_again(
 
 
 @pytest.mark.slow
-def test_a_compiled_function_is_left_alone(
-    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its model's GPU keeps the time all the same."""
+def test_a_compiled_function_is_left_alone(observer: ScriptObserver, heard: Heard) -> None:
     torch._dynamo.reset()
     model = Net()
-    devices: list[torch.device | None] = []
-    monkeypatch.setattr(
-        "fp8doctor.running.step_window.Clock", lambda device: devices.append(device) or Clock(device)
-    )
     call = torch.compile(lambda x: model(x) * 2, backend="eager")
     optimizer = train(model, 1, call=call)
     before = counters["frames"]["total"]
@@ -150,7 +131,6 @@ def test_a_compiled_function_is_left_alone(
     assert counters["frames"]["total"] == before
     facts = heard.facts
     assert facts.observed.calls is None
-    assert devices == [torch.device("cpu")]
     assert facts.workload.note is not None
     assert "a function of the script is compiled" in facts.workload.note
 
@@ -172,11 +152,7 @@ def test_copies_and_pickles_of_a_model_in_the_window(observer: ScriptObserver) -
     wrapped = nn.Sequential(Net())
     train(wrapped, WARMUP + 1)
     assert COMPILED_CALL in vars(type(wrapped))
-    copied = copy.deepcopy(wrapped)
-    file = io.BytesIO()
-    torch.save(wrapped, file)
-    file.seek(0)
-    for other in (copied, torch.load(file, weights_only=False), pickle.loads(pickle.dumps(wrapped))):
+    for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped))):
         assert vars(other).get(COMPILED_CALL) is None
         other(torch.randn(8, 16))
 
@@ -205,33 +181,3 @@ def test_a_script_with_a_profiler_of_its_own(before: int, observer: ScriptObserv
     assert heard.facts.gaps["observed.breakdown"] == why
     assert len(heard.facts.observed.steps_ms) == STEPS
     assert observer.done
-
-
-class Preempted(Exception):
-    """What a script's own handler raises."""
-
-
-def test_what_a_handler_of_the_script_raises_reaches_the_script(
-    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def preempt(number: int, frame: Any) -> None:
-        raise Preempted
-
-    note = observer.note
-
-    def interrupted(*arguments: Any) -> None:
-        signal.raise_signal(signal.SIGUSR1)
-        note(*arguments)
-
-    monkeypatch.setattr(observer, "note", interrupted)
-    before = signal.signal(signal.SIGUSR1, preempt)
-    try:
-        with pytest.raises(Preempted) as raised:
-            train(Net(), 1)
-        frames = [each.filename for each in traceback.extract_tb(raised.value.__traceback__)]
-        assert not [each for each in frames if "fp8doctor/running" in each or "contextlib" in each]
-        assert signal.getsignal(signal.SIGUSR1) is preempt
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert heard.notes == []
-    assert len(heard.facts.network.linears) == 4

@@ -14,7 +14,7 @@ import pytest
 
 from fp8doctor.facts import Facts
 from tests.checks.environment.live import printed
-from tests.running.forks import BECOME
+from tests.running.forks import BECOME, IMPORTED
 from tests.running.test_script import ROOT, TIMEOUT_S, environment, script
 
 pytestmark = pytest.mark.slow
@@ -99,17 +99,6 @@ JOBS = {
     for wrap, more in {"ddp": "--slow 0.5", "fsdp2": ""}.items()
 }
 
-IMPORTED = """
-import accelerate.commands.launch
-import torch._dynamo
-import torch._functorch.aot_autograd
-import torch._inductor.codegen.triton
-import torch.distributed.fsdp
-import torch.distributed.run
-import torchao.float8
-"""
-"""What launchers and ranks import: what runs in a fork of a process with these imports runs at once."""
-
 RANKS = """
 import signal
 _, folder, *sys.argv = sys.argv
@@ -160,13 +149,11 @@ def printed_by(program: str, *arguments: str) -> list[str]:
     return printed(IMPORTED + BECOME + program, *arguments).splitlines()
 
 
-def watched(
-    wrap: str, folder: Path, launcher: str, *start: str, options: tuple[str, ...] = ()
-) -> tuple[dict[str, Any], Facts, str]:
+def watched(wrap: str, folder: Path, launcher: str, *start: str) -> tuple[dict[str, Any], Facts, str]:
     """Findings, facts and stderr of a job under ``run``, which trains to the same bits."""
     job = [JOB, *JOBS[wrap]]
     plain = printed_by(RANKS, str(folder), *job)
-    out = printed_by(launcher, str(folder), *start, *OPTIONS[2:], *options, "--save", "report.json", *job)
+    out = printed_by(launcher, str(folder), *start, *OPTIONS[2:], "--save", "report.json", *job)
     err = (folder / "stderr").read_text()
     assert sum(" weights " in line for line in out) == 2, err
     assert sorted(out) == sorted(plain)
@@ -200,23 +187,13 @@ def test_fsdp2_with_float8_under_accelerate(tmp_path: Path) -> None:
     assert facts.training.distributed.wrapper == "FSDP2"
 
 
-ON_COPIES = ("--device", "cpu", "--budget", "1")
-
-
-def timed(facts: Facts) -> list[str]:
-    """Names of the variants with a time; a loaded machine may time them too roughly."""
-    rough = ("round", "its own copy")
-    assert not facts.trial.reason or any(each in facts.trial.reason for each in rough), facts.trial.reason
-    assert facts.trial.harm == ()
-    return [each.name for each in facts.trial.arms if each.tried]
-
-
 def test_all_ranks_stop_after_the_same_step(tmp_path: Path) -> None:
     """The last one that any of them may watch to: 4 times 2 of warm-up, 4 of the window, 2 for a profile."""
     job = [JOB, *JOBS["fsdp2"], "--steps", "100"]
-    start = ["fp8doctor", *OPTIONS[2:], "--stop", *ON_COPIES, "--save", "report.json"]
+    start = ["fp8doctor", *OPTIONS[2:], "--stop", "--device", "cpu", "--budget", "1", "--save", "report.json"]
     assert printed_by(RANKS, str(tmp_path), *start, *job) == []
     facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
     assert [(each.end, each.steps) for each in facts.ranks.processes] == [("ended", 14), ("ended", 14)]
-    assert timed(facts)[0] == "as_is"
+    (as_is, *_) = facts.trial.arms
+    assert (as_is.name, as_is.tried, facts.trial.harm) == ("as_is", True, ())
     assert "the script was stopped after 14 steps, as --stop asks" in (tmp_path / "stderr").read_text()

@@ -1,5 +1,4 @@
-"""The examples under the observer, as they should be and as people misconfigure them: all that is told.
-Beside them jobs under all of ``fp8doctor run``."""
+"""The examples under the observer, as they should be and as people misconfigure them: all that is told."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ import pytest
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from tests.checks.environment.live import printed
-from tests.running.forks import BECOME, IMPORTED, run
-from tests.running.jobs import TWO_STEPS
+from tests.running.forks import BECOME, IMPORTED
 
 pytestmark = pytest.mark.slow
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 OF_THIS_MACHINE = ("SHP002", "SHP003", "STP")
 """What is rightly said of a model that a CPU trains in a second, of a CPU, and of how busy it is."""
@@ -69,13 +67,6 @@ def told(command: str, folder: Path, **variables: str) -> list[str]:
     return [each.code for document in found for each in document.findings]
 
 
-@pytest.mark.gate(
-    "trainer.py --float8 --layers 1-variables1-codes1",
-    "fsdp2.py --layers 2-variables3-codes3",
-    "plain_loop.py --no-compile-variables5-codes5",
-    "lora.py --adapters-too --no-compile --layers 1-variables7-codes7",
-    "sft.py-variables10-codes10",
-)
 @pytest.mark.parametrize(
     ("command", "variables", "codes"),
     [
@@ -97,64 +88,3 @@ def test_a_job_is_told_what_is_wrong_with_it(
 ) -> None:
     """A healthy one is left alone."""
     assert told(command, tmp_path, **variables) == codes
-
-
-LOOP = """
-import torch
-from torch import nn
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).bfloat16()
-emulated = Float8LinearConfig(emulate=True)
-convert_to_float8_training(model, config=emulated, module_filter_fn=lambda module, name: {takes})
-optimizer = torch.optim.SGD(model.parameters())
-for _ in range(6):
-    model(torch.ones(16, 64, dtype=torch.bfloat16)).sum().backward()
-    optimizer.step()
-print("trained")
-"""
-
-
-@pytest.mark.parametrize("takes", [True, False])
-def test_a_script_may_be_required_to_train_in_fp8(takes: bool, tmp_path: Path) -> None:
-    options = ["--require-fp8", "--steps", "3", "--warmup", "1", "--select", "STP"]
-    code, out, err = run(options, LOOP.format(takes=takes), tmp_path)
-    assert out.endswith("trained\n"), err
-    assert code == (0 if takes else 1)
-    assert ("FP8 is required. No layer of this model trains in FP8" in err) == (not takes)
-
-
-def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
-    code, _, err = run([], TWO_STEPS, tmp_path)
-    assert code == 9
-    assert "the script ended before 15 steps were watched" in err
-    assert "without Python's own end: os._exit" in err
-    assert "train.py: 6 parameters" in err
-    assert "No FP8" in err
-
-
-FAILS = """
-import torch
-model = torch.nn.Linear(2, 2)
-raise RuntimeError("Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: (1003x64)")
-"""
-
-
-def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
-    code, out, err = run([], FAILS, tmp_path, **FP8, ACCELERATE_FP8_BACKEND="TE")
-    assert (code, out) == (1, "")
-    assert err.index("Traceback") < err.index("✗ The script failed before its first step")
-    assert err.count("RuntimeError: Expected trailing dimension") == 3  # the traceback, the box, and the text
-    assert "fp8doctor explain SHP001" in " ".join(err.replace("│", "").split())
-    assert "No model was examined   " not in err
-    assert "ENV001" in err
-
-
-def test_a_sharded_script_is_timed_on_copies(tmp_path: Path) -> None:
-    text = (EXAMPLES / "fsdp2.py").read_text().replace("block.compile()", "pass")
-    options = ["--steps", "3", "--warmup", "1", "--stop", "--device", "cpu", "--budget", "0.1"]
-    code, _, err = run([*options, "--save", "report.json"], text, tmp_path)
-    assert code == 0, err
-    facts = Facts.from_dict(json.loads((tmp_path / "report.json").read_text())["facts"])
-    as_is = facts.trial.arms[0]
-    assert (as_is.name, as_is.tried, facts.trial.harm) == ("as_is", True, ())
