@@ -55,6 +55,16 @@ def test_some_layers_go_back_to_bf16_and_keep_their_compile_marks() -> None:
         applied("keep-in-bf16", model)
 
 
+def test_a_wrapper_of_the_compiler_stays_and_a_layer_in_two_places_stays_one() -> None:
+    model = float8(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Sequential()))
+    model[2].append(model[1])  # type: ignore[index]
+    model[0] = torch.compile(model[0], backend="eager")  # type: ignore[index]
+    twin: Any = to_bf16(replicate(model, share=True)[0])
+    assert in_fp8(twin) == {}
+    assert type(twin[0]).__name__ == "OptimizedModule"
+    assert twin[1] is twin[2][0]
+
+
 # Transformer Engine, on its stand-in.
 
 

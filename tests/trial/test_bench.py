@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
-from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, layout
@@ -22,7 +20,7 @@ from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.treatments.compilation import compile_blocks
-from fp8doctor.trial.variant import Variant, VariantPlan
+from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import BF16, Decoder, on_model
 
@@ -91,58 +89,25 @@ def test_without_a_function_that_makes_the_cut_a_model_with_weights_is_cut() -> 
     assert trial(model=Decoder(26), rebuild=lambda layers: (Decoder(1), None)).arms[0].tried
 
 
-class Memory:
-    """A memory for so many blocks' weights; a step with more of them alive raises what CUDA's allocator
-    would."""
+class Large(Decoder):
+    """A memory that holds a step of so many blocks."""
 
-    def __init__(self, blocks: int) -> None:
-        self.blocks = blocks
-        self.alive: dict[int, weakref.ref[nn.Parameter]] = {}
+    room = 80
 
-    def registered(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if (
-            parameter is not None
-            and not parameter.is_meta
-            and parameter.dim() == 2
-            and parameter.shape[0] == 4 * parameter.shape[1]
-        ):
-            self.alive[id(parameter)] = weakref.ref(parameter)
-
-    def loss(self, output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-        if sum(each() is not None for each in self.alive.values()) > self.blocks:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if len(self.blocks) > self.room:
             raise torch.OutOfMemoryError("planted")
-        return mean(output, batch)
+        return super().forward(tokens)
 
 
-@pytest.fixture
-def memory() -> Iterator[Memory]:
-    memory = Memory(0)
-    handle = register_module_parameter_registration_hook(memory.registered)
-    yield memory
-    handle.remove()
-
-
-@pytest.mark.parametrize(("room", "expected"), [(15, (2, 6)), (7, (1, 3))])
-def test_cuts_become_smaller_until_both_fit(memory: Memory, room: int, expected: tuple[int, int]) -> None:
-    memory.blocks = room
-    result = trial(model=on_meta(80), loss=memory.loss, rebuild=lambda layers: (Decoder(layers), None))
-    assert kept(result.arms[0]) == [*expected]
-
-
-def with_own_weights(variant: Variant) -> Variant:
-    """A treatment that takes a second set of weights."""
-    for block in variant.model.blocks:  # type: ignore[union-attr]
-        block.up.weight = nn.Parameter(block.up.weight.detach().clone())
-    return variant
-
-
-def test_what_does_not_fit_next_to_the_others_says_so_and_the_others_are_timed(memory: Memory) -> None:
-    memory.blocks = 8  # three of the user's model, and three for each arm with weights of its own
-    heavy = [VariantPlan(name, with_own_weights) for name in ("one", "other")]
-    result = trial(AS_IS, BF16, *heavy, model=Decoder(3), loss=memory.loss)
-    arms = {arm.name: arm for arm in result.arms}
-    assert [name for name, arm in arms.items() if arm.tried] == ["as_is", "bf16", "one"]
-    assert arms["other"].why is Reason.OUT_OF_MEMORY
+@pytest.mark.parametrize(("room", "expected"), [(6, [2, 6]), (3, [1, 3])])
+def test_cuts_become_smaller_until_both_fit(
+    room: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Large, "room", room)
+    with torch.device("meta"):
+        model = Large(80)
+    assert kept(trial(model=model, rebuild=lambda layers: (Large(layers), None)).arms[0]) == expected
 
 
 def test_others_are_timed_if_the_step_as_it_is_does_not_fit_in_the_smallest_models(memory: Memory) -> None:

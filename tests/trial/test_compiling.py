@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from types import MethodType
-
 import pytest
 import torch
-from accelerate import Accelerator
-from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments.apply import swap
-from fp8doctor.trial.treatments.compilation import block_by_block, compile_blocks, strip_compile_marks
+from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks
 from tests.examine.models import Stacked, network, training
-from tests.stand_ins import transformer_engine as te
-from tests.trial.treated import applied, facts
+from tests.trial.treated import applied
 
 pytestmark = pytest.mark.slow
 
@@ -78,51 +72,3 @@ def test_wrapped_classes_of_torch_do_not_push_each_other_out() -> None:
         replica = replicate(compiled, share=True)[0]
         give_own_code(replica)
         assert frames(replica, x) == 1
-
-
-def test_a_swap_takes_the_compile_mark_along_and_reaches_every_place() -> None:
-    shared = nn.Linear(4, 4)
-    model = nn.Sequential(
-        torch.compile(nn.Linear(4, 4), backend="eager"), shared, nn.Sequential(shared), nn.Linear(4, 4)
-    )
-    model[3].forward = torch.compile(model[3].forward, backend="eager")
-    names: list[str] = []
-
-    def identity(name: str, module: nn.Module) -> nn.Module | None:
-        if not isinstance(module, nn.Linear):
-            return None
-        names.append(name)
-        return nn.Identity()
-
-    swapped = swap(model, identity)
-    assert names == ["0", "1", "3"]
-    assert type(swapped[0]).__name__ == "OptimizedModule"  # type: ignore[index]
-    assert swapped[1] is swapped[2][0]  # type: ignore[index]
-    torch._dynamo.utils.counters.clear()
-    assert torch.equal(swapped(torch.ones(2, 4)), torch.ones(2, 4))
-    assert hasattr(swapped[3].forward, "_torchdynamo_orig_callable")  # type: ignore[index]
-
-
-def test_accelerates_wrappers_stay_around_blocks_that_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
-) -> None:
-    """BF16 autocast as `Accelerator.prepare` puts it around the forward, and around that the FP8 autocast of
-    Transformer Engine."""
-    library = te.install(monkeypatch, "fp8")
-    monkeypatch.setattr(library, "fp8_autocast", lambda enabled, fp8_recipe: te.autocast(enabled, fp8_recipe))
-    monkeypatch.setattr("accelerate.utils.transformer_engine.is_transformer_engine_available", lambda: True)
-    recipe = te.DelayedScaling()
-    model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(
-        Stacked(lambda: nn.Sequential(te.Linear(32, 32), nn.ReLU()))
-    )  # type: ignore[arg-type]
-    model.forward = MethodType(contextual_fp8_autocast(model.forward, recipe), model)
-    replica = replicate(model, share=True)[0]
-    give_own_code(replica)
-    compiled = block_by_block(replica, facts(model), backend="eager")
-    output = compiled(torch.arange(16).reshape(2, 8))
-    layers = [module for module in compiled.modules() if isinstance(module, te.Linear)]
-    assert [(layer.fp8, layer.fp8_meta["recipe"]) for layer in layers] == [(True, recipe)] * 3
-    assert training(compiled).forward_chain == training(model).forward_chain
-    assert output.dtype == torch.float32, "converted back by Accelerate"
-    assert not any(module.fp8 for module in model.modules() if isinstance(module, te.Linear))
-    assert compiled.forward.__self__ is compiled
