@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -75,19 +75,6 @@ TRIALS: dict[str, tuple[float, float, dict[str, Seen]]] = {
             ArmName.SELF_CHECK: Seen(0.9, (231.6,), 0.0),
             "adapters-to-bf16": Seen(1.4, (371.7,), 0.8, False, "as_is"),
             "compile-blocks": Seen(12.9, (143.1,), 0.3, True, "as_is"),
-        },
-    ),
-    "mixtral": (
-        8.0,
-        1.0,
-        {
-            "as_is": Seen(0.5, (160.4,), 1.7),
-            "bf16": Seen(0.5, (128.1,), 0.4),
-            "bf16_compiled": Seen(6.6, (88.0,), 0.6, True),
-            ArmName.SELF_CHECK: Seen(0.5, (128.1,), 0.0),
-            "prescribed": Seen(11.2, (88.8,), 0.6, True, "as_is"),
-            "recipe-rowwise": Seen(17.0, (88.8,), 0.3, True, "prescribed", True),
-            "recipe-rowwise-with-gw-hp": Seen(17.0, (88.8,), 0.3, True, "prescribed", True),
         },
     ),
     "flux": (
@@ -182,7 +169,6 @@ def took(
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
     budget_s: float = 60.0,
-    latest: float | None = None,
     *,
     load_s: float = 0.0,
     open_until: int = 0,
@@ -223,7 +209,7 @@ def took(
     samples = timer.interleave(
         cast(Any, steps_ms),
         CPU,
-        limits if latest is None else replace(limits, latest=of_trial.began + latest),
+        limits,
         expected_ms=steps_ms,
         is_open=lambda samples: len(next(iter(samples.values()), ())) < open_until,
     )

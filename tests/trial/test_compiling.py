@@ -5,27 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks
-from tests.examine.models import Stacked, network, training
+from tests.examine.models import network, training
 from tests.trial.treated import applied
 
 pytestmark = pytest.mark.slow
-
-
-def test_what_is_compiled() -> None:
-    model = convert_to_float8_training(Stacked())
-    for name, regions in (
-        ("compile-blocks", {"blocks.0", "blocks.1", "blocks.2", "head"}),
-        ("compile-model", {""}),
-    ):
-        changed = network(applied(name, model).model)
-        assert [blocks.compiled for blocks in changed.blocks] == [3]
-        assert {linear.compiled for linear in changed.linears} == regions
-    assert {linear.compiled for linear in network(model).linears} == {None}
 
 
 class Nested(nn.Module):

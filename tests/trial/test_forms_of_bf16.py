@@ -79,30 +79,23 @@ def test_a_model_without_fp8_is_converted_in_both_forms() -> None:
     ]
 
 
+def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).float().mean()
+
+
 @pytest.mark.slow
-def test_every_form_of_bf16_runs_compiled_as_it_says() -> None:
-    facts = tried(
-        torch.compile(float8(Stacked().bfloat16()), backend="eager"), TOKENS, "as_is", *COMPILED_FIRST
-    )
-    assert {arm.name: (arm.reason, arm.fp8_gemms == 0) for arm in facts.trial.arms} == {
+@pytest.mark.parametrize("compiles", ["the model", "its step"])
+def test_every_form_of_bf16_runs_compiled_as_it_says(compiles: str) -> None:
+    model, of = float8(Stacked().bfloat16()), {}
+    if compiles == "the model":
+        model = torch.compile(model, backend="eager")
+    else:
+        of["training_step"] = torch.compile(step, backend="eager")
+    arms = tried(model, TOKENS, "as_is", *COMPILED_FIRST, **of).trial.arms
+    assert {arm.name: (arm.reason, arm.fp8_gemms == 0) for arm in arms} == {
         "as_is": (None, False),
         **dict.fromkeys(COMPILED_FIRST, (None, True)),
     }
-    graphs = {arm.name: arm.graphs_run for arm in facts.trial.arms}
-    assert graphs["bf16"] == 0
+    graphs = {arm.name: arm.graphs_run for arm in arms}
+    assert (graphs["bf16"], graphs["bf16_compiled"]) == (0, 3)
     assert graphs["bf16_as_compiled"] == graphs["as_is"] == 1
-
-
-@pytest.mark.slow
-def test_a_compiled_training_step_is_the_users_own_form_and_no_other_arm_has_it() -> None:
-    def step(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
-        return model(batch).float().mean()
-
-    compiled = torch.compile(step, backend="eager")
-    model = float8(Stacked().bfloat16())
-    facts = tried(model, TOKENS, "as_is", *COMPILED_FIRST, training_step=compiled)
-    graphs = {arm.name: arm.graphs_run for arm in facts.trial.arms if arm.tried}
-    assert graphs.keys() == {"as_is", *COMPILED_FIRST}
-    assert graphs["bf16"] == 0
-    assert graphs["bf16_as_compiled"] == graphs["as_is"]
-    assert graphs["bf16_compiled"] == 3
