@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Arm, Target, Trial, Workload
+from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, layout
@@ -23,6 +25,7 @@ from fp8doctor.trial.treatments.compilation import compile_blocks
 from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import BF16, Decoder, on_model
+from tests.trial.planted import failing
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("few_rounds")]
 
@@ -110,10 +113,9 @@ def test_cuts_become_smaller_until_both_fit(
     assert kept(trial(model=model, rebuild=lambda layers: (Large(layers), None)).arms[0]) == expected
 
 
-def test_others_are_timed_if_the_step_as_it_is_does_not_fit_in_the_smallest_models(memory: Memory) -> None:
-    memory.blocks = 3
-    as_is = VariantPlan("as_is", with_own_weights)
-    result = trial(as_is, BF16, model=Decoder(3), loss=memory.loss)
+def test_others_are_timed_if_the_step_as_it_is_does_not_fit_in_the_smallest_models() -> None:
+    as_is = replace(failing(torch.OutOfMemoryError("planted")), name="as_is")
+    result = trial(as_is, BF16, model=Decoder(3))
     assert [arm.why for arm in result.arms] == [Reason.OUT_OF_MEMORY, None]
     assert result.arms[1].tried
 
