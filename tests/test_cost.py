@@ -69,6 +69,11 @@ def test_block_scaling_and_four_bits_have_matmuls_of_their_own() -> None:
     assert step_gemms_ms(*shape, gpu_spec("H200"), fp8=True, recipe=te["nvfp4"]) is None
 
 
+def test_with_few_rows_a_matmul_takes_as_long_as_its_weights_are_read() -> None:
+    bf16, fp8 = (step_gemms_ms(16, 16384, 16384, gpu_spec("H200"), fp8=each) or 0.0 for each in (False, True))
+    assert fp8 < 0.8 * bf16
+
+
 def modelled(facts: Facts) -> str | None:
     gpu = modelled_gpu(facts)
     return gpu and gpu.name
@@ -193,6 +198,15 @@ def step_ms(facts: Facts) -> float:
     return step.step_ms
 
 
+def test_the_parts_of_a_step_add_up() -> None:
+    step = modelled_step(job())
+    assert step
+    assert min(time for family, time in step.families_ms.items() if family != "gemm_fp32") > 0
+    assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
+    assert step.busy_ms < step.step_ms
+    assert step.gpu == "H200"
+
+
 def test_with_few_tokens_the_step_is_the_hosts() -> None:
     network = job().network
     narrow = tuple(replace(linear, in_features=1024, out_features=1024) for linear in network.linears)
@@ -213,6 +227,10 @@ def test_what_a_treatment_changes_changes_the_step() -> None:
         with_linears_compiled(as_is, yes=True)
     )
     assert step_ms(job(checkpointed="blocks.0")) > step_ms(as_is)
+    once, again = (modelled_step(each) for each in (as_is, job(checkpointed="blocks.0")))
+    assert once
+    assert again
+    assert again.families_ms["gemm_fp8"] > 1.2 * once.families_ms["gemm_fp8"]
     once, twice = (replace(as_is, workload=replace(as_is.workload, accumulate=count)) for count in (1, 2))
     optimizer = modelled_step(once).families_ms["optimizer"]  # type: ignore[union-attr]
     assert step_ms(twice) == pytest.approx(2 * step_ms(once) - optimizer)
