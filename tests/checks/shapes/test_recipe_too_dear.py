@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.facts import Arm, Facts, Linear, Network
+from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
 from tests.checks.arms import failed, ran, timed
 from tests.checks.models import float8, mlp
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
@@ -47,7 +47,8 @@ def test_recipes_of_transformer_engine_are_compared_too() -> None:
         ran("te-block", 112.0, base="as_is"),
         failed("te-mxfp8", "Device compute capability 10.0 or higher required for MXFP8 execution."),
     )
-    finding = found_by(DEAR, timed(Facts(network=Network(linears=(layer,))), *arms))
+    trial = Trial(device="cuda", gpu="NVIDIA H200", arms=arms)
+    finding = found_by(DEAR, Facts(network=Network(linears=(layer,)), trial=trial))
     assert (finding.evidence["faster_recipe"], finding.evidence["blockwise_step_ms"]) == ("delayed", 112.0)
     assert finding.treatment.name == "te-delayed"
 
