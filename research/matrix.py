@@ -68,6 +68,13 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))
     yield "one row a sample, counted on a CPU", counted(samples=4)
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("FP8_BACKEND", "ACCELERATE_FP8_BACKEND"):
+            patch.setenv(name, "AO")
+        yield (
+            "a setting of LLaMA-Factory's under Accelerate's name too",
+            look(nn.Sequential(nn.Linear(64, 64))),
+        )
+    with pytest.MonkeyPatch.context() as patch:
         transformer_engine.install(patch, "fp8")
         yield (
             "te.Linear, recomputed inside its autocast (stand-in)",

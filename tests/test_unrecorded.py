@@ -47,6 +47,7 @@ OLDER = "recordings from before this fact are judged without it"
 
 ANSWERS_ALL_THE_SAME = {
     ("CMP005", "trial"): WITHOUT_A_TRIAL,
+    ("CMP005", "trial.arms"): WITHOUT_A_TRIAL,
     ("MOD002", "trial"): WITHOUT_A_TRIAL,
     ("MEM001", "trial"): COMPUTED,
     ("MEM001", "trial.arms.peak_gib"): COMPUTED,

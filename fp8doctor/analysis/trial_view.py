@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, wraps
+from typing import TypeVar
 
 from fp8doctor.analysis.arms import (
     all_too_large,
@@ -33,6 +35,18 @@ from fp8doctor.facts.arm_names import (
     keeps_users_compilation,
 )
 from fp8doctor.finding import Saving
+
+T = TypeVar("T")
+
+
+def if_known(method: Callable[[TrialView], T | None]) -> Callable[[TrialView], T | None]:
+    """Answer None where a method reads a fact that was not recorded."""
+
+    @wraps(method)
+    def answered(view: TrialView) -> T | None:
+        return if_recorded(method, view)
+
+    return answered
 
 
 class TrialView:
@@ -73,6 +87,7 @@ class TrialView:
         return if_recorded(best_fp8, self.facts)
 
     @cached_property
+    @if_known
     def end(self) -> Variant | None:
         """The variant that the plan ends in."""
         return best_of(self.table, self.uses_fp8, self._trial) if self.table else None
@@ -87,6 +102,7 @@ class TrialView:
         return if_recorded(fair_bf16, self.facts, fp8) if fp8 else None
 
     @cached_property
+    @if_known
     def speedup(self) -> Number | None:
         """The step as it is in FP8, compared with the best BF16.
 
@@ -98,6 +114,7 @@ class TrialView:
         return None if self.left_out_bf16 and found.high >= 1 else found
 
     @cached_property
+    @if_known
     def bound(self) -> float | None:
         """The most that FP8 can give over the best BF16: its matmuls as fast as profiled, all else free.
 
@@ -111,6 +128,7 @@ class TrialView:
         return max(self.kernel_bound[0], *proven, 0.0)
 
     @cached_property
+    @if_known
     def kernel_bound(self) -> tuple[float, bool] | None:
         """The same by kernel times alone, and whether FP8's were profiled."""
         bf16 = self.bf16
@@ -126,6 +144,7 @@ class TrialView:
         return bf16.step_ms / (bf16.step_ms - gemms_ms + least_ms), fp8 is not None
 
     @cached_property
+    @if_known
     def allowed(self) -> float | None:
         """Bound FP8 by its kernel times, if its timing is above that: then its size is wrong."""
         bound, is_measured = self.kernel_bound or (0.0, False)

@@ -291,7 +291,7 @@ def _doubts(view: TrialView) -> Iterator[str]:
     trial, differ = view.facts.trial, copies_differ(view.facts.trial)
     stated = if_recorded(stated_doubt, trial) or ""
     doubtful = bool(differ or stated)
-    host = if_recorded(host_doubt, trial) if doubtful else _hidden_by_host(view)
+    host = if_recorded(host_doubt, trial) if doubtful else if_recorded(_hidden_by_host, view)
     gpu = gpu_contention(trial.get("health")) if doubtful else ""
     if view.allowed:
         yield f"kernel times allow at most {view.allowed:.2f}x"

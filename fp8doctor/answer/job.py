@@ -285,7 +285,7 @@ def made_up(facts: Facts) -> str:
         )
     found = facts.get("training.checkpointing")
     later = trainer is not None and trainer.get("checkpointing") is True
-    is_off = found is not None and all(each.active is False for each in found)
+    is_off = found is not None and all(each.get("active") is False for each in found)
     if later and is_off and facts.get("target.kind") != "script":
         told.append("Without the checkpointing that train() turns on.")
     return " ".join(told)

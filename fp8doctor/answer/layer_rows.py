@@ -42,7 +42,7 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
                 shape,
                 _share(members, facts),
                 f"{-sum(ms):+.3f}".replace("-", "−") if ms else "-",
-                next((_alone(shapes[each]) for each in names if each in shapes), "-"),
+                next((if_recorded(_alone, shapes[each]) or "-" for each in names if each in shapes), "-"),
                 compiled,
                 how,
             )

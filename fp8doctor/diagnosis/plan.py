@@ -65,6 +65,10 @@ COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
 
 
+BEFORE_SPEED = ("environment", "device", "engagement", "numerics")
+"""Areas of checks whose fixes may end what stopped a job."""
+
+
 def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     """Choose the changes of a job, and put them in order."""
     proposed = prescribe(findings, view.facts)
@@ -76,8 +80,8 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     steps = proposed if chosen is None else chosen
     fault = fault_of(view.facts, findings)
     if fault is not None and fault.was_seen and fault.status == "open":  # what stopped it is not speed
-        errors = {each.name for each in findings if each.severity == "error"}
-        return tuple(step for step in steps if errors.intersection(step.names))
+        gravest = {each.name for each in findings if each.severity == "error" or each.area in BEFORE_SPEED}
+        return tuple(step for step in steps if gravest.intersection(step.names))
     return _in_agreement(if_recorded(_with_a_start, steps, view, findings) or steps)
 
 
