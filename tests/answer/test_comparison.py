@@ -1,6 +1,10 @@
-"""The steps that an answer compares."""
+"""The steps that an answer compares, and what they cost to compute."""
 
 from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -35,6 +39,33 @@ def test_then_is_the_estimate_of_the_fixed_job(name: str) -> None:
     assert expects is not None
     assert expects.as_is is not None
     assert report.answer.compared.end.ms.value == pytest.approx(expects.bf16_ms / expects.as_is, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["decoder_468m", "lora"])
+def test_no_estimate_is_computed_again_and_again(name: str) -> None:
+    for facts in (facts_of(name), untimed(name)):
+        called = calls_of(facts)
+        assert called["comparison"] == called["make_plan"] == called["answer"] == 1
+        assert max(called[each] for each in ("bound", "kernel_bound")) <= 1
+        assert max(called["best_of"], called["timed_variants"]) <= 3
+        assert called["expected_speedup"] <= 3
+        assert called["planned_speedup"] <= 3
+
+
+def calls_of(facts: Facts) -> Counter[str]:
+    called: Counter[str] = Counter()
+
+    def count(frame: Any, event: str, _: object) -> None:
+        if event == "call" and "fp8doctor" in frame.f_code.co_filename:
+            called[frame.f_code.co_name] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        diagnose(facts)
+    finally:
+        sys.setprofile(before)
+    return called
 
 
 def by_kernels(*bf16_ms: float) -> Answer:
