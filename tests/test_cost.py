@@ -50,6 +50,8 @@ def test_amdahl() -> None:
         ([(4096, 32000, 1)], 8192, False, 9.78),
         ([(4096, 16384, 1)], 16384, True, 5.12),
         ([(4096, 4096, 1)], 8192, False, 1.070),
+        ([(1024, 50257, 1)], 16384, False, 44.0),
+        ([(1024, 50304, 1)], 16384, False, 6.9),
     ],
 )
 def test_gemms_take_about_the_kernel_time_that_was_measured(

@@ -92,6 +92,8 @@ def test_a_recording(path: Path) -> None:
         hold_every_format(found.report)
     a_screen_agrees_with_itself(found)
     numbers_of_the_box_are_those_of_the_answer(found)
+    the_fastest_fp8_is_the_fastest(found.view)
+    a_gain_is_the_time_now_over_the_end(found)
     assert (found.view.end is not None) == timed(found.view)
     if found.view.end:
         a_plan_arrives_where_it_says(found, found.view.end)
@@ -119,6 +121,22 @@ def a_plan_arrives_where_it_says(found: Replay, end: Variant) -> None:
             hidden = alike and speed(each, end.arm, view.facts.trial).low <= 1
             broken = not is_finite(each) and is_finite(view.bf16)
             assert hidden or broken or each.step_ms * (1 + SELF_CHECK_TOLERANCE) >= end.arm.step_ms, each.name
+
+
+def the_fastest_fp8_is_the_fastest(view: TrialView) -> None:
+    """Of those that train without NaN, if BF16 does."""
+    totals = [each for each in view.facts.arms() if each.tried and each.step_ms and is_in_fp8(each)]
+    if not (timed(view) and view.uses_fp8 and totals):
+        return
+    sound = [each for each in totals if view.bf16.get("non_finite") or not each.get("non_finite")]
+    assert view.fp8 == min(sound, key=lambda each: each.step_ms or 0.0, default=None)
+
+
+def a_gain_is_the_time_now_over_the_end(found: Replay) -> None:
+    compared = found.report.answer.compared
+    if compared.gain and compared.now and compared.end:
+        ratio = compared.now.ms.value / compared.end.ms.value
+        assert compared.gain.value == pytest.approx(ratio, rel=0.01)
 
 
 def is_in_fp8(each: Arm) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor.analysis.arms import best_fp8
 from fp8doctor.analysis.own_step import FiniteSteps, finite_steps
 from fp8doctor.facts import Arm, Facts, NotFinite, Observation, Trial
 from tests.facts_of import DECODER_468M
@@ -43,3 +44,18 @@ def test_what_was_seen_is_told_of_the_step_that_it_was_seen_in(
     facts: Facts, now: tuple[str, ...] | None, bf16: bool | None
 ) -> None:
     assert finite_steps(facts) == FiniteSteps(now, bf16)
+
+
+@pytest.mark.parametrize(("of_bf16", "best"), [((), "compiled"), (("loss",), "broken")])
+def test_the_fastest_fp8_is_one_without_nan_unless_bf16_has_it_too(
+    of_bf16: tuple[str, ...], best: str
+) -> None:
+    times = {"as_is": 90.0, "bf16": 60.0, "compiled": 50.0, "broken": 40.0}
+    found = {"broken": BOTH, "bf16": of_bf16}
+    arms = tuple(
+        Arm(name=name, tried=True, step_ms=ms, treatments=(name,), non_finite=found.get(name, ()))
+        for name, ms in times.items()
+    )
+    fastest = best_fp8(replace(DECODER_468M, trial=Trial(arms=arms)))
+    assert fastest is not None
+    assert fastest.name == best

@@ -46,6 +46,7 @@ class Machine:
                 machine.host = max(machine.host, self.reached)
 
             def elapsed_time(self, later: Event) -> float:
+                assert machine.host >= later.reached, "CUDA raises for an event that is not reached"
                 return later.reached - self.reached
 
         monkeypatch.setattr(step_window, "time", SimpleNamespace(perf_counter=lambda: self.host / 1e3))
