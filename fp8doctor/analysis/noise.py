@@ -47,9 +47,9 @@ one while clocks change, and a median over rounds tolerates a few."""
 APART, APART_HOST_BOUND = 0.015, 0.10
 """What two processes differ by beyond their rounds, as a share of the step: half of an interval of 90%
 confidence, the second if the trial's step waits for the host. With them nine of ten plain scripts lie in the
-interval on an H100 and on an H200: of 142 steps of 35 trials 136 do, and 96 without
-(`research/benchmarks/test_script_interval.py`). The second is the least for 67 steps that wait for the host,
-13 of them of four jobs that nothing here was fitted on: 0.07 held 59 of 67, and 8 of the 13."""
+interval on an H100 and on an H200: of 143 steps of 36 trials 138 do, and 97 without
+(`research/benchmarks/test_script_interval.py`). The second holds 52 of the 54 that wait for the host. No job
+outside of these trials shows that it is enough."""
 
 
 def speed(of: Arm, against: Arm, trial: Trial) -> Number:
