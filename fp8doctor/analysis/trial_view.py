@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import cached_property
 from typing import TypeVar
 
 from fp8doctor.analysis.arms import (
@@ -39,14 +39,9 @@ from fp8doctor.finding import Saving
 T = TypeVar("T")
 
 
-def if_known(method: Callable[[TrialView], T | None]) -> Callable[[TrialView], T | None]:
-    """Answer None where a method reads a fact that was not recorded."""
-
-    @wraps(method)
-    def answered(view: TrialView) -> T | None:
-        return if_recorded(method, view)
-
-    return answered
+def known(method: Callable[[TrialView], T | None]) -> cached_property[T | None]:
+    """Compute an answer once. It is None if it rests on a fact that was not recorded."""
+    return cached_property(lambda view: if_recorded(method, view))
 
 
 class TrialView:
@@ -72,22 +67,21 @@ class TrialView:
     def table(self) -> list[Variant]:
         return if_recorded(timed_variants, self.facts) or []
 
-    @cached_property
+    @known
     def as_is(self) -> Arm | None:
-        return if_recorded(arm, self._trial, ArmName.AS_IS)
+        return arm(self._trial, ArmName.AS_IS)
 
-    @cached_property
+    @known
     def bf16(self) -> Arm | None:
         """The best BF16 of the same model."""
-        return if_recorded(best_bf16, self.facts)
+        return best_bf16(self.facts)
 
-    @cached_property
+    @known
     def fp8(self) -> Arm | None:
         """The fastest total in FP8."""
-        return if_recorded(best_fp8, self.facts)
+        return best_fp8(self.facts)
 
-    @cached_property
-    @if_known
+    @known
     def end(self) -> Variant | None:
         """The variant that the plan ends in."""
         return best_of(self.table, self.uses_fp8, self._trial) if self.table else None
@@ -101,20 +95,18 @@ class TrialView:
         """Find the best BF16 with the changes of an FP8 step that help it too."""
         return if_recorded(fair_bf16, self.facts, fp8) if fp8 else None
 
-    @cached_property
-    @if_known
+    @known
     def speedup(self) -> Number | None:
         """The step as it is in FP8, compared with the best BF16.
 
         One that was left out for time may be faster: then FP8 is known to be slower, or nothing is.
         """
-        if not self.on_gpu or not if_recorded(uses_fp8, self.facts) or not self.as_is or not self.bf16:
+        if not self.on_gpu or not self.uses_fp8 or not self.as_is or not self.bf16:
             return None
         found = speed(self.as_is, self.bf16, self._trial)
         return None if self.left_out_bf16 and found.high >= 1 else found
 
-    @cached_property
-    @if_known
+    @known
     def bound(self) -> float | None:
         """The most that FP8 can give over the best BF16: its matmuls as fast as profiled, all else free.
 
@@ -127,8 +119,7 @@ class TrialView:
         proven = (ratio(bf16, each).low for each in totals if (bf16 := self.fair_bf16(each)))
         return max(self.kernel_bound[0], *proven, 0.0)
 
-    @cached_property
-    @if_known
+    @known
     def kernel_bound(self) -> tuple[float, bool] | None:
         """The same by kernel times alone, and whether FP8's were profiled."""
         bf16 = self.bf16
@@ -143,8 +134,7 @@ class TrialView:
         least_ms = min(part_ms(fp8, "GEMMs"), gemms_ms) if fp8 else gemms_ms / 2
         return bf16.step_ms / (bf16.step_ms - gemms_ms + least_ms), fp8 is not None
 
-    @cached_property
-    @if_known
+    @known
     def allowed(self) -> float | None:
         """Bound FP8 by its kernel times, if its timing is above that: then its size is wrong."""
         bound, is_measured = self.kernel_bound or (0.0, False)
@@ -168,15 +158,15 @@ class TrialView:
         """Treatments that take more memory than there is -> the variant of them."""
         return if_recorded(all_too_large, self._trial) or {}
 
-    @cached_property
+    @known
     def left_out_bf16(self) -> Arm | None:
         """The compiled BF16 that the budget left no time for."""
-        return if_recorded(left_out_bf16, self._trial)
+        return left_out_bf16(self._trial)
 
-    @cached_property
+    @known
     def own_bf16_left_out(self) -> Arm | None:
         """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
-        return if_recorded(own_bf16_left_out, self.facts)
+        return own_bf16_left_out(self.facts)
 
     @cached_property
     def own_fp8_left_out(self) -> bool:
