@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Training
-from tests.checks.environment.live import outcome_of
+from tests.checks.rules import outcome_of
 from tests.examine.models import called, llama
 from tests.looked import looked
 from tests.stand_ins import transformer_engine as te
@@ -180,5 +180,5 @@ def test_an_fp8_autocast(
         report = looked(build(), torch.ones(16, 32), training_step=step)
     assert report.facts.get("training.fp8_autocast") is found
     outcome = {True: "not_applicable", False: "fires", None: "unknown"}[found]
-    assert outcome_of("fp8-never-engaged", report.facts).outcome == outcome
+    assert outcome_of("fp8-never-engaged", report.facts) == outcome
     assert (report.verdict.status == "fp8_not_engaged") is (found is False)

@@ -17,8 +17,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fp8doctor.facts import Facts
-from fp8doctor.finding import Finding, Outcome
-from fp8doctor.registry import Check, discover, run, select
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -186,18 +184,3 @@ def _server(*variables: tuple[str, str]) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def rules_named(rule: str) -> tuple[Check, ...]:
-    """The rules of a code, a former one too, or the one of this name."""
-    return tuple(each for each in discover() if each.name == rule) or select(discover(), [rule])
-
-
-def finding_of(rule: str, facts: Facts) -> Finding | None:
-    """What a check or a rule says, through the registry."""
-    findings, _ = run(rules_named(rule), facts)
-    return findings[0] if findings else None
-
-
-def outcome_of(rule: str, facts: Facts) -> Outcome:
-    return run(rules_named(rule), facts)[1][0]
