@@ -18,8 +18,7 @@ import msgspec
 from fp8doctor.areas import AREAS, SEVERITIES, Severity
 from fp8doctor.check_folders import import_folder, import_offered, output_of
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Unrecorded
-from fp8doctor.facts.paths import path_of
+from fp8doctor.facts import Facts, Unrecorded, path_of
 from fp8doctor.facts.record import from_builtins, to_builtins
 from fp8doctor.finding import Finding, NotApplicable, Outcome
 from fp8doctor.retired import RETIRED

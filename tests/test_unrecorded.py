@@ -3,7 +3,6 @@ crashes, and the report is still shown."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -15,12 +14,10 @@ from fp8doctor import load_report, registry
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.facts.incomplete import missing_fact
-from fp8doctor.facts.record import Record, from_builtins
+from fp8doctor.facts.record import Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.render import markdown, text
 from fp8doctor.render.report_page import page
-from tests.recordings import text_of
 from tests.test_catalogue import RULES, cases
 
 RECORDED = Path(__file__).parent / "patients" / "recorded"
@@ -124,15 +121,6 @@ def test_every_exception_names_a_check_and_a_fact() -> None:
     codes, facts = {check.code for check in CATALOGUE}, {".".join(path) for path in paths()}
     assert {code for code, _ in ANSWERS_ALL_THE_SAME} <= codes
     assert {fact for _, fact in ANSWERS_ALL_THE_SAME} <= facts
-
-
-@pytest.mark.slow
-def test_no_recording_has_an_incomplete_element() -> None:
-    """What is essential of an element has been written since the first version."""
-    for file in Path(__file__).parent.rglob("recorded/*.json.gz"):
-        data = json.loads(text_of(file))
-        if isinstance(data, dict) and "facts" in data:
-            assert missing_fact(from_builtins(Facts, data["facts"])) == "", file
 
 
 @pytest.mark.parametrize(

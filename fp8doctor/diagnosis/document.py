@@ -188,7 +188,7 @@ def read_saved(path: str | Path) -> tuple[Facts, Tool, str]:
                 f"it was written by a newer fp8doctor (schema {version}, this one reads up to "
                 f"{SCHEMA_VERSION}); upgrade fp8doctor"
             )
-        facts = Facts.from_saved(data["facts"])
+        facts = Facts.from_dict(data["facts"])
         if impossible := contradiction(facts):
             raise UnreadableDocument(impossible)
         saved_tool = from_builtins(Tool, data.get("tool", {}))

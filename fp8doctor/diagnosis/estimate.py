@@ -36,8 +36,7 @@ from fp8doctor.cost.step_cost import (
 )
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
-from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
-from fp8doctor.facts.paths import path_of
+from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 

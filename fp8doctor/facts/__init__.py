@@ -7,19 +7,18 @@ looked, and none is there. Units stand in the names: ``_gib``, ``_ms``, ``_pct``
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args
 
 import msgspec
 
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.facts.incomplete import missing_fact
 from fp8doctor.facts.machine import AccelerateConfig, Environment, Gpu, Package, Software
 from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
 from fp8doctor.facts.observation import NotFinite, Observation, Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,
     Record,
-    UnreadableDocument,
     Value,
     from_builtins,
     restore_unknown_keys,
@@ -54,56 +53,6 @@ from fp8doctor.facts.trial import (
     Trial,
 )
 from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, recorded
-
-__all__ = [
-    "NOT_RECORDED",
-    "Accelerate",
-    "AccelerateConfig",
-    "Arm",
-    "ArmCut",
-    "ArmName",
-    "Attention",
-    "Blocks",
-    "Breakdown",
-    "Checkpointing",
-    "CompileMark",
-    "Conversion",
-    "Converter",
-    "Distributed",
-    "Dynamo",
-    "Environment",
-    "Facts",
-    "Family",
-    "Gpu",
-    "Health",
-    "HostLoad",
-    "KernelGroup",
-    "LayerGemm",
-    "LayerShape",
-    "Layout",
-    "Linear",
-    "MemoryParts",
-    "ModuleTime",
-    "Network",
-    "NotFinite",
-    "Observation",
-    "Package",
-    "Rank",
-    "Ranks",
-    "SavedWeight",
-    "Scaling",
-    "Software",
-    "Target",
-    "TrainerArguments",
-    "Training",
-    "Trial",
-    "Unrecorded",
-    "Use",
-    "Value",
-    "Workload",
-    "if_recorded",
-    "recorded",
-]
 
 
 class Target(Record, frozen=True, kw_only=True):
@@ -155,24 +104,13 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """Read facts from plain values.
+        """Read facts from plain values, and keep the keys that this version does not know.
 
         Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that does not fit.
         """
-        return from_builtins(cls, data)._with_unknown_keys(data)
-
-    @classmethod
-    def from_saved(cls, data: dict[str, Any]) -> Facts:
-        """Read the facts of a saved report, as `from_dict`; refuse an element without an essential fact."""
         facts = from_builtins(cls, data)
-        if missing := missing_fact(facts):
-            raise UnreadableDocument(f"an element has no {missing}")
-        return facts._with_unknown_keys(data)
-
-    def _with_unknown_keys(self, data: dict[str, Any]) -> Facts:
-        """Add the part of ``data`` that these facts do not hold."""
-        unknown = unknown_keys(data, to_builtins(self))
-        return msgspec.structs.replace(self, unrecognized=unknown) if unknown else self
+        unknown = unknown_keys(data, to_builtins(facts))
+        return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts
 
     def linears(self) -> tuple[Linear, ...]:
         return self.network.linears if recorded(self, "network.linears") else ()
@@ -200,3 +138,31 @@ class Facts(Record, frozen=True, kw_only=True):
         data = to_builtins(self)
         restored: dict[str, Any] = restore_unknown_keys(data, data.pop("unrecognized", None))
         return restored
+
+
+def path_of(missing: Unrecorded) -> str:
+    """Return the path of the fact that was read, as reports name it: ``network.linears.compiled``."""
+    place = _places().get(missing.kind, missing.kind.__name__)
+    return f"{place}.{missing.field}".removeprefix(".")
+
+
+@cache
+def _places() -> dict[type, str]:
+    """Type of a record -> the path at which it stands in the facts, each once."""
+    places: dict[type, str] = {Facts: ""}
+    pending: list[type[Record]] = [Facts]
+    while pending:
+        kind = pending.pop()
+        for field in msgspec.structs.fields(kind):
+            for inner in _records(field.type):
+                if inner not in places:
+                    places[inner] = f"{places[kind]}.{field.name}".removeprefix(".")
+                    pending.append(inner)
+    return places
+
+
+def _records(annotation: Any) -> list[type[Record]]:
+    """List the records that a value of this type may be or hold."""
+    if isinstance(annotation, type):
+        return [annotation] if issubclass(annotation, Record) else []
+    return [record for inner in get_args(annotation) for record in _records(inner)]

@@ -14,6 +14,10 @@ PARTS = {"breakdown": "trial.arms.breakdown"}
 """Part that is no variant, as progress and ``skip`` call it -> the fact that is missing without it."""
 
 
+USED_UP = re.compile(r"the budget of ([\d.]+) s ")
+"""How a sentence of recordings without `Arm.why` begins, for a variant that was left out for time."""
+
+
 class NoNumber(msgspec.Struct, frozen=True):
     """Why there is no number: a kind for code, and a sentence for people."""
 
@@ -22,17 +26,10 @@ class NoNumber(msgspec.Struct, frozen=True):
 
 
 def why_of(part: Arm | Trial) -> Reason | None:
-    """Return why a variant or a trial has no number; None if it has one, or unknown.
-
-    Recordings from before ``why`` have the sentence alone; nothing else reads one.
-    """
+    """Return why a variant or a trial has no number; None if it has one, or unknown."""
     if recorded(part, "why"):
         return part.why
-    sentence = part.get("reason") or ""
-    known = (
-        why for begins, ends, why in _SENTENCES if sentence.startswith(begins) and sentence.endswith(ends)
-    )
-    return next(known, None)
+    return Reason.NO_TIME_LEFT if USED_UP.match(part.get("reason") or "") else None
 
 
 def did_not_fit(budget_s: float) -> str:
@@ -41,33 +38,10 @@ def did_not_fit(budget_s: float) -> str:
 
 
 def sentence_of(part: Arm) -> str | None:
-    """Return why a variant has no number, in a sentence for people.
-
-    Older recordings give the seconds that a variant takes. Those did not decide: time was kept for all that
-    has to follow too.
-    """
+    """Return why a variant has no number, in a sentence for people."""
     sentence = part.get("reason")
-    budget = re.match(r"the budget of ([\d.]+) s ", sentence or "")
+    budget = USED_UP.match(sentence or "")
     return did_not_fit(float(budget[1])) if budget else sentence
-
-
-_SENTENCES = (
-    ("the training step raises CheckpointError", "", Reason.RECOMPUTE_DIFFERS),
-    ("the training step raises ", "", Reason.STEP_RAISES),
-    ("there is no batch to run it on", "", Reason.NO_BATCH),
-    ("a variant that had run before stopped the timing with ", "", Reason.TIMING_RAISES),
-    ("it raises ", "", Reason.RAISES),
-    ("the memory of the GPU is too small for ", "", Reason.OUT_OF_MEMORY),
-    ("the GPU's memory is too small for it", "", Reason.OUT_OF_MEMORY),
-    ("the budget of ", " s was used up before it", Reason.NO_TIME_LEFT),
-    ("the budget of ", " s would not have been enough for it", Reason.NOT_EXPECTED_TO_FIT),
-    ("no FP8 GEMM was seen in its step", "", Reason.NO_FP8_GEMM),
-    ("the profiler cannot be used here, and without it no FP8 GEMM", "", Reason.FP8_UNSEEN),
-    ("", " FP8 GEMMs were seen in a BF16 step", Reason.FP8_IN_BF16),
-    ("nothing in it was compiled", "", Reason.NOTHING_COMPILED),
-    ("it was still compiling while it was timed", "", Reason.STILL_COMPILING),
-)
-"""Start and end of a sentence of fp8doctor 0.1 -> its meaning."""
 
 
 def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:

@@ -10,22 +10,7 @@ from pathlib import Path
 from fp8doctor.facts.secrets import HOST, USER, cut, without_secrets
 
 COMMON_HOSTS = frozenset(
-    {
-        "localhost",
-        "ubuntu",
-        "debian",
-        "linux",
-        "server",
-        "node",
-        "host",
-        "machine",
-        "desktop",
-        "cuda",
-        "torch",
-        "model",
-        "train",
-        "root",
-    }
+    "localhost ubuntu debian linux server node host machine desktop cuda torch model train root".split()
 )
 """Host names that are ordinary words of reports and say nothing about whose machine it is."""
 
@@ -39,23 +24,7 @@ name server."""
 DOMAIN = r"(?:internal|local|localdomain|lan|corp|(?:[a-z][\w-]*\.)+[a-z]{2,})\b"
 """The domain after a host's name."""
 
-COMMON_USERS = frozenset(
-    {
-        "root",
-        "user",
-        "runner",
-        "ubuntu",
-        "nobody",
-        "jovyan",
-        "home",
-        "torch",
-        "model",
-        "data",
-        "tmp",
-        "src",
-        "app",
-    }
-)
+COMMON_USERS = frozenset("root user runner ubuntu nobody jovyan home torch model data tmp src app".split())
 """User names that are ordinary names of folders."""
 
 
