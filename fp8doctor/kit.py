@@ -12,13 +12,11 @@ from packaging.version import Version
 from fp8doctor import recipes
 from fp8doctor.analysis import arms, compile_coverage, layer_gain
 from fp8doctor.analysis.arms import (
-    all_too_large,
     arm,
     arm_if_any,
     arm_in_time,
     base_of,
     ratio,
-    savings,
     uses_fp8,
 )
 from fp8doctor.analysis.compile_coverage import (
@@ -111,7 +109,7 @@ from fp8doctor.analysis.treatment_table import (
     OPTIMIZER_LAST,
     TE_AUTOCAST,
 )
-from fp8doctor.analysis.trial_view import is_faster
+from fp8doctor.analysis.trial_view import TrialView, is_faster
 from fp8doctor.analysis.watched import (
     counts,
     host_is_ahead,

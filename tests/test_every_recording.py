@@ -26,8 +26,7 @@ from fp8doctor.analysis.treatment_table import (
     family,
     traits,
 )
-from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variants import Variant
+from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone

@@ -29,7 +29,7 @@ OFF = kit.CHECKPOINTING_OFF
 def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return kit.NotApplicable(reason="no activation checkpointing")
-    if (OFF,) in kit.all_too_large(facts.trial):
+    if (OFF,) in kit.TrialView(facts).too_large:
         return None
     without = kit.arm_in_time(facts.trial, OFF)
     with_it = kit.base_of(facts.trial, without) if without else None

@@ -34,7 +34,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         none = kit.NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
         return kit.if_recorded(small_experts, facts) or none
     found = kit.layer_gain.losing(facts)
-    fp8, saved = facts.network.fp8, kit.savings(facts).get("keep-in-bf16")
+    fp8, saved = facts.network.fp8, kit.TrialView(facts).savings.get("keep-in-bf16")
     kept = kit.kept_in_bf16(facts.network.linears)
     layers = [each for each in fp8 if each.name in found and each.name not in kept]
     lost = [found[each.name] for each in layers]

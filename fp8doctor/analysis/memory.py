@@ -11,10 +11,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, kept_gib
-from fp8doctor.analysis.arms import arm_if_any, best_bf16, uses_fp8
+from fp8doctor.analysis.arms import arm_if_any, uses_fp8
 from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.own_step import ran_on_a_gpu
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost import products_of, rows_of, rows_seen
 from fp8doctor.cost.step_cost import in_bf16, in_fp8
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
@@ -224,7 +225,7 @@ def memory_row(facts: Facts) -> str:
     of = f" of {whole:.1f}" if whole else ""
     drops = facts.get("training.layerdrop")
     if now is not None and now.get("peak_gib"):
-        most, bf16 = largest_batch(now, facts), best_bf16(facts) if uses_fp8(facts) else None
+        most, bf16 = largest_batch(now, facts), TrialView(facts).bf16 if uses_fp8(facts) else None
         beside = f", {bf16.peak_gib:.1f} in BF16" if bf16 and bf16.get("peak_gib") else ""
         fits = f"; at least {most:,} samples fit (estimated)" if most and not drops else ""
         more = ", more if it skips fewer layers" if drops else ""

@@ -86,3 +86,8 @@ class Number(Struct, frozen=True):
     def open_to_both(self) -> Number:
         """Widen a speedup until it holds 1: what disturbed the timing may have turned it."""
         return Number(self.value, min(self.low, 1 - 2 * EVEN), max(self.high, 1 + 2 * EVEN), self.basis)
+
+
+def holding(value: float, low: float, high: float, basis: Basis = "measured") -> Number:
+    """Make a number whose interval holds it."""
+    return Number(value, min(low, value), max(high, value), basis)

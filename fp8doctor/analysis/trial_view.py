@@ -1,4 +1,4 @@
-"""View of a trial: answers that verdict, plan and screens share, each computed once."""
+"""The table of a trial: each form of the training step with its time, the best of them, and what has none."""
 
 from __future__ import annotations
 
@@ -6,42 +6,71 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TypeVar
 
+from msgspec import Struct
+
 from fp8doctor.analysis.arms import (
-    all_too_large,
+    all_changes,
     arm,
-    best_bf16,
-    best_fp8,
-    fair_bf16,
-    fp8_totals,
+    base_of,
+    changes_in_bf16,
+    is_finite,
+    is_total,
+    labels,
     lacked_time,
-    left_out_bf16,
-    own_bf16_left_out,
+    measured_saving,
     ratio,
-    savings,
     timed_on_gpu,
     uses_fp8,
 )
-from fp8doctor.analysis.noise import speed
-from fp8doctor.analysis.significance import EVEN, LITTLE, Number
+from fp8doctor.analysis.compile_coverage import compiles_each_block
+from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
+from fp8doctor.analysis.significance import LITTLE, Number, holding, interval
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family
-from fp8doctor.analysis.variants import Variant, best_of, timed_variants
+from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too, traits
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
+    BASELINES,
+    BF16_BASELINES,
     ArmName,
+    Reason,
     is_conversion,
     is_in_bf16,
     is_withdrawn,
     keeps_users_compilation,
 )
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 
 T = TypeVar("T")
 
 
+class Variant(Struct, frozen=True):
+    """One form of the training step."""
+
+    name: str
+    """As the JSON names it: ``as_is``, ``bf16_compiled``, ``planned``."""
+    words: str
+    in_fp8: bool
+    ms: Number
+    rounds: int = 0
+    """How often it was timed; 0 for an estimate."""
+    changes: tuple[str, ...] = ()
+    """Treatments that make it of the step as it is, besides leaving FP8 off, converting and compiling."""
+    arm: Arm = Arm()
+    """As the trial timed it; empty for an estimate."""
+
+    @property
+    def is_as_is(self) -> bool:
+        return self.name == ArmName.AS_IS
+
+
 def known(method: Callable[[TrialView], T | None]) -> cached_property[T | None]:
     """Compute an answer once. It is None if it rests on a fact that was not recorded."""
     return cached_property(lambda view: if_recorded(method, view))
+
+
+def _ms(timed: Arm) -> float:
+    return timed.step_ms or 0.0
 
 
 class TrialView:
@@ -52,7 +81,7 @@ class TrialView:
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self._trial: Trial = facts.get("trial", Trial())
+        self.trial: Trial = facts.get("trial", Trial())
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -64,36 +93,130 @@ class TrialView:
         return uses_fp8(self.facts)
 
     @cached_property
-    def table(self) -> list[Variant]:
-        return if_recorded(timed_variants, self.facts) or []
+    def words(self) -> dict[str, str]:
+        """Variant -> what a user calls it."""
+        return labels(self.facts)
+
+    @known
+    def table(self) -> list[Variant] | None:
+        """The variants that a GPU timed and a user could run: the step as it is, the best BF16, changes."""
+        in_fp8, found = self.uses_fp8, []
+        for each in self.facts.arms() if self.on_gpu else ():
+            if not each.tried or not each.step_ms:
+                continue
+            changes, converted = tuple[str, ...](), is_conversion(each.name)
+            if is_total(each) or converted:
+                changes = tuple(self.changes_of(each))
+            elif each.name != ArmName.AS_IS and each is not self.bf16:
+                changes = tuple(sorted(changes_in_bf16(each.name, each.get("treatments", ()))))
+                if not changes:
+                    continue
+            rounds = interval(each.rounds_ms)
+            ms = holding(each.step_ms, rounds.low, rounds.high)
+            of_fp8 = converted or (in_fp8 and not is_in_bf16(each.name))
+            found.append(
+                Variant(each.name, self.words[each.name], of_fp8, ms, len(each.rounds_ms), changes, each)
+            )
+        return found
+
+    def changes_of(self, of: Arm) -> list[str]:
+        """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
+        compiled = is_conversion(of.name) and compiles_each_block(self.facts)
+        changes = all_changes(self.trial, of)
+        return [name for name in changes if not (compiled and traits(name).compiles)]
 
     @known
     def as_is(self) -> Arm | None:
-        return arm(self._trial, ArmName.AS_IS)
+        return arm(self.trial, ArmName.AS_IS)
 
     @known
     def bf16(self) -> Arm | None:
-        """The best BF16 of the same model."""
-        return best_bf16(self.facts)
+        """The best BF16 of the same model. Without FP8, also outside of layers, the job as it is counts."""
+        names = BF16_BASELINES if self.uses_fp8 or self.facts.get("network.fp8_calls") else BASELINES
+        return min(filter(None, (arm(self.trial, name) for name in names)), key=_ms, default=None)
+
+    @known
+    def totals(self) -> list[Arm] | None:
+        """The timed steps in FP8: as it is, then changed; of a job without FP8 its conversions."""
+        timed = [each for each in self.trial.arms if each.tried]
+        if not self.uses_fp8:
+            return [each for each in timed if is_conversion(each.name)]
+        return [*filter(None, [self.as_is]), *filter(is_total, timed)]
 
     @known
     def fp8(self) -> Arm | None:
-        """The fastest total in FP8."""
-        return best_fp8(self.facts)
+        """The fastest in FP8, of those that train without NaN if BF16 does."""
+        totals = self.totals or []
+        if self.bf16 is None or is_finite(self.bf16):
+            totals = list(filter(is_finite, totals))
+        return min(totals, key=_ms, default=None)
+
+    def fair_bf16(self, fp8: Arm | None) -> Arm | None:
+        """Find the best BF16 with those changes of an FP8 step that help it too; None if it was not timed.
+
+        If it is slower or does not fit, the best BF16 without them.
+        """
+        best = self.bf16
+        if fp8 is None or best is None:
+            return None
+        shared = that_help_bf16_too(all_changes(self.trial, fp8) if self.uses_fp8 else ())
+        shared -= {*best.get("treatments", ())}  # an autocast that every BF16 has
+        alike = (each for each in self.trial.arms if is_in_bf16(each.name))
+        same = (each for each in alike if changes_in_bf16(each.name, each.get("treatments", ())) == shared)
+        planned = next(same, None) if shared else best
+        if planned is None or planned.tried:
+            return min(planned, best, key=_ms) if planned else None
+        return best if why_of(planned) is Reason.DOES_NOT_FIT else None
 
     @known
     def end(self) -> Variant | None:
-        """The variant that the plan ends in."""
-        return best_of(self.table, self.uses_fp8, self._trial) if self.table else None
+        """The variant that the plan ends in: the fewest changes within 2% of the fastest.
+
+        Another precision is a change. In doubt the user's own step stays. Noise ties two of one precision.
+        What is not finite does not count, unless BF16 is not either. None if the step as it is, or every
+        BF16, has no time.
+        """
+        table = self.table or []
+        now = next((each for each in table if each.is_as_is), None)
+        if now is None or all(each.in_fp8 for each in table):
+            return None
+        if any(is_finite(each.arm) for each in table if not each.in_fp8):
+            table = [each for each in table if is_finite(each.arm)]
+        fastest = min(table, key=lambda each: each.ms.value)
+
+        def is_as_fast(each: Variant) -> bool:
+            slower = ratio(each.arm, fastest.arm)
+            tied = each.in_fp8 == fastest.in_fp8 and slower.low <= 1
+            return tied or slower.value <= 1 + SELF_CHECK_TOLERANCE
+
+        def place(each: Variant) -> tuple[object, ...]:
+            other = each.in_fp8 != self.uses_fp8
+            return not each.is_as_is, len(each.changes) + other, other, each.ms.value
+
+        best = min(filter(is_as_fast, table), key=place)
+        if best is now or now not in table:
+            return best
+        faster = speed(best.arm, now.arm, self.trial)
+        return now if faster.side == "open" or faster.low <= 1 else best
 
     @cached_property
     def gives_up_fp8(self) -> bool:
         """Return whether the plan takes a job in FP8 to BF16."""
         return self.end is not None and not self.end.in_fp8 and self.uses_fp8
 
-    def fair_bf16(self, fp8: Arm | None) -> Arm | None:
-        """Find the best BF16 with the changes of an FP8 step that help it too."""
-        return if_recorded(fair_bf16, self.facts, fp8) if fp8 else None
+    @known
+    def bf16_of_the_plan(self) -> Arm | None:
+        """The form of the BF16 that the plan ends in, without its changes; else the fastest."""
+        if self.end is None or self.end.in_fp8:
+            return self.bf16 if self.on_gpu else None
+        return self.form_of(self.end.arm) or self.end.arm
+
+    def form_of(self, of: Arm) -> Arm | None:
+        """Find the baseline that a BF16 variant changes, or changes a change of."""
+        below: Arm | None = of
+        while below is not None and below.name not in BASELINES:
+            below = arm(self.trial, below.get("base") or "")
+        return below
 
     @known
     def speedup(self) -> Number | None:
@@ -103,7 +226,7 @@ class TrialView:
         """
         if not self.on_gpu or not self.uses_fp8 or not self.as_is or not self.bf16:
             return None
-        found = speed(self.as_is, self.bf16, self._trial)
+        found = speed(self.as_is, self.bf16, self.trial)
         return None if self.left_out_bf16 and found.high >= 1 else found
 
     @known
@@ -113,35 +236,17 @@ class TrialView:
         Without FP8 that was profiled they take half their time, as FP8's rate is twice that of BF16. Never
         below a speedup that timing proves. None if the BF16 was not profiled.
         """
-        if self.kernel_bound is None:
-            return None
-        totals = if_recorded(fp8_totals, self.facts) or []
-        proven = (ratio(bf16, each).low for each in totals if (bf16 := self.fair_bf16(each)))
-        return max(self.kernel_bound[0], *proven, 0.0)
-
-    @known
-    def kernel_bound(self) -> tuple[float, bool] | None:
-        """The same by kernel times alone, and whether FP8's were profiled."""
-        bf16 = self.bf16
+        bf16, totals = self.bf16, sorted(self.totals or [], key=_ms)
         profile = if_recorded(breakdown_of, bf16) if bf16 and self.on_gpu else None
-        if bf16 is None or not profile or not bf16.step_ms:
+        if bf16 is None or not profile:
             return None
-        totals = [each for each in if_recorded(fp8_totals, self.facts) or [] if self.fair_bf16(each) is bf16]
-        totals.sort(key=lambda each: each.step_ms or 0.0)
-        parts = filter(None, (if_recorded(breakdown_of, each) for each in totals))
+        same_job = (each for each in totals if self.fair_bf16(each) is bf16)
+        parts = filter(None, (if_recorded(breakdown_of, each) for each in same_job))
         fp8 = next((each for each in parts if each.families_ms.get("gemm_fp8")), None)
         gemms_ms = part_ms(profile, "GEMMs")
         least_ms = min(part_ms(fp8, "GEMMs"), gemms_ms) if fp8 else gemms_ms / 2
-        return bf16.step_ms / (bf16.step_ms - gemms_ms + least_ms), fp8 is not None
-
-    @known
-    def allowed(self) -> float | None:
-        """Bound FP8 by its kernel times, if its timing is above that: then its size is wrong."""
-        bound, is_measured = self.kernel_bound or (0.0, False)
-        found = self.speedup
-        if not is_measured or found is None or found.side == "open":
-            return None
-        return bound if found.value > bound * (1 + EVEN) else None
+        proven = (ratio(fair, each).low for each in totals if (fair := self.fair_bf16(each)))
+        return max([_ms(bf16) / (_ms(bf16) - gemms_ms + least_ms), *proven])
 
     @cached_property
     def has_little_to_gain(self) -> bool:
@@ -151,22 +256,40 @@ class TrialView:
     @cached_property
     def savings(self) -> dict[str, Saving]:
         """Treatments that were timed alone on a GPU -> what they save."""
-        return if_recorded(savings, self.facts) or {}
+        found: dict[str, Saving] = {}
+        for alone in self.facts.arms() if self.on_gpu else ():
+            if not alone.tried or len(alone.get("treatments", ())) != 1 or is_in_bf16(alone.name):
+                continue
+            if base := base_of(self.trial, alone):
+                found.setdefault(alone.treatments[0], measured_saving(self.trial, base, alone))
+        return found
 
     @cached_property
     def too_large(self) -> dict[tuple[str, ...], Arm]:
-        """Treatments that take more memory than there is -> the variant of them."""
-        return if_recorded(all_too_large, self._trial) or {}
+        """Treatments that take more memory than there is -> the first variant of them."""
+        arms = (each for each in reversed(self.facts.arms()) if recorded(each, "treatments"))
+        return {
+            each.treatments: each for each in arms if not each.tried and why_of(each) is Reason.DOES_NOT_FIT
+        }
 
     @known
     def left_out_bf16(self) -> Arm | None:
-        """The compiled BF16 that the budget left no time for."""
-        return left_out_bf16(self._trial)
+        """The compiled BF16 that was left out for time and may be the fastest.
+
+        That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed.
+        """
+        late = {each.name: each for each in self.trial.arms if lacked_time(each)}
+        compiled = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED)
+        timed = any(arm(self.trial, name) for name in compiled)
+        return late.get(compiled[0]) or (None if timed else late.get(compiled[1]))
 
     @known
     def own_bf16_left_out(self) -> Arm | None:
         """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
-        return own_bf16_left_out(self.facts)
+        late = self.left_out_bf16
+        compiles = any(linear.get("compiled") is not None for linear in self.facts.linears())
+        own = late and (compiles or late.name == ArmName.BF16_AS_COMPILED)
+        return late if own and self.uses_fp8 else None
 
     @cached_property
     def own_fp8_left_out(self) -> bool:
@@ -174,12 +297,12 @@ class TrialView:
 
         False if another form is faster than BF16 anyway.
         """
-        wins = self.fp8 and self.bf16 and (self.fp8.step_ms or 0.0) < (self.bf16.step_ms or 0.0)
         own = [
             each
-            for each in self._trial.get("arms", ())
+            for each in self.facts.arms()
             if is_conversion(each.get("name", "")) and keeps_users_compilation(each.name)
         ]
+        wins = self.fp8 and self.bf16 and _ms(self.fp8) < _ms(self.bf16)
         return not wins and not any(each.tried for each in own) and any(map(lacked_time, own))
 
     @cached_property
@@ -189,34 +312,36 @@ class TrialView:
             return False
         every = [
             each
-            for each in self._trial.arms
+            for each in self.trial.arms
             if each.get("treatments") and not is_in_bf16(each.name) and not is_withdrawn(*each.treatments)
         ]
-        timed = {name for each in every if each.tried for name in each.treatments}
-        late = {name for each in every if lacked_time(each) for name in each.treatments}
-        compiles = [{family(name) for name in names} & {family(COMPILE_BLOCKS)} for names in (timed, late)]
-        whole = any(each.name == ArmName.PRESCRIBED and lacked_time(each) for each in every)
-        return bool(whole or (compiles[1] and not compiles[0]) or (late and not timed))
+        timed = [each for each in every if each.tried]
+        late = list(filter(lacked_time, every))
+        if any(each.name == ArmName.PRESCRIBED for each in late):
+            return True
+        return bool(late and not timed) or (any(map(_compiles, late)) and not any(map(_compiles, timed)))
 
     @cached_property
     def fp8_is_undecided(self) -> bool:
         """Return whether a plan in BF16 rests on FP8 that has no time, or that noise hides."""
-        if self.deciding_fp8:
-            return True
         bf16 = self.fair_bf16(self.fp8)
-        noise = bf16 and self.fp8 and speed(self.fp8, bf16, self._trial).side == "open"
-        return bool(self.gives_up_fp8 and noise and not self.has_little_to_gain)
+        noise = bf16 and self.fp8 and speed(self.fp8, bf16, self.trial).side == "open"
+        hidden = noise and self.gives_up_fp8 and not self.has_little_to_gain
+        return self.deciding_fp8 or bool(hidden)
+
+
+def _compiles(of: Arm) -> bool:
+    return any(family(name) == family(COMPILE_BLOCKS) for name in of.treatments)
 
 
 def is_faster(facts: Facts) -> bool:
     """Return whether FP8 as it runs was timed as faster than BF16 for sure."""
-    found = TrialView(facts).speedup if recorded(facts, "network") else None
+    found = TrialView(facts).speedup
     return found is not None and found.side == "faster"
 
 
 def fp8_pays(facts: Facts) -> bool:
     """Return whether a GPU timed a whole FP8 step that is not clearly slower."""
     view = TrialView(facts)
-    totals = if_recorded(fp8_totals, facts) or [] if view.on_gpu else []
-    pairs = ((each, view.fair_bf16(each)) for each in totals)
+    pairs = ((each, view.fair_bf16(each)) for each in view.totals or [] if view.on_gpu)
     return any(bf16 and speed(each, bf16, facts.trial).side != "slower" for each, bf16 in pairs)

@@ -67,8 +67,6 @@ class Answer(Struct, frozen=True):
     items: tuple[Item, ...] = ()
     """The fixes and the other findings, explained."""
     memory: Fit | None = None
-    bound: float | None = None
-    """The most that FP8 can give, as a speedup over the best BF16."""
     whole: tuple[float, float] | None = None
     """Bounds of the whole step's speedup if copies without communication were timed; 0 if one is unknown."""
     is_compute: bool = False
@@ -168,7 +166,6 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,
-        bound=None if view.allowed else view.bound,
         whole=whole,
         is_compute=bool(if_recorded(timed_alone, facts)) and timed_on_gpu(facts),
         doubts=tuple(_doubts(view)) if timed_on_gpu(facts) else (),
@@ -293,8 +290,6 @@ def _doubts(view: TrialView) -> Iterator[str]:
     doubtful = bool(differ or stated)
     host = if_recorded(host_doubt, trial) if doubtful else if_recorded(_hidden_by_host, view)
     gpu = gpu_contention(trial.get("health")) if doubtful else ""
-    if view.allowed:
-        yield f"kernel times allow at most {view.allowed:.2f}x"
     if host:
         yield "the host was busy"
     if differ:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from fp8doctor.analysis.arms import lacked_time, left_out_bf16
+from fp8doctor.analysis.arms import lacked_time
 from fp8doctor.facts import Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -76,8 +76,7 @@ def more_time_s(trial: Trial | None) -> float | None:
     if trial is None:
         return None
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
-    late = any(lacked_time(each) and each.get("treatments") for each in trial.get("arms", ()))
-    waits = no_arm or late or if_recorded(left_out_bf16, trial) is not None
+    waits = no_arm or any(map(lacked_time, trial.get("arms", ())))
     budget_s = trial.get("budget_s")
     return _enough_s(trial, budget_s) if waits and budget_s else None
 

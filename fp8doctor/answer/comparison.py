@@ -12,11 +12,10 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import speed
-from fp8doctor.analysis.significance import Number, interval
+from fp8doctor.analysis.significance import Number, holding, interval
 from fp8doctor.analysis.step_difference import REST, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
-from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variants import Variant
+from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.analysis.watched import watched_ms
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import (
@@ -80,7 +79,7 @@ def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
 
 def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
     """Compare what a GPU timed."""
-    trial, rows = view.facts.trial, {each.name: each for each in view.table}
+    trial, rows = view.facts.trial, {each.name: each for each in view.table or []}
 
     def row(of: Arm | None) -> Variant | None:
         return rows.get(of.name) if of else None
@@ -139,7 +138,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     converts = bool(expects.recipes)
     value = expects.best if converts else expects.as_is if expects.as_is else expects.now
     bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None
-    speedup = Number(value, *_holding(value, bounds), "modelled") if value and bounds else None
+    speedup = holding(value, *bounds, "modelled") if value and bounds else None
     compiled = expects.bf16.compiled and bf16_ms >= expects.bf16.step_ms
     bf16 = _of(ArmName.BF16_COMPILED, "compiled BF16" if compiled else "BF16", False, bf16_ms)
     now_ms = None if expects.now is None else bf16_ms / expects.now
@@ -169,10 +168,6 @@ def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
     return Variant(name, words, in_fp8, Number(ms, ms, ms, "modelled"))
 
 
-def _holding(value: float, bounds: tuple[float, float]) -> tuple[float, float]:
-    return min(value, bounds[0]), max(value, bounds[1])
-
-
 def _planned(
     facts: Facts,
     findings: Sequence[Finding],
@@ -198,7 +193,7 @@ def _planned(
         return None, None, None  # the plan changes nothing that the cost model knows
     if more_tokens and now is not None and now.ms.basis == "measured":
         return None, None, None  # the watched step waits as long with more tokens: the estimate does not
-    end_speedup = Number(planned.best, *_holding(planned.best, planned.best_bounds), "modelled")
+    end_speedup = holding(planned.best, *planned.best_bounds, "modelled")
     end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best)
     ms, gain = found or (end.ms, None)
     return replace(end, ms=ms), gain, end_speedup
@@ -228,10 +223,10 @@ def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[N
         low, high = planned.best_bounds
         left_ms = planned.left_out_ms
         ms, least, most = bf16_ms / planned.best, bf16_ms / high, (bf16_ms + left_ms) / low
-    after = Number(ms, min(least, ms), max(most, ms), "modelled")
+    after = holding(ms, least, most, "modelled")
     gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
     bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)
-    return after, Number(gain, *_holding(gain, bounds), "modelled")
+    return after, holding(gain, *bounds, "modelled")
 
 
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:

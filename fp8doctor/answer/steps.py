@@ -9,7 +9,7 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, best_bf16, fair_bf16, fp8_totals, is_finite, labels, uses_fp8
+from fp8doctor.analysis.arms import arm, is_finite, labels, uses_fp8
 from fp8doctor.analysis.noise import (
     gpu_contention,
     host_contention,
@@ -184,7 +184,7 @@ def _speed(facts: Facts, step: Arm) -> tuple[str, str]:
         return "", "plain"
     if step is best:
         return "1x", "plain"
-    if view.allowed or speed(step, best, facts.trial).side == "open":
+    if speed(step, best, facts.trial).side == "open":
         return "noisy", "plain"
     unconverted = ArmName.AS_IS in (step.name, step.get("base")) and not is_conversion(step.name)
     in_bf16 = is_in_bf16(step.name) or (unconverted and not view.uses_fp8)
@@ -218,9 +218,10 @@ def _in_short(reason: str) -> str:
 
 def _differences(facts: Facts, names: Mapping[str, str]) -> Iterator[str]:
     """Divide the difference of each FP8 step that was profiled from the best BF16."""
-    bf16 = best_bf16(facts) if recorded(facts, "network") else None
-    for each in fp8_totals(facts) if bf16 else ():
-        fair = each.name == ArmName.AS_IS or fair_bf16(facts, each) is bf16
+    view = TrialView(facts)
+    bf16 = view.bf16
+    for each in view.totals or [] if bf16 else ():
+        fair = each.name == ArmName.AS_IS or view.fair_bf16(each) is bf16
         if bf16 and fair and (found := if_recorded(waterfall, each, bf16)):
             parts = f"{signed(found.difference_ms)} ms = {parts_in_words(found)}"
             yield f"{names[each.name]}, against {names[bf16.name]}: {parts}."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fp8doctor.analysis.arms import own_bf16_left_out
 from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
@@ -17,8 +16,8 @@ from fp8doctor.analysis.fp8_request import (
 )
 from fp8doctor.analysis.layers import layer_label
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.analysis.variants import bf16_of_the_plan
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.facts import Arm, Facts, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
@@ -32,7 +31,8 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
 
     ``for_now`` says that FP8 may turn out to be faster.
     """
-    bf16 = if_recorded(own_bf16_left_out, facts) or bf16_of_the_plan(facts)
+    view = TrialView(facts)
+    bf16 = view.own_bf16_left_out or view.bf16_of_the_plan
     how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
     lines = [
         KEEP_OWN_COMPILE if _is_compiled(facts) else "model = torch.compile(model)   # or block by block"
@@ -78,7 +78,7 @@ def _is_compiled(facts: Facts) -> bool:
 def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
     """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
     own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
-    return own and bf16.name != ArmName.BF16_AS_COMPILED and own_bf16_left_out(facts) is None
+    return own and bf16.name != ArmName.BF16_AS_COMPILED and TrialView(facts).own_bf16_left_out is None
 
 
 def compiled_as(bf16: Arm, facts: Facts) -> list[str]:

@@ -33,8 +33,7 @@ from fp8doctor.analysis.treatment_table import (
     STAY_IN_BF16,
     traits,
 )
-from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variants import Variant
+from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.code_snippets import settings

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm, changes_in_bf16, is_finite, measured_saving, saved_ms, uses_fp8
+from fp8doctor.analysis.arms import changes_in_bf16, is_finite, measured_saving, saved_ms
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.variants import Variant, bf16_of_the_plan, changes_of, form_of
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.facts import Arm, Facts, if_recorded
+from fp8doctor.facts import Arm, if_recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.wording import minus
@@ -73,7 +72,7 @@ def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
     alone, in_bf16 = view.savings.get(name), view.gives_up_fp8 and traits(name).helps_bf16_too
     if end is None or not (in_bf16 or (alone and alone.high <= 0)):
         return alone
-    pair = _pair_in_use(view.facts, end, name)
+    pair = _pair_in_use(view, name)
     saved = measured_saving(view.facts.trial, *pair) if pair else None if in_bf16 else alone
     return None if saved and saved.high <= 0 and name in end.changes else saved
 
@@ -93,11 +92,11 @@ def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) ->
     These savings add up to the plan's. Fixes that save together have one, the first of them. A fix that is no
     part of the way, or shares it with a change that no fix makes, keeps no saving but an estimate.
     """
-    links = way(view.facts, view.end) if view.end else ()
+    links = way(view)
     if not links:
         return tuple(plan)
     part = {name: number for number, link in enumerate(links) for name in link.names}
-    steps = [(part.get(_kind(step.treatment.name, view.facts), NO_PART), step) for step in plan]
+    steps = [(part.get(_kind(step.treatment.name, view), NO_PART), step) for step in plan]
     free = [
         place
         for place, (number, step) in enumerate(steps)
@@ -130,14 +129,16 @@ def _with_its_part(
     )
 
 
-def way(facts: Facts, end: Variant) -> tuple[Link, ...]:
+def way(view: TrialView) -> tuple[Link, ...]:
     """Lead from the step as it is to the plan's end over timed variants, each faster than the last.
 
     The largest gain comes first, but leaving FP8 off before all that BF16 gains from. A change that does not
     gain by itself for sure shares a link with the next.
     """
-    now, done = arm(facts.trial, ArmName.AS_IS), frozenset[str]()
-    stops = [(made, each) for made, each in _stops(facts) if made]
+    now, done, end = view.as_is, frozenset[str](), view.end
+    if end is None:
+        return ()
+    stops = [(made, each) for made, each in _stops(view) if made]
     whole = next((made for made, each in stops if each.name == end.arm.name), done)
     first = whole & {STAY_IN_BF16}
     links: list[Link] = []
@@ -157,13 +158,13 @@ def way(facts: Facts, end: Variant) -> tuple[Link, ...]:
     return tuple(links)
 
 
-def _pair_in_use(facts: Facts, end: Variant, name: str) -> tuple[Arm, Arm] | None:
+def _pair_in_use(view: TrialView, name: str) -> tuple[Arm, Arm] | None:
     """Find the step without and with a change, in BF16 if the plan ends there; None if not timed.
 
     It is the pair with the most of the plan's other changes.
     """
-    stops = _stops(facts)
-    whole = next((made for made, each in stops if each.name == end.arm.name), frozenset())
+    stops = _stops(view)
+    whole = next((made for made, each in stops if view.end and each.name == view.end.name), frozenset())
     pairs = [
         (made, before, after)
         for made, before in stops
@@ -174,25 +175,25 @@ def _pair_in_use(facts: Facts, end: Variant, name: str) -> tuple[Arm, Arm] | Non
     return (found[0], found[1]) if found else None
 
 
-def _stops(facts: Facts) -> list[tuple[frozenset[str], Arm]]:
+def _stops(view: TrialView) -> list[tuple[frozenset[str], Arm]]:
     """List the timed variants, each with what makes it of the step as it is."""
-    return [(_made(facts, each), each) for each in facts.trial.arms if each.tried and each.step_ms]
+    return [(_made(view, each), each) for each in view.trial.arms if each.tried and each.step_ms]
 
 
-def _kind(name: str, facts: Facts) -> str:
+def _kind(name: str, view: TrialView) -> str:
     """Name a treatment as `Link` does: without FP8, a baseline is the job compiled, in any way."""
     compiles = traits(name).compiles or name == STAY_IN_BF16
-    return family(COMPILE_BLOCKS) if compiles and not uses_fp8(facts) else name
+    return family(COMPILE_BLOCKS) if compiles and not view.uses_fp8 else name
 
 
-def _made(facts: Facts, of: Arm) -> frozenset[str]:
+def _made(view: TrialView, of: Arm) -> frozenset[str]:
     """Name what makes a variant of the step as it is; empty if no plan leads through it."""
     if of.name == ArmName.WITHOUT_ADAPTERS:
         return frozenset()
     if not is_in_bf16(of.name):
-        return frozenset(_kind(name, facts) for name in changes_of(facts, of))
-    bf16 = bf16_of_the_plan(facts)
+        return frozenset(_kind(name, view) for name in view.changes_of(of))
+    bf16 = view.bf16_of_the_plan
     changes = changes_in_bf16(of.name, of.get("treatments", ()))
-    if bf16 is None or (of.name != bf16.name and not (changes and form_of(facts, of) == bf16)):
+    if bf16 is None or (of.name != bf16.name and not (changes and view.form_of(of) == bf16)):
         return frozenset()
-    return changes | {_kind(STAY_IN_BF16, facts)}
+    return changes | {_kind(STAY_IN_BF16, view)}

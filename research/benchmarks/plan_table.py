@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import load_report
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.variants import plan_end
+from fp8doctor.analysis.trial_view import TrialView
 
 PLAN, FIXED_BF16 = "plan", "bf16_with_fixes"
 """Names of what plain scripts time beside the arms: the printed lines, and compiled BF16 with the fixes that
@@ -34,7 +34,7 @@ HEAD = (
 def end_of(path: Path) -> dict[str, Any]:
     """Tell the name, time and memory of the variant that the plan of a report ends in; empty if none."""
     try:
-        end = plan_end(load_report(path).facts)
+        end = TrialView(load_report(path).facts).end
     except ValueError:
         return {}
     if end is None:

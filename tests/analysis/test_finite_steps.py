@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import best_fp8
 from fp8doctor.analysis.own_step import FiniteSteps, finite_steps
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Arm, Facts, NotFinite, Observation, Trial
 from tests.facts_of import DECODER_468M
 
@@ -56,6 +56,6 @@ def test_the_fastest_fp8_is_one_without_nan_unless_bf16_has_it_too(
         Arm(name=name, tried=True, step_ms=ms, treatments=(name,), non_finite=found.get(name, ()))
         for name, ms in times.items()
     )
-    fastest = best_fp8(replace(DECODER_468M, trial=Trial(arms=arms)))
+    fastest = TrialView(replace(DECODER_468M, trial=Trial(arms=arms))).fp8
     assert fastest is not None
     assert fastest.name == best

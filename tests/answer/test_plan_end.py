@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
-from fp8doctor.analysis.variants import Variant, plan_end
+from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.facts import Facts
 from tests.diagnosis.trials import Of, around
 
@@ -26,7 +26,7 @@ def facts(times: dict[str, tuple[float, ...]], not_finite: str = "") -> Facts:
 
 
 def end_of(times: dict[str, tuple[float, ...]], not_finite: str = "") -> Variant:
-    found = plan_end(facts(times, not_finite))
+    found = TrialView(facts(times, not_finite)).end
     assert found is not None
     return found
 
@@ -70,6 +70,6 @@ def test_where_bf16_is_not_finite_either_the_fastest_step_counts() -> None:
     times = {"as_is": around(100.0), "bf16_compiled": around(120.0), "prescribed": around(80.0)}
     found = facts(times)
     arms = tuple(replace(each, non_finite=("loss",)) for each in found.trial.arms)
-    end = plan_end(replace(found, trial=replace(found.trial, arms=arms)))
+    end = TrialView(replace(found, trial=replace(found.trial, arms=arms))).end
     assert end is not None
     assert end.arm.name == "prescribed"

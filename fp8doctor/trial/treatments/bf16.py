@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from fp8doctor.analysis.variants import bf16_of_the_plan
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoCounterpart, bf16_counterpart
@@ -35,7 +35,7 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave no layer in FP8, in the plan's form of BF16; compiled if none was timed."""
-    best = bf16_of_the_plan(context.facts)
+    best = TrialView(context.facts).bf16_of_the_plan
     form = best.name if best and best.name in BF16_BASELINES else ArmName.BF16_COMPILED
     return in_form(form, context.facts)(variant)
 
