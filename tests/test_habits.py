@@ -60,7 +60,6 @@ RUN = "'fp8doctor run train_h100.py ARGS...'"
         ("expalin CMP001", "'explain'"),
         ("reprot", "'report'"),
         ("lst", "'list'"),
-        ("checkpoint model.safetensors", "fp8doctor explain"),  # it was withdrawn
         ("train_h100.py --use_fp8 --compile_model", RUN),
         ("--use_fp8 train_h100.py", RUN),
         ("train_h100.py --batch_size 16", RUN),

@@ -69,12 +69,6 @@ EXAMPLES = (
 )
 """Command lines and what they are for."""
 
-WITHDRAWN = {
-    "checkpoint": "give the error of the load to 'fp8doctor explain', and read a file's dtypes with "
-    "safetensors.safe_open"
-}
-"""A command that there was -> what to do instead."""
-
 LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 """Errors of printing the help to a closed or full stdout."""
 
@@ -129,9 +123,6 @@ class Commands(click.Group):
             complain(str(error), error.detail)
             complain_of_known(f"{error} {error.detail}")
             code = FAILED
-        except MemoryError:
-            complain("the memory was not enough. Free some, or raise the limit of this shell (ulimit -v)")
-            code = FAILED
         except Exception as error:
             if isinstance(error, OSError) and error.errno in LOST_STREAM:
                 complain(str(stdout_failed(error)))
@@ -142,9 +133,7 @@ class Commands(click.Group):
 
 
 def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
-    """Raise a usage error for a withdrawn command, or for a word that is nearly one and no file or module."""
-    if word in WITHDRAWN:
-        raise click.UsageError(f"The command {word!r} is withdrawn: {WITHDRAWN[word]}.")
+    """Raise a usage error for a word that is nearly a command and no file or module."""
     from difflib import get_close_matches
 
     near = get_close_matches(word, commands, 1)

@@ -76,8 +76,6 @@ class ReportOptions(NamedTuple):
     """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
     checks: dict[str, Any]
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
-    page: Path | None = None
-    """The page to open in a browser."""
 
     @property
     def shows(self) -> bool:
@@ -117,9 +115,6 @@ def checked_options(
     keep_apart(written, options.get("baseline"))
     asked = options["format"]
     formats = [format_of(asked, path) for path in outputs]
-    page = next((path for path, format in zip(outputs, formats, strict=True) if format == "html"), None)
-    if options["open"] and page is None:
-        raise click.UsageError("--open shows a page that -o wrote. Add -o report.html.")
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
     return ReportOptions(
@@ -133,7 +128,6 @@ def checked_options(
         quiet=options["quiet"],
         again=typed_again(click.get_current_context(silent=True)),
         checks={**chosen, "reasons": options.get("reasons", {})},
-        page=page if options["open"] else None,
     )
 
 
@@ -204,7 +198,7 @@ def examine_and_deliver(
         complain(failed)
         complain_of_known(failed)
         return FAILED
-    if trace and not tell_of_traces(examination.traces, report, wanted):
+    if trace and not tell_of_traces(examination.traces, report, quiet=wanted.quiet):
         return FAILED
     return judged(report, wanted)
 
@@ -223,28 +217,17 @@ def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tup
         raise
 
 
-def tell_of_traces(traces: dict[str, str | None], report: Document, wanted: ReportOptions) -> bool:
+def tell_of_traces(traces: dict[str, str | None], report: Document, *, quiet: bool) -> bool:
     """Say where the traces are; return whether all could be written, and there is one."""
     for file, problem in traces.items():
         if problem:
             complain(f"cannot write {file}: {problem}")
-        elif not wanted.quiet:
+        elif not quiet:
             complain(f"a trace is in {file}")
     if not traces:
-        complain(f"--trace has nothing to keep: {why_no_trace(report)}")
+        why = report.facts.get("trial.reason") or "no step was profiled"
+        complain(f"--trace has nothing to keep: {why}")
     return bool(traces) and not any(traces.values())
-
-
-def why_no_trace(report: Document) -> str:
-    from fp8doctor.facts import recorded
-    from fp8doctor.facts.arm_names import ArmName
-
-    if not recorded(report.facts, "trial"):
-        return "there is no GPU to time a step on; --device cpu times it on the CPU"
-    trial = report.facts.trial
-    gaps = trial.get("gaps", {})
-    as_is = next((arm.reason for arm in trial.arms if arm.name == ArmName.AS_IS), None)
-    return gaps.get("trial.arms.breakdown") or trial.reason or as_is or "no step was profiled"
 
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
@@ -268,11 +251,6 @@ def deliver(report: Document, wanted: ReportOptions) -> None:
         if not wanted.shows or wanted.format != "text":
             complain(in_a_line(report))
         complain(f"wrote {wanted.files}")
-    if wanted.page:
-        import webbrowser
-
-        if not webbrowser.open(wanted.page.absolute().as_uri()):
-            complain(f"no browser could be started; open {wanted.page} yourself")
 
 
 def deliver_early(report: Document, wanted: ReportOptions, steps: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +23,14 @@ if TYPE_CHECKING:
 MOST_WORDS = 3
 """Words of a search; a longer text is an error message."""
 
-SHORTEST_WORD = 3
-"""Characters of a word in a search."""
+SHORTEST = 3
+"""Characters of a word or a name that is looked for."""
 
 LONGEST_CODE = 40
 """Characters of a search word; a longer one is neither searched for nor repeated in an answer."""
 
-LONGEST_MESSAGE, LONGEST_LINE = 300, 2000
-"""Characters of a text without, and with, a line that names an exception, in which names are looked up."""
-
-SHORTEST_NAME = 4
-"""Characters of a name in a message; GiB and TE are in too many messages."""
+LONGEST_MESSAGE = 300
+"""Characters of a text that names no exception, in which names are looked for."""
 
 MOST_PAGES = 5
 """Pages to show for a name."""
@@ -41,14 +38,17 @@ MOST_PAGES = 5
 PREFIX = r"[A-Z]{3,5}\d{0,3}"
 """The beginning of a code. In small letters it is a search word."""
 
-EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Warning)\b.*", re.MULTILINE)
+EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Warning)\b.{0,2000}", re.MULTILINE)
 """The line that names an exception."""
+
+OF_AN_ERROR = re.compile(r":|error\b|exception\b|Error|Exception")
+"""What a search does not have."""
 
 FRAME = re.compile(r'^.{0,200}\bFile "([^"\n]{1,400})", line \d+', re.MULTILINE)
 """A frame of a traceback."""
 
-NAME = re.compile(r"[^\W_]_[^\W_]|[a-z][A-Z]")
-"""Part of a name in code that ordinary words do not have."""
+NAME = re.compile(r"\b(?!\w*(?:Error|Exception|Warning)\b)(?=\w*(?:[^\W_]_[^\W_]|[a-z][A-Z]))[A-Za-z_]\w{3,}")
+"""A name in code that ordinary words do not look like, and that is no exception."""
 
 NOT_KNOWN = "fp8doctor does not know this exact message."
 
@@ -68,30 +68,24 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
 
     if not asked and sys.stdin.isatty():
         raise UserError("name a code or an error message, or give a log: fp8doctor explain < train.log")
-    text = _from_stdin() if asked in ((), ("-",)) else " ".join(asked)
+    if asked in ((), ("-",)):
+        text = sys.stdin.buffer.read()[-known_errors.LONGEST :].decode("utf-8", "replace")
+    else:
+        text = " ".join(asked)
     catalogue = headings(checks)
     if named := named_by(asked, (*catalogue, *retired(asked))):
         every = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
         heads = [f"{each.code} {each.name} · {each.area} · {each.severity}\n\n{each.page}" for each in named]
-        _show(
-            format,
-            every[0] if len(named) == 1 else {"checks": every},
-            f"\n\n{'-' * columns()}\n\n".join(heads),
-        )
+        data = every[0] if len(named) == 1 else {"checks": every}
+        _show(format, data, f"\n\n{'-' * columns()}\n\n".join(heads))
     elif errors := known_errors.recognise_all(text):
         last_is_known = known_errors.fatal_is_known(text)
         data = {} if last_is_known else {"last_exception_known": False}
         _show_errors(format, errors, catalogue, "" if last_is_known else ENDS_OTHERWISE, data)
     elif found := speaking_of(text, catalogue):
         _show(format, {"checks": list(map(summary, found))}, _headings(found))
-    elif related := known_errors_like(_message(text)):
-        head = f"{NOT_KNOWN} These messages share a name with it:"
-        _show_errors(format, related, catalogue, head, {"related": True})
-    elif pages := pages_like(_message(text), catalogue)[:MOST_PAGES]:
-        head = f"{NOT_KNOWN} These pages share a name with it:\n\n{_headings(pages)}"
-        _show(format, {"checks": list(map(summary, pages)), "related": True}, head)
     else:
-        raise UserError(_not_known(text, catalogue))
+        _show_related(format, text, catalogue)
     return OK
 
 
@@ -113,19 +107,22 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
 
 def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
     """Find the checks with one of a few words in title or name, or all in the page."""
-    words = [word for word in text.lower().split() if len(word) >= SHORTEST_WORD]
-    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE or _is_of_an_error(text):
+    words = [word for word in text.lower().split() if len(word) >= SHORTEST]
+    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE or OF_AN_ERROR.search(text):
         return []
     phrase = " ".join(text.lower().split())
 
     def rank(check: Heading) -> tuple[bool, int, int]:
         heading, page = f"{check.area} {check.name} {check.title}".lower(), check.page.lower()
-        return (
-            len(words) > 1 and phrase in " ".join(page.split()),
-            sum(_count(word, heading) > 0 for word in words),
-            min(_count(word, page) for word in words),
-        )
+        in_a_row = len(words) > 1 and phrase in " ".join(page.split())
+        in_heading = sum(_count(word, heading) > 0 for word in words)
+        return in_a_row, in_heading, min(_count(word, page) for word in words)
 
+    return _best(catalogue, rank)
+
+
+def _best(catalogue: Sequence[Heading], rank: Callable[[Heading], tuple[int, ...]]) -> list[Heading]:
+    """List the pages with a rank that is not all zero, the highest first."""
     ranks = {check.code: rank(check) for check in catalogue}
     found = (check for check in catalogue if any(ranks[check.code]))
     return sorted(found, key=lambda each: ranks[each.code], reverse=True)
@@ -136,47 +133,30 @@ def summary(check: Heading) -> dict[str, Any]:
     return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
 
 
-def _is_of_an_error(text: str) -> bool:
-    return re.search(r":|error\b|exception\b|Error|Exception", text) is not None
+def _show_related(format: str, text: str, catalogue: Sequence[Heading]) -> None:
+    """Show the known errors, else the pages, that share a name of code with an unknown message.
 
-
-def _message(text: str) -> str:
-    """Return the last exception in a text; a short text itself, otherwise nothing."""
-    if raised := EXCEPTION.findall(text):
-        return str(raised[-1])[:LONGEST_LINE]
-    return text if len(text) <= LONGEST_MESSAGE else ""
-
-
-def known_errors_like(message: str) -> list[KnownError]:
-    """Find the known errors that share a name of code with a message."""
+    Raises `UserError` without any.
+    """
     from fp8doctor.known_errors import known_errors
 
-    wanted = _names(message)
-    return [each.filled({}) for each in known_errors() if any(_count(name, each.says) for name in wanted)]
-
-
-def pages_like(message: str, catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the pages that share names of code with a message, the most often first."""
-    counts = {check.code: sum(_count(name, check.page) for name in _names(message)) for check in catalogue}
-    return sorted((each for each in catalogue if counts[each.code]), key=lambda each: -counts[each.code])
-
-
-def _names(message: str) -> list[str]:
-    """Find the names of code in a message, except its own exception."""
-    words = (part for word in re.findall(r"[A-Za-z_][\w.]*", message) for part in word.split("."))
-    kept = (each for each in words if len(each) >= SHORTEST_NAME and NAME.search(each))
-    return list(dict.fromkeys(each for each in kept if not re.search(r"(?:Error|Exception|Warning)$", each)))
+    raised = EXCEPTION.findall(text)
+    message = raised[-1] if raised else text if len(text) <= LONGEST_MESSAGE else ""
+    names = dict.fromkeys(NAME.findall(message))
+    errors = [each.filled({}) for each in known_errors() if any(_count(name, each.says) for name in names)]
+    pages = _best(catalogue, lambda each: (sum(_count(name, each.page) for name in names),))[:MOST_PAGES]
+    if errors:
+        head = f"{NOT_KNOWN} These messages share a name with it:"
+        _show_errors(format, errors, catalogue, head, {"related": True})
+    elif pages:
+        head = f"{NOT_KNOWN} These pages share a name with it:\n\n{_headings(pages)}"
+        _show(format, {"checks": list(map(summary, pages)), "related": True}, head)
+    else:
+        raise UserError(_not_known(text, catalogue))
 
 
 def _count(name: str, text: str) -> int:
     return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", text))
-
-
-def _from_stdin() -> str:
-    """Read stdin and keep its end, where an error message is."""
-    from fp8doctor.known_errors import LONGEST
-
-    return sys.stdin.buffer.read()[-LONGEST:].decode("utf-8", "replace")
 
 
 def _show(format: str, data: dict[str, Any], page: str) -> None:

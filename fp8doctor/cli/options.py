@@ -120,7 +120,6 @@ def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
             multiple=True,
             help=f"Write the report to a file instead of {stream}; repeatable.",
         ),
-        click.option("--open", is_flag=True, help="Open the HTML file that -o wrote in a browser."),
         click.option(
             "--save",
             metavar="FILE",

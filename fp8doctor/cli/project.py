@@ -16,38 +16,27 @@ from fp8doctor.cli.console import complain
 from fp8doctor.errors import UserError
 from fp8doctor.wording import error_in_words
 
-
-def is_foreign(file: Path) -> bool:
-    """Return whether another user owns a file or may write to it."""
-    if not hasattr(os, "geteuid"):
-        return False
-    status, user = file.stat(), os.geteuid()
-    asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
-    ours = {0, user, *([int(asked)] if asked.isdecimal() else [])}
-    return status.st_uid not in ours or bool(status.st_mode & stat.S_IWOTH)
-
-
 TABLE = "tool.fp8doctor"
 
-KINDS: dict[str, tuple[type, ...]] = {
-    "select": (str, list),
-    "ignore": (dict,),
-    "fail-on": (str,),
-    "require-fp8": (bool,),
-    "min-speedup": (int, float),
-    "min-estimated-speedup": (int, float),
-    "strict": (bool,),
-    "baseline": (str,),
-    "max-regression": (int, float),
-    "assume-gpu": (str,),
-    "budget": (int, float),
-    "load-timeout": (int, float),
-    "batch": (int,),
-    "seq": (int,),
-    "layers": (int,),
-    "device": (str,),
-}
-"""Key -> allowed TOML types. Every key except ``ignore`` is the option with that name."""
+KEYS = (
+    "select",
+    "ignore",
+    "fail-on",
+    "require-fp8",
+    "min-speedup",
+    "min-estimated-speedup",
+    "strict",
+    "baseline",
+    "max-regression",
+    "assume-gpu",
+    "budget",
+    "load-timeout",
+    "batch",
+    "seq",
+    "layers",
+    "device",
+)
+"""Every key except ``ignore`` is the option with that name."""
 
 GATE = (
     "fail_on",
@@ -62,14 +51,6 @@ GATE = (
 
 LARGEST = 2**20
 """Bytes of the largest pyproject.toml to read."""
-
-NAMES = {
-    str: "a text",
-    list: "a list of texts",
-    dict: "a table",
-    bool: "true or false",
-    int: "a whole number",
-}
 
 
 class Project(NamedTuple):
@@ -92,7 +73,9 @@ class ProjectCommand(click.Command):
     """True if the project's ``fail-on`` and gates apply."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        project = project_near(self.near(ctx, args), say=_silent if ctx.resilient_parsing else complain)
+        if ctx.resilient_parsing:  # a shell completes a line
+            return super().parse_args(ctx, args)
+        project = project_near(self.near(ctx, args))
         ctx.default_map = {
             name: value for name, value in project.options.items() if self.of_the_gate or name not in GATE
         }
@@ -100,7 +83,8 @@ class ProjectCommand(click.Command):
             rest = super().parse_args(ctx, args)
         except click.BadParameter as error:
             name = error.param.name if error.param else None
-            if name not in ctx.default_map or _is_named(error.param, args):
+            named = any(arg.partition("=")[0] in error.param.opts for arg in args) if error.param else True
+            if name not in ctx.default_map or named:
                 raise
             key = str(name).replace("_", "-")
             raise UserError(f"{project.file}: [{TABLE}] {key}: {error.message}") from None
@@ -133,25 +117,17 @@ class TargetCommand(ProjectCommand):
         return _here()
 
 
-def _is_named(parameter: click.Parameter | None, args: list[str]) -> bool:
-    names = parameter.opts if parameter else []
-    return any(arg.partition("=")[0] in names for arg in args)
-
-
 def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
     """Read the nearest pyproject.toml with the table, from this folder up.
 
     Else from the current one. Raises `UserError` for an unreadable table. Names and ignores files of other
     users.
     """
-    for each in dict.fromkeys((*_upwards(folder), *_upwards(_here()))):
+    here = _here()
+    for each in dict.fromkeys((folder, *folder.parents, here, *here.parents)):
         if (project := _read(each / "pyproject.toml", say)) is not None:
             return project
     return Project()
-
-
-def _silent(sentence: str) -> None:
-    """Say nothing, while a shell completes a line."""
 
 
 def _here() -> Path:
@@ -160,11 +136,6 @@ def _here() -> Path:
         return Path.cwd()
     except OSError:
         return Path()
-
-
-def _upwards(folder: Path) -> Iterator[Path]:
-    yield folder
-    yield from folder.parents
 
 
 def _read(file: Path, say: Callable[[str], None]) -> Project | None:
@@ -182,14 +153,14 @@ def _read(file: Path, say: Callable[[str], None]) -> Project | None:
     try:
         table = tomllib.loads(content.decode()).get("tool", {}).get("fp8doctor")
     except (ValueError, AttributeError) as error:
-        if is_foreign(file):
+        if _is_foreign(file):
             return None
         from fp8doctor.facts.scrub import scrub
 
         raise UserError(f"cannot read {file}: {scrub(error_in_words(error))}") from None
     if table is None:
         return None
-    if is_foreign(file):
+    if _is_foreign(file):
         say(f"fp8doctor ignores {file}: another user owns it or may write to it")
         return None
     if not isinstance(table, dict):
@@ -197,36 +168,38 @@ def _read(file: Path, say: Callable[[str], None]) -> Project | None:
     return Project(file, dict(_options(file, table)), _ignored(file, table.get("ignore", {})))
 
 
+def _is_foreign(file: Path) -> bool:
+    """Return whether another user owns a file or may write to it."""
+    if not hasattr(os, "geteuid"):
+        return False
+    status, user = file.stat(), os.geteuid()
+    asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
+    ours = {0, user, *([int(asked)] if asked.isdecimal() else [])}
+    return status.st_uid not in ours or bool(status.st_mode & stat.S_IWOTH)
+
+
 def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield a table's options for click. Raises `UserError` for a wrong key or type."""
+    """Yield options as they would be typed; click checks them. Raises `UserError` for a wrong key."""
+    from difflib import get_close_matches
+
     for key, value in table.items():
-        if key not in KINDS:
-            keys = ", ".join(KINDS)
-            raise UserError(f"{file}: [{TABLE}] has no key {key!r}{_alike(key)}; its keys are {keys}")
-        kinds = KINDS[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            wanted = "a number" if float in kinds else " or ".join(NAMES[kind] for kind in kinds)
-            raise UserError(f"{file}: [{TABLE}] {key} is {wanted}, not {value!r}")
-        if isinstance(value, list) and not all(isinstance(each, str) for each in value):
-            raise UserError(f"{file}: [{TABLE}] {key} is a list of texts")
-        if key == "baseline":
-            value = str(file.parent / str(value))
-        if key != "ignore":
-            yield key.replace("-", "_"), [value] if key == "select" and isinstance(value, str) else value
+        if key not in KEYS:
+            keys = ", ".join(KEYS)
+            near = get_close_matches(key.replace("_", "-"), KEYS, 1)
+            alike = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(f"{file}: [{TABLE}] has no key {key!r}{alike}; its keys are {keys}")
+        if key == "select":
+            yield key, [str(each) for each in (value if isinstance(value, list) else [value])]
+        elif key != "ignore":
+            typed = str(file.parent / str(value)) if key == "baseline" else str(value)
+            yield key.replace("-", "_"), typed
 
 
 def _ignored(file: Path, table: Any) -> dict[str, str]:
     """Read the ignored codes with their reasons. Raises `UserError` for one without."""
     from fp8doctor.facts.scrub import scrub
 
-    for code, reason in table.items():
+    for code, reason in table.items() if isinstance(table, dict) else [("CODE", None)]:
         if not isinstance(reason, str) or not reason.strip():
             raise UserError(f'{file}: [{TABLE}.ignore] {code} needs a reason: {code} = "why it is ignored"')
     return {code.upper(): scrub(" ".join(reason.split())) for code, reason in table.items()}
-
-
-def _alike(key: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(key.replace("_", "-"), KINDS, 1)
-    return f" (did you mean {near[0]}?)" if near else ""

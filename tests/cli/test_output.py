@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -208,17 +207,6 @@ def test_colours_and_ascii(
         monkeypatch.setenv(name, value)
     shown = fp8doctor("m.py").stdout
     assert ("\x1b[" in shown, shown.isascii()) == (colours, ascii)
-
-
-@pytest.mark.parametrize("started", [True, False])
-def test_the_page_opens_in_a_browser(started: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or started)
-    monkeypatch.chdir(tmp_path)
-    said = fp8doctor("demo", "-o", "a.md", "-o", "a.html", "--open")
-    assert opened == [(tmp_path / "a.html").as_uri()]
-    assert ("no browser could be started; open a.html yourself" in said.stderr) != started
-    assert fp8doctor("demo", "--open").exit_code == 2
 
 
 RECORDED = ROOT / "tests" / "patients" / "recorded"
