@@ -11,7 +11,8 @@ import torch
 from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.layers.shapes import Timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
-from fp8doctor.trial.measure.evidence import Compilations, StepProof
+from fp8doctor.trial.measure.compilations import Compilations
+from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.memory import StepMemory
 from fp8doctor.trial.measure.results import _arm
 from fp8doctor.trial.measure.timer import Block, block_ms

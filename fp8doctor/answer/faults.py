@@ -63,8 +63,6 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
             next(iter(errors), None),
             was_seen=True,
         )
-    if refused := facts.get("workload.refused"):
-        yield Fault("step_raises", BROKEN["step_raises"], refused)
     for status, words in BROKEN.items():
         if status == "not_finite":
             continue

@@ -243,8 +243,6 @@ class Workload(Record, frozen=True, kw_only=True):
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
     """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch, by a forward on
     fake tensors; those that it does not call are left out. Not recorded if a trial counts them."""
-    refused: Prose = NOT_RECORDED
-    """Exception that torch raises for a layer of the model with this batch; not recorded if none is known."""
     note: Prose | None = NOT_RECORDED
     """How a synthetic batch was made."""
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED

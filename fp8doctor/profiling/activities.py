@@ -1,4 +1,4 @@
-"""Work of a step: kernels or CPU operators with family, owner and time.
+"""Work of a step: kernels, or a CPU's operators, with family, owner and time.
 
 Links each activity to the operator that launched it, a node of the backward to its operator in the forward,
 and both to the module around them.
@@ -16,7 +16,13 @@ from operator import attrgetter
 import msgspec
 
 from fp8doctor.facts import Family
-from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, classify, is_fp8_gemm, work_inside
+from fp8doctor.profiling.kernel_families import (
+    FP8_GEMM_KERNEL,
+    classify,
+    is_fp8_gemm,
+    own_work,
+    work_inside,
+)
 from fp8doctor.profiling.trace import LAUNCHES, MODULE, Event, Thread, Trace, in_order, outer_first
 
 WorkOwner = int | tuple[int, int] | None
@@ -98,7 +104,7 @@ def operators_of(
 ) -> dict[int, Operator]:
     """Find the wanted operators, and those open at launches without an id."""
     found: dict[int, Operator] = {}
-    links, effects = _link(trace), _Effects()
+    links = _link(trace)
     for thread in {*trace.host, *without_id}:
         forward, to_place = modules.forward[thread], without_id.get(thread, [])
         ahead = iter(sorted(launch.ts for launch in to_place))
@@ -126,7 +132,7 @@ def operators_of(
                         forward[sequence] = place, inside
                 if arguments.external in wanted:
                     found[arguments.external] = Operator(event.name, arguments.types, inside, there)
-                then = effects[event.name] or inside
+                then = work_inside(event.name) or inside
                 if start + event.dur > next_launch:
                     by = event
             elif event.cat in LAUNCHES:
@@ -146,14 +152,6 @@ def operators_of(
     return found
 
 
-class _Effects(dict[str, Family | None]):
-    """Name of an operator -> family of the work inside it."""
-
-    def __missing__(self, name: str) -> Family | None:
-        effect = self[name] = work_inside(name)
-        return effect
-
-
 def _link(trace: Trace) -> dict[tuple[Thread, float], Thread]:
     """Map thread and start of a backward node to its forward operator's thread."""
     begins = {event.id: event.tid for event in trace.links if not event.bp}
@@ -161,21 +159,6 @@ def _link(trace: Trace) -> dict[tuple[Thread, float], Thread]:
         (event.tid, event.ts): begins[event.id] for event in trace.links if event.bp and event.id in begins
     }
 
-
-_NO_WORK = re.compile(
-    r"^aten::_?(empty\w*|new_empty\w*|as_strided|view\w*|unsafe_view|reshape\w*|t|transpose|permute|expand\w*|select|slice|narrow|squeeze|unsqueeze|split\w*"
-    r"|chunk|unbind|unfold|flatten|alias|detach|lift_fresh|set|resize\w*|result_type|resolve_conj|resolve_neg|item|is_nonzero|to|to_copy|type_as|contiguous"
-    r"|clone|linear|matmul|einsum|movedim|unflatten|real|conj|numpy_T|broadcast_\w+|meshgrid)_?$"
-)
-"""Operators that allocate, view, or only call others: on a CPU their time is the outer operator's."""
-
-_NO_OPERATOR = re.compile(
-    r"^(autograd::|torch::autograd::|PythonSubclass$|Torch-Compiled|TorchDynamo|Pregraph|AOTDispatcher|[^:]*$)"
-)
-"""Host rows that compute nothing: autograd's nodes and functions, Dynamo's runtime."""
-
-_COMPILED_GRAPH = re.compile(r"^CompiledFunction(Backward)?$")
-"""A compiled graph on a CPU: Inductor's C++ loops have no events, so its work is unknown."""
 
 _FIRST_OF_A_CAST = re.compile(r"AbsFunctor")
 _LAST_OF_A_CAST = re.compile(r"float8_copy")
@@ -194,7 +177,7 @@ _RANKS: dict[Family, int] = {"communication": 1, "copy": 2}
 
 @dataclass
 class WorkKind:
-    """Work of one name, family and operator: GPU activities, or CPU operators."""
+    """Work of one name, family and operator."""
 
     name: str
     family: Family
@@ -214,9 +197,10 @@ class Works:
     """Start of the launching call, -1 if unknown."""
 
 
-def gpu_activities(trace: Trace, modules: Modules) -> Works:
-    """Collect kernels, copies and fills."""
-    activities = in_order(trace.gpu, _START_END_NAME)
+def work_of(trace: Trace, modules: Modules) -> Works:
+    """Collect kernels, copies and fills; if the trace has none, the operators that compute on a CPU."""
+    on_gpu = bool(trace.gpu)
+    activities = in_order(trace.gpu if on_gpu else _computing_operators(trace), _START_END_NAME)
     launches = [trace.launches.get(event.args.correlation) for event in activities]
     operators = launching_operators(trace, activities, launches, modules)
     numbers: dict[tuple[str, str | None, tuple[str, ...], Family | None], int] = {}
@@ -229,24 +213,33 @@ def gpu_activities(trace: Trace, modules: Modules) -> Works:
         for name, operator, _, _ in numbers
     )
     kinds = [
-        WorkKind(name, classify(name, operator, types, inside, fp8_step), operator)
+        WorkKind(name, classify(name if on_gpu else "", operator, types, inside, fp8_step), operator)
         for name, operator, types, inside in numbers
     ]
-    starts = [round(event.ts * 1e3) for event in activities]
-    ends = [start + round(event.dur * 1e3) for start, event in zip(starts, activities, strict=True)]
     works = Works([kinds[number] for number in numbered], [operator.place for operator in operators])
     _name_casts_without_operators(works.kinds)
-    works.spans = list(
-        zip(
-            starts,
-            ends,
-            [_RANKS.get(kind.family, 0) for kind in works.kinds],
-            range(len(starts)),
-            strict=True,
-        )
-    )
+    for index, (event, kind) in enumerate(zip(activities, works.kinds, strict=True)):
+        start = round(event.ts * 1e3)
+        works.spans.append((start, start + round(event.dur * 1e3), _RANKS.get(kind.family, 0), index))
     works.launched = [-1.0 if launch is None else launch.ts * 1e3 for launch in launches]
     return works
+
+
+def _computing_operators(trace: Trace) -> list[Event]:
+    """List the operators that compute, each with all that a CPU does in its place, but its matmuls."""
+    found: list[Event] = []
+    for thread in trace.host.values():
+        last = Event()
+        for event in in_order(thread, outer_first):
+            work = own_work(event.name) if event.cat == "cpu_op" else None
+            if event.ts < last.ts + last.dur:
+                if work not in ("gemm", "gemm_fp8") or is_fp8_gemm(last.name):
+                    continue
+                found.pop()
+            if work is not None:
+                found.append(event)
+                last = event
+    return found
 
 
 def _name_casts_without_operators(kinds: list[WorkKind]) -> None:
@@ -264,64 +257,3 @@ def _name_casts_without_operators(kinds: list[WorkKind]) -> None:
                         for each in kinds[first:last]
                     ]
                     break
-
-
-def cpu_activities(trace: Trace, modules: Modules) -> Works:
-    """Collect computing operators; the innermost, or FP8 matmul, owns an instant."""
-    events = [event for thread in trace.host.values() for event in thread if event.cat == "cpu_op"]
-    operators = operators_of(trace, modules, {event.args.external for event in events}, {})
-    works = Works()
-    handed_on: set[int] = set()
-    for thread in trace.host.values():
-        opened: list[tuple[int, int | None, bool]] = []
-        owner: int | None = None
-        whole, since = False, 0
-        for event in in_order(thread, outer_first):
-            start = round(event.ts * 1e3)
-            while opened and opened[-1][0] <= start:
-                since = _own(works, since, opened[-1][0], owner)
-                _, owner, whole = opened.pop()
-            since = _own(works, since, start, owner)
-            opened.append((start + round(event.dur * 1e3), owner, whole))
-            if event.cat != "cpu_op" or whole:
-                continue
-            if event.name == "PythonSubclass" and owner is not None:
-                handed_on.add(owner)
-            if _COMPILED_GRAPH.match(event.name) or not (
-                _NO_WORK.match(event.name) or _NO_OPERATOR.match(event.name)
-            ):
-                operator = operators[event.args.external]
-                owner, whole = len(works.kinds), is_fp8_gemm(event.name)
-                works.kinds.append(
-                    WorkKind(
-                        event.name,
-                        classify("", event.name, operator.types, modules.work(operator)),
-                        event.name,
-                    )
-                )
-                works.places.append(operator.place)
-        while opened:
-            since = _own(works, since, opened[-1][0], owner)
-            _, owner, whole = opened.pop()
-    kept = {
-        old: new
-        for new, old in enumerate(index for index in range(len(works.kinds)) if index not in handed_on)
-    }
-    spans = [
-        (start, end, _RANKS.get(works.kinds[index].family, 0), kept[index])
-        for start, end, _, index in works.spans
-        if index in kept
-    ]
-    return Works(
-        [works.kinds[index] for index in kept],
-        [works.places[index] for index in kept],
-        spans,
-        [-1.0] * len(kept),
-    )
-
-
-def _own(works: Works, since: int, until: int, owner: int | None) -> int:
-    """Assign the time up to ``until`` to its owner, and return its end."""
-    if owner is not None and until > since:
-        works.spans.append((since, until, 0, owner))
-    return max(since, until)

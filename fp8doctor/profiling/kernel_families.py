@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Literal
 
 from fp8doctor.facts import Family
@@ -228,6 +229,7 @@ def classify(
     return named or (launched if launched != _TYPED_GEMM else None) or "unknown"
 
 
+@cache
 def work_inside(operator: str) -> Family | None:
     """Return the family of all kernels inside this operator, or None if it varies.
 
@@ -239,6 +241,12 @@ def work_inside(operator: str) -> Family | None:
         return "cast"
     family = _first(_OPERATOR_RULES, operator)
     return family if family in ("optimizer", "loss", "attention", "norm") else None
+
+
+@cache
+def own_work(operator: str) -> Family | Literal["gemm"] | None:
+    """Return what this operator computes; None if it only allocates, views or calls others."""
+    return "gemm_fp8" if is_fp8_gemm(operator) else _first(_OPERATOR_RULES, operator)
 
 
 def is_fp8_gemm(operator: str) -> bool:

@@ -17,8 +17,7 @@ from fp8doctor.profiling.activities import (
     WorkKind,
     WorkOwner,
     Works,
-    cpu_activities,
-    gpu_activities,
+    work_of,
 )
 from fp8doctor.profiling.trace import Trace, collector_paused
 
@@ -116,22 +115,19 @@ class ProfiledStep:
     """Longest first; a name with two kinds of work has two. They add up to ``busy_ms``."""
     modules: tuple[ModuleTime, ...]
     """Modules with an annotation and their own work, longest first."""
-    on_gpu: bool = True
-    """False for CPU operators, if the trace has nothing of a GPU."""
 
 
 @collector_paused()
-def step_of(trace: Trace) -> ProfiledStep:
+def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
     """Split the trace's step.
 
-    Raises `fp8doctor.facts.record.UnreadableDocument` without activities, or if the GPU's were lost.
+    Raises `fp8doctor.facts.record.UnreadableDocument` without activities, or without a GPU's if it ran
+    ``on_gpu`` or launched some.
     """
-    if trace.launches and not trace.gpu:
-        raise UnreadableDocument(
-            "the trace holds calls of the CUDA runtime and no kernels: the profiler did not see the GPU"
-        )
+    if (on_gpu or trace.launches) and not trace.gpu:
+        raise UnreadableDocument("the trace holds no kernels: the profiler saw nothing of the GPU")
     modules = Modules()
-    works = gpu_activities(trace, modules) if trace.gpu else cpu_activities(trace, modules)
+    works = work_of(trace, modules)
     if not works.spans:
         raise UnreadableDocument("the trace holds neither kernels nor operators")
     owned, gaps = sweep(works)
@@ -168,5 +164,4 @@ def step_of(trace: Trace) -> ProfiledStep:
             for each in groups
         ),
         modules=by_module(by_place, modules),
-        on_gpu=bool(trace.gpu),
     )

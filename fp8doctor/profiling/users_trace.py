@@ -14,7 +14,7 @@ from typing import Literal
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
-from fp8doctor.profiling.activities import Modules, Works, gpu_activities
+from fp8doctor.profiling.activities import Modules, Works, work_of
 from fp8doctor.profiling.profiled_step import Gap, grouped, milliseconds, sweep
 from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
 
@@ -40,7 +40,7 @@ def traced_step(path: Path) -> TracedStep:
     if not its:
         raise UnreadableDocument("none of the GPU's work in it takes any time")
     trace = _with_earlier_launches(replace(trace, gpu=its))
-    works = gpu_activities(trace, Modules())
+    works = work_of(trace, Modules())
     marks = marks_of(trace)
     step_of = _steps(works, marks)
     if not any(step is not None for step in step_of):

@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -17,15 +15,18 @@ import torch
 from torch.autograd.profiler import profile
 
 from fp8doctor.facts import Observation
-from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import read_trace
+from fp8doctor.profiling.profiled_step import step_of
 from fp8doctor.running.patches import Patch
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan
-from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER, counted, quiet_profiler, why_not_profiled
+from fp8doctor.trial.measure.evidence import (
+    ANOTHER_PROFILER,
+    counted,
+    exported,
+    quiet_profiler,
+    why_not_profiled,
+)
 from fp8doctor.trial.measure.results import breakdown
 from fp8doctor.wording import sentence
 
@@ -119,25 +120,17 @@ class StepProfiler:
 
     def added_to(self, seen: Observation) -> Observation:
         """Add the profiled step. Raises `UnreadableDocument` if it is empty."""
-        device = torch.device("cuda" if self.on_gpu else "cpu")
-        proof, step = counted(self._profile, device), self._read()
+        trace = exported(self._profile)
+        step = step_of(trace, on_gpu=self.on_gpu)
+        proof = counted(trace, torch.device("cuda" if self.on_gpu else "cpu"))
         return msgspec.structs.replace(
             seen,
             fp8_gemms=proof.fp8_gemms,
             graphs_run=proof.graphs_run,
-            uncompiled_linears=NOT_RECORDED if proof.uncompiled_linears is None else proof.uncompiled_linears,
+            uncompiled_linears=proof.uncompiled_linears,
             host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
             breakdown=breakdown(WHOLE, [step], median(seen.steps_ms)),
         )
-
-    def _read(self) -> ProfiledStep:
-        with tempfile.TemporaryDirectory(prefix="fp8doctor-") as folder:
-            file = Path(folder, "step.json")
-            self._profile.export_chrome_trace(str(file))
-            step = step_of(read_trace(file))
-        if self.on_gpu and not step.on_gpu:
-            raise UnreadableDocument("the profiler saw nothing of the GPU")
-        return step
 
 
 @contextmanager

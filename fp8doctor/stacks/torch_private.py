@@ -10,7 +10,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -299,11 +299,6 @@ def start_profiler(profile: Any) -> None:
     profile._start_trace()
 
 
-def gpu_events() -> Any:
-    """Return the device type of raw profiler events on a GPU (2.11 and 2.13)."""
-    return _loaded("torch._C._autograd", "DeviceType", "CUDA")
-
-
 def clear_cublas_workspaces() -> None:
     """Free cuBLAS's workspaces, 66 MiB on an H200 (2.6 to 2.13)."""
     if function := _loaded("torch._C", "_cuda_clearCublasWorkspaces"):
@@ -334,13 +329,6 @@ def fake_tensor_mode(**settings: Any) -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(**settings)
-
-
-def without_fake_tensors() -> AbstractContextManager[object]:
-    """Return a context in which tensors are real, within a mode of fake ones (2.6 to 2.15)."""
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-
-    return unset_fake_temporarily()
 
 
 FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"

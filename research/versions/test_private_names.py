@@ -166,7 +166,6 @@ def test_profilers() -> None:
     getattr(profile, torch_private.PREPARES_PROFILER)()
     torch_private.start_profiler(profile)
     profile.__exit__(None, None, None)
-    assert torch_private.gpu_events() is not None
 
 
 def test_torch_itself() -> None:

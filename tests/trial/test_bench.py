@@ -14,11 +14,11 @@ from torch import nn
 from fp8doctor.facts import Arm, Target, Trial, Workload
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.step import optimizer_for
 from fp8doctor.trial.measure import bench, layout
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.evidence import compiled_so_far
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
 from fp8doctor.trial.treatments.compilation import compile_blocks
@@ -167,9 +167,9 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
 def test_blocks_are_compiled_once_for_all_cuts_and_one_graph_for_each(lists: list[str]) -> None:
     of = bench.Bench(of_tokens(Decoder(26)), ["blocks"], TrialRun(torch.device("cpu"), Budget(600)))
     attempt = Attempt(VariantPlan("compiled", on_model(compile_blocks, lists=lists, backend="aot_eager")))
-    before = compiled_so_far().frames
+    before = frames_compiled()
     of.build(attempt)
-    frames = compiled_so_far().frames - before
+    frames = frames_compiled() - before
     of.close()
     assert attempt.no_number is None
     shallow, deep = (ready.compiled for ready in attempt.ready)

@@ -19,7 +19,7 @@ from fp8doctor.facts import Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep
-from fp8doctor.profiling.trace import read_trace
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import evidence
@@ -29,8 +29,6 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import (
     ANOTHER_PROFILER,
     StepProof,
-    compiled_so_far,
-    counted_in,
     why_not_profiled,
 )
 from fp8doctor.trial.measure.results import _self_check, breakdown
@@ -111,9 +109,9 @@ def test_names_compile_nothing(
     of, compiled_nothing = job(blocks=2), list[bool]()
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        before = compiled_so_far()
+        before = frames_compiled()
         profile = evidence.profiled(*arguments, **options)
-        compiled_nothing.append(compiled_so_far() == before)
+        compiled_nothing.append(frames_compiled() == before)
         return profile
 
     monkeypatch.setattr(trace, "profiled", watched)
@@ -148,7 +146,7 @@ def test_the_self_check_of_fp8_is_not_explained_in_place_of_a_variant() -> None:
     assert [each.plan.name for each in trace.compared(bench, attempts)] == ["as_is", "prescribed"]
 
 
-def test_what_a_trace_proves_is_what_the_raw_events_prove(tmp_path: Path) -> None:
+def test_a_step_proves_its_matmuls_its_graphs_and_what_is_outside_of_them() -> None:
     of = job(blocks=2)
     compiled_blocks(Variant(of.model, None))
 
@@ -156,12 +154,7 @@ def test_what_a_trace_proves_is_what_the_raw_events_prove(tmp_path: Path) -> Non
         of.model(of.batch).float().sum().backward()
 
     step()
-    profile = evidence.profiled(step, CPU, to_read=True)
-    profile.export_chrome_trace(str(tmp_path / "trace.json"))
-    in_trace = counted_in(read_trace(tmp_path / "trace.json"), CPU)
-    raw = evidence.counted(profile.profiler, CPU)
-    assert in_trace == replace(raw, uncompiled_linears=None) == StepProof(GEMMS, 2)
-    assert raw.uncompiled_linears == 1, "the head"
+    assert evidence.proof_of(step, CPU) == StepProof(GEMMS, graphs_run=2, uncompiled_linears=1), "the head"
 
 
 # What fails
@@ -171,11 +164,8 @@ def fails(*arguments: Any, **options: Any) -> Any:
     raise RuntimeError("planted")
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["whoever keeps the trace", "the export"])
-def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    if not kept:
-        monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", fails)
-    of = trial(job(blocks=2), AS_IS, BF16, keep_trace=fails if kept else None)
+def test_a_failure_costs_the_breakdown_and_nothing_else() -> None:
+    of = trial(job(blocks=2), AS_IS, BF16, keep_trace=fails)
     assert of.gaps["trial.arms.breakdown"] == "profiling a step fails with RuntimeError: planted"
     assert explained(of) == set()
     assert {arm.name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for arm in of.arms} == {

@@ -7,53 +7,39 @@ Linears that they were, which have the same rows.
 
 from __future__ import annotations
 
-import signal
-import threading
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode, resolve_name
 
 from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import te_private
 from fp8doctor.stacks.tensors import tensors, with_tensors
-from fp8doctor.stacks.torch_private import Unknown, fake_tensor_mode, without_fake_tensors
+from fp8doctor.stacks.torch_private import Unknown, fake_tensor_mode
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.rows import Watched
+from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import strip_compile_marks
 from fp8doctor.wording import error_in_words
-
-LARGEST_REAL = 2**28
-"""Most bytes of the tensors that a function is tried with. A choice: no batch of a larger layer is called
-refused."""
 
 LONGEST_S = 10.0
 """Seconds that the forward may take. A choice: the decoders, encoders and mixtures that were tried take less
 than one."""
 
 
-class Outcome(msgspec.Struct):
-    watched: Watched | None = None
-    raised: str = ""
-    """Its exception."""
-    refused: str = ""
-    """The exception that real tensors of these shapes and dtypes raise too."""
-
-
 def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
-    """Add what a forward shows: rows, calls around the layers, or torch's refusal of a user's batch.
+    """Add what a forward shows: rows, and calls around the layers.
 
     Rows only of a model with FP8 layers, unless those ``in_bf16`` are wanted too. What was not seen has a
     reason.
@@ -61,84 +47,39 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
     if not recorded(facts, "network.linears"):
         return facts
     counts = in_bf16 or any(linear.use == "training" for linear in facts.linears())
-    given = facts.get("workload.batch_source") == "given"
-    if not (counts or given or undecided(facts)):
+    if not (counts or undecided(facts)):
         return facts
-    outcome = _outcome(job, facts, given=given, counts=counts)
-    if outcome.watched is not None:
-        facts = rows.with_watched(facts, outcome.watched.seen)
-    else:
-        facts = rows.unwatched(facts, outcome.raised)
-    if counts and outcome.watched is None:
-        gaps = {**facts.get("gaps", {}), "workload.rows": outcome.raised}
-        facts = msgspec.structs.replace(facts, gaps=gaps)
-    known = {"refused": outcome.refused} if outcome.refused else {}
-    if counts and outcome.watched is not None:
-        known["rows"] = outcome.watched.rows  # type: ignore[assignment]
-    return msgspec.structs.replace(facts, workload=msgspec.structs.replace(facts.workload, **known))
+    watched = _watched(job, facts)
+    if isinstance(watched, str):
+        facts = rows.unwatched(facts, watched)
+        gaps = {**facts.get("gaps", {}), "workload.rows": watched}
+        return msgspec.structs.replace(facts, gaps=gaps) if counts else facts
+    facts = rows.with_watched(facts, watched.seen)
+    workload = msgspec.structs.replace(facts.workload, rows=watched.rows)
+    return msgspec.structs.replace(facts, workload=workload) if counts else facts
 
 
-def _outcome(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
-    """Run the forward, for a while."""
+def _watched(job: Job, facts: Facts) -> Watched | str:
+    """Run the forward for a while, or say why nothing was seen."""
     if job.batch is None:
-        return Outcome(raised=rows.NO_BATCH)
+        return rows.NO_BATCH
+    why = "a forward on fake tensors"
     try:
-        with _at_most(LONGEST_S):
-            outcome = forward(job, facts, given=given, counts=counts)
+        with abort_after(time.monotonic() + LONGEST_S, interrupts=True):
+            return _on_fakes(rows.uncompiled(job), facts)
     except SystemExit:
-        return Outcome(raised="a forward on fake tensors ends the process")
-    except _TooLong:
-        return Outcome(raised=f"a forward on fake tensors takes over {LONGEST_S:.0f} s")
-    if outcome.raised:
-        outcome.raised = f"a forward on fake tensors raises {outcome.raised}"
-    return outcome
-
-
-class _TooLong(BaseException):
-    """No `Exception`, which user code may catch."""
-
-
-@contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
-    """Raise `_TooLong` in Python code that runs longer, if this is the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ring(*_: object) -> None:
-        raise _TooLong
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def forward(job: Job, facts: Facts, *, given: bool, counts: bool) -> Outcome:
-    """Run the forward here, with a ``given`` batch once more if it raises, for what real tensors raise."""
-    job, outcome = rows.uncompiled(job), Outcome()
-    try:
-        outcome.watched = _on_fakes(job, facts, nullcontext())
+        return f"{why} ends the process"
+    except Overrun:
+        return f"{why} takes over {LONGEST_S:.0f} s"
     except Exception as error:
-        outcome.raised = error_in_words(error)
-    if given and (outcome.raised or not counts):
-        casts = any(linear.use == "training" for linear in facts.linears())
-        refusals = _Refusals(any_dtype=casts or facts.get("training.autocast_within") is not False)
-        try:
-            _on_fakes(job, facts, refusals)
-        except Exception as error:
-            outcome.refused = refusals.said if error is refusals.error else ""
-    return outcome
+        return f"{why} raises {error_in_words(error)}"
 
 
-def _on_fakes(job: Job, facts: Facts, around: AbstractContextManager[object]) -> Watched:
+def _on_fakes(job: Job, facts: Facts) -> Watched:
     plan, fp8 = rows.shallow(job, facts), list[bool]()
     mode, model, batch = _faked(job, plan)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
-    with mode, torch.enable_grad(), autocasts_without_gpu(fp8), autocast, around:
+    with mode, torch.enable_grad(), autocasts_without_gpu(fp8), autocast:
         return rows.watch(job, facts, plan, model, batch, lambda: any(fp8[-1:]))
 
 
@@ -178,53 +119,6 @@ def autocasts_without_gpu(fp8: list[bool]) -> Iterator[None]:
 
 def _nothing(*arguments: Any, **settings: Any) -> None:
     """Replace functions that use a GPU."""
-
-
-class _Refusals(TorchFunctionMode):
-    """Raises what torch's public functions raise for real tensors of the same sizes, and notes the last.
-
-    Other exceptions are of fake tensors, which have no data. With ``any_dtype`` dtypes alone are no reason:
-    FP8 layers and autocasts cast their input.
-    """
-
-    def __init__(self, *, any_dtype: bool) -> None:
-        super().__init__()
-        self._any_dtype = any_dtype
-        self.error: RuntimeError | None = None
-        self.said = ""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given, error, result = (args, kwargs or {}), None, None
-        try:
-            result = function(*args, **given[1])
-        except RuntimeError as raised:
-            error = raised
-        mixed = function is functional.linear and len({each.dtype for each in tensors(given)}) > 1
-        if mixed or type(error) is RuntimeError:  # fakes multiply mixed dtypes
-            name = resolve_name(function) or "._"
-            real = None if "._" in name else self._raised(function, given)
-            if real is not None:
-                self.error, self.said, error = real, f"{name}: {real}".splitlines()[0], real
-        if error is not None:
-            raise error
-        return result
-
-    def _raised(self, function: Any, given: Any) -> RuntimeError | None:
-        if sum(each.numel() * each.element_size() for each in tensors(given)) > LARGEST_REAL:
-            return None
-        with without_fake_tensors():
-            args, kwargs = with_tensors(given, self._real)
-            try:
-                function(*args, **kwargs)
-            except RuntimeError as error:
-                return error if type(error) is RuntimeError else None
-        return None
-
-    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
-        dtype = torch.float32 if self._any_dtype and tensor.is_floating_point() else tensor.dtype
-        return torch.zeros(tensor.shape, dtype=dtype)
 
 
 def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:

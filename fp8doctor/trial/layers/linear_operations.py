@@ -19,9 +19,8 @@ from torch import Tensor
 from fp8doctor.facts import LayerShape, Layout
 from fp8doctor.recipes import named
 from fp8doctor.stacks import torch_private
-from fp8doctor.stacks.torch_private import mark_dynamic
+from fp8doctor.stacks.torch_private import frames_compiled, mark_dynamic
 from fp8doctor.trial.copies.compiling import clone_function
-from fp8doctor.trial.measure.evidence import compiled_so_far
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -131,12 +130,12 @@ def compiled_casts(recipe: str, trained: bool, example: tuple[Tensor, ...]) -> C
     nothing.
     """
     function: Callable[..., object] = torch.compile(clone_function(casts))  # type: ignore[arg-type]
-    before = compiled_so_far()
+    before = frames_compiled()
     for tensor, sides in zip(example, OPEN_SIDES, strict=True):
         for side in sides:
             mark_dynamic(tensor, side)
     function(recipe, trained, *example)
-    if compiled_so_far() == before:
+    if frames_compiled() == before:
         raise RuntimeError("torch.compile compiles nothing in this process")
     return function
 

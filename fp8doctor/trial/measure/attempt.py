@@ -15,7 +15,8 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.copies.replica import OriginalTouched
-from fp8doctor.trial.measure.evidence import Compilations, StepProof
+from fp8doctor.trial.measure.compilations import Compilations
+from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.memory import StepMemory, full_peak
 from fp8doctor.trial.variant import VariantPlan
 from fp8doctor.wording import percent, sentence

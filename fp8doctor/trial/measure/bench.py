@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -19,12 +15,14 @@ from fp8doctor.examine.compile_marks import step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
 from fp8doctor.trial.copies.step import WatchedSteps, like, training_step
+from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
-from fp8doctor.trial.measure.evidence import compilations, compiled_so_far
+from fp8doctor.trial.measure.compilations import compilations
 from fp8doctor.trial.measure.layout import Layout, one_graph
 from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, rounding
 from fp8doctor.trial.measure.observers import HostObserver, Observer
@@ -33,62 +31,6 @@ from fp8doctor.trial.state.snapshot import free
 from fp8doctor.trial.state.te_state import Buffers, buffers_apart
 from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan
-
-AGAIN_S = 0.05
-"""Seconds until the alarm comes again, because it was deferred or a destructor swallowed `Overrun`."""
-
-UNSAFE = frozenset({"__enter__", "__exit__", "__torch_dispatch__", "__torch_function__"})
-"""Functions that an exception must not leave: it keeps a mode of torch on, so later steps raise, or ends the
-process in a C++ destructor (compilations that were interrupted at random, torch 2.13, a CPU)."""
-
-
-class Overrun(BaseException):
-    """A build has no time left. No `Exception`: the compiler would catch it."""
-
-
-@contextmanager
-def abort_after(at: float, *, interrupts: bool) -> Iterator[None]:
-    """Raise `Overrun` inside when the clock passes ``at``, even while compiling.
-
-    Only in the main thread, which handles signals, and only with ``interrupts``: a user's process has alarms
-    of its own. A call into C++ ends first, an `UNSAFE` function too, and what cleans up after `Overrun`.
-    """
-    in_time = at - time.monotonic()
-    if not interrupts or math.isinf(at) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    armed = [True]
-
-    def over(number: int, frame: FrameType | None) -> None:
-        if armed and not _cleans_up() and UNSAFE.isdisjoint(_callers(frame)):
-            raise Overrun
-
-    before = signal.signal(signal.SIGALRM, over)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, max(in_time, 1e-3), AGAIN_S)
-        yield
-    finally:
-        try:
-            armed.clear()
-        finally:  # the alarm may come before that
-            signal.setitimer(signal.ITIMER_REAL, 0.0)
-            signal.signal(signal.SIGALRM, before)
-
-
-def _callers(frame: FrameType | None) -> Iterator[str]:
-    while frame is not None:
-        yield frame.f_code.co_name
-        frame = frame.f_back
-
-
-def _cleans_up() -> bool:
-    """Return whether an `Overrun` is on its way out."""
-    error = sys.exception()
-    while error is not None and not isinstance(error, Overrun):
-        error = error.__context__
-    return error is not None
-
 
 _log = logging.getLogger("fp8doctor")
 
@@ -224,7 +166,7 @@ class Bench(Layout):
         watched = WatchedSteps(step, optimizer)
         with compilations(model) as compiled, memory.of(model, optimizer):
             for count in range(MOST_WARM_UP):
-                before = compiled_so_far()
+                before = frames_compiled()
                 if count >= LEAST_WARM_UP - 1:
                     self._finish()
                 if count == LEAST_WARM_UP - 1:
@@ -234,7 +176,7 @@ class Bench(Layout):
                     watched()
                 launched_s = time.monotonic() - stepped if on_gpu else None
                 self.guard.look()
-                if count >= LEAST_WARM_UP - 1 and compiled_so_far() == before:
+                if count >= LEAST_WARM_UP - 1 and frames_compiled() == before:
                     break
             self._finish()
             step_s = time.monotonic() - stepped

@@ -1,7 +1,6 @@
 """Profile the compared variants, and prove that every variant ran as named.
 
-The deepest profile is the variant's proof too. An exported trace is read at once and removed; the caller can
-keep it before that.
+The deepest profile is the variant's proof too.
 """
 
 from __future__ import annotations
@@ -21,18 +20,16 @@ from fp8doctor.analysis.treatment_table import variant_in_a_sentence
 from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.files import own_folder
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.profiling.trace import MODULE, Trace
 from fp8doctor.stacks.looking import ClassCache
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.evidence import (
     StepProof,
-    compiled_so_far,
-    counted_in,
+    counted,
     profiled,
     proof_of,
     why_not_profiled,
@@ -98,19 +95,10 @@ def trace(bench: Bench, attempt: Attempt) -> StepProof:
     proof: StepProof | None = None
     steps: list[ProfiledStep] = []
     try:
-        with own_folder() as folder:
-            for ready in reversed(attempt.ready):
-                file = Path(folder, f"{len(steps)}.json")
-                _profile(bench, ready).export_chrome_trace(str(file))
-                if run.keep_trace and not steps:
-                    run.keep_trace(attempt.plan.name, file)
-                traced = read_trace(file)
-                proof = proof or counted_in(traced, device)
-                step = step_of(traced)
-                if device.type == "cuda" and not step.on_gpu:
-                    raise UnreadableDocument("the profiler saw nothing of the GPU")
-                steps.append(step)
-                file.unlink()
+        for ready in reversed(attempt.ready):
+            traced = _profile(bench, ready, attempt.plan.name if proof is None else None)
+            proof = proof or counted(traced, device)
+            steps.append(step_of(traced, on_gpu=device.type == "cuda"))
     except Exception as error:
         _log.debug("profiling a step raises", exc_info=True)
         still_there(device, BREAKDOWN)
@@ -120,14 +108,20 @@ def trace(bench: Bench, attempt: Attempt) -> StepProof:
     return proof if proof and proof.fp8_gemms is not None else proof_of(attempt.ready[-1].step, device)
 
 
-def _profile(bench: Bench, ready: Ready) -> torch.profiler.profile:
+def _profile(bench: Bench, ready: Ready, keep_as: str | None) -> Trace:
     """Profile a step with its modules named, or without if naming compiled something."""
-    before, modules = compiled_so_far(), _nameable(ready, bench.job.training_step)
+    keep_trace = bench.run.keep_trace
+
+    def keep(file: Path) -> None:
+        if keep_trace and keep_as:
+            keep_trace(keep_as, file)
+
+    before, modules = frames_compiled(), _nameable(ready, bench.job.training_step)
     with annotated(modules):
-        profile = profiled(ready.step, bench.device, to_read=True)
-    if modules and compiled_so_far() != before:
-        return profiled(ready.step, bench.device, to_read=True)
-    return profile
+        trace = profiled(ready.step, bench.device, to_divide=True, keep=keep)
+    if modules and frames_compiled() != before:
+        return profiled(ready.step, bench.device, to_divide=True, keep=keep)
+    return trace
 
 
 def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
