@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.snapshot import CONTEXT, ProcessSnapshot, free, with_harm
+from fp8doctor.trial.state.snapshot import CONTEXT, free, restored, with_harm
 from fp8doctor.trial.variant import Place, VariantPlan, explores
 from fp8doctor.wording import sentence
 
@@ -49,11 +49,11 @@ def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Tr
     """
     run.progress("noting the state of the model", None)
     began = time.monotonic()
-    kept, guard = ProcessSnapshot(job), Guard(job)
+    guard = Guard(job)
     before = guard.sums()
-    run = replace(run, budget=replace(run.budget, noted_s=time.monotonic() - began))
-    with kept, kept as changed, guard.standing():
-        trial = work(replace(run, guard=guard))
+    with restored(job) as changed, guard.standing():
+        budget = replace(run.budget, noted_s=time.monotonic() - began)
+        trial = work(replace(run, budget=budget, guard=guard))
         run.keep(trial)
         run.progress("looking at what was changed", None)
     try:

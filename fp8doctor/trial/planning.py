@@ -34,7 +34,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
 from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph, with_timed_shapes
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
-from fp8doctor.trial.treatments.bf16 import eager_bf16, in_form, mostly_fp32
+from fp8doctor.trial.treatments.bf16 import in_form, mostly_fp32
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
 from fp8doctor.trial.variant import Change, Place, VariantPlan, as_it_is
 
@@ -66,7 +66,7 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *alike,
         *([] if base is as_is else [base]),
         *([] if in_fp8 else planner.conversions(as_is)),
-        VariantPlan(ArmName.SELF_CHECK, eager_bf16, fp8=False, place=Place.OTHER_BF16),
+        replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
         *planner.whole(base),
         *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
         *planner.with_twins(planner.tried_unasked(base, proposals), base, alike),

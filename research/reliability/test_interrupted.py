@@ -16,7 +16,7 @@ import torch
 import fp8doctor
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.snapshot import ProcessSnapshot
+from fp8doctor.trial.state.snapshot import restored
 from research.reliability.everything import differences, everything, settings
 from tests.trial.reach import trained
 
@@ -59,8 +59,8 @@ def interrupted(at: int | None) -> Iterator[list[Event]]:
 def a_trial(job: Job, at: int | None, *, twice: bool) -> list[Event]:
     """Do what a trial does to the user's things, interrupted at this event, and before the put-back with
     ``twice``. Return the events."""
-    kept, guard = ProcessSnapshot(job), Guard(job)
-    with interrupted(at) as events, suppress(KeyboardInterrupt), kept, kept, guard.standing():
+    guard = Guard(job)
+    with interrupted(at) as events, suppress(KeyboardInterrupt), restored(job), guard.standing():
         for parameter in job.model.parameters():
             parameter.grad = None
         job.model.eval()

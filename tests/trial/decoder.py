@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from fp8doctor.facts import Arm, Target, Trial, Workload
+from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.planning import eager_bf16
+from fp8doctor.trial.treatments.bf16 import in_form
 from fp8doctor.trial.treatments.compilation import compile_blocks
 from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 from tests.trial.conducted import conduct
@@ -72,7 +72,7 @@ def on_model(change: Callable[..., nn.Module], **settings: Any) -> Change:
 
 
 AS_IS = VariantPlan("as_is", as_it_is, fp8=True)
-BF16 = VariantPlan("bf16", eager_bf16, fp8=False)
+BF16 = VariantPlan("bf16", in_form("bf16", Facts()), fp8=False)
 PRESCRIBED = VariantPlan(
     "prescribed", on_model(compile_blocks, lists=["blocks"]), ("compile-blocks",), fp8=True
 )

@@ -67,13 +67,11 @@ RUNS = "it runs the original itself"
 STEPS = "it would step your optimizer (AdamW)"
 REACHES = "its backward would reach '0.weight' of the original"
 WRITES = "it would write to '0.weight' of the original"
-SETS = "it would change 'lr' of your optimizer or its scheduler"
 OTHER = "it would write to 'num_batches_tracked' of BatchNorm1d, which the step names"
 
 DEEDS: dict[str, tuple[Callable[[Mine], Any], str]] = {
     "trains the original": (trains_the_original, RUNS),
     "steps the optimizer": (lambda mine: mine.optimizer.step(), STEPS),
-    "steps the scheduler": (lambda mine: mine.scheduler.step(), SETS),
     "runs a BatchNorm in a container": (lambda mine: mine.parts["norms"][0](X), OTHER),
     "averages": (averages, WRITES),
     "writes into out": (
@@ -98,31 +96,37 @@ def test_a_step_that_would_change_what_is_the_users_is_refused(way: str, given: 
         return loss_of(copied, batch)
 
     trial = mine.trial(step, given)
-    assert (trial.reason, trial.arms) == (reason, ())
+    assert ((trial.reason or "").startswith(reason), trial.arms) == (True, ())
     assert everything(mine) == before
 
 
-LATE = {
-    "trains the original": RUNS,
-    "steps the optimizer": STEPS,
-    "steps the scheduler": "it changed what it had to leave alone: optimizer settings (put back)",
-    "decays the original's weight": REACHES,
-}
+SCHEDULED = "it changed what it had to leave alone: optimizer settings (put back)"
 
 
-@pytest.mark.parametrize("way", LATE)
-def test_a_late_deed_is_refused_or_put_back(way: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "deed", "reason"),
+    [
+        *(
+            (9, *DEEDS[way])
+            for way in ("trains the original", "steps the optimizer", "decays the original's weight")
+        ),
+        (1, lambda mine: mine.scheduler.step(), SCHEDULED),
+    ],
+)
+def test_a_late_deed_or_a_setting_is_refused_or_put_back(
+    first: int, deed: Callable[[Mine], Any], reason: str
+) -> None:
     mine = Mine()
     before, calls = everything(mine), itertools.count(1)
 
     def step(copied: nn.Module, batch: torch.Tensor) -> torch.Tensor:
         loss = loss_of(copied, batch)
-        if next(calls) >= 9:
-            DEEDS[way][0](mine)
+        if next(calls) >= first:
+            deed(mine)
         return loss
 
     trial = mine.trial(step)
-    assert any(LATE[way] in (each or "") for each in (trial.reason, *(arm.reason for arm in trial.arms)))
+    assert any(reason in (each or "") for each in (trial.reason, *(arm.reason for arm in trial.arms)))
     assert everything(mine) == before
 
 

@@ -14,7 +14,6 @@ from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks.torchao import unwrapped
 from fp8doctor.trial.explorations import TrialContext, other_recipe
 from fp8doctor.trial.treatments.apply import NotTried
-from fp8doctor.trial.treatments.fp8_recipes import to_float8
 from tests.examine.models import Stacked, network
 from tests.trial.treated import applied, facts, float8, in_fp8
 
@@ -40,16 +39,15 @@ def test_another_recipe_is_read_back_from_every_layer(recipe: str, settings: dic
     changed(torch.arange(32).reshape(2, 16)).sum().backward()
 
 
-def test_conversion_leaves_out_what_is_named_and_what_is_not_aligned() -> None:
-    model = nn.ModuleDict({"a": nn.Linear(32, 32), "odd": nn.Linear(30, 32), "head": nn.Linear(32, 64)})
-    converted = to_float8(model, "rowwise", skip=("head",))
-    assert {name: type(layer).__name__ for name, layer in converted.items()} == {
-        "a": "Float8Linear",
-        "odd": "Linear",
-        "head": "Linear",
-    }  # type: ignore[operator]
+def test_conversion_leaves_out_the_head_and_what_is_not_aligned() -> None:
+    model = Stacked()
+    model.blocks[0].up, model.blocks[0].down = nn.Linear(32, 60), nn.Linear(60, 32)
+    converted = in_fp8(applied("convert-rowwise", model).model)
+    assert converted == dict.fromkeys(
+        (f"blocks.{n}.{side}" for n in (1, 2) for side in ("up", "down")), "rowwise"
+    )
     with pytest.raises(NotTried, match=r"no nn\.Linear that torchao could convert"):
-        to_float8(nn.Sequential(nn.Conv1d(16, 16, 1)), "tensorwise")
+        applied("convert-tensorwise", nn.Sequential(nn.Conv1d(16, 16, 1)))
 
 
 def test_mxfp8_takes_only_layers_without_a_bias_whose_sides_fit() -> None:

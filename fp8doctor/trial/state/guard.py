@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -22,15 +24,13 @@ from torch.utils._pytree import tree_iter
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
-from fp8doctor.trial.state.users import noted_settings, of_the_job, restored_settings
+from fp8doctor.trial.state.users import of_the_job
 
 COLLECTIVES = ("c10d", "_c10d_functional", "_c10d_functional_autograd")
 """Namespaces of torch's operators that exchange tensors between processes."""
 
 WORD, CHUNK = 8, 2**24
 """Bytes of the words that are summed, and most single bytes at once: torch makes words of them first."""
-
-TRAINED = "a trained tensor of shape {} of your loss, step or optimizer; a loss that is a module is copied"
 
 
 class Guard:
@@ -49,15 +49,17 @@ class Guard:
         self.written: str | None = None
         """A write that was not refused; no further step runs after it."""
         for owner, module in {"the original": job.model, **owners}.items():
-            for name, tensor in module.named_parameters():
-                self._tensors.setdefault(id(tensor), ("parameters", f"{name!r} of {owner}", tensor))
-            for name, tensor in module.named_buffers():
-                self._tensors.setdefault(id(tensor), ("buffers", f"{name!r} of {owner}", tensor))
+            for name, tensor in chain(module.named_parameters(), module.named_buffers()):
+                kind = "parameters" if isinstance(tensor, nn.Parameter) else "buffers"
+                self._tensors.setdefault(id(tensor), (kind, f"{name!r} of {owner}", tensor))
         for tensor in trained:
-            words = TRAINED.format(tuple(tensor.shape))
-            self._tensors.setdefault(id(tensor), ("parameters", words, tensor))
+            words = f"a trained tensor of shape {tuple(tensor.shape)} of your loss, step or optimizer"
+            self._tensors.setdefault(
+                id(tensor), ("parameters", f"{words}; a loss that is a module is copied", tensor)
+            )
         for kind, name, tensor in self._tensors.values():
-            self._note(kind, name, tensor, *_attached(tensor))
+            attached = getattr(tensor, "__dict__", {}).values()  # such as Megatron's ``main_grad``
+            self._note(kind, name, tensor, *(each for each in attached if isinstance(each, torch.Tensor)))
             if tensor.is_leaf and tensor.grad is not None:
                 self._note("gradients", f"the gradient of {name}", tensor.grad)
         for optimizer in self._optimizers:
@@ -112,11 +114,9 @@ class Guard:
                     stack.callback(module.register_forward_pre_hook(partial(self._refuse, words)).remove)
                 for _, name, leaf in self._tensors.values():
                     if leaf.requires_grad:
-                        words, had_hooks = (
-                            f"its backward would reach {name}",
-                            leaf._backward_hooks is not None,
-                        )
-                        handle = leaf.register_hook(partial(self._refuse, words))  # type: ignore[no-untyped-call]
+                        had_hooks = leaf._backward_hooks is not None
+                        refuse = partial(self._refuse, f"its backward would reach {name}")
+                        handle = leaf.register_hook(refuse)  # type: ignore[no-untyped-call]
                         stack.callback(_remove, handle, leaf, had_hooks)
                 yield
         finally:
@@ -138,7 +138,7 @@ class Guard:
         Raises `OriginalTouched` when one would begin, or at the end if the step swallows that.
         """
         self.look()
-        settings, refused = noted_settings(self._optimizers), len(self._refused)
+        refused = len(self._refused)
         try:
             with ExitStack() as stack:
                 if not self._standing:
@@ -150,12 +150,8 @@ class Guard:
             if self._refused[refused:] and not isinstance(error, OriginalTouched):
                 raise OriginalTouched(self._refused[refused]) from error
             raise
-        finally:
-            changed = restored_settings(settings)
         if self._refused[refused:]:
             raise OriginalTouched(self._refused[refused])
-        if changed:
-            raise OriginalTouched(f"it would change {changed[0]!r} of your optimizer or its scheduler")
 
     def _refuse(self, what: str, *_: object) -> None:
         """Refuse it to the trial and to threads that its steps start, while the guard stands.
@@ -184,11 +180,6 @@ def _remove(handle: Any, leaf: torch.Tensor, had_hooks: bool) -> None:
 
 def _written(part: torch.Tensor, version: int | None) -> bool:
     return version is not None and part._version != version
-
-
-def _attached(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """List tensors that are attached to a parameter, such as Megatron's ``main_grad``."""
-    return [value for value in getattr(tensor, "__dict__", {}).values() if isinstance(value, torch.Tensor)]
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from fp8doctor.stacks import te_private
 from fp8doctor.stacks.te_private import autocast_is_open
-from fp8doctor.stacks.torch_private import Unknown
 from fp8doctor.stacks.transformer_engine import autocast_with
 
 Buffers = dict[str, dict[str, Any]]
@@ -45,37 +44,3 @@ def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
 def open_autocast() -> Callable[[], AbstractContextManager[object]]:
     """Return a context that opens the current autocast again, or an empty one if none is open."""
     return partial(autocast_with, te_private.open_recipe()) if autocast_is_open() else nullcontext
-
-
-def opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which every FP8 autocast opens with this recipe instead of its own.
-
-    The library tests whether it supports the given recipe. The replacement is one function, so a graph that
-    calls it is compiled once.
-    """
-    manager = te_private.state_manager()
-    if manager is None:
-        return nullcontext
-    if not (names := te_private.own_names(te_private.ENTERS)):
-        raise Unknown("Transformer Engine opens its autocast in another way")
-    name, supported = names[0], te_private.recipe_test()
-    own = vars(manager)[name]
-
-    def enter(
-        cls: Any, /, enabled: bool = False, calibrating: bool = False, fp8_recipe: Any = None, **more: Any
-    ) -> None:
-        if enabled and supported is not None:
-            supported(recipe)
-        own.__func__(cls, enabled, calibrating, recipe if enabled else fp8_recipe, **more)
-
-    given = classmethod(enter)
-
-    @contextmanager
-    def instead() -> Iterator[None]:
-        setattr(manager, name, given)
-        try:
-            yield
-        finally:
-            setattr(manager, name, own)
-
-    return instead

@@ -10,7 +10,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -41,29 +40,27 @@ Contents = dict[Any, tuple[Any, Any]]
 """Attribute -> its value, and a copy of the value if it is a container."""
 
 
+PutBack = Callable[[], Iterable[str]]
+"""Puts one thing back, and names what had changed."""
+
+
 class UserObjects:
     """The user's modules, tensors and optimizers as they were when this was made."""
 
     def __init__(self, job: Job) -> None:
         users = of_the_job(job)
-        modules = {id(each): each for root in users.modules for each in root.modules()}.values()
-        found = [
-            tensor
-            for module in modules
-            for tensor in (*module._parameters.values(), *module._buffers.values())
-            if tensor is not None
-        ]
-        tensors = {id(each): each for each in (*found, *users.trained)}.values()
-        gradients = [(each, each.grad) for each in tensors if each.is_leaf]
-        held = [("parameters", each) for each in tensors]
-        held += [("gradients", gradient) for _, gradient in gradients if gradient is not None]
-        data = [(name, each, moved) for name, each in held if (moved := _data_of(each)) is not None]
-        self._parts: list[Callable[[], list[str]]] = [
-            *(partial(_put_data_back, *each) for each in data),  # before gradients, which need the same dtype
-            *(partial(_put_gradient_back, *each) for each in gradients),
-            *(partial(_put_module_back, each, type(each), contents(vars(each))) for each in modules),
-            *(partial(_put_attributes_back, *_noted_tensor(each)) for each in tensors),
-            partial(_put_settings_back, noted_settings(users.optimizers)),
+        modules = _each_once(each for root in users.modules for each in root.modules())
+        held = [(*module._parameters.values(), *module._buffers.values()) for module in modules]
+        tensors = _each_once(chain(*held, users.trained))
+        gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+        self._parts: list[PutBack] = [
+            *(
+                _noted_data("parameters", each) for each in tensors
+            ),  # before gradients, which need the same dtype
+            *(_noted_data("gradients", each) for each in gradients),
+            *map(_noted_tensor, tensors),
+            *map(_noted_module, modules),
+            *map(_noted_optimizer, users.optimizers),
         ]
 
     def put_back(self) -> list[str]:
@@ -77,88 +74,75 @@ class UserObjects:
         return list(changed)
 
 
-def _data_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the data that ``.data = ...`` can put back.
-
-    None if torch cannot tell whether it moved, as for quantized and nested tensors.
-    """
-    if type(tensor) in (torch.Tensor, nn.Parameter) and not tensor.is_meta:
+def _noted_data(name: str, tensor: torch.Tensor) -> PutBack:
+    """Note the data, unless torch cannot tell whether it moved, as for quantized and nested tensors."""
+    data = None
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    if plain and not tensor.is_meta:
         with suppress(NotImplementedError, RuntimeError):
-            data = tensor.detach()
-            if tensor.layout is torch.strided and tensor.is_set_to(data):
-                return data
-    return None
+            data = tensor.detach() if tensor.is_set_to(tensor.detach()) else None
+
+    def put_back() -> Iterator[str]:
+        if data is not None and (tensor.dtype != data.dtype or not tensor.is_set_to(data)):
+            tensor.data = data
+            yield name
+
+    return put_back
 
 
-def _put_data_back(name: str, tensor: torch.Tensor, data: torch.Tensor) -> list[str]:
-    if tensor.dtype == data.dtype and tensor.is_set_to(data):
-        return []
-    tensor.data = data
-    return [name]
+def _noted_tensor(tensor: torch.Tensor) -> PutBack:
+    """Note its gradient, its hooks, and the attributes that the user or a library set."""
+    gradient = tensor.grad if tensor.is_leaf else None
+    requires_grad, before = tensor.requires_grad, contents(_attributes(tensor))
 
+    def put_back() -> Iterator[str]:
+        if tensor.is_leaf and tensor.grad is not gradient:
+            if tensor.grad is not None:  # clearing it is no change
+                yield "gradients"
+            tensor.grad = gradient
+        if tensor.is_leaf and tensor.requires_grad != requires_grad:
+            tensor.requires_grad_(requires_grad)
+            yield "requires_grad"
+        attributes = _attributes(tensor)
+        for name in HOOKS:
+            if attributes[name] and attributes[name] is not before[name][0]:
+                attributes[name].clear()  # autograd holds on to it
+        for name in restore(attributes, before):
+            setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
+            yield "hooks" if "hooks" in name else "attributes of parameters"
 
-def _put_gradient_back(tensor: torch.Tensor, gradient: torch.Tensor | None) -> list[str]:
-    """Put the same gradient object back; clearing it is no change."""
-    found = tensor.grad
-    if found is not gradient:
-        tensor.grad = gradient
-    return [] if found is gradient or found is None else ["gradients"]
-
-
-def _put_module_back(module: nn.Module, kind: type, before: Contents) -> list[str]:
-    changed = [] if type(module) is kind else ["modules"]
-    if changed:
-        module.__class__ = kind
-    names = restore(vars(module), before)
-    return changed + [NAMES.get(name, "hooks" if "hooks" in name else "modules") for name in names]
-
-
-def _noted_tensor(tensor: torch.Tensor) -> tuple[torch.Tensor, bool, Contents]:
-    return tensor, tensor.requires_grad, contents(_attributes(tensor))
-
-
-def _put_attributes_back(tensor: torch.Tensor, requires_grad: bool, before: Contents) -> list[str]:
-    changed = []
-    if tensor.requires_grad != requires_grad and tensor.is_leaf:
-        changed.append("requires_grad")
-        tensor.requires_grad_(requires_grad)
-    attributes = _attributes(tensor)
-    for name in HOOKS:
-        if attributes[name] and attributes[name] is not before[name][0]:
-            attributes[name].clear()  # autograd holds on to it
-    for name in restore(attributes, before):
-        changed.append("hooks" if "hooks" in name else "attributes of parameters")
-        setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
-    return changed
+    return put_back
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    """Collect a tensor's hooks and the attributes that the user or a library set."""
     return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
 
 
-Settings = list[tuple[dict[Any, Any], Contents]]
-"""The attributes, state and groups of optimizers and schedulers, each with its contents before."""
+def _noted_module(module: nn.Module) -> PutBack:
+    kind, before = type(module), contents(vars(module))
+
+    def put_back() -> Iterator[str]:
+        if type(module) is not kind:
+            module.__class__ = kind
+            yield "modules"
+        for name in restore(vars(module), before):
+            yield NAMES.get(name, "hooks" if "hooks" in name else "modules")
+
+    return put_back
 
 
-def noted_settings(optimizers: Iterable[Any]) -> Settings:
-    """Note optimizers and schedulers. A tensor in them is left to the guard of its storage."""
-    held: list[dict[Any, Any]] = []
-    for each in optimizers:
-        places = (getattr(each, "__dict__", None), getattr(each, "state", None))
-        held += [place for place in places if isinstance(place, dict)]
-        held += getattr(each, "param_groups", ())
-    return [(each, contents(each)) for each in held]
+def _noted_optimizer(optimizer: Any) -> PutBack:
+    """Note an optimizer or a scheduler. A tensor in it is left to the guard of its storage."""
+    places = (getattr(optimizer, "__dict__", None), getattr(optimizer, "state", None))
+    held = [place for place in places if isinstance(place, dict)]
+    before = [(each, contents(each)) for each in (*held, *getattr(optimizer, "param_groups", ()))]
 
+    def put_back() -> Iterator[str]:
+        for held, contained in before:
+            if restore(held, contained):
+                yield "optimizer settings"
 
-def restored_settings(settings: Settings) -> list[str]:
-    """Put every setting back, and name those that had changed; a parameter's state is ``state``."""
-    names = [name for held, before in settings for name in restore(held, before)]
-    return [name if isinstance(name, str) else "state" for name in names]
-
-
-def _put_settings_back(settings: Settings) -> list[str]:
-    return ["optimizer settings"] if restored_settings(settings) else []
+    return put_back
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:
@@ -183,12 +167,13 @@ def restore(attributes: dict[Any, Any], before: Contents) -> list[Any]:
             attributes[name] = value
             changed.append(name)
         if held is not None and not _same(value, held):
-            _refill(value, held)
+            refill(value, held)
             changed.append(name)
     return changed
 
 
-def _refill(value: Any, held: Any) -> None:
+def refill(value: Any, held: Any) -> None:
+    """Give a container, or a generator of random numbers, its contents back."""
     if isinstance(value, torch.Generator):
         value.set_state(held)
         return
@@ -237,7 +222,10 @@ def of_the_job(job: Job) -> UsersOwn:
     modules = [job.model, *(each for each in found if is_module(each))]
     optimizers = [job.optimizer, *job.other_optimizers]
     optimizers += [each for each in found if is_a(each, Optimizer) or is_a(each, LRScheduler)]
-    optimizers = [each if is_a(each, LRScheduler) else inner(each) for each in optimizers]
+    # Accelerate's wrapper holds the optimizer, and so does a scheduler.
+    optimizers = [
+        each if is_a(each, LRScheduler) else getattr(each, "optimizer", each) for each in optimizers
+    ]
     groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
     attributes = [vars(each) for module in modules for each in module.modules()]
     tensors = chain(
@@ -245,11 +233,6 @@ def of_the_job(job: Job) -> UsersOwn:
     )
     trained = [each for each in tensors if is_a(each, torch.Tensor) and each.requires_grad]
     return UsersOwn(_each_once(modules), _each_once(optimizers), _each_once(trained))
-
-
-def inner(optimizer: Any) -> Any:
-    """Return the optimizer inside Accelerate's wrapper."""
-    return getattr(optimizer, "optimizer", optimizer)
 
 
 def _each_once(values: Iterable[Any]) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
@@ -25,12 +24,8 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     if not context.layers:
         raise NotTried("the finding names no layers")
     covered = {linear.name for linear in context.facts.network.linears if linear.compiled is not None}
-    return replace(
-        variant,
-        model=to_bf16(
-            variant.model, compiled=bool(covered.intersection(context.layers)), only=context.layers
-        ),
-    )
+    compiled = bool(covered.intersection(context.layers))
+    return replace(variant, model=to_bf16(variant.model, compiled=compiled, only=context.layers))
 
 
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
@@ -41,44 +36,24 @@ def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def in_form(form: str, facts: Facts) -> Change:
-    """Return the change that makes this form of BF16.
+    """Return the change that makes this form of BF16, of `BF16_BASELINES`.
 
     `fp8doctor.diagnosis.treatments` has the lines that a user would write for it.
     """
-    forms: dict[str, Change] = {
-        ArmName.BF16: eager_bf16,
-        ArmName.BF16_COMPILED: functools.partial(compiled_bf16, facts=facts),
-        ArmName.BF16_AS_COMPILED: bf16_as_compiled,
-        ArmName.BF16_WHOLE: bf16_whole,
-    }
-    return forms[form]
 
+    def change(variant: Variant) -> Variant:
+        bare = variant if form == ArmName.BF16_AS_COMPILED else without_compile_marks(variant)
+        model = to_bf16(bare.model, compiled=form != ArmName.BF16)
+        if form == ArmName.BF16_AS_COMPILED:
+            give_wrappers_own_code(model)
+        elif form == ArmName.BF16_COMPILED:
+            model = block_by_block(model, facts)
+        elif form == ArmName.BF16_WHOLE:
+            model = compile_blocks(model, [])
+        missing = bare.autocast is None and mostly_fp32(model)
+        return replace(bare, model=model, autocast=torch.bfloat16 if missing else bare.autocast)
 
-def eager_bf16(variant: Variant) -> Variant:
-    bare = without_compile_marks(variant)
-    return _under_autocast(replace(bare, model=to_bf16(bare.model)))
-
-
-def compiled_bf16(variant: Variant, facts: Facts) -> Variant:
-    bare = without_compile_marks(variant)
-    return _under_autocast(replace(bare, model=block_by_block(to_bf16(bare.model, compiled=True), facts)))
-
-
-def bf16_whole(variant: Variant) -> Variant:
-    bare = without_compile_marks(variant)
-    return _under_autocast(replace(bare, model=compile_blocks(to_bf16(bare.model, compiled=True), [])))
-
-
-def bf16_as_compiled(variant: Variant) -> Variant:
-    model = to_bf16(variant.model, compiled=True)
-    give_wrappers_own_code(model)
-    return _under_autocast(replace(variant, model=model))
-
-
-def _under_autocast(variant: Variant) -> Variant:
-    """Add BF16 autocast if the parameters are fp32 and nothing else makes the matmuls BF16."""
-    missing = variant.autocast is None and mostly_fp32(variant.model)
-    return replace(variant, autocast=torch.bfloat16) if missing else variant
+    return change
 
 
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
@@ -124,7 +99,7 @@ def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
     """Turn every fp32 parameter, and every fp32 tensor of the batch, into BF16; buffers stay."""
-    if not with_parameters(variant.model.modules(), torch.float32, torch.bfloat16):
+    if not _parameters_to_bf16(variant.model.modules()):
         raise NotTried("it has no parameter in fp32")
     return replace(
         variant,
@@ -139,30 +114,28 @@ def mostly_fp32(model: nn.Module) -> bool:
     return 2 * sum(size for fp32, size in sizes if fp32) > sum(size for _, size in sizes)
 
 
-def with_parameters(modules: Iterable[nn.Module], old: torch.dtype, new: torch.dtype) -> int:
-    """Replace every Parameter of dtype ``old`` by one of ``new``, keep ties, and return how many.
+def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
+    names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
+    inside = (
+        module
+        for name, module in modules(variant.model).items()
+        if any(name == each or name.startswith(f"{each}.") for each in names)
+    )
+    if not _parameters_to_bf16(inside):
+        raise NotTried("it has no adapter in fp32")
+    return variant
+
+
+def _parameters_to_bf16(modules: Iterable[nn.Module]) -> bool:
+    """Replace every fp32 Parameter, keep ties, and return whether there was one.
 
     The old ones are not written to: other variants share them.
     """
     made: dict[int, nn.Parameter] = {}
     for module in modules:
-        for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.dtype == old:
-                if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(
-                        parameter.detach().to(new), requires_grad=parameter.requires_grad
-                    )
-                module._parameters[name] = made[id(parameter)]
-    return len(made)
-
-
-def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
-    names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
-    inside = {
-        name: module
-        for name, module in modules(variant.model).items()
-        if any(name == each or name.startswith(f"{each}.") for each in names)
-    }
-    if not with_parameters(inside.values(), torch.float32, torch.bfloat16):
-        raise NotTried("it has no adapter in fp32")
-    return variant
+        for name, old in module._parameters.items():
+            if old is not None and old.dtype == torch.float32:
+                if id(old) not in made:
+                    made[id(old)] = nn.Parameter(old.detach().bfloat16(), requires_grad=old.requires_grad)
+                module._parameters[name] = made[id(old)]
+    return bool(made)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,16 @@ from torch import nn
 from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
-from fp8doctor.facts import CompileMark, Facts, Linear, recorded
+from fp8doctor.facts import Facts
 from fp8doctor.stacks.torch_private import behind_compile, compiled_call, original, uncompile_call
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of
 from fp8doctor.trial.treatments.switches import without_cache
 from fp8doctor.trial.variant import Variant
+
+Child = tuple[nn.Module, str]
+"""A module and the name of its child."""
 
 
 def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
@@ -31,58 +34,49 @@ def compile_it(variant: Variant, context: TreatmentContext) -> Variant:
 def compile_layers(variant: Variant, context: TreatmentContext) -> Variant:
     """Compile the uncompiled FP8 layers outside the blocks; compiled modules stay as they are."""
     eager = {linear.name for linear in context.facts.network.linears if linear.compiled is None}
-    named = modules(variant.model)
-    places = [
-        place_of(named, name) for name in outside_blocks(context.facts) if name in eager and name in named
-    ]
+    places = _named(variant.model, [name for name in outside_blocks(context.facts) if name in eager])
     if not places:
         raise NotTried("it has no uncompiled FP8 layer outside its blocks")
-    compile_places(places, {})
+    _compile_places(places, {})
     give_wrappers_own_code(variant.model)
     return variant
 
 
-def lists_of(facts: Facts) -> list[str]:
-    return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
-
-
-def outside_blocks(facts: Facts) -> tuple[str, ...]:
+def outside_blocks(facts: Facts) -> list[str]:
     """Name FP8 layers outside the blocks that need the compiler, such as a converted head."""
+    return [
+        linear.name
+        for linear in facts.network.linears
+        if needs_compile(linear) and not any(is_inside(linear, blocks) for blocks in facts.network.blocks)
+    ]
 
-    def outside(linear: Linear) -> bool:
-        return needs_compile(linear) and not any(is_inside(linear, blocks) for blocks in facts.network.blocks)
 
-    return tuple(linear.name for linear in facts.network.linears if outside(linear))
-
-
-def block_by_block(model: nn.Module, facts: Facts, others: Sequence[str] = (), **settings: Any) -> nn.Module:
-    """Compile every block without the KV cache, which would make each block a version of its own.
+def block_by_block(model: nn.Module, facts: Facts, others: Sequence[str] = ()) -> nn.Module:
+    """Compile every block and ``others`` without the KV cache, which would make each block another version.
 
     A model without blocks is compiled as a whole: one version serves it, with or without the cache.
     """
-    lists = lists_of(facts)
-    if lists and recorded(facts, "training.use_cache") and facts.training.use_cache is True:
+    lists = _lists_of(facts)
+    if lists and facts.get("training.use_cache") is True:
         without_cache(model)
-    return compile_blocks(model, lists, others if lists else (), **settings)
+    return compile_blocks(model, lists, others)
 
 
 def compile_blocks(
     model: nn.Module, lists: Sequence[str], others: Sequence[str] = (), **settings: Any
 ) -> nn.Module:
-    """Compile the lists' blocks and the ``others``, or the whole model if it has no blocks.
+    """Compile the lists' blocks and the ``others``, or the whole model without lists.
 
     Compiles in place if that compiles something, else replaces the module by the wrapper. Returns the model.
     """
     model = strip_compile_marks(model)
-    named = modules(model)
-    places = [place for name in lists if name in named for place in called_within(named[name])]
-    if lists and not places:
-        raise NotTried(f"it has no blocks in {', '.join(lists)}")
-    if not places:
-        model = compiled(model, settings)
+    if lists:
+        places = _blocks_in(model, lists)
+        if not places:
+            raise NotTried(f"it has no blocks in {', '.join(lists)}")
+        _compile_places([*places, *_named(model, others)], settings)
     else:
-        places += [place_of(named, name) for name in others if name in named]
-        compile_places(places, settings)
+        model = _compiled(model, settings)
     give_wrappers_own_code(model)
     return model
 
@@ -97,54 +91,57 @@ def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
 
     Marks only on Linears do nothing in a BF16 model.
     """
-    known = facts.training.compile_marks if recorded(facts, "training.compile_marks") else ()
-    marks = [each.name for each in known if not _is_idle(each)]
-    if {linear.name for linear in facts.network.linears}.issuperset(marks):
+    known = facts.get("training.compile_marks", ())
+    marks = {mark.name for mark in known if mark.get("compiles") is not False}
+    if marks.issubset(linear.name for linear in facts.network.linears):
         return False
-    root, lists = root_of(model), lists_of(facts)
-    named, names = modules(root), {id(module): cleaned(name) for name, module in root.named_modules()}
-    places = [place for name in lists if name in named for place in called_within(named[name])]
-    called = {names[id(parent._modules[child])] for parent, child in places}
-    if set(marks) != (called if lists else {""}):
+    root, lists = root_of(model), _lists_of(facts)
+    names = {id(module): cleaned(name) for name, module in root.named_modules()}
+    blocks = {names[id(parent._modules[child])] for parent, child in _blocks_in(root, lists)}
+    if marks != (blocks if lists else {""}):
         return True
-    return any(has_settings(each) for module in model.modules() for each in _compiled_of(module))
+    return any(
+        has_settings(mark)
+        for module in model.modules()
+        for mark in (module, compiled_call(module), module.__dict__.get("forward"), type(module).forward)
+    )
 
 
-def _is_idle(mark: CompileMark) -> bool:
-    return recorded(mark, "compiles") and mark.compiles is False
+def _lists_of(facts: Facts) -> list[str]:
+    return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
 
 
-def _compiled_of(module: nn.Module) -> tuple[Any, ...]:
-    """List the objects that may hold this module's compile mark."""
-    return module, compiled_call(module), module.__dict__.get("forward"), type(module).forward
+def _blocks_in(model: nn.Module, lists: Sequence[str]) -> list[Child]:
+    named = modules(model)
+    return [place for name in lists if name in named for place in _called_within(named[name])]
 
 
-def called_within(container: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+def _called_within(container: nn.Module) -> Iterator[Child]:
     """Find the modules called in a list of blocks.
 
     These are the blocks, or if a block has no forward, the modules in it that hold a matrix.
     """
     for name, child in container.named_children():
-        if is_called(child):
-            if any(parameter.dim() > 1 for parameter in child.parameters()):
-                yield container, name
-        else:
-            yield from called_within(child)
+        if not is_called(child):
+            yield from _called_within(child)
+        elif any(parameter.dim() > 1 for parameter in child.parameters()):
+            yield container, name
 
 
-def place_of(named: Mapping[str, nn.Module], name: str) -> tuple[nn.Module, str]:
-    above, _, child = name.rpartition(".")
-    return named[above], child
+def _named(model: nn.Module, names: Iterable[str]) -> list[Child]:
+    """Find the modules with these names that the model has."""
+    named = modules(model)
+    parts = [name.rpartition(".") for name in names if name in named]
+    return [(named[above], child) for above, _, child in parts]
 
 
-def compile_places(places: Iterable[tuple[nn.Module, str]], settings: Mapping[str, Any]) -> None:
+def _compile_places(places: Iterable[Child], settings: dict[str, Any]) -> None:
     for parent, child in places:
-        parent._modules[child] = compiled(parent._modules[child], settings)
+        parent._modules[child] = _compiled(parent.get_submodule(child), settings)
 
 
-def compiled(module: nn.Module | None, settings: Mapping[str, Any]) -> Any:
+def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:
     """Compile the module in place, or wrap it if Dynamo would skip the module's own frame."""
-    assert module is not None
     if forward_of_torch(module):
         return torch.compile(module, **settings)
     module.compile(**settings)
@@ -164,14 +161,10 @@ def strip_compile_marks(model: nn.Module) -> nn.Module:
                 setattr(parent, name, inside)
     for module in model.modules():
         uncompile_call(module)
-        forward = module.__dict__.get("forward")
-        if (eager := original(forward)) is not None:
+        if (eager := original(module.__dict__.get("forward"))) is not None:
             module.__dict__["forward"] = eager
-        decorated = original(type(module).forward)
-        if decorated is not None:
-            module.__class__ = type(
-                type(module).__name__,
-                (type(module),),
-                {"forward": decorated, "__module__": type(module).__module__},
-            )
+        kind = type(module)
+        if (decorated := original(kind.forward)) is not None:
+            own = {"forward": decorated, "__module__": kind.__module__}
+            module.__class__ = type(kind.__name__, (kind,), own)
     return model

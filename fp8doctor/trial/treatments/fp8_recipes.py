@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from torch import nn
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE
-from fp8doctor.facts import Facts
 from fp8doctor.recipes import BY_TREATMENT, Recipe
-from fp8doctor.stacks import NoCounterpart, recognise, transformer_engine
+from fp8doctor.stacks import NoCounterpart, recognise, te_private, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open, meta
+from fp8doctor.stacks.torch_private import Unknown
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.state.te_state import opened_with
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
 from fp8doctor.trial.variant import Variant
 
@@ -106,38 +105,21 @@ def give(layer: Any, config: Any) -> None:
         layer.weight = unwrapped(weight)
 
 
-PREFIX = "convert-"
-
-
 def convert(variant: Variant, context: TreatmentContext) -> Variant:
-    return replace(
-        variant,
-        model=to_float8(
-            variant.model, recipe=context.name.removeprefix(PREFIX), skip=not_in_fp8(context.facts)
-        ),
-    )
-
-
-def not_in_fp8(facts: Facts) -> tuple[str, ...]:
-    return tuple(
-        linear.name
-        for linear in facts.network.linears
-        if linear.role != "body" or linear.adapter == "adapter"
-    )
-
-
-def to_float8(model: nn.Module, recipe: str, skip: Sequence[str] = ()) -> nn.Module:
-    """Convert every aligned nn.Linear with torchao's ``recipe``, except the layers in ``skip``."""
-    config = config_of(recipe)
+    """Convert every aligned nn.Linear of the body with torchao's recipe, but no adapter."""
+    config = config_of(context.name.removeprefix("convert-"))
     from torchao.float8 import convert_to_float8_training
 
-    def wanted(module: nn.Module, name: str) -> bool:
-        return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)  # type: ignore[union-attr]
+    linears = context.facts.network.linears
+    skip = {each.name for each in linears if each.role != "body" or each.adapter == "adapter"}
 
-    converted = cast(nn.Module, convert_to_float8_training(model, config=config, module_filter_fn=wanted))
+    def wanted(module: Any, name: str) -> bool:
+        return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)
+
+    converted = convert_to_float8_training(variant.model, config=config, module_filter_fn=wanted)
     if not any(layer.use == "training" for module in converted.modules() for layer in recognise(module, {})):
         raise NotTried("it has no nn.Linear that torchao could convert")
-    return converted
+    return replace(variant, model=converted)
 
 
 def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
@@ -171,59 +153,77 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     The first forward proves that the layers ran with the recipe. The second proves that the first backward,
     which may recompute them, did.
     """
-    layers = _layers(variant.model)
+    layers: list[Any] = [
+        module
+        for module in variant.model.modules()
+        if meta(module) is not None and transformer_engine.recognise(module, {})
+    ]
     if not layers:
         raise NotTried("the model holds no layer of Transformer Engine that keeps a record of its recipe")
-    for each in layers:
-        _refuse(each)
-    recipe = _recipe(BY_TREATMENT[context.name].classes[0])
-    for each in layers:
-        each.fp8 = False  # the next forward sets it, so an older record is not taken for a new one
-    outer, opened, steps = variant.around, opened_with(recipe), itertools.count()
+    for layer in layers:
+        if read(layer, "primary_weights_in_fp8"):
+            raise NotTried("its weights are kept in FP8 alone, in the form of their recipe")
+        if read(recipe_of(layer), "fp8_dpa") or read(recipe_of(layer), "fp8_mha"):
+            raise NotTried("its recipe runs attention in FP8 too, which another recipe would switch off")
+        layer.fp8 = False  # the next forward sets it, so an older record is not taken for a new one
+    kind = BY_TREATMENT[context.name].classes[0]
+    made = getattr(sys.modules.get("transformer_engine.common.recipe"), kind, None)
+    if made is None:
+        raise NotTried(f"this Transformer Engine has no {kind}")
+    recipe = made()
+    outer, opened, steps = variant.around, _opened_with(recipe), itertools.count()
 
     @contextmanager
     def around() -> Iterator[None]:
         number = next(steps)
         if number == 1:
-            _prove(variant.model, recipe)
+            _prove(layers, recipe)
         with opened(), outer():
             yield
         if number == 0:
-            _prove(variant.model, recipe)
+            _prove(layers, recipe)
 
     return replace(variant, around=around)
 
 
-def _layers(model: nn.Module) -> list[Any]:
-    return [
-        module
-        for module in model.modules()
-        if meta(module) is not None and transformer_engine.recognise(module, {})
-    ]
+def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context in which every FP8 autocast opens with this recipe instead of its own.
+
+    The library tests whether it supports the given recipe. The replacement is one function, so a graph that
+    calls it is compiled once.
+    """
+    manager, names = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
+    if not names:
+        raise Unknown("Transformer Engine opens its autocast in another way")
+    name, supported = names[0], te_private.recipe_test()
+    own = vars(manager)[name]
+
+    def enter(
+        cls: Any, /, enabled: bool = False, calibrating: bool = False, fp8_recipe: Any = None, **more: Any
+    ) -> None:
+        if enabled and supported is not None:
+            supported(recipe)
+        own.__func__(cls, enabled, calibrating, recipe if enabled else fp8_recipe, **more)
+
+    given = classmethod(enter)
+
+    @contextmanager
+    def opened() -> Iterator[None]:
+        setattr(manager, name, given)
+        try:
+            yield
+        finally:
+            setattr(manager, name, own)
+
+    return opened
 
 
-def _refuse(layer: nn.Module) -> None:
-    """Raise `NotTried` for a layer whose recipe cannot be changed from outside."""
-    if read(layer, "primary_weights_in_fp8"):
-        raise NotTried("its weights are kept in FP8 alone, in the form of their recipe")
-    own = recipe_of(layer)
-    if read(own, "fp8_dpa") or read(own, "fp8_mha"):
-        raise NotTried("its recipe runs attention in FP8 too, which another recipe would switch off")
-
-
-def _recipe(kind: str) -> Any:
-    made = getattr(sys.modules.get("transformer_engine.common.recipe"), kind, None)
-    if made is None:
-        raise NotTried(f"this Transformer Engine has no {kind}")
-    return made()
-
-
-def _prove(model: nn.Module, recipe: Any) -> None:
+def _prove(layers: Iterable[Any], recipe: Any) -> None:
     """Raise `NotTried` unless every layer that ran in FP8 used a recipe of this type.
 
     A layer keeps its recipe object if the new one equals it.
     """
-    ran = [recipe_of(each) for each in _layers(model) if state_of(each).get("fp8")]
+    ran = [recipe_of(each) for each in layers if state_of(each).get("fp8")]
     if not ran:
         raise NotTried("no layer ran under an FP8 autocast that was opened in its step")
     if any(type(each) is not type(recipe) for each in ran):

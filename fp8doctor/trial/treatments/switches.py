@@ -12,7 +12,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.examine.attention import sdp_backends
 from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, names_checkpoint, whole_forward
-from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
@@ -25,27 +24,22 @@ def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
 
     transformers 4.53 and later have a switch. Older versions read the configuration at every call.
     """
-    eager = [module for module in variant.model.modules() if is_eager(module)]
+    holders: list[Any] = [module for module in variant.model.modules() if "config" in vars(module)]
+    eager = [each for each in holders if getattr(each.config, "_attn_implementation", None) == "eager"]
     if not eager:
         raise NotTried("no configuration in it asks for eager attention")
-    if not getattr(type(eager[0]), "_can_set_attn_implementation", lambda: True)():
-        raise NotTried(f"{type(eager[0]).__name__} takes its attention when it is built")
-    switch = getattr(eager[0], "set_attn_implementation", None)
+    first = eager[0]
+    if not getattr(type(first), "_can_set_attn_implementation", lambda: True)():
+        raise NotTried(f"{type(first).__name__} takes its attention when it is built")
+    switch = getattr(first, "set_attn_implementation", None)
     if callable(switch):
         try:
             switch("sdpa")
         except (ValueError, ImportError) as error:
             raise NotTried(f"transformers says: {str(error).strip().partition(chr(10))[0]}") from None
-    for module in eager:
-        module.config._attn_implementation = "sdpa"  # type: ignore[union-attr]
+    for each in eager:
+        each.config._attn_implementation = "sdpa"
     return variant
-
-
-def is_eager(module: Any) -> bool:
-    return (
-        isinstance(module, nn.Module)
-        and getattr(vars(module).get("config"), "_attn_implementation", None) == "eager"
-    )
 
 
 ALL = [
@@ -64,8 +58,7 @@ def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
-    caches = recorded(context.facts, "training.use_cache") and context.facts.training.use_cache
-    if not without_cache(variant.model) and not caches:
+    if not without_cache(variant.model) and not context.facts.get("training.use_cache"):
         raise NotTried("no configuration in it asks for a cache")
     return variant
 
@@ -79,30 +72,17 @@ def without_cache(model: nn.Module) -> bool:
 
 
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """Remove checkpoint wrappers and hooks and clear flags; an unconditional call in a forward stays."""
-    return replace(variant, model=keep_activations(variant.model, flags(context.facts)))
-
-
-def flags(facts: Facts) -> frozenset[str]:
-    """Name the attributes that made a forward call checkpoint."""
-    return frozenset(
-        each.flag for each in facts.training.checkpointing if recorded(each, "flag") and each.flag
-    )
-
-
-def keep_activations(model: nn.Module, asking: Collection[str] = ()) -> nn.Module:
-    """Switch off checkpointing that can be switched from outside.
+    """Remove checkpoint wrappers and hooks and clear flags; an unconditional call in a forward stays.
 
     transformers turns the KV cache off while it checkpoints. The cache stays off.
     """
-    found = 0
-    for module in model.modules():
-        if huggingface_flag(module):
-            module.gradient_checkpointing = False  # type: ignore[assignment]
-            found += 1
-    if found:
-        without_cache(model)
-    found += sum(_switched_off(module, asking) for module in model.modules())
+    asking = {flag for each in context.facts.training.checkpointing if (flag := each.get("flag"))}
+    flagged: list[Any] = [module for module in variant.model.modules() if huggingface_flag(module)]
+    for module in flagged:
+        module.gradient_checkpointing = False
+    if flagged:
+        without_cache(variant.model)
+    found = len(flagged) + sum(_switched_off(module, asking) for module in variant.model.modules())
 
     def inside(name: str, module: nn.Module) -> nn.Module | None:
         nonlocal found
@@ -110,10 +90,10 @@ def keep_activations(model: nn.Module, asking: Collection[str] = ()) -> nn.Modul
         found += inner is not None
         return inner if inner is None else swap(inner, inside)
 
-    model = swap(model, inside)
+    model = swap(variant.model, inside)
     if not found:
         raise NotTried("the model's own code calls checkpoint, which cannot be switched off from outside")
-    return model
+    return replace(variant, model=model)
 
 
 def _switched_off(module: nn.Module, asking: Collection[str]) -> bool:
