@@ -52,7 +52,7 @@ from fp8doctor.analysis.fp8_request import (
     was_prepared,
 )
 from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
-from fp8doctor.analysis.layer_gain import APART, gains, is_given, would_lose
+from fp8doctor.analysis.layer_gain import APART, MANY_TOKENS, gains, is_given, would_lose
 from fp8doctor.analysis.layers import (
     FP8_MULTIPLE,
     NO_LINEAR,
@@ -72,7 +72,7 @@ from fp8doctor.analysis.layers import (
     wrapped_in_python,
 )
 from fp8doctor.analysis.memory import USABLE, fit
-from fp8doctor.analysis.modelled_host import modelled_host_bound
+from fp8doctor.analysis.modelled_speedup import HostBound, modelled_host_bound
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import (
     finite_steps,
@@ -142,6 +142,7 @@ from fp8doctor.diagnosis.treatments import (
     describe,
     keep_in_bf16,
     larger_batch,
+    more_tokens,
     mxfp8_without_biases,
     switched_on,
     with_recipe,

@@ -34,19 +34,9 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     found = kit.layer_gain.crossing(facts)
     if found is None:
         return None
-    tokens, batch, accumulate = workload.tokens or 1, workload.batch_size or 1, workload.accumulate
-    times = found.tokens // tokens
-    fewer = max(1, accumulate // times)
-    growth = times * fewer / accumulate
-    lines = [f"batch_size = {batch * times}   # from {batch}, or longer sequences: {found.tokens:,} tokens"]
-    lines += [f"accumulate = {fewer}   # from {accumulate}"] * (accumulate > 1)
-    changed = (
-        f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times its size, "
-        "which changes the training"
-    )
+    tokens, per = workload.tokens or 1, "micro-batch" if workload.accumulate > 1 else "step"
     return kit.Finding(
-        title=f"{tokens:,} tokens {'per micro-batch' if accumulate > 1 else 'per step'} are too few for the "
-        f"FP8 layers; they gain from about {found.tokens:,}",
+        title=f"{tokens:,} tokens per {per} are too few for the FP8 layers; they gain from about {found.tokens:,}",
         explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
         f"at best with these tokens ({'timed alone' if found.measured else 'estimated'}, {found.gpu}), and "
         f"at {found.speedup_then:.2f}x with {found.tokens:,} (estimated). A step that waits for the host, or "
@@ -58,13 +48,8 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "speedup_then": round(found.speedup_then, 3),
             "timed_alone": found.measured,
         },
-        treatment=kit.Treatment(
-            name="more-tokens",
-            summary=f"use {found.tokens:,} tokens per micro-batch{changed if growth != 1 else ''}",
-            code="\n".join(lines),
-        )
-        if growth <= kit.layer_gain.MOST_GROWTH
-        else kit.stay_in_bf16(facts, f"FP8 needs {growth:g} times the batch"),
+        treatment=kit.more_tokens(facts, found.tokens)
+        or kit.stay_in_bf16(facts, f"FP8 needs {found.tokens // tokens:g} times the batch"),
     )
 
 

@@ -37,12 +37,7 @@ TOO_LONG = "launching FP8 takes the host longer than the GPU computes in BF16"
 def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     untimed = not kit.recorded(facts, "trial") and not kit.recorded(facts, "observed")
     if untimed and (estimated := kit.modelled_host_bound(facts)):
-        return kit.Finding(
-            title=estimated.title,
-            explanation=estimated.explanation + outdated(facts),
-            evidence=estimated.evidence,
-            treatment=estimated.more_tokens or kit.stay_in_bf16(facts, TOO_LONG),
-        )
+        return launching(facts, estimated)
     found = kit.profiled_on_gpu(facts)
     if isinstance(found, kit.NotApplicable):
         return found
@@ -67,6 +62,31 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         },
         severity="info" if not kit.uses_fp8(facts) or kit.is_faster(facts) else None,
         treatment=kit.compile_treatment(facts, eager) if eager else kit.larger_batch(facts),
+    )
+
+
+def launching(facts: kit.Facts, found: kit.HostBound) -> kit.Finding:
+    """Report a step that was not timed, in which launching takes the host too long."""
+    fp8, step, pays = facts.network.fp8, found.step, found.pays_from
+    then = f"Up to {kit.MANY_TOKENS:,} tokens, FP8 is not faster here."
+    if pays:
+        then = f"FP8 pays off from about {pays:,} tokens per micro-batch."
+    return kit.Finding(
+        title=f"The host needs {step.host_ms:,.1f} ms to launch "
+        f"{kit.plural(len(fp8), f'{kit.stack_of(fp8[0]).in_words} layer')}, a step in compiled BF16 takes "
+        f"{found.bf16_ms:,.1f} ms (estimated)",
+        explanation=f"This is for {facts.workload.tokens:,} tokens on {step.gpu}. In FP8 the GPU would "
+        f"compute for {step.busy_ms:,.1f} ms/step. {then}{outdated(facts)}",
+        evidence={
+            "host_ms": step.host_ms,
+            "busy_ms": step.busy_ms,
+            "bf16_step_ms": found.bf16_ms,
+            "speedup": round(found.speedup, 2),
+            "tokens": facts.workload.tokens,
+            "pays_from_tokens": pays,
+            "fp8_layers": len(fp8),
+        },
+        treatment=(pays and kit.more_tokens(facts, pays)) or kit.stay_in_bf16(facts, TOO_LONG),
     )
 
 

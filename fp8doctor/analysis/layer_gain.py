@@ -191,7 +191,7 @@ def lose_for_sure(of: Collection[Gain]) -> bool:
 
 
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
-    """Return whether a BF16 layer would lose, as `to_keep` says, with this recipe.
+    """Return whether a BF16 layer would lose with this recipe, and none is better for it.
 
     If one check leaves a layer out of the conversion, no other may ask for it.
     """
@@ -199,71 +199,47 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
     if not is_known(converted, gpu) or linear.role == "experts" or not fits_fp8(linear):
         return False
     gain = gain_of(converted, facts, gpu)
-    return gain is not None and gain.loses and _stays_slower(converted, facts)
+    return gain is not None and gain.loses and _too_small(converted, facts)
 
 
-def _stays_slower(linear: Linear, facts: Facts) -> bool:
-    """Return whether a layer that loses does so whatever its tokens and recipe.
+def _too_small(linear: Linear, facts: Facts) -> bool:
+    """Return whether a layer that loses has the wrong shape, not too few tokens or the wrong recipe.
 
-    The tokens of a synthetic batch are no fault of the model: there a layer has to lose with many tokens too.
-    What loses rowwise and not tensorwise has the wrong recipe, not the wrong shape.
+    Modelled: it does not begin to gain with `MANY_TOKENS`, nor with one scale per tensor.
     """
-    rows = None if is_given(facts) else MANY_TOKENS
-    if rows is None and recipe_of(linear).granularity != "row":
-        return True
-    best = _at_best(linear, facts, rows)
-    return best is not None and best.loses
-
-
-def _at_best(linear: Linear, facts: Facts, rows: int | None) -> Gain | None:
+    gpu = modelled_gpu(facts)
     if recipe_of(linear).granularity == "row":
-        linear = msgspec.structs.replace(linear, recipe="tensorwise")
-    return gain_of(linear, facts, modelled_gpu(facts), rows=rows)
+        best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise"), facts, gpu, rows=MANY_TOKENS)
+        return best is not None and best.loses
+    now, then = gain_of(linear, facts, gpu), gain_of(linear, facts, gpu, rows=MANY_TOKENS)
+    timed_otherwise = is_given(facts) and now is not None and now.ms > 0
+    return timed_otherwise or then is None or then.ms <= 0
 
 
 def losing(facts: Facts) -> dict[str, Gain]:
     """Find the layers that are better left in BF16, in the order of the model.
 
-    Heads and routers lose if they do with many tokens too. The body is worth a filter if its loss is, and
-    stays with more tokens. LoRA's layers are left out of it.
+    LoRA's are left to another rule. Layers of the body are worth a filter only if all of them lose a share of
+    the matmuls' time, and if no larger batch is the fix.
     """
     of_all = gains(facts)
     layers = [each for each in judged(facts) if each.name in of_all and of_all[each.name].loses]
-    layers = [each for each in layers if _stays_slower(each, facts)]
-    apart = [each for each in layers if each.role in APART]
-    found = [each for each in apart if (best := _at_best(each, facts, MANY_TOKENS)) and best.loses]
-    body = [each for each in layers if each.role not in APART and each.adapter != "adapter"]
-    if body:
-        found += _worth_a_filter(body, of_all, facts)
-    names = {each.name for each in found}
-    return {each.name: of_all[each.name] for each in layers if each.name in names}
+    layers = [each for each in layers if each.adapter != "adapter" and _too_small(each, facts)]
+    body = [each for each in layers if each.role not in APART]
+    if body and not _are_worth_a_filter(body, of_all, facts):
+        layers = [each for each in layers if each.role in APART]
+    return {each.name: of_all[each.name] for each in layers}
 
 
-def _worth_a_filter(body: list[Linear], of_all: dict[str, Gain], facts: Facts) -> list[Linear]:
-    """Pick the layers whose loss stays with more tokens; none if all of them are not worth a filter.
-
-    If all layers together lose for sure, and do with any number of tokens, those that more tokens would help
-    lose too. Timed ones are left to the whole step, which was timed in BF16 as well.
-    """
-    if crossing(facts, of_all.values()) is not None:
-        return []
-    timed = any(gain.measured for gain in of_all.values())
-    if timed or not is_given(facts) or not lose_for_sure(of_all.values()):
-        body = [each for each in body if not _has_too_few_tokens(each, facts)]
-    if not body or (len(body) == len(of_all) and fp8_pays(facts)):
-        return []
-    lost = -sum(of_all[each.name].most_ms for each in body)
+def _are_worth_a_filter(body: list[Linear], of_all: dict[str, Gain], facts: Facts) -> bool:
+    if crossing(facts, of_all.values()) is not None or (len(body) == len(of_all) and fp8_pays(facts)):
+        return False
     layers = judged(facts)
     if not all(recorded(each, "flops_share_pct") for each in layers):
         raise Unrecorded(Linear, "flops_share_pct")
+    lost = -sum(of_all[each.name].most_ms for each in body)
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all.values())
-    return body if lost / in_bf16 * flops_share_pct(layers, facts) >= WORTH_PCT else []
-
-
-def _has_too_few_tokens(linear: Linear, facts: Facts) -> bool:
-    """Return whether it wins with `MANY_TOKENS` by the model, but not with its rows."""
-    now, then = _at_best(linear, facts, None), _at_best(linear, facts, MANY_TOKENS)
-    return now is not None and then is not None and now.ms <= 0 < then.ms
+    return lost / in_bf16 * flops_share_pct(layers, facts) >= WORTH_PCT
 
 
 def to_keep(facts: Facts) -> tuple[str, ...]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_recompute
+from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
+from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, without_checkpointing
 from fp8doctor.cost.step_cost import (
     ModelledStep,
@@ -21,6 +23,7 @@ from fp8doctor.cost.step_cost import (
     in_fp8,
     modelled_step,
     with_linears_compiled,
+    with_tokens,
 )
 from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.gpus import has_datasheet, modelled_gpu
@@ -244,6 +247,39 @@ def modelled_bf16(facts: Facts) -> ModelledStep | None:
     forms = ((yes, modelled_step(with_linears_compiled(plain, yes=yes))) for yes in (False, True))
     baselines = [replace(each, compiled=yes) for yes, each in forms if each is not None]
     return min(baselines, key=lambda each: each.step_ms, default=None)
+
+
+class HostBound(NamedTuple):
+    """A modelled Transformer Engine step whose launches take longer than its kernels."""
+
+    step: ModelledStep
+    bf16_ms: float
+    speedup: float
+    pays_from: int | None
+    """Tokens of a micro-batch from which FP8 pays; None if it does with none up to `MANY_TOKENS`."""
+
+
+def modelled_host_bound(facts: Facts) -> HostBound | None:
+    """Model a step that is slower than BF16 because of its host, by more than the model's error.
+
+    None also for layers that no host of theirs launches, and for a batch that is not the user's.
+    """
+    fp8 = facts.network.fp8
+    if not fp8 or not all(stack_of(linear).own_kernels for linear in fp8) or not is_given(facts):
+        return None
+    step, found = modelled_step(facts), modelled_speedup(facts)
+    bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))
+    if step is None or bf16 is None or found is None or found.as_is is None:
+        return None
+    least = 1 + UNCERTAINTY
+    if step.host_ms < step.busy_ms * least or found.as_is * least > 1:
+        return None
+    pays, tokens = None, 2 * (facts.workload.tokens or MANY_TOKENS)
+    while pays is None and tokens <= MANY_TOKENS:
+        then = modelled_speedup(with_tokens(facts, tokens))
+        pays = tokens if then and then.as_is and then.as_is >= PAYS_FROM else None
+        tokens *= 2
+    return HostBound(step, bf16.step_ms, found.as_is, pays)
 
 
 def _may_be_off(*steps: ModelledStep, fused: bool) -> float:

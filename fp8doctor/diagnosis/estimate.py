@@ -9,10 +9,10 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.layers import nothing_to_convert
-from fp8doctor.analysis.modelled_host import modelled_host_bound
 from fp8doctor.analysis.modelled_speedup import (
     ModelledSpeedup,
     modelled_conversion,
+    modelled_host_bound,
     modelled_speedup,
     to_convert,
 )

@@ -19,7 +19,7 @@ from fp8doctor.analysis.compile_coverage import (
 )
 from fp8doctor.analysis.fp8_request import ALL_GATHER, in_script, may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
-from fp8doctor.analysis.layer_gain import to_keep
+from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
 from fp8doctor.analysis.layers import (
     fits_fp8,
     in_python,
@@ -35,6 +35,7 @@ from fp8doctor.analysis.treatment_table import (
     COMPILE_MODEL,
     KEEP_IN_BF16,
     LARGER_BATCH,
+    MORE_TOKENS,
     STAY_IN_BF16,
     TE_AUTOCAST,
     recipe_after,
@@ -285,6 +286,24 @@ def larger_batch(facts: Facts) -> Treatment:
         else "put more tokens into a step, which changes the batch that the optimizer sees"
     )
     return Treatment(name=LARGER_BATCH, summary=summary, code=code)
+
+
+def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
+    """Put so many tokens into a micro-batch; None if the batch of a step would grow too much."""
+    workload = facts.workload
+    now, times = workload.batch_size or 1, tokens // (workload.tokens or 1)
+    fewer = max(1, workload.accumulate // times)
+    growth = times * fewer / workload.accumulate
+    if growth > MOST_GROWTH:
+        return None
+    lines = [f"batch_size = {now * times}   # from {now}, or longer sequences: {tokens:,} tokens"]
+    lines += [f"accumulate = {fewer}   # from {workload.accumulate}"] * (workload.accumulate > 1)
+    changed = (
+        f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times its size, "
+        "which changes the training"
+    )
+    summary = f"use {tokens:,} tokens per micro-batch{changed if growth != 1 else ''}"
+    return Treatment(name=MORE_TOKENS, summary=summary, code="\n".join(lines))
 
 
 def te_recipe(name: str, facts: Facts) -> Treatment:
