@@ -36,7 +36,8 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return None
     tokens, per = workload.tokens or 1, "micro-batch" if workload.accumulate > 1 else "step"
     return kit.Finding(
-        title=f"{tokens:,} tokens per {per} are too few for the FP8 layers; they gain from about {found.tokens:,}",
+        title=f"{tokens:,} tokens per {per} are too few for the FP8 layers; they gain "
+        f"from about {found.tokens:,}",
         explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
         f"at best with these tokens ({'timed alone' if found.measured else 'estimated'}, {found.gpu}), and "
         f"at {found.speedup_then:.2f}x with {found.tokens:,} (estimated). A step that waits for the host, or "
