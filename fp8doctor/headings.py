@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEAD = re.compile(
     r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",'
-    r'\s*(?:area="\w+",\s*)?severity="(?P<severity>\w+)"'
+    r'\s*severity="(?P<severity>\w+)"'
 )
 """The registration of a rule."""
 

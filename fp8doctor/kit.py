@@ -11,47 +11,21 @@ from packaging.version import Version
 
 from fp8doctor import recipes
 from fp8doctor.analysis import arms, compile_coverage, layer_gain
-from fp8doctor.analysis.arms import (
-    arm,
-    arm_if_any,
-    arm_in_time,
-    base_of,
-    ratio,
-    uses_fp8,
-)
-from fp8doctor.analysis.compile_coverage import (
-    compile_all,
-    compile_treatment,
-    is_below,
-    is_inside,
-    needs_compile,
-)
-from fp8doctor.analysis.expected_fp8_gemms import (
-    all_fp8,
-    counted_gemms,
-    due_gemms,
-    kept_in_bf16,
-    multiplied_in_fp8,
-    ran_in_bf16_later,
-)
+from fp8doctor.analysis.arms import arm, arm_if_any, base_of, ratio, uses_fp8
+from fp8doctor.analysis.compile_coverage import compile_treatment, is_below, needs_compile
+from fp8doctor.analysis.expected_fp8_gemms import all_fp8, counted_gemms, due_gemms, kept_in_bf16
 from fp8doctor.analysis.fp8_request import (
     ALL_GATHER,
-    accelerate_of_model,
-    asked_by_argument,
     asked_by_environment,
-    autocast_of,
-    converted_a_copy,
     converted_nothing,
     exported,
     fp8_was_asked_for,
     may_have_converted,
-    of_converter,
     precision_of,
     settings,
     under_unsloth,
     was_prepared,
 )
-from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
 from fp8doctor.analysis.layer_gain import APART, MANY_TOKENS, gains, is_given, would_lose
 from fp8doctor.analysis.layers import (
     FP8_MULTIPLE,
@@ -71,74 +45,25 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
     wrapped_in_python,
 )
-from fp8doctor.analysis.memory import USABLE, fit
 from fp8doctor.analysis.modelled_speedup import HostBound, modelled_host_bound
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.own_step import (
-    finite_steps,
-    fp8_never_ran,
-    never_ran_in_script,
-    outside_autocast,
-    ran_on_a_gpu,
-)
-from fp8doctor.analysis.recipe_support import (
-    CUDNN_FLOOR,
-    READS_BACKEND_SINCE,
-    at_least,
-    capability,
-    has_fp8,
-    installed,
-    multiple_of,
-    transformer_engine_line,
-    unaligned,
-)
+from fp8doctor.analysis.own_step import finite_steps, ran_on_a_gpu
+from fp8doctor.analysis.recipe_support import READS_BACKEND_SINCE, at_least, installed, unaligned
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.analysis.step_difference import (
-    SHOWN_MS,
-    plain_attention,
-    profiled_on_gpu,
-    waits_for_the_host,
-    watched_on_gpu,
-)
-from fp8doctor.analysis.training_bugs import bugs_of, region_of
-from fp8doctor.analysis.treatment_table import (
-    AUTOCAST_BF16,
-    CHECKPOINTING_OFF,
-    FUSABLE,
-    ON_THIS_GPU,
-    OPTIMIZER_LAST,
-    TE_AUTOCAST,
-)
+from fp8doctor.analysis.step_difference import SHOWN_MS, profiled_on_gpu, waits_for_the_host
+from fp8doctor.analysis.training_bugs import region_of
 from fp8doctor.analysis.trial_view import TrialView, is_faster
-from fp8doctor.analysis.watched import (
-    counts,
-    host_is_ahead,
-)
+from fp8doctor.analysis.watched import counts, host_is_ahead
 from fp8doctor.areas import Severity
-from fp8doctor.cost import (
-    amdahl,
-    casts_ms,
-    eager_balance,
-    large_gemm_speedup,
-    linear_cost,
-    micro_batches,
-    modelled_gpu,
-    mxfp8_experts,
-    routed_rows,
-    rows_of,
-    rows_seen,
-)
+from fp8doctor.cost import eager_balance, micro_batches, modelled_gpu, rows_seen
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.diagnosis.treatments import (
     CONV1D,
-    NOT_THE_HEAD,
     ORDINARY_WEIGHTS,
-    TAKES,
     checkpointing_off,
     convert_again,
     convert_all_but,
     convert_model,
-    converting,
     describe,
     keep_in_bf16,
     larger_batch,
@@ -153,7 +78,6 @@ from fp8doctor.facts import (
     Arm,
     ArmCut,
     ArmName,
-    Attention,
     Blocks,
     Breakdown,
     Checkpointing,
@@ -165,23 +89,19 @@ from fp8doctor.facts import (
     Gpu,
     KernelGroup,
     Linear,
-    Observation,
     Package,
-    Rank,
-    Ranks,
     SavedWeight,
     Scaling,
     TrainerArguments,
     Trial,
     Unrecorded,
     Use,
-    Value,
     if_recorded,
     recorded,
 )
 from fp8doctor.facts.arm_names import BF16_BASELINES, Reason
 from fp8doctor.facts.examples import example, float8, profiled, variant
-from fp8doctor.facts.no_number import sentence_of, why_of
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Treatment
 from fp8doctor.known_errors import recognise
@@ -191,3 +111,9 @@ from fp8doctor.wording import percent, plural, times
 
 NO_FP8_STEP: dict[str, Any] = {"changes_fp8": True, "invalidates_model": True}
 """Properties of a rule whose job runs another step than the FP8 step that the cost model estimates."""
+
+BROKEN_IN_BF16_TOO = NO_FP8_STEP | {"stays_in_bf16": True}
+"""The same of a rule whose issue BF16 has too."""
+
+WRONG_FP8_STEP = NO_FP8_STEP | {"needs_fp8": True}
+"""The same of a rule about layers that are set up for FP8 training."""

@@ -27,6 +27,8 @@ from fp8doctor.wording import error_in_words, escaped
 GRAVEST_FIRST = ("fires", "crashed", "unknown", "silent", "not_applicable", "refuted")
 """Which outcome a code has whose rules answer differently."""
 
+NO_FP8 = NotApplicable(reason="no layer trains in FP8")
+
 CheckFunction = Callable[[Facts], Finding | NotApplicable | None]
 
 
@@ -53,6 +55,8 @@ class Check(msgspec.Struct, frozen=True):
     """
     stays_in_bf16: bool = False
     """Turning FP8 off does not fix it."""
+    needs_fp8: bool = False
+    """It does not apply to a model without a layer that trains in FP8."""
 
     @property
     def module(self) -> ModuleType:
@@ -91,12 +95,14 @@ def check(
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register a rule; rules of one file have one code. ``properties`` are those of `Check`.
 
-    The area is by default the file's folder. Raises ValueError if the code or name is malformed or taken.
+    The area is by default the file's folder in ``checks/``, elsewhere the folder around it. Raises ValueError
+    if the code or name is malformed or taken.
     """
 
     def register(function: CheckFunction) -> CheckFunction:
         former = (was,) if isinstance(was, str) else was
-        where = area or Path(function.__code__.co_filename).parent.name
+        own = _home(function).split(".")[2:]  # the area and the check
+        where = area or (own[0] if own else Path(function.__code__.co_filename).parent.name)
         new = Check(code, name, where, severity, tuple(explained_by), function, former, **properties)
         if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
             raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
@@ -217,7 +223,8 @@ def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     """Run one check: return its finding with registered properties, or its outcome."""
     try:
         with output_of(check.function):
-            answer = _well_formed(check.function(facts))
+            lacks = check.needs_fp8 and not facts.network.fp8
+            answer = NO_FP8 if lacks else _well_formed(check.function(facts))
     except Unrecorded as missing:
         path = path_of(missing)
         reason = missing.reason or why_missing(facts, path)

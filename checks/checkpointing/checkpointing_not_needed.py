@@ -20,9 +20,11 @@ https://docs.pytorch.org/docs/stable/checkpoint.html
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.arms import arm_in_time
 from fp8doctor.analysis.fp8_weights import USABLE
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 
-OFF = kit.CHECKPOINTING_OFF
+OFF = CHECKPOINTING_OFF
 
 
 @kit.check("CKP001", "checkpointing-not-needed", severity="warning")
@@ -31,7 +33,7 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
         return kit.NotApplicable(reason="no activation checkpointing")
     if (OFF,) in kit.TrialView(facts).too_large:
         return None
-    without = kit.arm_in_time(facts.trial, OFF)
+    without = arm_in_time(facts.trial, OFF)
     with_it = kit.base_of(facts.trial, without) if without else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
     if not without or not with_it or without.peak_gib is None or with_it.peak_gib is None or free is None:

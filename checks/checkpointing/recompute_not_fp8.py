@@ -22,13 +22,11 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.expected_fp8_gemms import ran_in_bf16_later
 
 AROUND_THE_MODEL = "contextual_fp8_autocast"
 """Accelerate's wrapper around the model's forward (1.4 to 1.15, ``utils/transformer_engine.py``)."""
 
-RAISED = "The step raised CheckpointError: the recompute saved other tensors than the forward."
-RAN_BEFORE = "They ran in FP8 before, but not in their last forward, the backward's recompute."
-AROUND_IT = "The autocast is around the forward alone; the recompute runs later, in the backward."
 NOT_KNOWN_WHERE = (
     "fp8doctor cannot see where this job opens the autocast. If it is around the forward, the recompute runs "
     "in BF16 or raises."
@@ -43,7 +41,7 @@ def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
         return kit.NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
     training = facts.training
     raised = kit.recorded(facts, "trial") and kit.why_of(facts.trial) is kit.Reason.RECOMPUTE_DIFFERS
-    missing = kit.ran_in_bf16_later(facts, [linear for linear, _ in inside])
+    missing = ran_in_bf16_later(facts, [linear for linear, _ in inside])
     affected = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
     in_fp8 = missing is False or (training.gradients_seen and all(each.engaged for each, _ in affected))
     if not affected or (in_fp8 and not raised and not missing):
@@ -51,21 +49,22 @@ def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     first, region = affected[0]
     watched = kit.recorded(facts, "observed")  # its last forward is that of a training step
     in_bf16 = training.gradients_seen is True and all(
-        ran_before(linear) and (each.reentrant or (watched and each.reentrant is None))
+        linear.get("features", {}).get("fp8_ran_before") is True
+        and (each.reentrant or (watched and each.reentrant is None))
         for linear, each in affected
     )
-    in_forward = region.get("fp8_autocast_around") is True
-    in_forward = in_forward or any(AROUND_THE_MODEL in each for each in training.forward_chain)
+    in_forward = any(AROUND_THE_MODEL in each for each in training.forward_chain)
+    around_it = region.active is True and (in_forward or region.get("fp8_autocast_around") is True)
     by_count, counted = "", dict[str, int | None]()
     if missing:
         ran, due = kit.counted_gemms(facts), sum(kit.due_gemms(facts, kit.all_fp8(facts)))
         counted = {"fp8_gemms": ran, "fp8_gemms_due": due}
         by_count = f"One step ran {ran} of {due} FP8 matmuls: everything after the forward ran in BF16."
     causes = {
-        RAISED: raised,
+        "The step raised CheckpointError: the recompute saved other tensors than the forward.": raised,
         by_count: missing,
-        RAN_BEFORE: in_bf16,
-        AROUND_IT: region.active is True and in_forward,
+        "They ran in FP8 before, but not in their last forward, the backward's recompute.": in_bf16,
+        "The autocast is around the forward alone; the recompute runs later, in the backward.": around_it,
     }
     cause = next((words for words, holds in causes.items() if holds), NOT_KNOWN_WHERE)
     known = cause != NOT_KNOWN_WHERE
@@ -90,11 +89,6 @@ def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
             code=code(facts, region),
         ),
     )
-
-
-def ran_before(linear: kit.Linear) -> bool:
-    """Whether the layer keeps a trace of an FP8 forward before its last one, which was in BF16."""
-    return linear.get("features", {}).get("fp8_ran_before") is True
 
 
 def code(facts: kit.Facts, region: kit.Checkpointing) -> str:

@@ -33,23 +33,13 @@ class Cause(NamedTuple):
     marks: tuple[kit.CompileMark, ...] = ()
 
 
-@kit.check(
-    "CMP002",
-    "compile-without-effect",
-    severity="warning",
-    changes_fp8=True,
-    invalidates_model=True,
-    stays_in_bf16=True,
-)
+@kit.check("CMP002", "compile-without-effect", severity="warning", **kit.BROKEN_IN_BF16_TOO)
 def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     marks = facts.training.compile_marks
     fp8 = [each for each in facts.network.fp8 if each.stack == "torchao"]
     causes = [*switched_off(facts, bool(marks or fp8)), *not_called(facts), *without_kernels(facts)]
     if not causes:
-        hidden = (
-            ", or TORCHDYNAMO_DISABLE=1 hides it" if kit.compile_coverage.disabled_by_variable(facts) else ""
-        )
-        return None if marks else kit.NotApplicable(reason=f"nothing asks for torch.compile{hidden}")
+        return None if marks else kit.NotApplicable(reason="nothing asks for torch.compile")
     names = {mark.name for cause in causes for mark in cause.marks} if marks else {""}
     under = [each for each in fp8 if any(kit.is_below(each, name) for name in names)]
     idle = [each for each in under if each.compiled in {None, *names}]

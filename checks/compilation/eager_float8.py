@@ -26,6 +26,7 @@ https://github.com/pytorch/torchtitan/issues/778
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.compile_coverage import is_inside
 
 EAGER_KERNELS = 83
 """Extra kernels per uncompiled Float8Linear and step on one H200 (82.4, 83.0; torch 2.11, torchao 0.18)."""
@@ -53,8 +54,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
         names = ", ".join(kit.in_words(linear.name, facts.network) for linear in eager[:3])
         which = f"Not compiled: {names}{more}. "
-    balance = kit.eager_balance(facts, eager)
-    if balance:
+    if balance := kit.eager_balance(facts, eager):
         cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"
         if balance.host_ms > balance.casts_ms:
             cost = (
@@ -83,14 +83,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     )
 
 
-@kit.check(
-    "CMP001",
-    "only-linears-compiled",
-    severity="warning",
-    was="CMP004",
-    changes_fp8=True,
-    invalidates_model=True,
-)
+@kit.check("CMP001", "only-linears-compiled", severity="warning", was="CMP004", **kit.NO_FP8_STEP)
 def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp8 = filter(kit.needs_compile, facts.network.linears)
     compiled = [linear for linear in fp8 if linear.compiled is not None]
@@ -104,7 +97,7 @@ def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         if linear.name and linear.compiled == linear.name and linear not in idle
         if not any(linear.name != name and kit.is_below(linear, name) for name in regions)
     ]
-    inside = [linear for linear in alone if any(kit.is_inside(linear, each) for each in facts.network.blocks)]
+    inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
     few_beside = len(alone) - len(inside) <= kit.compile_coverage.BESIDE_AT_MOST
     if not inside and few_beside:
         return None

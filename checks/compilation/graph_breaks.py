@@ -22,6 +22,7 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import kit
+from fp8doctor.analysis.recipe_support import CUDNN_FLOOR
 
 SPLIT, OTHERS = 1.5, 4
 """Regions per block, and regions beyond the blocks, from which blocks count as split. A choice: every second
@@ -42,19 +43,11 @@ TRACEABLE_TE = kit.Treatment(
     name="traceable-te",
     summary="use te.Linear of Transformer Engine 2.20 without delayed scaling, or do not compile these",
     code='pip install --no-build-isolation "transformer-engine[pytorch]>=2.20"   '
-    f"# needs cuDNN {kit.CUDNN_FLOOR} or newer",
+    f"# needs cuDNN {CUDNN_FLOOR} or newer",
 )
 
 
-@kit.check(
-    "CMP003",
-    "graph-breaks",
-    severity="warning",
-    changes_fp8=True,
-    invalidates_model=True,
-    stays_in_bf16=True,
-    explained_by=("CMP002",),
-)
+@kit.check("CMP003", "graph-breaks", severity="warning", explained_by=("CMP002",), **kit.BROKEN_IN_BF16_TOO)
 def graph_breaks(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if not facts.training.compile_marks:
         return kit.NotApplicable(reason="nothing asks for torch.compile")
@@ -63,8 +56,8 @@ def graph_breaks(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         if known := of_transformer_engine(facts):
             return known
         return kit.NotApplicable(reason="the trial did not time your step") if facts.trial else None
-    cut, passes, ran = as_is.cuts[-1], kit.micro_batches(facts), as_is.graphs_run or 0
-    whole = passes * whole_regions(facts, cut)
+    cut, ran = as_is.cuts[-1], as_is.graphs_run or 0
+    whole = kit.micro_batches(facts) * whole_regions(facts, cut)
     split = ran >= max(SPLIT * whole, whole + OTHERS)
     if not cut.graph_breaks and not split:
         return None
@@ -81,12 +74,11 @@ def graph_breaks(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         also = ""
     if harmful:
         also = f" Their {kit.plural(fp8, 'FP8 Linear')} need the compiler to fuse the casts.{also}"
-    batches = f" in {passes} micro-batches" if passes > 1 else ""
     return kit.Finding(
         severity="warning" if harmful else "info",
         title=title,
         explanation=f"One step entered {kit.plural(ran, 'compiled region')}; whole blocks would make "
-        f"{whole}{batches}.{also}",
+        f"{whole}.{also}",
         evidence={
             "graph_breaks": cut.graph_breaks,
             "reasons": reasons,

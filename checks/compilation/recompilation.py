@@ -41,14 +41,7 @@ PAD = kit.Treatment(
 )
 
 
-@kit.check(
-    "CMP005",
-    "recompilation",
-    severity="warning",
-    changes_fp8=True,
-    invalidates_model=True,
-    stays_in_bf16=True,
-)
+@kit.check("CMP005", "recompilation", severity="warning", **kit.BROKEN_IN_BF16_TOO)
 def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     training = facts.training
     if not training.compile_marks:

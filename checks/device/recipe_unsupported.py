@@ -23,7 +23,8 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, assumed_gpus, needs, unmet
+from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, assumed_gpus, capability, has_fp8, needs, unmet
+from fp8doctor.analysis.treatment_table import ON_THIS_GPU
 from fp8doctor.recipes import Recipe
 
 PLAIN_NVFP4 = Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
@@ -42,7 +43,7 @@ PLAIN = (
 @kit.check("GPU002", "recipe-unsupported", severity="error", invalidates_model=True)
 def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     gpu = next(iter(visible_gpus(facts)), None)
-    if gpu is None or not kit.has_fp8(gpu):
+    if gpu is None or not has_fp8(gpu):
         none = "the first visible GPU has no FP8 tensor cores" if gpu else "no GPU is visible"
         return kit.NotApplicable(reason=none)
     layers = [each for each in facts.network.fp8 if each.recipe and not each.features.get("emulate")]
@@ -57,7 +58,7 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     if not reasons:
         return None
     (stack, recipe), reason = next(iter(reasons.items()))
-    nvfp4 = recipe == "nvfp4" and stack == "transformer_engine" and kit.capability(gpu) >= PLAIN_NVFP4.first
+    nvfp4 = recipe == "nvfp4" and stack == "transformer_engine" and capability(gpu) >= PLAIN_NVFP4.first
     summary, code = "convert with the tensorwise recipe", kit.with_recipe("tensorwise", facts)
     if nvfp4:
         summary = f"NVFP4 without Hadamard transform and stochastic rounding, or version {NVFP4_ANYWHERE}"
@@ -91,7 +92,7 @@ def needs_of(linear: kit.Linear, facts: kit.Facts, gpu: kit.Gpu) -> Recipe:
     if linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding"):
         return PLAIN_NVFP4
     version = kit.installed(facts, "transformer_engine")
-    if version is None and needed.below and kit.capability(gpu) >= needed.below:
+    if version is None and needed.below and capability(gpu) >= needed.below:
         why = "Transformer Engine's version decides whether it trains here"
         raise kit.Unrecorded(kit.Package, "version", why)
     return PLAIN_NVFP4 if version and version >= NVFP4_ANYWHERE else needed
@@ -102,7 +103,7 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     visible = visible_gpus(facts)
     if not visible:
         return kit.NotApplicable(reason="no GPU is visible")
-    without = [gpu for gpu in visible if not kit.has_fp8(gpu)]
+    without = [gpu for gpu in visible if not has_fp8(gpu)]
     if not without:
         return None
     have = [gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability for gpu in without]
@@ -110,12 +111,12 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     named = ", ".join(dict.fromkeys(names))
     layers = sum(linear.use == "training" for linear in facts.linears())
     wanted = kit.fp8_was_asked_for(facts) or (kit.plural(layers, "FP8 layer") if layers else None)
-    has_bf16 = all(gpu.vendor == "amd" or kit.capability(gpu) >= FIRST_WITH_BF16 for gpu in without)
+    has_bf16 = all(gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16 for gpu in without)
     raises = needs_fp8(facts) and len(without) == len(visible)
     effect = f"{wanted}: this fails here, or falls back to fp16." if wanted else "Nothing asks for FP8 here."
     precision = "bf16" if has_bf16 else "fp16"
     fix = kit.Treatment(
-        name=kit.ON_THIS_GPU[precision],
+        name=ON_THIS_GPU[precision],
         summary=f"train in {precision.upper()} on this GPU, without the conversion to FP8",
         code=f'accelerator = Accelerator(mixed_precision="{precision}")',
     )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from fp8doctor import kit
 from fp8doctor.analysis import watched
+from fp8doctor.facts import Observation, Rank, Ranks
 
 OF_ONE_HOST = 8
 """Ranks with fast links. A choice: HGX boards have eight GPUs."""
@@ -137,11 +138,11 @@ def _job(late_ms: float = 0.3, communication_ms: float = 4.0, amax_ranks: int | 
     """Two watched ranks with steps of 100 ms; the second calls its model so much later."""
     parts = kit.Breakdown(families_ms={"gemm_fp8": 50.0, "communication": communication_ms}, reliable=True)
     seen = {"steps_ms": (100.0,) * 3, "clock": "cuda", "breakdown": parts, "data_ms": None}
-    ranks = [kit.Observation(**seen, before_forward_ms=(ms,) * 3) for ms in (0.3, late_ms)]  # type: ignore[arg-type]
-    processes = tuple(kit.Rank(rank=i, observed=each, gpu=None) for i, each in enumerate(ranks))
+    ranks = [Observation(**seen, before_forward_ms=(ms,) * 3) for ms in (0.3, late_ms)]  # type: ignore[arg-type]
+    processes = tuple(Rank(rank=i, observed=each, gpu=None) for i, each in enumerate(ranks))
     distributed = kit.Distributed(world_size=16, wrapper="DDP", amax_ranks=amax_ranks)
     layers = (kit.float8(stack="transformer_engine", recipe="delayed"),)
-    of_ranks = kit.Ranks(world_size=2, processes=processes)
+    of_ranks = Ranks(world_size=2, processes=processes)
     return kit.example(observed=ranks[0], distributed=distributed, ranks=of_ranks, linears=layers)
 
 

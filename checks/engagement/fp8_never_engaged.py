@@ -20,6 +20,8 @@ https://github.com/NVIDIA/TransformerEngine/issues/1556
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.own_step import fp8_never_ran, never_ran_in_script, outside_autocast
+from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 
 MISSING = 0.25
 """Share of the expected FP8 matmuls that did not run. A choice: six times the 4% by which the count differs
@@ -32,17 +34,15 @@ CALL_LAYERS = kit.Treatment(
 )
 
 
-@kit.check("MOD002", "fp8-never-engaged", area="engagement", severity="error", **kit.NO_FP8_STEP)
+@kit.check("MOD002", "fp8-never-engaged", severity="error", **kit.WRONG_FP8_STEP)
 def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8 = facts.network.fp8
-    if not fp8:
-        return kit.NotApplicable(reason="no layer is set up for FP8 training")
-    idle, counted = [each for each in fp8 if each.engaged is False], kit.counted_gemms(facts)
+    fp8, counted = facts.network.fp8, kit.counted_gemms(facts)
+    idle = [each for each in fp8 if each.engaged is False]
     layers, on_purpose = kit.plural(len(fp8), "FP8 layer"), kit.kept_in_bf16(fp8)
-    fix: kit.Treatment | None = kit.describe(kit.TE_AUTOCAST, facts)
+    fix: kit.Treatment | None = kit.describe(TE_AUTOCAST, facts)
     severity: kit.Severity | None = None
-    never = kit.never_ran_in_script(facts)
-    never = never or (kit.recorded(facts, "trial") and kit.fp8_never_ran(facts.trial))
+    never = never_ran_in_script(facts)
+    never = never or (kit.recorded(facts, "trial") and fp8_never_ran(facts.trial))
     if idle and not on_purpose:
         title = f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16"
         title += kit.named(idle, len(fp8))
@@ -66,7 +66,7 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
         fix, severity = CALL_LAYERS, "warning"
     elif facts.get("observed.fp8_gemms") or kit.recorded(facts, "trial") or any(each.engaged for each in fp8):
         return None
-    elif kit.outside_autocast(facts):
+    elif outside_autocast(facts):
         title = f"The training step opens no FP8 autocast around {layers} of {kit.stack_of(fp8[0]).in_words}"
         why = "Outside te.autocast these layers compute in BF16. Neither the code of the training step nor a "
         why += "forward of the model opens one."
@@ -98,17 +98,16 @@ def expected(facts: kit.Facts) -> int:
 @kit.check(
     "MOD002",
     "emulated-fp8",
-    area="engagement",
     severity="error",
     was="MOD005",
     explained_by=("no-fp8-tensor-cores",),
-    **kit.NO_FP8_STEP,
+    **kit.WRONG_FP8_STEP,
 )
-def emulated_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
     fp8 = facts.network.fp8
     emulated = [linear for linear in fp8 if linear.features.get("emulate")]
     if not emulated:
-        return None if fp8 else kit.NotApplicable(reason="no FP8 layer in the model")
+        return None
     fix = kit.Treatment(
         name="real-fp8-kernel",
         summary="convert without emulation; on a GPU without FP8, train in BF16",

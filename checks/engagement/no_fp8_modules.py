@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8doctor import kit
+from fp8doctor.analysis.fp8_request import asked_by_argument, converted_a_copy, of_converter
 
 CONVERTER = "convert_to_float8_training"
 PREPARE = "model, optimizer = accelerator.prepare(model, optimizer)"
@@ -42,7 +43,6 @@ PAD = kit.Treatment(
 @kit.check(
     "MOD001",
     "no-fp8-modules",
-    area="engagement",
     severity="error",
     **kit.NO_FP8_STEP,
     explained_by=(
@@ -52,8 +52,8 @@ PAD = kit.Treatment(
 )
 def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears, flag = facts.network.linears, kit.fp8_was_asked_for(facts)
-    copied = 0 if flag else kit.converted_a_copy(facts)
-    asked = flag or (None if copied else kit.asked_by_argument(facts)) or CONVERTER
+    copied = 0 if flag else converted_a_copy(facts)
+    asked = flag or (None if copied else asked_by_argument(facts)) or CONVERTER
     if asked == CONVERTER and not copied and (reason := not_due(facts)):
         return kit.NotApplicable(reason=reason)
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
@@ -80,7 +80,7 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 def not_due(facts: kit.Facts) -> str | None:
     """Say why a converter does not concern this model; None if it may have replaced nothing."""
-    converter = kit.of_converter(facts)
+    converter = of_converter(facts)
     if converter is None or not (converter.called or converter.named):
         return "nothing asks for FP8"
     if converter.called is False:

@@ -65,44 +65,37 @@ SWITCHES = (
 
 FILLS = ", and every new tensor is filled with NaN first"
 
-CALLS = (
-    (
-        "anomaly_detection",
-        "autograd anomaly detection",
+CALLS = {
+    "anomaly_detection": (
         "every forward operation keeps its Python stack, and every gradient is checked for NaN",
         "torch.autograd.set_detect_anomaly(False)",
     ),
-    (
-        "deterministic_algorithms",
-        "deterministic algorithms",
+    "deterministic_algorithms": (
         f"only deterministic kernels may run{FILLS}",
         "torch.use_deterministic_algorithms(False)   # or "
         "torch.utils.deterministic.fill_uninitialized_memory = False",
     ),
-    (
-        "nvdlfw_inspect",
-        "nvdlfw_inspect",
+    "nvdlfw_inspect": (
         "Transformer Engine's layers inspect every tensor, and te.Linear breaks compiled graphs",
         "# remove nvdlfw_inspect.api.initialize(...)",
     ),
-)
-"""Switches that are a call: the fact, what a user says, the cost, and the line that undoes it."""
+}
+"""Switches that are a call: the fact -> the cost, and the line that undoes it."""
 
 
-@kit.check("ENV006", "debug-switch-on", area="environment", severity="warning")
+@kit.check("ENV006", "debug-switch-on", severity="warning")
 def debug_switch_on(facts: kit.Facts) -> kit.Finding | None:
     switches, variables = facts.environment.debug_switches, facts.environment.variables
     set_here = [each for each in SWITCHES if each.name in variables and is_on(each, facts)]
-    called = [each for each in CALLS if switches.get(each[0])]
+    called = {name.replace("_", " "): told for name, told in CALLS.items() if switches.get(name)}
     said = {f"{each.name}={variables[each.name]}": each.cost for each in set_here}
     unfilled = FILLS if switches.get("fill_uninitialized_memory") is False else "."
-    said |= {name: cost.removesuffix(unfilled) for _, name, cost, _ in called}
+    said |= {name: cost.removesuffix(unfilled) for name, (cost, _) in called.items()}
     if not said:
         return None
-    costly = [f"{each.name}={variables[each.name]}" for each in set_here if each.each_step]
-    costly += [name for _, name, _, _ in called]
+    costly = [f"{each.name}={variables[each.name]}" for each in set_here if each.each_step] + [*called]
     in_shell = "# in the shell: " if called else ""
-    lines = [f"{in_shell}unset {each.name}" for each in set_here] + [line for *_, line in called]
+    lines = [f"{in_shell}unset {each.name}" for each in set_here] + [line for _, line in called.values()]
     return kit.Finding(
         severity=None if costly else "info",
         title=f"{len(said)} debug {'switch is' if len(said) == 1 else 'switches are'} on: {', '.join(said)}",

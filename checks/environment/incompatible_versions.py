@@ -20,48 +20,27 @@ https://github.com/pytorch/ao/issues/2586
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.training_bugs import TrainingBug, bugs_of
+from fp8doctor.finding import Breaks
 
-NONE = kit.NotApplicable(reason="no FP8 layer in the model")
+GRAVEST = ("error", "warning", "info")
+
+SEVERITY: dict[str, kit.Severity] = {"later": "info", "fails": "warning"}
+"""Kind of a bug -> severity; the other kinds are errors."""
+
+BREAKS: dict[str, Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step_raises"}
 
 
 @kit.check(
     "ENV005",
     "incompatible-versions",
-    area="environment",
-    severity="warning",
-    explained_by=("fp8-request-overridden", "fp8-backend-missing"),
-    changes_fp8=True,
-)
-def incompatible_versions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    packages = facts.software.packages
-    if not {"accelerate", "peft", "transformer_engine"} & packages.keys():
-        return kit.NotApplicable(reason="neither Accelerate, PEFT nor Transformer Engine is installed")
-    return reported(facts, "fails", "later")
-
-
-@kit.check(
-    "ENV005",
-    "trains-incorrectly",
-    area="environment",
     severity="error",
-    was="NUM004",
-    explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
+    was=("NUM004", "CMP008"),
+    explained_by=("fp8-request-overridden", "fp8-backend-missing", "GPU002"),
     changes_fp8=True,
 )
-def trains_incorrectly(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    return reported(facts, "incorrect") if facts.network.fp8 else NONE
-
-
-@kit.check(
-    "ENV005", "ddp-splits-float8", area="environment", severity="error", was="CMP008", changes_fp8=True
-)
-def ddp_splits_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    return reported(facts, "raises") if facts.network.fp8 else NONE
-
-
-def reported(facts: kit.Facts, *kinds: str) -> kit.Finding | None:
-    """Report the rows of these kinds that this job meets, in the words of the first."""
-    found = kit.bugs_of(facts, kinds)
+def incompatible_versions(facts: kit.Facts) -> kit.Finding | None:
+    found = sorted(bugs_of(facts), key=lambda each: GRAVEST.index(severity_of(each[0])))
     if not found:
         return None
     (bug, layers), more = found[0], len(found) - 1
@@ -70,11 +49,10 @@ def reported(facts: kit.Facts, *kinds: str) -> kit.Finding | None:
         "incorrect": f"{release} {'trains' if bug.certain else 'may train'} {count} incorrectly",
         "raises": f"{release} raises with {count}",
     }.get(bug.kind, f"{release} does not work with FP8 here")
-    breaks: dict[str, kit.Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step_raises"}
     cuda = (facts.get("software.cuda") or "12").partition(".")[0]
     lines = dict.fromkeys(each.lines.strip().replace("{cuda}", cuda) for each, _ in found)
     return kit.Finding(
-        severity="info" if bug.kind == "later" else None if bug.certain else "warning",
+        severity=severity_of(bug),
         title=f"{said}: {bug.name}{kit.named(layers, len(facts.network.fp8)) if layers else ''}"
         + f"; and {more} more" * (more > 0),
         explanation=" ".join(each.effect for each, _ in found) + f" Source: {bug.sources[0]}.",
@@ -86,8 +64,14 @@ def reported(facts: kit.Facts, *kinds: str) -> kit.Finding | None:
         treatment=kit.Treatment(
             name="release-that-works", summary="use a release or a setting that works", code="\n".join(lines)
         ),
-        breaks=breaks.get(bug.kind, kit.NOT_RECORDED) if bug.certain else kit.NOT_RECORDED,
+        breaks=BREAKS.get(bug.kind, kit.NOT_RECORDED) if bug.certain else kit.NOT_RECORDED,
     )
+
+
+def severity_of(bug: TrainingBug) -> kit.Severity:
+    """A bug that depends on settings which the facts do not show is at most a warning."""
+    severity = SEVERITY.get(bug.kind, "error")
+    return severity if bug.certain or severity == "info" else "warning"
 
 
 def _job(te: str, torchao: str, accelerate: str) -> kit.Facts:

@@ -43,11 +43,14 @@ ADAMW_8BIT = kit.Treatment(
 
 
 @kit.check(
-    "MEM001", "more-memory-than-bf16", severity="warning", explained_by=("CMP001", "CMP002"), changes_fp8=True
+    "MEM001",
+    "more-memory-than-bf16",
+    severity="warning",
+    explained_by=("CMP001", "CMP002"),
+    changes_fp8=True,
+    needs_fp8=True,
 )
 def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    if not kit.uses_fp8(facts):
-        return kit.NotApplicable(reason="no layer is set up for FP8 training")
     now, fp8 = kit.arm(facts.trial, kit.ArmName.AS_IS), facts.network.fp8
     if now is None or now.peak_gib is None:
         return kit.NotApplicable(reason="the trial did not measure the step's peak, which needs a GPU")
@@ -67,12 +70,16 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     if (one := now.get("memory")) and (other := bf16.get("memory")):
         parts = {name: getattr(one, f"{name}_gib") - getattr(other, f"{name}_gib") for name in PARTS}
     more = [f"{name} {gib:+.1f} GiB" for name, gib in parts.items() if gib >= SHOWN_GIB]
-    difference = f" The difference: {', '.join(more)}." if more else ""
+    why = f" The difference: {', '.join(more)}." if more else ""
+    if frozen := sum(linear.requires_grad is False for linear in eager):
+        why += f" {kit.plural(frozen, 'frozen torchao layer')} keep inputs for gradients that nobody needs."
+    if copies:
+        layers = kit.plural(len(copies), f"{kit.stack_of(copies[0]).in_words} layer")
+        why += f" {layers} hold FP8 weights too: up to {fp8_weights.copies_gib(facts, copies):.1f} GiB."
     return kit.Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
         title=f"FP8 takes {extra:.1f} GiB more than BF16, both {alike}",
-        explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16 at {bf16.peak_gib:.1f} GiB."
-        f"{difference}{causes(facts, eager, copies)}",
+        explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16 at {bf16.peak_gib:.1f} GiB.{why}",
         evidence={
             "peak_gib": now.peak_gib,
             "bf16_peak_gib": bf16.peak_gib,
@@ -82,17 +89,6 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         },
         treatment=change,
     )
-
-
-def causes(facts: kit.Facts, eager: list[kit.Linear], copies: list[kit.Linear]) -> str:
-    """Say what keeps more than BF16 does, as sentences to add."""
-    frozen, said = sum(linear.requires_grad is False for linear in eager), ""
-    if frozen:
-        said = f" {kit.plural(frozen, 'frozen torchao layer')} keep inputs for gradients that nobody needs."
-    if copies:
-        layers = kit.plural(len(copies), f"{kit.stack_of(copies[0]).in_words} layer")
-        said += f" {layers} hold FP8 weights too: up to {fp8_weights.copies_gib(facts, copies):.1f} GiB."
-    return said
 
 
 def treatment(
@@ -109,11 +105,9 @@ def treatment(
     return fp8_weights.trained_fp8_weights(copies, facts) if master else None
 
 
-@kit.check("MEM001", "memory-ledger", severity="info", was="MEM005")
+@kit.check("MEM001", "memory-ledger", severity="info", was="MEM005", needs_fp8=True)
 def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     now, fp8 = kit.arm_if_any(facts, kit.ArmName.AS_IS), facts.network.fp8
-    if not fp8:
-        return kit.NotApplicable(reason="no layer is in FP8")
     if now is not None and now.get("peak_gib") is not None:
         return kit.NotApplicable(reason="the trial measured the step's memory")
     optimizer = (facts.get("training.optimizer") or "").rpartition(".")[2]

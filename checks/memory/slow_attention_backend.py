@@ -26,6 +26,8 @@ import re
 from packaging.version import Version
 
 from fp8doctor import kit
+from fp8doctor.analysis.step_difference import plain_attention, watched_on_gpu
+from fp8doctor.facts import Attention, Value
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
 """Backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
@@ -40,9 +42,7 @@ T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2p
 SWITCH_ON = kit.Treatment(
     name="fused-attention-on",
     summary="switch torch's fused attention on, and let torch choose",
-    code="\n".join(
-        f"torch.backends.cuda.enable_{each}_sdp(True)" for each in ("flash", "mem_efficient", "cudnn")
-    ),
+    code="\n".join(f"torch.backends.cuda.enable_{each}_sdp(True)" for each in sorted(FUSED)),
 )
 UPGRADE_TRANSFORMERS = kit.Treatment(
     name="contiguous-position-bias",
@@ -72,15 +72,13 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     avoidable = [each for each in eager if each.has_sdpa and not each.needs_eager]
     torchs = [each for each in attentions if each.implementation == "sdpa"]
     now = on_gpu(facts)
-    unfused = kit.plain_attention(now) if now else None
-    evidence: dict[str, kit.Value | tuple[kit.Value, ...]] = {"sdp_backends": backends}
+    unfused = plain_attention(now) if now else None
+    evidence: dict[str, Value | tuple[Value, ...]] = {"sdp_backends": backends}
     why = ""
     if unfused:
         evidence |= {"unfused_ms": unfused.total_ms, "share_pct": unfused.share_pct}
-        why = (
-            f"In the profiled step, its softmax, matmuls and the kernels between them take at least "
-            f"{unfused.total_ms:,.1f} ms."
-        )
+        parts = "its softmax, matmuls and the kernels between them"
+        why = f"In the profiled step, {parts} take at least {unfused.total_ms:,.1f} ms."
     if avoidable:
         names = ", ".join(dict.fromkeys(each.kind.rpartition(".")[2] for each in avoidable))
         evidence["eager"] = tuple(each.name or "the model" for each in avoidable)
@@ -112,11 +110,11 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
 def on_gpu(facts: kit.Facts) -> kit.Arm | None:
     """Return the step as it is on a GPU: on a CPU, torch's attention takes other backends."""
     if not kit.recorded(facts, "trial.arms"):
-        return kit.watched_on_gpu(facts)
+        return watched_on_gpu(facts)
     return None if facts.trial.device == "cpu" else kit.arm(facts.trial, kit.ArmName.AS_IS)
 
 
-def why_not_fused(facts: kit.Facts, torchs: list[kit.Attention]) -> tuple[str, kit.Treatment]:
+def why_not_fused(facts: kit.Facts, torchs: list[Attention]) -> tuple[str, kit.Treatment]:
     """Say why torch's attention falls back, as far as the facts show it, and what helps."""
     version = kit.installed(facts, "transformers")
     if not torchs:
@@ -128,7 +126,7 @@ def why_not_fused(facts: kit.Facts, torchs: list[kit.Attention]) -> tuple[str, k
 
 
 def _llama(implementation: str) -> kit.Facts:
-    attention = kit.Attention(
+    attention = Attention(
         name="", kind="transformers.Llama", implementation=implementation, has_sdpa=True, needs_eager=None
     )
     return kit.example(attentions=(attention,), wrappers=(), sdp_backends=(*sorted(FUSED), "math"))

@@ -35,7 +35,11 @@ NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/floa
 
 
 @kit.check(
-    "NUM001", "non-finite", severity="error", explained_by=("NUM003", "trains-incorrectly"), changes_fp8=True
+    "NUM001",
+    "non-finite",
+    severity="error",
+    explained_by=("NUM003", "incompatible-versions"),
+    changes_fp8=True,
 )
 def non_finite(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     finite = kit.finite_steps(facts)

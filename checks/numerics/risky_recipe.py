@@ -25,10 +25,8 @@ SHORTEST_HISTORY = 1
 """Steps: a history of the last step only, the default in Transformer Engine 0.x; 1.3 to 2.20 use 1024."""
 
 
-@kit.check("NUM003", "risky-recipe", severity="warning")
-def risky_recipe(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    if not any(linear.use == "training" for linear in facts.network.linears):
-        return kit.NotApplicable(reason="the model has no FP8 layer")
+@kit.check("NUM003", "risky-recipe", severity="warning", needs_fp8=True)
+def risky_recipe(facts: kit.Facts) -> kit.Finding | None:
     risks = list(risks_of(facts))
     if not risks:
         return None

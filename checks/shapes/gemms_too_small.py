@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections import Counter
 
 from fp8doctor import kit
+from fp8doctor.cost import mxfp8_experts, routed_rows
 
 GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}  # its rounding
-PAYS = 1.10
-"""Speedup of experts below which their casts are reported. A choice."""
+PAYS = 1.10  # speedup of experts below which their casts are reported: a choice
 
 
 @kit.check("SHP002", "gemms-too-small", severity="warning", was="SHP004", changes_fp8=True)
@@ -77,14 +77,14 @@ def small_experts(facts: kit.Facts) -> kit.Finding | None:
     gpu = kit.modelled_gpu(facts)
     if gpu is None or not kit.layer_gain.is_given(facts):
         return None
-    costed = ((each, kit.mxfp8_experts(each, facts, gpu)) for each in facts.network.fp8)
+    costed = ((each, mxfp8_experts(each, facts, gpu)) for each in facts.network.fp8)
     known = [(each, cost) for each, cost in costed if cost and cost.casts_ms]
     passes = kit.micro_batches(facts)
     bf16, in_fp8, casts = (passes * sum(cost[i] or 0.0 for _, cost in known) for i in range(3))
     if not known or bf16 >= PAYS * (in_fp8 + casts):
         return None
     first = known[0][0]
-    rows = (kit.routed_rows(first, facts) or 0) // first.gemms
+    rows = (routed_rows(first, facts) or 0) // first.gemms
     return kit.Finding(
         severity="info",
         title=f"MXFP8 casts of {kit.plural(len(known), 'expert weight')} cost {casts:,.1f} ms per step; the "

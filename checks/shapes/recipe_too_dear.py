@@ -26,11 +26,16 @@ from __future__ import annotations
 from fp8doctor import kit
 
 
-@kit.check("SHP005", "recipe-too-dear", severity="warning", changes_fp8=True, explained_by=("DST001",))
+@kit.check(
+    "SHP005",
+    "recipe-too-dear",
+    severity="warning",
+    changes_fp8=True,
+    needs_fp8=True,
+    explained_by=("DST001",),
+)
 def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     own = tuple(sorted({linear.recipe or "unknown" for linear in facts.network.fp8}))
-    if not own:
-        return kit.NotApplicable(reason="no layer is set up for FP8 training")
     on_cpu = kit.arms.timed_on_cpu(facts)
     if on_cpu or not kit.recorded(facts, "trial.arms"):
         if slow := at_half_rate(own, facts):
@@ -40,8 +45,7 @@ def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     others = [each for each in facts.trial.arms if each.name in kit.recipes.BY_TREATMENT]
     pairs = [(base, each) for each in others if each.tried and (base := kit.base_of(facts.trial, each))]
     if not pairs:
-        reasons = "; ".join(sorted({reason for each in others if (reason := kit.sentence_of(each))}))
-        return kit.NotApplicable(reason=f"no other recipe was timed{reasons and f': {reasons}'}")
+        return kit.NotApplicable(reason="no other recipe was timed")
     faster = [pair for pair in pairs if is_faster(*pair, facts)]
     if not faster:
         return None

@@ -25,6 +25,8 @@ from __future__ import annotations
 
 from fp8doctor import kit
 from fp8doctor.analysis import padding
+from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
+from fp8doctor.analysis.recipe_support import multiple_of
 
 WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice a step's noise, and a margin."""
@@ -32,7 +34,7 @@ WORTH_PCT = 5.0
 
 @kit.check("SHP001", "unaligned-dimensions", severity="error", changes_fp8=True, invalidates_model=True)
 def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, linears = kit.multiplied_in_fp8(facts.network.linears), facts.network.linears
+    fp8, linears = multiplied_in_fp8(facts.network.linears), facts.network.linears
     if not fp8 and kit.fp8_was_asked_for(facts) is None:
         return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
     why_kept, refused = padding.why_not_pad(facts), [each for each in linears if kit.unaligned(each)]
@@ -45,7 +47,7 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
     title = f"{kit.plural(len(skipped), 'Linear')} ({share:.0f}% of the FLOPs) cannot be converted to FP8"
     if raising:
         title = f"{len(raising)} of {len(fp8)} FP8 layers need sides that are multiples of "
-        title += f"{kit.multiple_of(raising[0])}, or torch raises on a GPU"
+        title += f"{multiple_of(raising[0])}, or torch raises on a GPU"
     found, kept = raising or skipped, {each.name: why for each in raising if (why := why_kept(each))}
     padded = [each for each in found if each.name not in kept]
     raises = bool(raising) and not kit.ran_on_a_gpu(facts)
@@ -60,13 +62,9 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
     )
 
 
-@kit.check(
-    "SHP001", "rows-unaligned", severity="error", was="SHP007", changes_fp8=True, invalidates_model=True
-)
+@kit.check("SHP001", "rows-unaligned", severity="error", was="SHP007", **kit.WRONG_FP8_STEP)
 def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, workload = kit.multiplied_in_fp8(facts.network.linears), facts.workload
-    if not fp8:
-        return kit.NotApplicable(reason="no FP8 layer in the model")
+    fp8, workload = multiplied_in_fp8(facts.network.linears), facts.workload
     if kit.ran_on_a_gpu(facts):
         return None
     if experts := padding.unpadded_experts(fp8, facts):
@@ -96,7 +94,7 @@ def unpadded(experts: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
     """Report torchao's experts whose rows nothing pads."""
     first, setting = experts[0], padding.of_experts(experts[0])
     return kit.Finding(
-        title=f"Nothing pads each expert's rows to a multiple of {max(map(kit.multiple_of, experts))} in "
+        title=f"Nothing pads each expert's rows to a multiple of {max(map(multiple_of, experts))} in "
         f"{kit.plural(len(experts), 'expert weight')}",
         explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies, "
         f"and {setting} is False: on a GPU the step raises, or stops with a device-side assert.",
@@ -106,10 +104,8 @@ def unpadded(experts: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
     )
 
 
-@kit.check("SHP001", "slow-16-bit-gemm", severity="warning", was="SHP008")
+@kit.check("SHP001", "slow-16-bit-gemm", severity="warning", was="SHP008", needs_fp8=True)
 def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    if not any(linear.use == "training" for linear in facts.network.linears):
-        return kit.NotApplicable(reason="no FP8 layer in the model")
     found = padding.slow_in_16_bits(facts)
     if found is None:
         return kit.NotApplicable(reason="the step was neither timed nor estimated")

@@ -19,8 +19,9 @@ https://huggingface.co/docs/peft/en/package_reference/peft_model
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
+from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 
-SMALL_PCT = 3.0  # of the step: what fp8doctor calls even
 FEW_PCT = 10.0
 """Percent of all Linears' parameters that may be fp32 on purpose. A choice."""
 
@@ -45,7 +46,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return profiled
     _, found, step = profiled
     spent = found.families_ms.get("gemm_fp32", 0.0)
-    if 100 * spent / step < SMALL_PCT:
+    if spent < kit.EVEN * step:
         return None
     of = {each.name: each.families_ms.get("gemm_fp32", 0.0) for each in found.modules}
     most = sorted((name for name, ms in of.items() if ms >= kit.SHOWN_MS), key=lambda name: -of[name])[:3]
@@ -53,7 +54,6 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     launched = [f"{kit.in_words(name, facts.network)} ({of[name]:,.1f} ms)" for name in most]
     where = f" The launching modules: {', '.join(launched)}." if most else ""
     where += "" if weights else " No Linear has fp32 weights: operands are converted to fp32 before."
-    in_autocast = kit.if_recorded(kit.autocast_of, facts) is not None
     instead = "keep the weights in BF16" if weights else "convert no operand to fp32"
     return kit.Finding(
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
@@ -63,14 +63,14 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "modules": tuple(most or weights[:3]),
             "fp32_linears": len(weights),
         },
-        treatment=PRODUCT if in_autocast else autocast_bf16(facts, instead),
+        treatment=PRODUCT if kit.if_recorded(autocast_of, facts) else autocast_bf16(facts, instead),
     )
 
 
 def autocast_bf16(facts: kit.Facts, instead: str = "keep the weights in BF16") -> kit.Treatment:
     model = kit.wrapped_in_python(facts.network)
     return kit.Treatment(
-        name=kit.AUTOCAST_BF16,
+        name=AUTOCAST_BF16,
         summary=f"run forward and loss under BF16 autocast, or {instead}",
         code="autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
         f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss',
@@ -88,7 +88,7 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return None
     if kit.under_unsloth(facts):
         return kit.NotApplicable(reason="Unsloth multiplies the adapters in 16 bits")
-    autocast, on_meta = kit.autocast_of(facts), "meta" in facts.network.devices
+    autocast, on_meta = autocast_of(facts), "meta" in facts.network.devices
     multiplied = any(linear.use != "training" for linear in fp32)
     trains = less_than_fp32_is_wanted(facts) or facts.training.gradients_seen
     costs = "Without autocast, each is an fp32 matmul. Each adapted layer copies its input to fp32."
@@ -114,7 +114,7 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp32 = [each for each in in_fp32 if each.stack != "own"]  # a user's own FP8 layer casts its operands
     # Heads, routers and LoRA's matrices may be fp32 on purpose.
     body = [each for each in fp32 if each.role in ("body", "experts") and each.adapter != "adapter"]
-    if 100 * sum(each.parameters for each in body) / total <= FEW_PCT or kit.autocast_of(facts) is not None:
+    if 100 * sum(each.parameters for each in body) / total <= FEW_PCT or autocast_of(facts) is not None:
         return None
     share = 100 * sum(each.parameters for each in fp32) / total
     return kit.Finding(
@@ -128,7 +128,7 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 def less_than_fp32_is_wanted(facts: kit.Facts) -> str | None:
     """Say who wants FP8 or BF16 for this model; None before Accelerate's `prepare` puts it under autocast."""
-    accelerate, fp8 = kit.accelerate_of_model(facts), len(facts.network.fp8)
+    accelerate, fp8 = accelerate_of_model(facts), len(facts.network.fp8)
     if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
         return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
     if fp8:

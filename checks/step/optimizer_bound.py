@@ -18,6 +18,7 @@ https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.treatment_table import FUSABLE
 
 SHARE_PCT = 5.0
 """Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
@@ -54,7 +55,7 @@ def could_be_fused(facts: kit.Facts, found: kit.Breakdown) -> bool:
     module, _, name = (facts.training.optimizer or "").rpartition(".")
     groups = [group for group in found.get("groups", ()) if group.family == "optimizer"]
     fused = any("fused" in f"{group.name}{group.operator}".lower() for group in groups)
-    return module.startswith("torch.optim") and name in kit.FUSABLE and bool(groups) and not fused
+    return module.startswith("torch.optim") and name in FUSABLE and bool(groups) and not fused
 
 
 def _adamw(kernel: str, spent_ms: float) -> kit.Facts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any, Literal, NamedTuple
 
@@ -70,7 +70,7 @@ def version_of(facts: Facts, library: str) -> str | None:
     if library in ("torch", "cudnn"):
         version: str | None = facts.get(f"software.{library}")
         return version
-    found = facts.packages().get(library)
+    found = facts.software.packages.get(library)
     return found.get("version") if found else None
 
 
@@ -80,14 +80,14 @@ def training_bugs() -> tuple[TrainingBug, ...]:
     return tuple(TrainingBug(**each) for each in table["bug"])
 
 
-def bugs_of(facts: Facts, kinds: Collection[str]) -> list[tuple[TrainingBug, list[Linear]]]:
+def bugs_of(facts: Facts) -> list[tuple[TrainingBug, list[Linear]]]:
     """List the bugs of this job and the layers that they concern, certain ones first.
 
     Raises `Unrecorded` if none is found and a fact that decides about one is missing.
     """
     found, missing = [], None
     for bug in training_bugs():
-        if bug.kind not in kinds or not bug.concerns(facts):
+        if not bug.concerns(facts):
             continue
         try:
             met = not bug.job or meets(bug.job, facts)
@@ -98,7 +98,7 @@ def bugs_of(facts: Facts, kinds: Collection[str]) -> list[tuple[TrainingBug, lis
             found += [(bug, layers)] if layers or (met and not bug.when) else []
     if missing is not None and not found:
         raise missing
-    return sorted(found, key=lambda each: (not each[0].certain, each[0].kind == "later"))
+    return sorted(found, key=lambda each: not each[0].certain)
 
 
 def layers_of(when: Mapping[str, Any], facts: Facts) -> list[Linear]:

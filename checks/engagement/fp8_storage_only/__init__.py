@@ -22,6 +22,9 @@ https://github.com/unslothai/unsloth/issues/3902
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.compile_coverage import compile_all
+from fp8doctor.analysis.memory import USABLE, fit
+from fp8doctor.diagnosis.treatments import NOT_THE_HEAD, TAKES, converting
 
 BACKWARD_SINCE = kit.Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
@@ -42,9 +45,7 @@ BACKWARD = {
 H200, none in the backwards), torchao 0.13 to 0.18, ao#4376."""
 
 
-@kit.check(
-    "MOD003", "fp8-storage-only", area="engagement", severity="error", stays_in_bf16=True, **kit.NO_FP8_STEP
-)
+@kit.check("MOD003", "fp8-storage-only", severity="error", **kit.BROKEN_IN_BF16_TOO)
 def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     network = facts.network
     stored = [linear for linear in network.linears if kit.stores_fp8(linear)]
@@ -95,9 +96,9 @@ def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
 
 def from_bf16(facts: kit.Facts) -> kit.Treatment | None:
     """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts."""
-    network, memory = facts.network, kit.if_recorded(kit.fit, facts)
+    network, memory = facts.network, kit.if_recorded(fit, facts)
     takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
-    if not takes or memory is None or memory.bf16.gib > kit.USABLE * memory.gpu_gib:
+    if not takes or memory is None or memory.bf16.gib > USABLE * memory.gpu_gib:
         return None
     adapted = any(linear.get("adapter") for linear in network.linears)
     rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
@@ -105,13 +106,12 @@ def from_bf16(facts: kit.Facts) -> kit.Treatment | None:
         rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
     out = [linear.name for linear in network.linears if linear not in takes]
     converted = (
-        kit.if_recorded(kit.convert_all_but, out, facts)
-        or f"{kit.converting(facts, only=kit.TAKES)}{kit.NOT_THE_HEAD}"
+        kit.if_recorded(kit.convert_all_but, out, facts) or f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}"
     )
     return kit.Treatment(
         name="train-in-fp8",
         summary="load BF16 weights, which fit, and convert them for FP8 training",
-        code="\n".join((rebuilt, converted, *kit.compile_all(network))),
+        code="\n".join((rebuilt, converted, *compile_all(network))),
         kind="sketch",
     )
 

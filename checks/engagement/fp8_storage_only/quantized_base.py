@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from fp8doctor import kit
 
-QUANTIZED_WEIGHTS = (
-    *("NF4Tensor", "Int4", "Int8", "IntxUnpacked", "AffineQuantizedTensor"),
-    *("Params4bit", "Int8Params"),
-)
+QUANTIZED_WEIGHTS = ("NF4Tensor", "Int4", "Int8", "IntxUnpacked", "AffineQuantizedTensor", "Params4bit")
 """Beginnings of the names of weight classes with 4 or 8 bits that are not FP8: torchao 0.10 to 0.18 and
 bitsandbytes 0.41 to 0.49."""
 
@@ -27,7 +24,7 @@ ONE_OF_THEM = kit.Treatment(
 )
 
 
-@kit.check("MOD003", "quantized-base", area="engagement", severity="error", was="MOD009", **kit.NO_FP8_STEP)
+@kit.check("MOD003", "quantized-base", severity="error", was="MOD009", **kit.NO_FP8_STEP)
 def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears = facts.network.linears
     asked = kit.fp8_was_asked_for(facts) or (
@@ -48,9 +45,7 @@ def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "converted": swapped,
             "fp8_layers": len(fp8),
             "asked_by": asked,
-            "classes": tuple(
-                sorted({linear.weight_class or kit.layer_label(linear) for linear in quantized})
-            ),
+            "classes": tuple(sorted({each.weight_class or kit.layer_label(each) for each in quantized})),
         },
         treatment=ONE_OF_THEM,
     )

@@ -23,6 +23,7 @@ from __future__ import annotations
 from typing import Any
 
 from fp8doctor import kit
+from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 
 FREEZE = (
     'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
@@ -36,7 +37,7 @@ DDP_AGAIN = (
 """DistributedDataParallel expects a gradient of every parameter that was trainable when it was made."""
 
 
-@kit.check("MOD007", "parameters-without-optimizer", area="engagement", severity="error", **kit.NO_FP8_STEP)
+@kit.check("MOD007", "parameters-without-optimizer", severity="error", **kit.NO_FP8_STEP)
 def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     training, linears, wrappers = facts.training, facts.network.linears, facts.get("network.wrappers", ())
     count = training.parameters_outside_optimizer
@@ -75,7 +76,7 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
             "became trainable, or for a part of the model."
         )
         fix = kit.Treatment(
-            name="optimizer-after-conversion" if converted else kit.OPTIMIZER_LAST,  # also without FP8
+            name="optimizer-after-conversion" if converted else OPTIMIZER_LAST,  # also without FP8
             summary="create the optimizer after every conversion, from the model that trains",
             code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
             "parameter.requires_grad)",

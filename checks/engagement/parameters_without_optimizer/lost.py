@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
 
 DROPS_BIAS = kit.Version("0.17"), kit.Version("0.19.dev0")
 """First torchao whose MXFP8 wrapper omits the bias, and the first that may not. Run in 0.18, read in 0.17;
@@ -15,12 +16,8 @@ CONVERT_FIRST = kit.Treatment(
 )
 
 
-@kit.check(
-    "MOD007", "tied-weights-untied", area="engagement", severity="error", was="MOD008", **kit.NO_FP8_STEP
-)
-def tied_weights_untied(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    if not facts.network.fp8:
-        return kit.NotApplicable(reason="no FP8 layer in the model")
+@kit.check("MOD007", "tied-weights-untied", severity="error", was="MOD008", **kit.WRONG_FP8_STEP)
+def tied_weights_untied(facts: kit.Facts) -> kit.Finding | None:
     declared, conversion = facts.network.broken_ties, facts.get("training.conversion")
     seen = conversion.untied if conversion else ()
     pairs = tuple({frozenset(pair): pair for pair in (*seen, *declared)}.values())
@@ -42,9 +39,7 @@ def tied_weights_untied(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     )
 
 
-@kit.check(
-    "MOD007", "hooks-or-subclass-lost", area="engagement", severity="error", was="MOD011", **kit.NO_FP8_STEP
-)
+@kit.check("MOD007", "hooks-or-subclass-lost", severity="error", was="MOD011", **kit.NO_FP8_STEP)
 def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     seen = facts.training.conversion
     if seen is None or not seen.linears:
@@ -76,7 +71,6 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
 @kit.check(
     "MOD007",
     "bias-dropped",
-    area="engagement",
     severity="error",
     was="MOD013",
     explained_by=("no-fp8-tensor-cores", "recipe-unsupported"),
@@ -86,7 +80,7 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     wrapped = [
         each
         for each in facts.network.fp8
-        if not kit.is_grouped(each) and (kit.is_mxfp8(each) or "adds_bias" in each.features)
+        if not is_grouped(each) and (is_mxfp8(each) or "adds_bias" in each.features)
     ]
     if not wrapped:
         return kit.NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")

@@ -16,8 +16,8 @@ UNWRAP = kit.Treatment(
 )
 
 
-@kit.check("MOD007", "cannot-be-saved", area="engagement", severity="error", was="MOD010", **kit.NO_FP8_STEP)
-def cannot_be_saved(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+@kit.check("MOD007", "cannot-be-saved", severity="error", was="MOD010", **kit.WRONG_FP8_STEP)
+def cannot_be_saved(facts: kit.Facts) -> kit.Finding | None:
     trained = [each for each in facts.network.fp8 if each.adapter != "base"]
     for saved in facts.network.saving if trained else ():
         layers = [each for each in trained if each.weight_class == saved.weight_class]
@@ -34,7 +34,7 @@ def cannot_be_saved(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
                 evidence={"layers": len(layers), "weight_class": saved.weight_class, "writer": writer},
                 treatment=kit.ORDINARY_WEIGHTS if kind == ALL_GATHER_WEIGHT else fix,
             )
-    return None if trained else kit.NotApplicable(reason="no layer is set up for FP8 training")
+    return None
 
 
 def failing_writer(saved: kit.SavedWeight, facts: kit.Facts) -> str | None:

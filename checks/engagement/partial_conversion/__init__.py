@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fp8doctor import kit
+from fp8doctor.cost import amdahl, casts_ms, large_gemm_speedup, linear_cost, rows_of
 
 from .left_out import BY_FILTER, REASONS, Reason
 
@@ -44,15 +45,12 @@ WEIGHTS = "Linears' weights (nothing says how many experts a token visits)"
 @kit.check(
     "MOD004",
     "partial-conversion",
-    area="engagement",
     severity="warning",
     explained_by=("no-fp8-tensor-cores", "quantized-base"),
-    **kit.NO_FP8_STEP,
+    **kit.WRONG_FP8_STEP,
 )
-def partial_conversion(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+def partial_conversion(facts: kit.Facts) -> kit.Finding | None:
     fp8, known = facts.network.fp8, kit.shares_are_known(facts)
-    if not fp8:
-        return kit.NotApplicable(reason="no FP8 layer in the model")
     left = [
         each
         for each in facts.network.linears
@@ -113,11 +111,11 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     by_row = linear.role == "experts" or kit.recipe_of(fp8[0]).granularity == "row"
     if kit.too_small(linear, rowwise=by_row) or kit.if_recorded(kit.would_lose, linear, facts, fp8[0].recipe):
         return False
-    rows, gpu = kit.rows_of(linear, facts) if kit.is_given(facts) else None, kit.modelled_gpu(facts)
+    rows, gpu = rows_of(linear, facts) if kit.is_given(facts) else None, kit.modelled_gpu(facts)
     if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
-    cost = kit.linear_cost(linear, rows, gpu)
-    casts = kit.casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=True)
+    cost = linear_cost(linear, rows, gpu)
+    casts = casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=True)
     return cost is not None and cost.saved_ms - casts > ERROR * cost.bf16_ms
 
 
@@ -126,7 +124,7 @@ def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
     gpu = kit.modelled_gpu(facts)
     if gpu is None or not gpu.fp8_tflops:
         return None
-    return kit.amdahl(min(fp8_pct, 100.0) / 100.0, kit.large_gemm_speedup(gpu))
+    return amdahl(min(fp8_pct, 100.0) / 100.0, large_gemm_speedup(gpu))
 
 
 def _blocks(**second: Any) -> kit.Facts:

@@ -10,9 +10,7 @@ LITTLE = 1.10
 """Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
 
 
-@kit.check(
-    "MOD004", "experts-not-reached", area="engagement", severity="warning", was="MOD012", changes_fp8=True
-)
+@kit.check("MOD004", "experts-not-reached", severity="warning", was="MOD012", changes_fp8=True)
 def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears = facts.network.linears
     experts = [linear for linear in linears if linear.role == "experts" and linear.gemms > 1]

@@ -34,7 +34,6 @@ PREPARES = {
 @kit.check(
     "ENV001",
     "fp8-request-overridden",
-    area="environment",
     severity="error",
     explained_by=("no-fp8-tensor-cores",),
     changes_fp8=True,

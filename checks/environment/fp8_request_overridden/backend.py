@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from fp8doctor import kit
+from fp8doctor.analysis.recipe_support import transformer_engine_line
 
 from . import BACKEND
 
@@ -15,9 +16,7 @@ MEANT = {"TRANSFORMER": "TE", "MS-AMP": "MSAMP", "NONE": "NO"}
 """Beginnings of other names that people give the backends; else torchao is meant."""
 
 
-@kit.check(
-    "ENV001", "fp8-backend-misspelled", area="environment", severity="error", was="ENV003", changes_fp8=True
-)
+@kit.check("ENV001", "fp8-backend-misspelled", severity="error", was="ENV003", changes_fp8=True)
 def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     written = facts.environment.variables.get(BACKEND)
     if written is None or not kit.at_least(facts, "accelerate", kit.READS_BACKEND_SINCE):
@@ -44,9 +43,7 @@ def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     )
 
 
-@kit.check(
-    "ENV001", "fp8-backend-missing", area="environment", severity="error", was="ENV004", changes_fp8=True
-)
+@kit.check("ENV001", "fp8-backend-missing", severity="error", was="ENV004", changes_fp8=True)
 def fp8_backend_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     imports = facts.environment.backend_imports
     if not imports:
@@ -66,7 +63,7 @@ def fp8_backend_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     why = f"{BACKEND}={backend} names it" if named else "Accelerate takes the first backend that is installed"
     code = {
         "AO": "pip install --upgrade torchao",
-        "TE": kit.transformer_engine_line(facts),
+        "TE": transformer_engine_line(facts),
         "MSAMP": f"{kit.exported(facts, **{BACKEND: 'AO'})}   # MS-AMP is no longer maintained",
     }
     return kit.Finding(

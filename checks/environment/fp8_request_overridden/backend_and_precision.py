@@ -10,7 +10,7 @@ AO_SINCE = kit.Version("1.4.0")
 """First accelerate that knows torchao, and takes it before Transformer Engine."""
 
 
-@kit.check("ENV001", "hidden-fp8", area="environment", severity="error", was="MOD006", **kit.NO_FP8_STEP)
+@kit.check("ENV001", "hidden-fp8", severity="error", was="MOD006", **kit.NO_FP8_STEP)
 def hidden_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     runs = any(each.use == "training" for each in facts.linears())
     if not runs or facts.environment.variables.get(BACKEND) != "TE":
@@ -49,7 +49,6 @@ def named_without_fp8(facts: kit.Facts) -> kit.Finding:
 @kit.check(
     "ENV001",
     "backend-by-accident",
-    area="environment",
     severity="error",
     was="ENV008",
     explained_by=(

@@ -11,7 +11,6 @@ UNREAD = {"FP8_BACKEND": "TE, AO or MSAMP", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER":
 @kit.check(
     "ENV001",
     "fp8-setting-without-effect",
-    area="environment",
     severity="warning",
     was="ENV002",
     explained_by=("fp8-backend-misspelled",),

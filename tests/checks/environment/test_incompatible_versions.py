@@ -18,14 +18,13 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor.analysis.training_bugs import TrainingBug, training_bugs
 from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT
 from fp8doctor.facts import Accelerate, Facts, Package
-from fp8doctor.finding import Outcome
 from tests.checks.checkpointing.test_recompute_not_fp8 import with_te_checkpoint
-from tests.checks.rules import answer_of, finding_of, found_by, outcome_of
+from tests.checks.rules import finding_of, found_by, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
 
 Look = Callable[..., Facts]
 
-VERSIONS, INCORRECT, SPLITS = "incompatible-versions", "trains-incorrectly", "ddp-splits-float8"
+VERSIONS = "incompatible-versions"
 
 
 def with_releases(facts: Facts, torch_release: str = "2.13.0", **packages: str) -> Facts:
@@ -52,18 +51,17 @@ def test_te_checkpoint_over_delayed_scaling(te: Any, look: Look) -> None:
     """The jobs of the other rows are in research/versions."""
     layer = te.Linear(64, 64)
 
-    def answer(recipe: Any, release: str) -> Outcome:
+    def outcome(recipe: Any, release: str) -> str:
         if recipe:
             with te.fp8_autocast(fp8_recipe=recipe):
                 layer(torch.zeros(16, 64))
         model = nn.Sequential(with_te_checkpoint(layer))
-        return answer_of(INCORRECT, with_releases(look(model), transformer_engine=release))
+        return outcome_of(VERSIONS, with_releases(look(model), transformer_engine=release))
 
-    unknown = answer(None, "2.3")
-    assert (unknown.outcome, unknown.reason) == ("unknown", "only a forward in FP8 shows the recipe")
-    assert answer(stand_in.DelayedScaling(), "2.3.0").outcome == "fires"
-    assert answer(stand_in.DelayedScaling(), "2.4.0").outcome == "silent"
-    assert answer(stand_in.Float8CurrentScaling(), "2.3.0").outcome == "silent"
+    assert outcome(None, "2.3") == "unknown", "only a forward in FP8 shows the recipe"
+    assert outcome(stand_in.DelayedScaling(), "2.3.0") == "fires"
+    assert outcome(stand_in.DelayedScaling(), "2.4.0") == "silent"
+    assert outcome(stand_in.Float8CurrentScaling(), "2.3.0") == "silent"
 
 
 def asked(*, prepared: bool = False, by: str = "variable", backend: str = "AO", **packages: str) -> Facts:
@@ -136,7 +134,8 @@ def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, cud
 
 def split(facts: Facts = FIRES, **of_layers: Any) -> bool:
     layers = tuple(replace(each, **of_layers) for each in facts.network.linears if each.stack == "torchao")
-    return finding_of(SPLITS, replace(facts, network=replace(facts.network, linears=layers))) is not None
+    found = finding_of(VERSIONS, replace(facts, network=replace(facts.network, linears=layers)))
+    return found is not None and "DDP splits the graphs of compiled layers" in found.evidence["bugs"]
 
 
 def changed(part: str, **changes: Any) -> Facts:
