@@ -43,7 +43,7 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
 from fp8doctor.render import html, markdown, text
-from fp8doctor.render.page import Fix, Marks, Next
+from fp8doctor.render.page import Marks, Next
 from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import columns
 from fp8doctor.report import Report
@@ -341,8 +341,7 @@ def a_screen_agrees_with_itself(found: Replay) -> None:
     assert sum(report.answer.command in each for each in questions if report.answer.command) <= 1
     assert (report.verdict.status != "open") or report.answer.open or report.answer.fault
     parts = found.page.parts
-    shown = {each.item.code for each in parts if isinstance(each, Fix)}
-    shown |= {each.code for part in parts if isinstance(part, Marks) for each in part.rows}
+    shown = {each.code for part in parts if isinstance(part, Marks) for each in part.rows}
     told = " ".join(piece for part in parts if isinstance(part, Next) for piece in part.pieces)
     assert {*EXPLAIN.findall(told)} <= shown
     known = {check.code for check in registry.discover()}

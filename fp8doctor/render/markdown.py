@@ -6,15 +6,13 @@ import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from fp8doctor.answer.items import Item, Mark
+from fp8doctor.answer.items import Mark
 from fp8doctor.answer.sentences import Box, Tone
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import report_page
 from fp8doctor.render.page import (
     Bars,
     Code,
-    Finding,
-    Fix,
     Heatmap,
     Labelled,
     Marked,
@@ -23,7 +21,6 @@ from fp8doctor.render.page import (
     Page,
     Part,
     Quiet,
-    Side,
     Strong,
     Table,
 )
@@ -89,7 +86,6 @@ def _parts(parts: Sequence[Part]) -> Iterator[str]:
         str: lambda of: [escaped(of)],
         Quiet: lambda of: [escaped(of.text)],
         Strong: lambda of: [f"{GLYPHS[of.mark] + ' ' if of.mark else ''}**{escaped(of.text)}**"],
-        Side: lambda of: [_joined(of.pieces)],
         Next: lambda of: [],
         Labelled: lambda of: ["\n".join(f"- {label}: {escaped(text)}" for label, text in of.rows)],
         Marks: _marks,
@@ -97,8 +93,6 @@ def _parts(parts: Sequence[Part]) -> Iterator[str]:
         Table: lambda of: [_table(of)],
         Heatmap: lambda of: [_table(of.as_table())],
         Bars: _bars,
-        Fix: lambda of: _fix(of.item),
-        Finding: lambda of: _finding(of.item),
         Box: _box,
     }
     for part in parts:
@@ -117,7 +111,7 @@ def _box(said: Box) -> Iterator[str]:
 
 
 def _marks(part: Marks) -> Iterator[str]:
-    lines = (f"{GLYPHS[each.mark]} {escaped(_named(each))}" for each in part.rows)
+    lines = (f"{GLYPHS[each.mark] + ' ' if each.mark else ''}{escaped(_named(each))}" for each in part.rows)
     yield " · ".join(lines) if part.in_a_line else "\n".join(f"- {line}" for line in lines)
     yield from (fenced(each.lines) for each in part.rows if each.lines)
 
@@ -133,26 +127,6 @@ def _bars(part: Bars) -> Iterator[str]:
         (each.label, f"{each.step} {each.spread}".rstrip(), each.speed, each.memory) for each in part.rows
     )
     yield _table(Table(heads, rows))
-
-
-def _fix(item: Item) -> Iterator[str]:
-    code = f" ({item.code})" if item.code else ""
-    yield f"### Fix {item.number}: {escaped(f'{item.summary}{code}')}"
-    if item.aside:
-        yield escaped(f"{item.aside[:1].upper()}{item.aside[1:]}.")
-    if item.lines:
-        yield fenced(item.lines)
-
-
-def _finding(item: Item) -> Iterator[str]:
-    """Explain a fix or a finding; the lines of a fix stand above."""
-    yield f"**{escaped(f'{item.code} {item.name}'.strip())}**"
-    if item.explanation:
-        yield escaped(item.explanation)
-    if item.summary and item.number is None:
-        yield f"Would change it: {escaped(item.summary)}"
-        if item.lines:
-            yield fenced(item.lines)
 
 
 def _table(part: Table) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
-from fp8doctor.answer.items import Item, Mark
+from fp8doctor.answer.items import Mark
 from fp8doctor.answer.sentences import Box
 from fp8doctor.answer.steps import COLUMNS, NONE_MS, Row
 
@@ -13,12 +15,6 @@ FAMILIES = {"matmul": 2, "casts": 1, "attention": 1, "other": 1, "idle": 1}
 
 SHADES = "·░▒▓█"
 """Of a `Heatmap`, from sound to worst; ``-`` is unknown."""
-
-
-class Side(Struct, frozen=True):
-    """Short pieces side by side, in the background; a line breaks between two of them."""
-
-    pieces: tuple[str, ...]
 
 
 class Next(Struct, frozen=True):
@@ -30,9 +26,14 @@ class Next(Struct, frozen=True):
 
 
 class Quiet(Struct, frozen=True):
-    """A paragraph in the background."""
+    """A paragraph in the background; a line breaks between its pieces, if `side_by_side` made it."""
 
     text: str
+
+
+def side_by_side(pieces: Iterable[str]) -> Quiet:
+    """Put short pieces into one paragraph."""
+    return Quiet(" · ".join(filter(None, pieces)))
 
 
 class Strong(Struct, frozen=True):
@@ -51,7 +52,7 @@ class Labelled(Struct, frozen=True):
 class Marked(Struct, frozen=True):
     """One line of a list."""
 
-    mark: Mark
+    mark: Mark | None
     text: str
     name: str = ""
     code: str = ""
@@ -61,7 +62,7 @@ class Marked(Struct, frozen=True):
 
 
 class Marks(Struct, frozen=True):
-    """A list whose lines begin with a mark."""
+    """A list, whose lines begin with a mark if they have one."""
 
     rows: tuple[Marked, ...]
     in_a_line: bool = False
@@ -130,34 +131,7 @@ class Heatmap(Struct, frozen=True):
         return Table((self.title,), tuple(drawn), text=f"{self.columns[0]} to {self.columns[-1]}")
 
 
-class Fix(Struct, frozen=True):
-    """A fix of the plan, whose summary is in the box."""
-
-    item: Item
-
-
-class Finding(Struct, frozen=True):
-    """A fix or a finding, explained."""
-
-    item: Item
-
-
-Part = (
-    str
-    | Side
-    | Next
-    | Quiet
-    | Strong
-    | Labelled
-    | Marks
-    | Code
-    | Table
-    | Bars
-    | Heatmap
-    | Fix
-    | Finding
-    | Box
-)
+Part = str | Next | Quiet | Strong | Labelled | Marks | Code | Table | Bars | Heatmap | Box
 
 
 class Section(Struct, frozen=True):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fp8doctor.answer.commands import more_time, more_time_s
-from fp8doctor.answer.items import area_marks, areas, without_findings
+from fp8doctor.answer.items import Item, area_marks, areas, without_findings
 from fp8doctor.answer.job import job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
 from fp8doctor.answer.machine import no_model, says, support, things, untimed_shapes, variables
@@ -15,8 +15,7 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Trial, if_recorded
 from fp8doctor.render.page import (
     Bars,
-    Finding,
-    Fix,
+    Code,
     Labelled,
     Marked,
     Marks,
@@ -25,9 +24,9 @@ from fp8doctor.render.page import (
     Part,
     Quiet,
     Section,
-    Side,
     Strong,
     Table,
+    side_by_side,
 )
 from fp8doctor.wording import plural
 
@@ -61,11 +60,14 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
     facts, said = report.facts, report.answer
     told = job_facts(facts, report.verdict.tokens_per_s, report.findings)
     job = (each if label in BARE else f"{label} {each}" for label, each in told if label not in BELOW)
-    yield Side((*machine(facts, report.modelled_gpu), *job))
+    yield side_by_side((*machine(facts, report.modelled_gpu), *job))
     yield box(said)
     if said.fault and in_short(said.fault.reason) != said.fault.reason.rstrip("."):
         yield f"{said.fault.reason[:1].upper()}{said.fault.reason[1:]}"
-    yield from (Fix(each) for each in said.items if each.number)
+    for each in said.items:
+        if each.number:
+            fix = Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines)
+            yield Marks((fix,))
     if steps := if_recorded(timed_steps, facts):
         if steps.rows:
             yield Bars(steps.rows)
@@ -142,8 +144,7 @@ def _details(report: Document) -> Iterator[Section]:
         )
         parts = (numbers, *steps.differences, *steps.notes, *([proofs] if proofs.rows else []))
         yield Section("The steps in numbers", tuple(each for each in parts if each))
-    explained = tuple(Finding(each) for each in report.answer.items if each.explanation or each.summary)
-    if explained:
+    if explained := tuple(_explained(report.answer.items)):
         yield Section("What was found", explained)
     if rows := layer_rows(facts.linears(), facts):
         yield Section("Layer by layer", (Table(HEADS, rows, "runs in"), Quiet(LEGEND)), is_folded=True)
@@ -155,9 +156,22 @@ def _details(report: Document) -> Iterator[Section]:
     )
     yield Section(
         "Environment",
-        (Side((*support(facts), *variables(facts))), *([Quiet(recorded)] if recorded else [])),
+        (side_by_side((*support(facts), *variables(facts))), *([Quiet(recorded)] if recorded else [])),
         is_folded=True,
     )
+
+
+def _explained(items: Iterable[Item]) -> Iterator[Part]:
+    """Explain each fix and finding; the first screen has its title, and the lines of a fix."""
+    for each in items:
+        if each.explanation or each.summary:
+            yield Strong(f"{each.code} {each.name}".strip(), each.mark)
+        if each.explanation:
+            yield each.explanation
+        if each.summary and each.number is None:
+            yield f"Would change it: {each.summary}."
+            if each.lines:
+                yield Code(each.lines)
 
 
 def _checked(report: Document) -> Iterator[Marked]:
@@ -177,7 +191,7 @@ def _environment(report: Document, *, quiet: bool) -> Page:
     found = tuple(things(report, quiet=quiet))
     lines = Marks(tuple(Marked(each.mark, each.text, each.name, lines=each.lines) for each in found))
     shown = {word for each in found for word in each.text.split()}
-    more = Side(tuple(each for each in support(report.facts) if each.split()[-1] not in shown))
+    more = side_by_side(each for each in support(report.facts) if each.split()[-1] not in shown)
     checked = Marks((*_unread(report), *_checked(report)))
     return Page(
         (f"fp8doctor {report.tool.version}",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from fp8doctor.answer.items import Item, Mark
+from fp8doctor.answer.items import Mark
 from fp8doctor.answer.sentences import Box, Tone
 from fp8doctor.answer.steps import Row
 from fp8doctor.diagnosis.document import Document
@@ -13,8 +13,6 @@ from fp8doctor.render import report_page
 from fp8doctor.render.page import (
     Bars,
     Code,
-    Finding,
-    Fix,
     Heatmap,
     Labelled,
     Marks,
@@ -22,7 +20,6 @@ from fp8doctor.render.page import (
     Page,
     Part,
     Quiet,
-    Side,
     Strong,
     Table,
 )
@@ -79,7 +76,7 @@ CLOSE = {
         (Marks, Marks),
         (Marks, Quiet),
     ),
-    *((str, Labelled), (str, Code), (Table, Quiet)),
+    *((str, Labelled), (str, Code), (Strong, str), (Table, Quiet)),
 }
 """Parts between which there is no empty line."""
 
@@ -117,8 +114,9 @@ def as_text(
     """Write a page, at most ``width`` columns wide; code stays whole. ``verbose`` adds the details."""
     paper = _Paper(max(width, NARROWEST), colour, ascii)
     first, *rest = page.parts
-    blocks = [[*paper.side(page.heading, paper.bold), *(paper.of(first) if isinstance(first, Side) else ())]]
-    blocks += paper.blocks(rest if isinstance(first, Side) else page.parts)
+    head, parts = ([first], rest) if isinstance(first, Quiet) else ([], page.parts)
+    blocks = [[*paper.side(page.heading, paper.bold), *(line for each in head for line in paper.of(each))]]
+    blocks += paper.blocks(parts)
     for section in page.details if verbose else ():
         lines = [*paper.blocks(section.parts)]
         blocks += [[paper.bold(section.title)], *lines] if any(lines) else []
@@ -159,9 +157,8 @@ class _Paper:
         """Lay one part out as lines."""
         layouts: dict[type, Callable[..., Iterable[str]]] = {
             str: self.prose,
-            Quiet: lambda of: self.prose(of.text, style=DIM),
+            Quiet: self.quietly,
             Strong: self.strong,
-            Side: lambda of: self.side(of.pieces, self.quiet),
             Next: self.next,
             Labelled: lambda of: self.labelled(of.rows, self.quiet),
             Marks: self.marks,
@@ -169,8 +166,6 @@ class _Paper:
             Table: self.table,
             Heatmap: lambda of: self.table(of.as_table()),
             Bars: self.bars,
-            Fix: lambda of: self.fix(of.item),
-            Finding: lambda of: self.finding(of.item),
             Box: self.box,
         }
         return layouts[type(part)](part)
@@ -200,6 +195,12 @@ class _Paper:
             for at, line in enumerate(lines)
         )
 
+    def quietly(self, part: Quiet) -> list[str]:
+        """Wrap a sentence between its words, anything else between its pieces."""
+        if part.text.endswith("."):
+            return self.prose(part.text, style=DIM)
+        return self.side(part.text.split(" · "), self.quiet)
+
     def strong(self, part: Strong) -> Iterator[str]:
         mark = f"{self.mark(part.mark)} " if part.mark else ""
         taken = len(MARKS[part.mark][self.ascii]) + 1 if part.mark else 0
@@ -212,18 +213,20 @@ class _Paper:
 
     def marks(self, part: Marks) -> Iterator[str]:
         if part.in_a_line:
-            told = [f"{MARKS[each.mark][self.ascii]}{TIED}{printable_line(each.text)}" for each in part.rows]
+            marks = (MARKS[each.mark][self.ascii] + TIED if each.mark else "" for each in part.rows)
+            told = [mark + printable_line(each.text) for mark, each in zip(marks, part.rows, strict=True)]
             yield from wrap(told, self.width, joint="  ")
             return
-        margin = max(len(glyphs[self.ascii]) for glyphs in MARKS.values()) + 1
+        glyphs = [MARKS[each.mark][self.ascii] if each.mark else "" for each in part.rows]
+        margin = max(map(len, glyphs)) + any(glyphs)
         name = max((columns(printable_line(each.name)) for each in part.rows), default=0)
         taken = margin + (name + 2 if name else 0)
-        for each in part.rows:
-            begin = self.mark(each.mark) + " " * (margin - len(MARKS[each.mark][self.ascii]))
-            begin += filled_up(printable_line(each.name), name + 2) if name else ""
+        for each, glyph in zip(part.rows, glyphs, strict=True):
+            begin = (self.mark(each.mark) if each.mark else "") + " " * (margin - len(glyph))
+            begin += self.bold(filled_up(printable_line(each.name), name + 2)) if name else ""
             code = f"{TIED}{TIED}{each.code}" if each.code not in each.text else ""
             yield from self.hanging(begin, taken, printable_line(each.text) + code)
-            yield from (" " * (margin + 4) + line for line in printable_lines(each.lines) if line)
+            yield from (" " * 6 + line for line in printable_lines(each.lines) if line)
 
     def table(self, part: Table) -> Iterator[str]:
         """Write a table, its head first; one that is too wide becomes a sentence for each row."""
@@ -316,29 +319,6 @@ class _Paper:
 
     def _fill(self, name: str) -> tuple[str, str]:
         return FILLS[name][self.ascii], FILLS[name][2]
-
-    def fix(self, item: Item) -> Iterator[str]:
-        """Write a fix, whose summary is in the box: its saving, its code, and the lines to write."""
-        head = f"Fix {item.number}  "
-        first, *rest = self.prose(item.aside, len(head) + len(item.code) + 2) or [
-            " " * (len(head) + len(item.code) + 2)
-        ]
-        shown = first.lstrip()
-        gap = " " * max(2, self.width - len(head) - columns(shown) - len(item.code))
-        code = f"{gap}{self.quiet(item.code)}" if item.code else ""
-        yield f"{self.paint(head, '1;32')}{shown}{code}".rstrip()
-        yield from (f"{' ' * len(head)}{line.lstrip()}" for line in rest)
-        for line in printable_lines(item.lines) if item.lines else ():
-            yield f"       {line}".rstrip()
-
-    def finding(self, item: Item) -> Iterator[str]:
-        """Explain a fix or a finding; the first screen has the title, and the lines of a fix."""
-        named = " ".join(filter(None, (item.code, printable_line(item.name))))
-        yield self.bold(filled_up(f"{f'{item.number}. ' if item.number else ''}{named}", self.width).rstrip())
-        yield from self.prose(item.explanation, 3)
-        if item.number is None and item.summary:
-            yield from self.prose(f"Would change it: {item.summary}.", 3)
-            yield from (f"       {line}".rstrip() for line in printable_lines(item.lines))
 
     def box(self, said: Box) -> Iterator[str]:
         """Draw the answer in a frame: the verdict, and below it a row for each question."""
