@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 
 from fp8doctor.analysis.layers import stores_fp8
+from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
-from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Trial, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.recipes import stack_of
@@ -15,6 +16,26 @@ from fp8doctor.recipes import stack_of
 def as_is(facts: Facts) -> Arm | None:
     """Find the step as it is in the trial, timed or not."""
     return next((arm for arm in facts.arms() if arm.get("name") == ArmName.AS_IS), None)
+
+
+def watched(facts: Facts) -> Arm | None:
+    """Write a script's watched steps, of any clock, as the variant ``as_is``; None if none was seen."""
+    seen = facts.get("observed")
+    if seen is None or not seen.get("steps_ms"):
+        return None
+    found = interval(seen.steps_ms)
+    return Arm(
+        name=ArmName.AS_IS,
+        tried=True,
+        step_ms=found.median,
+        low_ms=found.low,
+        high_ms=found.high,
+        rounds_ms=seen.steps_ms,
+        graphs_run=seen.get("graphs_run", NOT_RECORDED),
+        fp8_gemms=seen.get("fp8_gemms", NOT_RECORDED),
+        peak_gib=seen.get("peak_gib", NOT_RECORDED),
+        breakdown=seen.get("breakdown", NOT_RECORDED),
+    )
 
 
 def ran_on_a_gpu(facts: Facts) -> bool:

@@ -6,13 +6,11 @@ import re
 from collections.abc import Iterable
 from statistics import median
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import timed_on_cpu
-from fp8doctor.analysis.significance import interval
+from fp8doctor.analysis.own_step import as_is, watched
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, recorded
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
 from fp8doctor.wording import minus
 
@@ -129,7 +127,7 @@ HOST_WAIT_PCT = 50.0
 host's: most of it."""
 
 
-class Waterfall(msgspec.Struct, frozen=True):
+class Waterfall(Struct, frozen=True):
     """The difference of two steps; a positive part costs time in ``of``."""
 
     of: str
@@ -143,17 +141,6 @@ class Waterfall(msgspec.Struct, frozen=True):
     """Norm and pointwise work of ``against`` that ``of`` does in its cast kernels; not counted as casts."""
     step_ms: float
     """Step of ``of``."""
-
-
-def without_parts_of_a_cpu(facts: Facts) -> Facts:
-    """Drop the profiles of a trial on a CPU, whose operators are no kernels."""
-    if not timed_on_cpu(facts) or not recorded(facts, "trial.arms"):
-        return facts
-    replace = msgspec.structs.replace
-    arms = tuple(replace(each, breakdown=None) for each in facts.trial.arms)
-    reason = "the trial ran on a CPU, which has no kernels of a GPU"
-    gaps = {**facts.trial.get("gaps", {}), "trial.arms.breakdown": reason}
-    return replace(facts, trial=replace(facts.trial, arms=arms, gaps=gaps))
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
@@ -173,12 +160,12 @@ def with_attention_together(arm: Arm) -> Breakdown | None:
         "gemm_fp32": found.families_ms["gemm_fp32"] - own_ms,
         "attention": found.families_ms.get("attention", 0.0) + own_ms,
     }
-    return msgspec.structs.replace(found, families_ms=found.families_ms | moved)
+    return replace(found, families_ms=found.families_ms | moved)
 
 
 def why_unknown(arm: Arm) -> str:
     """Tell why `breakdown_of` a variant is None, in words that follow its name."""
-    return "was not profiled" if arm.breakdown is None else "has no reliable breakdown"
+    return "was not profiled" if not arm.get("breakdown") else "has no reliable breakdown"
 
 
 def part_ms(of: Breakdown, part: str) -> float:
@@ -247,29 +234,19 @@ def watched_on_gpu(facts: Facts) -> Arm | None:
     """
     if not recorded(facts, "observed.breakdown") or facts.observed.clock != "cuda":
         return None
-    seen = facts.observed
-    steps, found = interval(seen.steps_ms), seen.breakdown
-    waited_ms = median(seen.data_ms) if seen.data_ms else 0.0
-    return Arm(
-        name=ArmName.AS_IS,
-        tried=True,
-        step_ms=steps.median,
-        low_ms=steps.low,
-        high_ms=steps.high,
-        rounds_ms=seen.steps_ms,
-        graphs_run=seen.graphs_run,
-        fp8_gemms=seen.fp8_gemms,
-        peak_gib=seen.get("peak_gib"),
-        breakdown=msgspec.structs.replace(found, idle_ms=max(0.0, found.idle_ms - waited_ms)),
-    )
+    step, data_ms = watched(facts), facts.observed.data_ms
+    if step is None or step.breakdown is None:
+        return None
+    idle_ms = max(0.0, step.breakdown.idle_ms - (median(data_ms) if data_ms else 0.0))
+    return replace(step, breakdown=replace(step.breakdown, idle_ms=idle_ms))
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
     """Return the GPU's step, its breakdown and ms; else why a check does not apply."""
     now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
     if now is None and facts.trial.device != "cpu":
-        now = next((each for each in facts.trial.arms if each.name == ArmName.AS_IS and each.tried), None)
-    if now is None or not now.step_ms:
+        now = as_is(facts)
+    if now is None or not now.tried or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")
     found = breakdown_of(now)
     return (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from statistics import median
 
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.own_step import as_is
+from fp8doctor.analysis.own_step import as_is, watched
 from fp8doctor.analysis.significance import interval
 from fp8doctor.cost import micro_batches, step_tokens
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -17,10 +16,6 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Record
 from fp8doctor.wording import plural
-
-OUTLIER = 2.0
-"""Round / median of the rounds from which something else may be in it. Of the jobs timed on an H200 that are
-recorded with the tests, the longest rounds are 1.47 medians."""
 
 
 class TimedStep(Record, frozen=True, kw_only=True):
@@ -55,36 +50,26 @@ class TimedStep(Record, frozen=True, kw_only=True):
 
 def timed_step(facts: Facts, name: str) -> TimedStep:
     """Read the time of the step as it is; of the script's own steps if no trial timed a copy of them."""
-    arm, steps = as_is(facts), facts.get("observed.steps_ms")
-    tokens = if_recorded(step_tokens, facts)
+    copy, own = as_is(facts), watched(facts)
+    is_copy = bool(copy and copy.get("tried") and copy.get("step_ms"))
+    timed, tokens = copy if is_copy else own, if_recorded(step_tokens, facts)
     step = TimedStep(name=name, tokens=tokens * micro_batches(facts) if tokens else None)
-    if arm is not None and arm.get("tried") and arm.get("step_ms"):
-        known = script_interval(arm, facts.trial)
-        return replace(
-            step,
-            step_ms=arm.step_ms,
-            low_ms=known.low if known else None,
-            high_ms=known.high if known else None,
-            rounds_ms=arm.get("rounds_ms", ()),
-            peak_gib=arm.get("peak_gib"),
-            measured_on=_gpu(facts),
-            on_cpu=timed_on_cpu(facts),
-            predicted=bool(facts.get("trial.blocks")),
-        )
-    if not steps:
-        why = (arm.get("reason") if arm else None) or facts.get("trial.reason")
+    if timed is None:
+        why = (copy.get("reason") if copy else None) or facts.get("trial.reason")
         return replace(step, missing=why or "nothing was timed")
-    found, on_gpu = interval(steps), facts.get("observed.clock") == "cuda"
-    gpu = if_recorded(_gpu, facts) if on_gpu else None
+    on_gpu = facts.get("observed.clock") == "cuda"
+    where = if_recorded(_gpu, facts) if is_copy or on_gpu else None
+    known = script_interval(timed, facts.trial) if is_copy else interval(timed.rounds_ms)
     return replace(
         step,
-        step_ms=found.median,
-        low_ms=found.low,
-        high_ms=found.high,
-        rounds_ms=steps,
-        peak_gib=facts.get("observed.peak_gib"),
-        measured_on=gpu or ("the GPU" if on_gpu else "the host's clock"),
-        on_cpu=facts.get("observed.clock") == "host",
+        step_ms=timed.step_ms,
+        low_ms=known.low if known else None,
+        high_ms=known.high if known else None,
+        rounds_ms=timed.get("rounds_ms", ()),
+        peak_gib=timed.get("peak_gib"),
+        measured_on=where or ("the GPU" if on_gpu else "the host's clock"),
+        on_cpu=timed_on_cpu(facts) if is_copy else facts.get("observed.clock") == "host",
+        predicted=is_copy and bool(facts.get("trial.blocks")),
     )
 
 
@@ -102,12 +87,6 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
         yield f"the timing of {step.name} contained compilation: {plural(frames, 'frame')} in its steps"
     elif arm is not None and why_of(arm) is Reason.STILL_COMPILING:
         yield f"the timing of {step.name} contained compilation"
-    elif step.rounds_ms and max(step.rounds_ms) >= OUTLIER * median(step.rounds_ms):
-        times = max(step.rounds_ms) / median(step.rounds_ms)
-        yield (
-            f"one of the {len(step.rounds_ms)} rounds of {step.name} took {times:.1f} times the median, so "
-            "that a compilation may be in it"
-        )
     if step.step_ms and facts.get("trial.reliable") is False:
         yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
     if step.on_cpu:

@@ -23,6 +23,7 @@ from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_mor
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.items import Item, gains_nothing, items
+from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, is_unclear, without_fp8
@@ -81,6 +82,8 @@ class Answer(Struct, frozen=True):
     """True if no conversion gives this model FP8."""
     is_decided: bool = False
     """True if the plan leaves FP8 off and FP8 has little to gain here, so that no other variant matters."""
+    steps: Steps | None = None
+    """The timed variants."""
     errors: int = 0
     """Findings that are errors."""
 
@@ -175,6 +178,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         and not has_fp8
         and any((if_recorded(nothing_to_convert, facts.network), if_recorded(trains_in_16_bits, facts))),
         is_decided=view.gives_up_fp8 and view.has_little_to_gain,
+        steps=if_recorded(timed_steps, view),
         errors=sum(each.severity == "error" for each in findings),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
 from fp8doctor.analysis.noise import speed
+from fp8doctor.analysis.own_step import watched
 from fp8doctor.analysis.significance import Number, holding, interval
 from fp8doctor.analysis.step_difference import REST, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
@@ -113,17 +114,13 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
 
 def _watched(facts: Facts) -> Comparison:
     """Take the step of a watched script, if a GPU ran it."""
-    if facts.get("observed.clock") != "cuda" or not facts.observed.steps_ms:
+    step = watched(facts) if facts.get("observed.clock") == "cuda" else None
+    if step is None:
         return Comparison()
-    found = interval(facts.observed.steps_ms)
+    found = interval(step.rounds_ms)
     in_fp8 = any(each.get("use") == "training" for each in facts.linears())
-    now = Variant(
-        ArmName.AS_IS,
-        "as you run it",
-        in_fp8,
-        Number(found.median, found.low, found.high),
-        len(facts.observed.steps_ms),
-    )
+    ms = Number(found.median, found.low, found.high)
+    now = Variant(step.name, "as you run it", in_fp8, ms, len(step.rounds_ms))
     return Comparison(now=now, fp8=now if in_fp8 else None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8doctor.analysis.arms import as_shown, ratio_apart
+from fp8doctor.analysis.arms import as_shown, ratio_apart, timed_on_cpu
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.significance import Interval, swallows_effect
 from fp8doctor.analysis.step_difference import (
@@ -14,7 +14,6 @@ from fp8doctor.analysis.step_difference import (
     signed,
     waterfall,
     why_unknown,
-    without_parts_of_a_cpu,
 )
 from fp8doctor.analysis.timed_step import TimedStep, cautions, cpu_times, timed_step, unlike
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
@@ -76,15 +75,14 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     documents = first, second
     one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
     speedup = _speedup(one, other)
-    arms = [as_is(without_parts_of_a_cpu(each.facts)) for each in documents]
+    arms = [None if timed_on_cpu(each.facts) else as_is(each.facts) for each in documents]
     parts = [if_recorded(breakdown_of, arm) if arm else None for arm in arms]
     difference = if_recorded(waterfall, arms[1], arms[0]) if arms[0] and arms[1] else None
     families = [{**each.families_ms, "idle": each.idle_ms} for each in parts if each]
     unknown = [
-        f"{step.name} "
-        + ("ran on a CPU" if step.on_cpu else if_recorded(why_unknown, arm) or "was not profiled")
+        f"{step.name} {why_unknown(arm) if arm else 'ran on a CPU'}"
         for arm, step, found in zip(arms, (one, other), parts, strict=True)
-        if arm is not None and step.step_ms and not found
+        if (arm or step.on_cpu) and step.step_ms and not found
     ]
     differing = tuple(
         Unlike(what=what, first=of_first, second=of_second)

@@ -10,9 +10,9 @@ from fp8doctor.answer.job import job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
 from fp8doctor.answer.machine import no_model, says, support, things, untimed_shapes, variables
 from fp8doctor.answer.sentences import box, in_short
-from fp8doctor.answer.steps import ranks, timed_steps
+from fp8doctor.answer.steps import ranks
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Trial, if_recorded
+from fp8doctor.facts import Trial
 from fp8doctor.render.page import (
     Bars,
     Code,
@@ -68,7 +68,7 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
         if each.number:
             fix = Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines)
             yield Marks((fix,))
-    if steps := if_recorded(timed_steps, facts):
+    if steps := said.steps:
         if steps.rows:
             yield Bars(steps.rows)
         yield from (Quiet(each) for each in (steps.method, steps.untimed) if each)
@@ -137,7 +137,7 @@ def _added(trial: Trial) -> str:
 def _details(report: Document) -> Iterator[Section]:
     """Add what the first screen does not say."""
     facts = report.facts
-    if steps := if_recorded(timed_steps, facts):
+    if steps := report.answer.steps:
         numbers = Bars(steps.rows).numbers
         proofs = Table(
             ("variant",), tuple((each.label, each.rounds) for each in steps.rows if each.rounds), "in"
