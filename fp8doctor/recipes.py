@@ -142,9 +142,7 @@ NANOCHAT = Stack(
     compiled=Launch(8, 0.20),  # (13.8 - 6.6) / 36 ms
 )
 
-OWN = Stack(name="own", words="own layers", converter="", gemm="_scaled_mm")
-
-STACKS = {each.name: each for each in (TORCHAO, TRANSFORMER_ENGINE, NANOCHAT, OWN)}
+STACKS = {each.name: each for each in (TORCHAO, TRANSFORMER_ENGINE, NANOCHAT)}
 
 _MX = 32  # elements that share a scale. Source: OCP Microscaling Formats specification 1.0
 _BLOCK = 128  # the same. Source: torchao 0.18 ``blockwise_fp8_training``, ``nvfp4_training``

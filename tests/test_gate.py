@@ -77,7 +77,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = {"80": timed(80.0), "84": timed(84.0), "90": timed(90.0), "noisy": timed(90.0, 12.0)}
     jobs |= {"cpu": on_cpu(80.0), "cpu90": on_cpu(90.0), "watched": watched_on_cpu(80.0)}
     jobs |= {"watched90": watched_on_cpu(90.0), "bf16": without_fp8(), "apart": timed_apart()}
-    jobs |= {"filtered": without_fp8(named=True, called=True, replaced=0), "empty": NO_MODEL}
+    jobs |= {"filtered": without_fp8(called=True, replaced=0), "empty": NO_MODEL}
     jobs["healthy"] = msgspec.structs.replace(
         DECODER_468M, network=msgspec.structs.replace(DECODER_468M.network, linears=())
     )

@@ -39,6 +39,10 @@ PRODUCT = kit.Treatment(
 )
 
 
+CAST_BY_LAYER = ("own", "nanochat")
+"""Stacks whose layers cast their operands to BF16 themselves."""
+
+
 @kit.check("STP004", "fp32-matmul", severity="warning", explained_by=("fp32-adapters", "fp32-parameters"))
 def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     profiled = kit.profiled_on_gpu(facts)
@@ -111,7 +115,7 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.NotApplicable(reason="nothing asks for less than fp32, and no step was timed on a GPU")
     total = sum(linear.parameters for linear in linears) or 1
     in_fp32 = (each for each in linears if each.multiplies_in == "float32" and each.use != "storage")
-    fp32 = [each for each in in_fp32 if each.stack != "own"]  # a user's own FP8 layer casts its operands
+    fp32 = [each for each in in_fp32 if each.stack not in CAST_BY_LAYER]
     # Heads, routers and LoRA's matrices may be fp32 on purpose.
     body = [each for each in fp32 if each.role in ("body", "experts") and each.adapter != "adapter"]
     if 100 * sum(each.parameters for each in body) / total <= FEW_PCT or autocast_of(facts) is not None:

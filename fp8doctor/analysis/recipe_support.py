@@ -144,12 +144,7 @@ def own_recipes(facts: Facts, opened: bool) -> set[str]:
 
 
 def multiple_of(linear: Linear) -> int:
-    """Return the multiple that this layer's sides need, by its recipe or class.
-
-    A layer that a user wrote over torch's matmul may pad, or fall back to an ordinary one.
-    """
-    if linear.stack == "own":
-        return 1 if linear.features.get("any_side") else UNKNOWN.multiple
+    """Return the multiple that this layer's sides need, by its recipe or class."""
     return scaled_like(linear).multiple
 
 
@@ -161,10 +156,9 @@ def unaligned(linear: Linear) -> bool:
 def tokens_divisor(linear: Linear) -> int:
     """Return the multiple that this FP8 layer's tokens need; 1 without a need.
 
-    The tokens of one expert change from step to step and cannot be padded here. A user's own layer is
-    unknown: its weight gradient may stay in BF16.
+    The tokens of one expert change from step to step and cannot be padded here.
     """
-    if linear.role == "experts" or linear.stack == "own":
+    if linear.role == "experts":
         return 1
     recipe, frozen = recipe_of(linear), stack_of(linear).forward_tokens
     if frozen is not None and not linear.requires_grad and not recipe.whole_blocks:

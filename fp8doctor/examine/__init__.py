@@ -26,7 +26,6 @@ def examine_surroundings(target: Target) -> Facts:
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Examine a job; ``surroundings`` is an earlier `examine_surroundings`."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
-    from fp8doctor.examine.autocasts import autocast_within, fp8_autocast
     from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.fp8_support import try_recipes
     from fp8doctor.examine.linears import examine_scaling
@@ -47,8 +46,6 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     )
     training = msgspec.structs.replace(
         examine_training(tree, job, gaps),
-        autocast_within=autocast_within(tree, job, gaps),
-        fp8_autocast=fp8_autocast(tree, job, gaps),
         distributed=examine_distributed(tree),
         sdp_backends=sdp_backends(),
     )

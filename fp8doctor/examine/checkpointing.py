@@ -10,11 +10,10 @@ from typing import Any
 
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.facts import Checkpointing
-from fp8doctor.stacks.code_names import LIBRARIES, named, names_in
+from fp8doctor.stacks.code_names import from_library, named, names_in
 from fp8doctor.stacks.looking import (
     ClassCache,
     forward_of,
-    home,
     is_a,
     modules_of,
     read,
@@ -143,7 +142,7 @@ def package(value: Any) -> str | None:
 
 def opens_fp8_autocast(region: Any) -> bool:
     """Tell if a forward inside this region names Transformer Engine's autocast."""
-    own = [each for _, each in modules_of(region) if not home(type(each)).startswith(LIBRARIES)]
+    own = [each for _, each in modules_of(region) if not from_library(type(each))]
     return any(open_fp8_autocast(forwards(each)) for each in own)
 
 

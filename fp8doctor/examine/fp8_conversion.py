@@ -3,20 +3,18 @@
 torch calls its module registration hooks (public since 2.0) while the replaced Linear is still there, so no
 library is patched. The state after loading counts: a restored hook is not lost. A changed class, a root
 Linear and a write to ``_modules`` are not seen. A converter that refuses every Linear registers no module, so
-its call is read from its trace and from the code.
+its call is read from its trace.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import tokenize
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -81,8 +79,6 @@ class ConversionWatch:
         """Why something was missed."""
         self.ran_before = False
         """The converter was called before the watching."""
-        self.code: ModuleType | None = None
-        """The user's module; None for ``__main__``."""
 
     def __enter__(self) -> ConversionWatch:
         self.ran_before = has_run() is True
@@ -165,9 +161,7 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
 def examine_converter(watch: ConversionWatch | None, tree: Tree, optimizers: Iterable[Any]) -> Converter:
     """Return the known calls of the converter; an early one may be of any model."""
     ran, unwatched = has_run(), watch is None or watch.ran_before
-    code = sys.modules["__main__"] if watch is None or watch.code is None else watch.code
     return Converter(
-        named=calls_by_name(code),
         called=None if ran and unwatched else ran,
         replaced=None if watch is None else len(watch.replacements),
         idle_copies=None if watch is None else idle_copies(watch, tree, optimizers),
@@ -235,13 +229,3 @@ def has_run() -> bool | None:
         return False
     code = read(vars(home).get(CONVERTER), "__code__")
     return CONVERTER_TRACE in sys.modules if code is not None and CONVERTER_TRACE in names_in(code) else None
-
-
-def calls_by_name(module: ModuleType) -> bool:
-    """Tell if a module's file calls the converter, by its text."""
-    try:
-        with open(vars(module)["__file__"], "rb") as file:
-            words = [token.string for token in tokenize.tokenize(file.readline)]
-    except (KeyError, TypeError, OSError, SyntaxError, ValueError, tokenize.TokenError):
-        return False
-    return (CONVERTER, "(") in pairwise(words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -24,7 +25,6 @@ from fp8doctor.stacks.looking import (
     read,
     state_of,
 )
-from fp8doctor.stacks.own import fp8_call
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
 from fp8doctor.stacks.torch_private import wrapped_child
 
@@ -34,6 +34,11 @@ VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "n_kv_heads", "n_kv_head")
+
+FP8_ATTENTION = re.compile(
+    r"(fp8|float8|mxfp8|nvfp4).*att(n|ention)|att(n|ention).*(fp8|float8|mxfp8|nvfp4)", re.IGNORECASE
+)
+"""Classes of FP8 attention: torchao's wrapper, which axolotl's ``attn_implementation: fp8`` uses."""
 
 
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
@@ -80,7 +85,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
-        fp8_calls=fp8_calls(tree, found),
+        fp8_calls=fp8_calls(tree),
         hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
@@ -92,10 +97,9 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     )
 
 
-def fp8_calls(tree: Tree, found: Sequence[Found]) -> tuple[str, ...]:
-    known = {id(place) for place, layer in found if layer.use != "none"}
-    calls = ((each, fp8_call(each.module)) for each in tree.places if id(each) not in known and not each.idle)
-    return tuple(dict.fromkeys(f"{call} in {type(each.module).__name__}" for each, call in calls if call))
+def fp8_calls(tree: Tree) -> tuple[str, ...]:
+    kinds = (type(place.module).__name__ for place in tree.places if not place.idle)
+    return tuple(dict.fromkeys(each for each in kinds if FP8_ATTENTION.search(each)))
 
 
 def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import Accelerate, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job, is_trainer
-from fp8doctor.stacks.looking import ancestor, class_name, forward_of, is_a, read, state_of
+from fp8doctor.stacks.code_names import from_library, named
+from fp8doctor.stacks.looking import ancestor, class_name, forward_of, home, is_a, read, state_of
+from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import whole_size
 
 FIRST = 5
@@ -43,6 +46,8 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
         autocast=autocast_dtype(job, forward, found, gaps),
+        autocast_within=autocast_within(tree, job, gaps),
+        fp8_autocast=fp8_autocast(tree, job, gaps),
         gradients_seen=any(each.grad is not None for each in found),
         compile_marks=tuple(tree.marks),
         compiled_elsewhere=tuple(job.compiled_elsewhere),
@@ -95,6 +100,49 @@ def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict
         gaps["training.autocast"] = job.unseen
         return NOT_RECORDED
     return None
+
+
+def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
+    """Return if a watched step opened an autocast; False if no code of the user's names one.
+
+    Else ``NOT_RECORDED``.
+    """
+    if job.opens_autocast:
+        return True
+    own = {type(each.module): each.module for each in tree.places}
+    functions = [
+        (job.training_step, ()),
+        *((forward_of(each), kind.__mro__) for kind, each in own.items() if not from_library(kind)),
+    ]
+    if not any("autocast" in name for function, kinds in functions for name, _ in named(function, kinds)):
+        return False
+    gaps["training.autocast_within"] = "the step's code names an autocast, and no forward was seen"
+    return NOT_RECORDED
+
+
+LIGHTNING = ("lightning.", "pytorch_lightning.")
+"""Lightning's packages: ``TransformerEnginePrecision`` opens the autocast around the step."""
+
+
+def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
+    """Return if an FP8 autocast is open; None without Transformer Engine's layers.
+
+    ``NOT_RECORDED`` if only a step shows it, with a gap if the step is unknown.
+    """
+    modules = (module for place in tree.places for module in (*place.wrappers, place.module))
+    if not any(home(type(each)).startswith("transformer_engine.") for each in modules):
+        return None
+    if job.around is not nullcontext or autocast_is_open():
+        return True
+    if job.training_step is None:
+        gaps["training.fp8_autocast"] = (
+            "who trains this model, inside te.autocast or not, is told by no training_step"
+        )
+    elif any(ancestor(type(tree.root.module), each, ("LightningModule",)) for each in LIGHTNING):
+        gaps["training.fp8_autocast"] = (
+            "a Trainer of Lightning opens te.autocast around the step where its precision says so"
+        )
+    return NOT_RECORDED
 
 
 def _autocast_around(link: Any) -> torch.dtype | None:

@@ -159,7 +159,7 @@ class Network(Record, frozen=True, kw_only=True):
     """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without
     one."""
     fp8_calls: tuple[str, ...] = NOT_RECORDED
-    """FP8 functions that forwards outside FP8 layers name: ``torch._scaled_mm in Attention``."""
+    """What is in FP8 outside of layers: classes of FP8 attention."""
     hooks: int = NOT_RECORDED
     """Forward and backward hooks on all modules together."""
     float8_parameters: int = NOT_RECORDED

@@ -163,8 +163,6 @@ class Conversion(Record, frozen=True, kw_only=True):
 class Converter(Record, frozen=True, kw_only=True):
     """Calls of torchao's ``convert_to_float8_training``."""
 
-    named: bool = NOT_RECORDED
-    """True if the text of the model file, or of the script, calls it somewhere."""
     called: bool | None = NOT_RECORDED
     """True if it was called while someone watched; None if this torchao leaves no trace of a call, or if it
     was called before."""

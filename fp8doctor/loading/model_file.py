@@ -62,8 +62,6 @@ def load(
     source = locate(target)
     with _watch() or contextlib.nullcontext() as watch:
         module = _run(source)
-        if watch is not None:
-            watch.code = module
         names, file = vars(module), source.name
         with blamed(f"looking for the model in {file}"):
             found = find(module, source.attribute, file)

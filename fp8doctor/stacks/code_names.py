@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 from collections.abc import Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-from fp8doctor.stacks.looking import is_a, read
+from fp8doctor.stacks.looking import home, is_a, read
 from fp8doctor.stacks.torch_private import original
 
 LIBRARIES = ("torch.", "transformers.", "accelerate.", "peft.", "transformer_engine.", "torchao.")
 """Packages whose forwards check a flag or wrapper; their code is not searched."""
+
+
+def from_library(kind: type) -> bool:
+    return f"{home(kind)}.".startswith(LIBRARIES)
 
 
 def names_in(code: CodeType) -> Iterator[str]:
@@ -21,14 +24,6 @@ def names_in(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from names_in(constant)
-
-
-def _bare_names(code: CodeType) -> Iterator[str]:
-    """Yield the globals that a function and its inner functions load."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _bare_names(constant)
 
 
 def named(
@@ -48,9 +43,8 @@ def named(
         cells = read(function, "__closure__") or ()
         held += (("", cell.cell_contents) for cell in cells if cell != type(cell)())
     if is_own(function):
-        bare = set(_bare_names(function.__code__))
         for name in names_in(function.__code__):
-            held.append((name, function.__globals__.get(name) if name in bare else None))
+            held.append((name, function.__globals__.get(name)))
             held += ((name, vars(kind)[name]) for kind in classes if name in vars(kind))
     for name, value in held:
         yield name, value

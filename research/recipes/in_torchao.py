@@ -1,8 +1,6 @@
-"""Recipes that train in FP8 through torchao, or through an FP8 Linear of their own."""
+"""Recipes that train in FP8 through torchao, or through nanochat's FP8 Linear."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from accelerate.utils.ao import convert_model_to_fp8_ao
@@ -30,6 +28,7 @@ from research.recipes.parts import (
     tokens,
 )
 from tests import prototypes
+from tests.stand_ins.nanochat import Float8Linear
 
 LLAMA_8B = LlamaConfig(
     vocab_size=128256,
@@ -144,46 +143,6 @@ class CastLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight.to(x.dtype))
-
-
-@torch._dynamo.allow_in_graph
-class Float8Matmul(torch.autograd.Function):
-    """The three FP8 GEMMs of nanochat's Linear, scaled by tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return scaled(x, torch.float8_e4m3fn, weight.t(), torch.float8_e4m3fn)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        (gradient,) = gradients
-        x, weight = ctx.saved_tensors
-        to_weight = scaled(gradient.t(), torch.float8_e5m2, x, torch.float8_e4m3fn)
-        return scaled(gradient, torch.float8_e5m2, weight, torch.float8_e4m3fn), to_weight
-
-
-def scaled(left: Tensor, left_dtype: torch.dtype, right: Tensor, right_dtype: torch.dtype) -> Tensor:
-    """One FP8 GEMM, the operands laid out as cuBLAS wants them."""
-    a, a_scale = to_fp8(left, left_dtype)
-    b, b_scale = to_fp8(right, right_dtype)
-    return torch._scaled_mm(
-        a.contiguous(), b.t().contiguous().t(), scale_a=a_scale, scale_b=b_scale, out_dtype=left.dtype
-    )
-
-
-def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    most = torch.finfo(dtype).max
-    scale = (most / x.float().abs().max().clamp(min=1e-12)).float()
-    return (x.float() * scale).clamp(-most, most).to(dtype), scale.reciprocal()
-
-
-class Float8Linear(nn.Linear):
-    """nanochat's own, not torchao's."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.to(torch.bfloat16)
-        return Float8Matmul.apply(x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
 
 
 def nanochat_d24() -> nn.Module:

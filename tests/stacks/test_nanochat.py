@@ -38,7 +38,7 @@ def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
     other = type("Float8Linear", (Float8Linear,), {"__module__": "train"})
     assert {each.stack for each in recognise(other(32, 32), {})} == {"nanochat"}  # it descends from it
     copied = type("Float8Linear", (nn.Linear,), {"__module__": "train", "forward": Float8Linear.forward})
-    assert {each.stack for each in recognise(copied(32, 32), {})} == {"own"}
+    assert {(each.stack, each.use) for each in recognise(copied(32, 32), {})} == {("own", "unknown")}
 
 
 @needs_scaled_mm

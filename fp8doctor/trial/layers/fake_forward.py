@@ -17,7 +17,6 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import te_private
@@ -28,6 +27,7 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.rows import Watched
+from fp8doctor.trial.layers.seen_calls import undecided
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.treatments.bf16 import to_bf16
 from fp8doctor.trial.treatments.compilation import strip_compile_marks

@@ -21,7 +21,6 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fp8doctor.examine.autocasts import undecided
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
@@ -38,6 +37,7 @@ from fp8doctor.trial.layers.seen_calls import (
     Seen,
     autocast_now,
     rows_of,
+    undecided,
     with_seen,
     without_seen,
 )

@@ -19,13 +19,14 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.autocasts import AUTOCAST_WITHIN, FP8_AUTOCAST
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, open_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.stacks import te_private
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.torch_private import Unknown, call_code
 from fp8doctor.trial.copies.depth import cleaned
+
+AUTOCAST_WITHIN, FP8_AUTOCAST = "training.autocast_within", "training.fp8_autocast"
 
 NO_FORWARD = "no forward was seen"
 
@@ -200,6 +201,18 @@ def autocast_now() -> str | None:
     """Return the dtype of the autocast that is open; None without one."""
     on = (each for each in ("cpu", "cuda") if torch.is_autocast_enabled(each))
     return next((str(torch.get_autocast_dtype(each)).removeprefix("torch.") for each in on), None)
+
+
+def undecided(facts: Facts) -> bool:
+    """Tell if only a forward shows this job's checkpointed calls or its autocasts."""
+    calls = any(
+        each.form == "called_in_forward" and not recorded(each, "flag")
+        for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())
+    )
+    fp32 = facts.training.get("autocast", "unknown") is None and any(
+        each.get("dtype") == "float32" and each.get("adapter") != "adapter" for each in facts.linears()
+    )
+    return calls or fp32 or not (recorded(facts, AUTOCAST_WITHIN) and recorded(facts, FP8_AUTOCAST))
 
 
 def with_seen(facts: Facts, seen: Seen) -> Facts:

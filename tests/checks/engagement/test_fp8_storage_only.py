@@ -155,7 +155,7 @@ def test_torchao_weights_beside_fp8(look: Look, quantize: Callable[[nn.Linear], 
 def test_a_conversion_that_found_only_quantized_layers(look: Look) -> None:
     """QLoRA whose filter took nothing: it was told to convert the base."""
     facts = look(nn.Sequential(blocks(int8)[0]))
-    asked = Converter(called=True, named=True, replaced=0)
+    asked = Converter(called=True, replaced=0)
     called = replace(facts, training=replace(facts.training, converter=asked))
     assert outcome_of(QUANTIZED, facts) == "not_applicable"
     assert found_by(QUANTIZED, called).evidence["asked_by"] == "convert_to_float8_training"
