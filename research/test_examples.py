@@ -10,7 +10,7 @@ import pytest
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
-from tests.checks.environment.live import printed
+from tests.programs import printed
 from tests.running.forks import BECOME, IMPORTED
 
 pytestmark = pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.environment.live import facts_of
 from tests.checks.rules import found_by, outcome_of
+from tests.programs import facts_of
 
 FLAG, PARAMETERS = "fp8-all-gather-off", "fp32-parameters"
 

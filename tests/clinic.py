@@ -1,7 +1,7 @@
 """The patients: model files with what each must be told and must not, and their facts.
 
 A patient that prepares its process before it imports anything is examined by the real worker, the others in
-forks of a process that has done their imports, as `tests.checks.environment.live` makes them.
+forks of a process that has done their imports, as `tests.programs` makes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from fp8doctor.facts import Facts
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from tests.checks.environment import live
+from tests import programs
 
 FOLDER = Path(__file__).parent / "patients"
 
@@ -100,7 +100,7 @@ def examined(patient: Patient) -> Examination:
 def answered(patient: Patient, program: str) -> dict[str, Any]:
     """Return the JSON that a program prints about a patient, in a fork that has the patient's imports."""
     lines = [f"import {each}" for each in sorted(first_imports(patient.path) or ())]
-    printed = live.printed("\n".join((*lines, program)), str(patient.path))
+    printed = programs.printed("\n".join((*lines, program)), str(patient.path))
     answer: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return answer
 

@@ -22,8 +22,7 @@ from fp8doctor import kit
 from fp8doctor.analysis import watched
 from fp8doctor.facts import Observation, Rank, Ranks
 
-OF_ONE_HOST = 8
-"""Ranks with fast links. A choice: HGX boards have eight GPUs."""
+OF_ONE_HOST = 8  # ranks with fast links: HGX boards have eight GPUs
 
 EVEN_RANKS = kit.Treatment(
     name="even-ranks",

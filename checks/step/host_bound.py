@@ -30,7 +30,6 @@ QUICKER = Version("2.16")
 """The last Transformer Engine that cut its modules' host time (TE#2957), after 2.10, 2.12 and 2.14."""
 
 CAUSES = ("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003")
-TOO_LONG = "launching FP8 takes the host longer than the GPU computes in BF16"
 
 
 @kit.check("STP001", "host-bound", severity="warning", explained_by=CAUSES)
@@ -86,7 +85,9 @@ def launching(facts: kit.Facts, found: kit.HostBound) -> kit.Finding:
             "pays_from_tokens": pays,
             "fp8_layers": len(fp8),
         },
-        treatment=(pays and kit.more_tokens(facts, pays)) or kit.stay_in_bf16(facts, TOO_LONG),
+        treatment=kit.more_tokens(facts, pays)
+        if pays
+        else kit.stay_in_bf16(facts, "launching FP8 takes the host longer than the GPU computes in BF16"),
     )
 
 

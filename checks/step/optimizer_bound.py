@@ -23,8 +23,7 @@ from fp8doctor.analysis.treatment_table import FUSABLE
 SHARE_PCT = 5.0
 """Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
 
-FUSED_ARM = "fused-optimizer"
-"""The trial's variant if the optimizer's settings say that it could be fused and is not."""
+FUSED_ARM = "fused-optimizer"  # the trial's variant if the settings say that it could be fused and is not
 
 
 @kit.check("STP007", "optimizer-bound", severity="warning", explained_by=("ENV006",))

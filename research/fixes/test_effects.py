@@ -10,7 +10,7 @@ import pytest
 
 from research.fixes.effect import defects, place_of
 from research.fixes.scripts import SCRIPTS
-from tests.checks.environment.live import printed
+from tests.programs import printed
 
 CASES = [
     pytest.param(name, how, first, id=f"{name}, {how}{', wrapped first' if first else ''}")

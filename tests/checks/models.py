@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.quantization import quantize_
 
+from tests import prototypes
 from tests.examine.models import llama
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -68,6 +70,14 @@ def float8(model: nn.Module, recipe: str = "tensorwise", keep: tuple[str, ...] =
         config=Float8LinearConfig(**settings) if settings else config,
         module_filter_fn=lambda layer, name: name not in keep,
     )
+
+
+def mxfp8(model: Any, *, emulated: bool = False, keep: tuple[str, ...] = ()) -> Any:
+    """The model with its Linears' weights in torchao's MXFP8 wrapper, but for the layers named."""
+    config = prototypes.mxfp8("MXFP8_EMULATED_RCEIL" if emulated else "MXFP8_RCEIL")
+    linears = lambda layer, name: isinstance(layer, nn.Linear) and name not in keep  # noqa: E731
+    quantize_(model, config, filter_fn=linears)
+    return model
 
 
 def by_block(blocks: Any, **settings: Any) -> None:

@@ -7,7 +7,7 @@ import json
 import textwrap
 from pathlib import Path
 
-from tests.checks.environment.live import printed
+from tests.programs import printed
 
 IMPORTED = """
 import accelerate.commands.launch

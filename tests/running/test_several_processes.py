@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fp8doctor.facts import Facts
-from tests.checks.environment.live import printed
+from tests.programs import printed
 from tests.running.forks import BECOME, IMPORTED
 from tests.running.test_script import ROOT, TIMEOUT_S, environment, script
 

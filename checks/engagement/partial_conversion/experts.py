@@ -6,8 +6,7 @@ from fp8doctor import kit
 
 from . import MOST, bound
 
-LITTLE = 1.10
-"""Speedup of all matmuls below which FP8 is not worth its casts. A choice."""
+LITTLE = 1.10  # speedup of all matmuls below which FP8 is not worth its casts: a choice
 
 
 @kit.check("MOD004", "experts-not-reached", severity="warning", was="MOD012", changes_fp8=True)

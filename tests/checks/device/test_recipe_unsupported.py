@@ -9,14 +9,12 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.quantization import quantize_
 
 from fp8doctor import inspect_model
 from fp8doctor.examine import examine_surroundings, fp8_support
 from fp8doctor.facts import Facts, Gpu, Target
-from tests import prototypes
 from tests.checks.environment.test_incompatible_versions import with_releases
-from tests.checks.models import float8, mlp, ran_in_te
+from tests.checks.models import float8, mlp, mxfp8, ran_in_te
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.stand_ins.nvml import Device, StandIn, a100, gpu, h100
 
@@ -39,12 +37,6 @@ def machine(monkeypatch: pytest.MonkeyPatch, *devices: Device | tuple[int, int],
 
 def amd(architecture: str) -> Gpu:
     return Gpu(name="AMD", vendor="amd", compute_capability=None, architecture=architecture, visible=True)
-
-
-def mxfp8(recipe: str = "MXFP8_RCEIL") -> nn.Module:
-    model = mlp()
-    quantize_(model, prototypes.mxfp8(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
-    return model
 
 
 @pytest.mark.parametrize(
@@ -94,19 +86,19 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], cuda: str, outcome: str, look: Look
 ) -> None:
     machine(monkeypatch, capability, cuda=cuda)
-    assert outcome_of(RECIPE, look(mxfp8())) == outcome
-    assert outcome_of(RECIPE, look(mxfp8("MXFP8_EMULATED_RCEIL"))) == "not_applicable"
+    assert outcome_of(RECIPE, look(mxfp8(mlp()))) == outcome
+    assert outcome_of(RECIPE, look(mxfp8(mlp(), emulated=True))) == "not_applicable"
     if outcome == "fires":
         model = mlp()
         names = {"Float8LinearConfig": Float8LinearConfig, "model": model}
-        code = fix_of(RECIPE, look(mxfp8())).code
+        code = fix_of(RECIPE, look(mxfp8(mlp()))).code
         exec(code, names | {"convert_to_float8_training": convert_to_float8_training})
         assert outcome_of(RECIPE, look(model)) == "silent"
 
 
 def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     machine(monkeypatch)
-    facts = look(mxfp8())
+    facts = look(mxfp8(mlp()))
     assert outcome_of(RECIPE, facts) == outcome_of(CORES, facts) == "not_applicable"
     assert outcome_of(RECIPE, replace(facts, assumed_gpu="RTX5090")) == "fires"
     assert outcome_of(RECIPE, replace(facts, assumed_gpu="B200")) == "silent"
@@ -118,7 +110,7 @@ def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.Monkey
     [("gfx942", "mxfp8", "fires"), ("gfx950", "mxfp8", "silent"), ("gfx942", "tensorwise", "silent")],
 )
 def test_amd_by_recipe(architecture: str, recipe: str, outcome: str, look: Look) -> None:
-    model = mxfp8() if recipe == "mxfp8" else float8(mlp(), recipe)
+    model = mxfp8(mlp()) if recipe == "mxfp8" else float8(mlp(), recipe)
     facts = replace(look(model), gpus=(amd(architecture),))
     assert outcome_of(RECIPE, facts) == outcome
     finding = finding_of(RECIPE, facts)
@@ -132,7 +124,7 @@ def test_a_try_decides_what_a_recipe_does_here(monkeypatch: pytest.MonkeyPatch, 
     real = fp8_support.try_scaled_mm
     monkeypatch.setattr(fp8_support, "cuda_in_use", lambda: True)
     monkeypatch.setattr(fp8_support, "try_scaled_mm", lambda by_row, where: real(by_row, "cpu"))
-    assert look(mxfp8()).recipe_tries == {}
+    assert look(mxfp8(mlp())).recipe_tries == {}
 
     def refuse(*arguments: object, **settings: object) -> None:
         raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nsecond line")

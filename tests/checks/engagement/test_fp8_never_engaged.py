@@ -8,14 +8,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-from torchao.quantization import quantize_
+from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Facts, Trial
 from fp8doctor.facts.arm_names import ArmName, Reason
-from tests import prototypes
 from tests.checks.arms import ran, timed
+from tests.checks.models import float8, mlp, mxfp8
 from tests.checks.rules import finding_of, fix_of, found_by, outcome_of
 from tests.stand_ins import transformer_engine as te
 
@@ -94,22 +93,13 @@ def test_far_fewer_gemms_than_the_layers_should_run(counted: int, fires: bool) -
     assert (finding and finding.severity) == ("warning" if fires else None)
 
 
-def mlp() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64, bias=False)).bfloat16()
-
-
-def float8(emulate: bool) -> nn.Module:
-    return convert_to_float8_training(mlp(), config=Float8LinearConfig(emulate=emulate))
-
-
-def mx(emulate: bool) -> nn.Module:
-    recipe = "MXFP8_EMULATED_RCEIL" if emulate else "MXFP8_RCEIL"
-    model = mlp()
-    quantize_(model, prototypes.mxfp8(recipe), filter_fn=lambda module, name: isinstance(module, nn.Linear))
-    return model
-
-
-@pytest.mark.parametrize(("build", "treatment"), [(float8, "real-fp8-kernel"), (mx, "real-mx-kernel")])
+@pytest.mark.parametrize(
+    ("build", "treatment"),
+    [
+        (lambda emulate: float8(mlp(), emulate=emulate), "real-fp8-kernel"),
+        (lambda emulate: mxfp8(mlp(), emulated=emulate), "real-mx-kernel"),
+    ],
+)
 def test_emulation_is_found_and_the_real_kernel_is_the_treatment(
     look: Callable[..., Facts], build: Callable[[bool], nn.Module], treatment: str
 ) -> None:

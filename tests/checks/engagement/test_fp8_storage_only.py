@@ -13,10 +13,8 @@ from torch import nn
 from torchao.float8 import convert_to_float8_training
 from torchao.quantization import Float8WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
-from fp8doctor.facts import Converter, Facts, Package, recorded
-from tests.checks.rules import finding_of, fix_of, found_by, outcome_of
-
-Look = Callable[..., Facts]
+from fp8doctor.facts import Converter, Package, recorded
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 
 STORED, QUANTIZED = "fp8-storage-only", "quantized-base"
 

@@ -18,10 +18,8 @@ from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Environment, Facts, TrainerArguments
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.stacks.torchao_private import CONVERTER_TRACE
-from tests.checks.rules import answer_of, fix_of, found_by, outcome_of
+from tests.checks.rules import Look, answer_of, fix_of, found_by, outcome_of
 from tests.examine.models import gpt2, llama
-
-Look = Callable[..., Facts]
 
 RULE = "no-fp8-modules"
 

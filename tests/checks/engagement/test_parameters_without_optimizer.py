@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,15 @@ from torchao.quantization import quantize_
 from fp8doctor import inspect_model
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 from fp8doctor.examine.fp8_conversion import ConversionWatch
-from fp8doctor.facts import Facts, Package, recorded
+from fp8doctor.facts import Package, recorded
 from fp8doctor.stacks import torchao as stack
 from tests import prototypes
+from tests.checks import models
 from tests.checks.engagement.accelerated import Linear, prepare
-from tests.checks.rules import finding_of, fix_of, found_by, outcome_of
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.examine.models import llama, lora, network
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
 from tests.test_untouched_models import MODELS
-
-Look = Callable[..., Facts]
 
 OUTSIDE, UNTIED, UNSAVED = "parameters-without-optimizer", "tied-weights-untied", "cannot-be-saved"
 BIAS = "bias-dropped"
@@ -169,36 +168,6 @@ def wrapped(model: nn.Module, all_gather: bool = True) -> nn.Module:
     )
 
 
-def trained(folder: Path, save: str) -> Any:
-    from transformers import Trainer, TrainingArguments
-
-    settings = {"max_steps": 1, "save_strategy": save, "save_steps": 1, "save_only_model": True}
-    arguments = TrainingArguments(
-        str(folder), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, **settings
-    )
-    data = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
-    trainer = Trainer(llama(), arguments, train_dataset=data)
-    trainer.train()
-    return trainer
-
-
-@pytest.mark.slow
-def test_a_trainer_stops_at_its_first_checkpoint(
-    monkeypatch: pytest.MonkeyPatch, forget_accelerate: None, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    with pytest.raises(RuntimeError, match="invalid python storage"):
-        trained(tmp_path, save="steps")
-    report = inspect_model(trained(tmp_path, save="no"), trial=False, ignore="SHP002")
-    assert found_by(UNSAVED, report.facts).severity == "error"
-    (step,) = (each for each in report.prescription if UNSAVED in each.names)
-    assert {*step.names} >= {OUTSIDE, UNSAVED}, "one change mends them all"
-    monkeypatch.setenv("ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER", "false")
-    report = inspect_model(trained(tmp_path, save="steps"), trial=False)
-    assert outcome_of(UNSAVED, report.facts) == "silent"
-    assert list(tmp_path.rglob("model.safetensors"))
-
-
 @pytest.mark.slow
 def test_what_saves_a_model_decides(look: Look, forget_accelerate: None, tmp_path: Path) -> None:
     from accelerate import Accelerator
@@ -238,9 +207,6 @@ class Net(nn.Module):
         self.head = nn.Linear(64, 64)
 
 
-EMULATED = "MXFP8_EMULATED_RCEIL"
-
-
 def built(*biases: bool) -> nn.Module:
     torch.manual_seed(0)
     return Net(biases or (True, False)).bfloat16()  # type: ignore[arg-type]
@@ -250,15 +216,14 @@ def is_body(module: nn.Module, name: str) -> bool:
     return isinstance(module, nn.Linear) and name != "head"
 
 
-def mxfp8(model: nn.Module, recipe: str = EMULATED) -> nn.Module:
-    quantize_(model, prototypes.mxfp8(recipe), filter_fn=is_body)
-    return model
+def mxfp8(model: nn.Module) -> nn.Module:
+    return models.mxfp8(model, emulated=True, keep=("head",))  # type: ignore[no-any-return]
 
 
 def test_mxfp8_layers_lose_their_bias(look: Look) -> None:
     layer = nn.Linear(64, 64, dtype=torch.bfloat16)
     nn.init.constant_(layer.bias, 100.0)
-    quantize_(layer, prototypes.mxfp8(EMULATED))
+    models.mxfp8(layer, emulated=True)
     if layer(torch.zeros(32, 64, dtype=torch.bfloat16) + 1e-3).float().mean() > 50:
         pytest.skip("this torchao adds the bias")
     model = mxfp8(built())

@@ -27,12 +27,10 @@ from fp8doctor.checks.engagement.partial_conversion import SILENT
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from tests.checks.engagement.accelerated import prepare
-from tests.checks.rules import finding_of, found_by, outcome_of
+from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.examine.models import llama_8b
 
 pytestmark = pytest.mark.slow
-
-Look = Callable[..., Facts]
 
 WIDTH = 2048
 PARTIAL, EXPERTS_RULE = "partial-conversion", "experts-not-reached"

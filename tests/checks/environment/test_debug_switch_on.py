@@ -12,8 +12,8 @@ from fp8doctor.checks.environment.debug_switch_on import OFF, SILENT, SWITCHES, 
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.environment import allowed
 from fp8doctor.facts import Environment, Facts, Package, Software, Target
-from tests.checks.environment.live import facts_of
 from tests.checks.rules import finding_of, fix_of, found_by
+from tests.programs import facts_of
 
 SWITCH = "debug-switch-on"
 BOUNDARIES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,8 @@ from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, Tra
 from fp8doctor.facts.examples import float8
 from fp8doctor.known_errors import known_errors
 from fp8doctor.registry import discover, run
-from tests.checks.environment.live import facts_of, launched, printed
-from tests.checks.rules import finding_of, fix_of, found_by, outcome_of
-
-Look = Callable[..., Facts]
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
+from tests.programs import facts_of, launched, printed
 
 OVERRIDDEN, IDLE, MISSPELLED = (
     "fp8-request-overridden",

@@ -5,7 +5,6 @@ One process has one of each. What those releases do is in research/versions."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,16 +12,13 @@ import torch
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from torch import nn
-from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.analysis.training_bugs import TrainingBug, training_bugs
 from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT
 from fp8doctor.facts import Accelerate, Facts, Package
 from tests.checks.checkpointing.test_recompute_not_fp8 import with_te_checkpoint
-from tests.checks.rules import finding_of, found_by, outcome_of
+from tests.checks.rules import Look, finding_of, outcome_of
 from tests.stand_ins import transformer_engine as stand_in
-
-Look = Callable[..., Facts]
 
 VERSIONS = "incompatible-versions"
 
@@ -102,15 +98,6 @@ def asked(*, prepared: bool = False, by: str = "variable", backend: str = "AO", 
 def test_versions_that_fail_together(facts: Facts, severity: str | None) -> None:
     finding = finding_of(VERSIONS, facts)
     assert (finding and finding.severity) == severity
-
-
-def test_a_real_float8_model_with_an_old_peft(look: Look, forget_accelerate: None) -> None:
-    import peft
-
-    assert peft
-    facts = look(convert_to_float8_training(nn.Sequential(nn.Linear(64, 64))))
-    assert outcome_of(VERSIONS, facts) == "silent"
-    assert found_by(VERSIONS, with_releases(facts, peft="0.18.1", torchao="0.18.0"))
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,12 @@ from msgspec.structs import replace
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from fp8doctor.analysis.memory import STATES, memory_of
 from fp8doctor.checks.memory.more_memory_than_bf16 import PARTS
-from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.facts import Arm, Gpu, MemoryParts
 from tests.checks.arms import ran, timed
 from tests.checks.models import float8, mlp
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.stand_ins import transformer_engine
-from tests.test_recorded import RECORDED
 
 MORE, LEDGER = "more-memory-than-bf16", "memory-ledger"
 
@@ -122,14 +119,3 @@ def test_the_optimizers_state(look: Look, optimizer: Callable[..., Any], layers:
     assert outcome_of(LEDGER, facts) == outcome
     if finding := finding_of(LEDGER, facts):
         assert (finding.evidence["optimizer_gib"], finding.treatment) == (0.0, None)
-
-
-@pytest.mark.parametrize("patient", ["te_fused", "te_transformer"])
-def test_the_ledger_is_what_an_h200_measured(patient: str) -> None:
-    facts, *_ = read_saved(RECORDED / f"h200-{patient}.json.gz")
-    assert outcome_of(LEDGER, facts) == "not_applicable"
-    now, bf16 = (next(arm for arm in facts.trial.arms if arm.name == name) for name in ("as_is", "bf16"))
-    held = memory_of(facts, facts.network.fp8, STATES["AdamW"])
-    for part in ("weights", "gradients", "optimizer"):
-        assert getattr(held, part) == pytest.approx(getattr(now.memory, f"{part}_gib"), rel=1e-3)
-    assert held.fp8_copies == pytest.approx(now.peak_gib - bf16.peak_gib, rel=0.1)

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Facts, LayerShape, Linear, Network, Workload
+from fp8doctor.facts import Facts, LayerShape, Network, Workload
+from fp8doctor.facts.examples import float8 as example_layer
 from fp8doctor.finding import Finding
 from tests.checks.arms import ran
 from tests.checks.arms import timed as with_trial
@@ -144,18 +145,8 @@ def test_adapters_in_transformer_engine(monkeypatch: pytest.MonkeyPatch, look: L
 
 
 def experts(rows: int, k: int, n: int, count: int, gpu: str = "B200", stack: Any = "torchao") -> Facts:
-    layer = Linear(
-        name="experts.w1",
-        use="training",
-        stack=stack,
-        recipe="mxfp8",
-        features={},
-        in_features=k,
-        out_features=n,
-        gemms=count,
-        requires_grad=True,
-        role="experts",
-    )
+    sides = {"in_features": k, "out_features": n, "gemms": count}
+    layer = example_layer("experts.w1", stack=stack, recipe="mxfp8", role="experts", **sides)
     workload = Workload(batch_source="given", tokens=rows, rows={"experts.w1": (rows,)}, accumulate=1)
     return Facts(assumed_gpu=gpu, network=Network(linears=(layer,)), workload=workload)
 

@@ -11,16 +11,15 @@ from typing import Any
 
 import msgspec
 
-from fp8doctor.facts import Arm, Breakdown
+from fp8doctor.facts import Arm, Breakdown, examples
 from tests.checks.arms import ran
 
 
 def breakdown(step_ms: float, *, host_wait_pct: float | None = 5.0, **families: float) -> Breakdown:
     """A reliable breakdown of a step whose time in none of the families is idle."""
-    busy = sum(families.values())
-    read = {"reliable": True, "scale": 1.0, "unclassified_pct": 0.0, "kernels": 2000}
-    parts = {"families_ms": families, "idle_ms": step_ms - busy, "busy_ms": busy, "groups": (), "modules": ()}
-    return Breakdown(host_wait_pct=host_wait_pct, **read, **parts)  # type: ignore[arg-type]
+    idle_ms, read = step_ms - sum(families.values()), {"scale": 1.0, "unclassified_pct": 0.0, "groups": ()}
+    made = examples.profiled("", families, idle_ms, host_wait_pct=host_wait_pct, modules=(), **read)
+    return made.breakdown
 
 
 def profiled(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fp8doctor.facts import Facts
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[1]
 
 BEFORE = """
 import json, os, torch
