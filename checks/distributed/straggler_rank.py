@@ -66,7 +66,7 @@ def straggler_rank(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"{worst.in_words}, in steps of {worst.step_ms:,.1f} ms "
         f"({kit.percent(100 * worst.by_ms / worst.step_ms)})",
         explanation="Medians over the watched steps. The others wait for it whenever they exchange something."
-        f"{also} {watched.unlike_gpus(facts)}".rstrip(),
+        f"{also}",
         evidence={
             "rank": worst.rank,
             "part": worst.what,

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from fp8doctor.analysis.arms import ratio, round_ratios
 from fp8doctor.analysis.significance import EVEN, Interval, Number
-from fp8doctor.analysis.step_difference import waits_for_the_host
-from fp8doctor.facts import Arm, Health, HostLoad, Trial, if_recorded, recorded
+from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, waits_for_the_host
+from fp8doctor.facts import Arm, Health, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES
-from fp8doctor.facts.trial import GREW, GREW_ONCE
 
 SELF_CHECK_TOLERANCE = 0.02
 """BF16 against its own replica must come out at 1.00 within this, or the trial is called unreliable."""
-
-CORES_PCT = 50.0
-"""Use of the cores by others, in per cent, that counts: a core has two hardware threads, and beyond half of
-them every further one shares its core with another."""
 
 TAKEN_PCT = 100 * EVEN
 """Share of the time, in per cent, that counts if it is taken from this process itself, or from the GPU: the
@@ -59,47 +55,15 @@ def speed(of: Arm, against: Arm, trial: Trial) -> Number:
     differ as much as the two, none may be.
     """
     found = ratio(against, of)
-    if busy_host(trial, of, against):
+    if busy_host(trial, (of, against), 100 * EVEN):
         rounds = sorted(round_ratios(against, of))
         cut = math.ceil(TURNED_ROUNDS * len(rounds)) - 1
-        ends = (rounds[cut], rounds[-1 - cut])
-        found = Number(found.value, min(found.low, *ends), max(found.high, *ends))
-    alike = self_check_ratio(trial)
-    if alike and copies_differ(trial) and abs(math.log(alike)) >= abs(math.log(found.value)):
+        ends = (found.low, found.high, rounds[cut], rounds[-1 - cut])
+        found = Number(found.value, min(ends), max(ends))
+    alike = _unlike_its_copy(trial)
+    if alike and abs(math.log(alike)) >= abs(math.log(found.value)):
         return found.open_to_both()
     return found
-
-
-def busy_host(trial: Trial, *steps: Arm) -> str:
-    """Describe what disturbed the host while one of these steps waited for it at times; else empty."""
-    if trial.get("device") == "cpu" or not recorded(trial, "host"):
-        return ""
-    waits = any(recorded(each, "breakdown") and waits_for_the_host(each, 100 * EVEN) for each in steps)
-    return (host_contention(trial.host) or "") if waits else ""
-
-
-def why_unreliable(trial: Trial) -> str | None:
-    """Explain why the times of a trial cannot be trusted; None if they can."""
-    alike = self_check_ratio(trial)
-    found = (
-        f"the step timed against its own copy gives {alike:.3f} instead of 1.00"
-        if alike and copies_differ(trial)
-        else None,
-        gpu_contention(trial.health),
-        host_doubt(trial),
-    )
-    return "; ".join(filter(None, found)) or None
-
-
-def self_check_ratio(trial: Trial) -> float | None:
-    """Return the time of a step divided by that of its own copy, if both were timed."""
-    return trial.self_check_ratio if recorded(trial, "self_check_ratio") else None
-
-
-def copies_differ(trial: Trial) -> bool:
-    """Return whether a step and its own copy differ by more than the tolerance."""
-    alike = self_check_ratio(trial)
-    return bool(alike) and abs((alike or 1.0) - 1) > SELF_CHECK_TOLERANCE
 
 
 def script_interval(step: Arm, trial: Trial) -> Interval | None:
@@ -111,50 +75,64 @@ def script_interval(step: Arm, trial: Trial) -> Interval | None:
     ms, low, high = (step.get(name) for name in ("step_ms", "low_ms", "high_ms"))
     if not ms or not low or not high:
         return None
-    of_host = if_recorded(host_bound_step, trial) is not None
+    of_host = any(if_recorded(waits_for_the_host, each) for each in _baselines(trial))
     apart = ms * (0.0 if trial.get("device") == "cpu" else APART_HOST_BOUND if of_host else APART)
     return Interval(ms, ms - math.hypot(ms - low, apart), ms + math.hypot(high - ms, apart))
 
 
-def gpu_contention(health: Health | None) -> str | None:
-    """Describe what slowed some rounds on the GPU; None if NVML saw nothing."""
-    if health is None:
-        return None
-    throttled = health.get("throttled_pct", {})
-    slowdowns = {
-        reason: share for reason, share in throttled.items() if reason in SLOWDOWNS and share >= SLOWDOWN_PCT
+def why_unreliable(trial: Trial) -> str | None:
+    """Explain why the times of a trial cannot be trusted; None if they can."""
+    return "; ".join(disturbances(trial).values()) or None
+
+
+def disturbances(trial: Trial) -> dict[str, str]:
+    """Map what makes the times of a trial doubtful, in a few words, to the same with its size."""
+    alike, gpu, host = _unlike_its_copy(trial), gpu_contention(trial.get("health")), busy_host(trial)
+    found = {
+        "the host was busy": host and f"the step waits for the host, and {host}",
+        "two copies of one step differ": alike
+        and f"the step timed against its own copy gives {alike:.3f} instead of 1.00",
+        "the GPU was slowed or shared": gpu,
     }
-    said = [f"{reason} in {share:.0f}% of the samples" for reason, share in slowdowns.items()]
+    return {words: size for words, size in found.items() if size}
+
+
+def _unlike_its_copy(trial: Trial) -> float:
+    """Return the time of a step / that of its own copy if both were timed and differ too much; else 0."""
+    alike = trial.get("self_check_ratio") or 0.0
+    return alike if alike and abs(alike - 1) > SELF_CHECK_TOLERANCE else 0.0
+
+
+def busy_host(trial: Trial, steps: Iterable[Arm] = (), idle_pct: float = HOST_BOUND_PCT) -> str:
+    """Describe what disturbed the host while one of these steps waited for it; empty if nothing did.
+
+    By default the step as it is and BF16.
+    """
+    if trial.get("device") == "cpu" or not recorded(trial, "host"):
+        return ""
+    slowed = trial.host.pace_median_ms / trial.host.pace_low_ms
+    waits = (if_recorded(waits_for_the_host, each, idle_pct) for each in steps or _baselines(trial))
+    if slowed < PYTHON_SLOWED or not any(waits):
+        return ""
+    return f"Python ran {slowed:.1f} times as long as at its best"
+
+
+def _baselines(trial: Trial) -> list[Arm]:
+    on_cpu = trial.get("device") == "cpu"
+    return [] if on_cpu else [each for each in trial.get("arms", ()) if each.name in BASELINES and each.tried]
+
+
+def gpu_contention(health: Health | None) -> str:
+    """Describe what slowed some rounds on the GPU; empty if NVML saw nothing."""
+    if health is None:
+        return ""
+    shares = health.get("throttled_pct", {})
+    said = [
+        f"{reason} in {share:.0f}% of the samples"
+        for reason, share in shares.items()
+        if reason in SLOWDOWNS and share >= SLOWDOWN_PCT
+    ]
     others_pct = health.get("other_use_pct")
     if others_pct is not None and others_pct >= TAKEN_PCT:
         said.append(f"other processes used up to {others_pct:.0f}% of the GPU")
-    return ", ".join(said) or None
-
-
-def host_contention(load: HostLoad) -> str | None:
-    """Describe what disturbed the host while variants were timed; None if nothing did."""
-    said = []
-    if load.get("others_pct", 0.0) >= CORES_PCT:  # of older reports
-        said.append(f"others used {load.others_pct:.0f}% of the host's {load.cores} cores")
-    if (slowed := load.pace_median_ms / load.pace_low_ms) >= PYTHON_SLOWED:
-        said.append(f"Python ran {slowed:.1f} times as long as at its best")
-    return ", ".join(said) or None
-
-
-def host_bound_step(trial: Trial) -> Arm | None:
-    """Find the step, as it is or in BF16, that waits for the host on a GPU."""
-    both = (each for each in trial.arms if each.name in BASELINES and each.tried)
-    return None if trial.device == "cpu" else next(filter(waits_for_the_host, both), None)
-
-
-def host_doubt(trial: Trial) -> str | None:
-    """Explain how a busy host makes the times doubtful; None if it does not."""
-    waiting = host_bound_step(trial) if recorded(trial, "host") else None
-    what = host_contention(trial.host) if waiting else None
-    return f"the step waits for the host, and {what}" if what else None
-
-
-def stated_doubt(trial: Trial) -> str:
-    """Write why the times are unreliable, without what does not disturb timing; else empty."""
-    parts = (trial.reason or "").split("; ") if trial.get("reliable") is False else []
-    return "; ".join(each for each in parts if not each.startswith((GREW, *GREW_ONCE)))
+    return ", ".join(said)

@@ -8,13 +8,13 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.arms import arm_if_any, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, gemms_ms
 from fp8doctor.analysis.significance import EVEN, interval
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.wording import in_times, percent
+from fp8doctor.wording import percent
 
 MOST_PCT = 10.0
 """Share of the step, in per cent, from which waiting is reported before anything about FP8. A choice: three
@@ -72,17 +72,12 @@ def waiting_first(facts: Facts) -> str:
 
 def script_overhead(facts: Facts) -> str:
     """Say how much longer the script's step is than its timed copy, beyond waits and scatter; else empty."""
-    seen = facts.observed
-    if seen.clock != "cuda" or not recorded(facts, "trial.arms") or facts.trial.device == "cpu":
+    seen, copy = facts.observed, arm_if_any(facts, ArmName.AS_IS)
+    if copy is None or not copy.step_ms or seen.clock != "cuda" or timed_on_cpu(facts):
         return ""
-    copy = arm(facts.trial, ArmName.AS_IS)
-    if copy is None or not copy.step_ms:
-        return ""
-    own, data_ms = interval(seen.steps_ms), _data_ms(seen)
-    before_ms, copies_ms = median(_before_forward(seen) or (0.0,)), seen.get("host_copies_ms", 0.0)
-    waited_ms = data_ms + max(before_ms, copies_ms)
-    longest_ms = copy.get("high_ms") or copy.step_ms
-    if not counts(own.low - waited_ms - longest_ms, own.median):
+    own, before_ms = interval(seen.steps_ms), median(_before_forward(seen) or (0.0,))
+    waited_ms = _data_ms(seen) + max(before_ms, seen.get("host_copies_ms", 0.0))
+    if not counts(own.low - waited_ms - (copy.get("high_ms") or copy.step_ms), own.median):
         return ""
     whole = f"{own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f})"
     return f"The script's own step takes {whole}, a copy of it {copy.step_ms:,.1f} ms"
@@ -91,20 +86,15 @@ def script_overhead(facts: Facts) -> str:
 # --- ranks ---
 
 
-def _computing_ms(observed: Observation) -> float | None:
+def _computing(observed: Observation) -> tuple[float, ...]:
     """Read what the GPU did in the profiled step next to communication, with times as profiled.
 
     What makes a profiled step longer than the others is the wait for the other ranks, in their exchange.
     """
     if observed.clock != "cuda":
-        return None
+        return ()
     parts, scale = observed.breakdown.families_ms, float(observed.breakdown.get("scale", 1.0))
-    return scale * (sum(parts.values()) - parts.get("communication", 0.0))
-
-
-def _computing(observed: Observation) -> tuple[float, ...]:
-    ms = _computing_ms(observed)
-    return () if ms is None else (ms,)
+    return (scale * (sum(parts.values()) - parts.get("communication", 0.0)),)
 
 
 WAITS: dict[str, Callable[[Observation], tuple[float, ...]]] = {
@@ -154,30 +144,16 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
     others can go on.
     """
     ranks, found = timed_ranks(facts), list[Behind]()
-    if len(ranks) < 2:
-        return ()
-    whole_ms = median(median(each.observed.steps_ms) for each in ranks)
+    whole_ms = median(median(each.observed.steps_ms) for each in ranks) if ranks else 0.0
     for what, read in {**PARTS, "for a step": lambda observed: observed.steps_ms}.items():
+        explained = set[int]() if what in PARTS else {each.rank for each in found}
         samples = {each.rank: if_recorded(read, each.observed) or () for each in ranks}
         seen = {rank: interval(ms) for rank, ms in samples.items() if ms}
-        explained = {each.rank for each in found} if what not in PARTS else set[int]()
         for rank, own in seen.items():
             others = [each.median for other, each in seen.items() if other != rank]
             if others and rank not in explained and counts(own.low - median(others), whole_ms):
                 found.append(Behind(rank, what, own.median, median(others), whole_ms))
     return tuple(sorted(found, key=lambda each: -each.by_ms))
-
-
-def unlike_gpus(facts: Facts) -> str:
-    """Describe the GPUs of the ranks as a sentence; empty if they are alike."""
-    gpus = {each.rank: gpu for each in facts.ranks.processes if (gpu := each.get("gpu")) is not None}
-    read = (("name", "{}"), ("power_limit_w", "power limit {} W"), ("sm_clock_max_mhz", "at most {} MHz"))
-    told = {
-        rank: ", ".join(words.format(gpu.get(name)) for name, words in read if recorded(gpu, name))
-        for rank, gpu in gpus.items()
-    }
-    each = "; ".join(f"rank {rank} {told[rank]}" for rank in sorted(told))
-    return f"GPUs: {each}." if len({*told.values()}) > 1 else ""
 
 
 def late_ms(facts: Facts) -> float:
@@ -191,11 +167,9 @@ def exposed_ms(observed: Observation) -> float | None:
 
     A profiled step may be longer than the others; theirs have at most the time that computing leaves.
     """
-    computing = _computing_ms(observed)
-    if computing is None:
-        return None
-    alone = observed.breakdown.families_ms.get("communication", 0.0)
-    return max(0.0, min(alone, median(observed.steps_ms) - computing))
+    alone_ms = observed.breakdown.families_ms.get("communication", 0.0)
+    left_ms = (median(observed.steps_ms) - ms for ms in _computing(observed))
+    return next((max(0.0, min(alone_ms, ms)) for ms in left_ms), None)
 
 
 def exposed_of_ranks(facts: Facts) -> tuple[float, ...]:
@@ -236,7 +210,7 @@ def whole_speedup(
     research/benchmarks/results/sharded_trials_h100.md); so is that of one process, whose BF16 may wait too.
     """
     seen = facts.observed
-    copy, own_ms = arm(facts.trial, ArmName.AS_IS), exposed_ms(seen)
+    copy, own_ms = arm_if_any(facts, ArmName.AS_IS), exposed_ms(seen)
     if not timed_alone(facts) or not bf16_ms or own_ms is None or not seen.steps_ms or not copy:
         return None
     whole_ms, copy_ms = median(seen.steps_ms), copy.step_ms or 0.0
@@ -260,21 +234,6 @@ def whole_speedup(
     covered_ms = shared_ms if waiting_ms else max(0.0, bf16_ms - copy_ms)
     low = (bf16_ms + kernels_ms + max(0.0, shared_ms - covered_ms)) / whole_ms
     return low if _is_spread(facts) else 0.0, (bf16_ms + max(on_top_ms, shared_ms)) / whole_ms
-
-
-def in_bounds(low: float, high: float) -> str:
-    """Write a speedup as one number if its bounds are close to each other, else as both."""
-    if not low:
-        return f"at most {in_times(high)} the speed of BF16"
-    close = high - low < EVEN
-    if low > 1 - EVEN and high < 1 + EVEN:
-        return "about as fast as BF16"
-    if not close and low < 1 < high:
-        return f"{in_times(low)} to {in_times(high)} the speed of BF16"
-    ends = [(low + high) / 2] if close else [low, high]
-    side = "faster" if ends[0] >= 1 else "slower"
-    sizes = ends if side == "faster" else [1 / each for each in reversed(ends)]
-    return f"{'about ' if close else ''}{' to '.join(map(in_times, sizes))} {side}"
 
 
 # --- the model of a step next to the watched one ---

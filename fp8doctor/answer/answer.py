@@ -12,8 +12,8 @@ from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
 from fp8doctor.analysis.memory import Fit, fit
-from fp8doctor.analysis.noise import busy_host, copies_differ, gpu_contention, host_doubt, speed, stated_doubt
-from fp8doctor.analysis.significance import Number
+from fp8doctor.analysis.noise import busy_host, disturbances, speed
+from fp8doctor.analysis.significance import EVEN, Number
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
@@ -289,19 +289,11 @@ def _cause(of: Finding | Step) -> Cause:
 
 def _doubts(view: TrialView) -> Iterator[str]:
     """Say in a few words what may have changed the times; the notes below the table say how much."""
-    trial, differ = view.facts.trial, copies_differ(view.facts.trial)
-    stated = if_recorded(stated_doubt, trial) or ""
-    doubtful = bool(differ or stated)
-    host = if_recorded(host_doubt, trial) if doubtful else if_recorded(_hidden_by_host, view)
-    gpu = gpu_contention(trial.get("health")) if doubtful else ""
-    if host:
+    found = disturbances(view.trial)
+    hidden = "" if found else if_recorded(_hidden_by_host, view)
+    yield from found
+    if hidden:
         yield "the host was busy"
-    if differ:
-        yield "two copies of one step differ"
-    if gpu:
-        yield "the GPU was slowed or shared"
-    if stated and not (differ or host or gpu):
-        yield stated
     if view.facts.get("training.layerdrop"):
         yield "LayerDrop skips layers at random"
 
@@ -310,7 +302,7 @@ def _hidden_by_host(view: TrialView) -> str:
     """Describe the busy host that leaves open how FP8 compares, as it runs or at its best; else empty."""
     for bf16, fp8 in ((view.bf16, view.as_is), (view.fair_bf16(view.fp8), view.fp8)):
         if bf16 and fp8 and speed(fp8, bf16, view.facts.trial).side == "open":
-            return busy_host(view.facts.trial, bf16, fp8)
+            return busy_host(view.trial, (bf16, fp8), 100 * EVEN)
     return ""
 
 

@@ -14,7 +14,6 @@ from msgspec import Struct
 
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, signed
-from fp8doctor.analysis.watched import in_bounds
 from fp8doctor.answer.answer import WIDEST, Answer, Cause
 from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.verdict import GRAVE
@@ -159,7 +158,10 @@ def _title(said: Answer) -> Line:
         wide = found.basis != "measured" and found.high >= WIDEST * found.low
         title = say("title.side", fp8=fp8, verb=verb, size=_interval(found) if wide else _size(found))
     if said.whole:
-        return say("title.whole", title=title.text, bounds=in_bounds(*said.whole))
+        low, high = said.whole
+        at_most = f"at most {in_times(high)} the speed of BF16"
+        bounds = _interval(Number((low + high) / 2, low, high)) if low else at_most
+        return say("title.whole", title=title.text, bounds=bounds)
     return title
 
 

@@ -9,7 +9,7 @@ from textwrap import shorten
 from msgspec import Struct
 
 from fp8doctor.analysis.arms import arm, is_finite
-from fp8doctor.analysis.noise import gpu_contention, host_contention, script_interval, speed
+from fp8doctor.analysis.noise import busy_host, gpu_contention, script_interval, speed
 from fp8doctor.analysis.own_step import watched, watched_job
 from fp8doctor.analysis.significance import Interval, interval
 from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
@@ -217,9 +217,8 @@ def _doubts(found: Breakdown | None) -> Iterator[tuple[str, str]]:
 
 def _circumstances(view: TrialView) -> Iterator[str]:
     """Say what may have changed the times, with its size."""
-    trial = view.trial
-    host = host_contention(trial.host) if recorded(trial, "host") else None
-    yield from (f"While timed: {each}." for each in (host, gpu_contention(trial.get("health"))) if each)
+    found = (busy_host(view.trial), gpu_contention(view.trial.get("health")))
+    yield from (f"While timed: {each}." for each in found if each)
 
 
 def _method(view: TrialView, timed: Sequence[Arm]) -> str:

@@ -46,7 +46,8 @@ def small(as_is_ms: float, rounds_ms: float, turned: int) -> Facts:
 def test_a_quarter_of_the_rounds_of_a_busy_host_leaves_it_open(turned: int, status: str) -> None:
     report = diagnose(small(20.0, 9.9, turned))
     assert report.verdict.status == status
-    assert bool(report.answer.open) is bool(report.answer.doubts) is (status == "open")
+    assert report.answer.doubts
+    assert bool(report.answer.open) is (status == "open")
 
 
 @pytest.mark.parametrize(("samples", "low", "high"), [(6, 1, 6), (8, 2, 7), (11, 3, 9), (15, 4, 12)])
