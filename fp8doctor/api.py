@@ -199,9 +199,7 @@ def _cut(job: Job, network: Network, layers: int) -> Job:
     if not longer:
         return job
     try:
-        cuts = {
-            name: range(layers) for name, _ in unwrapped(job.model).named_modules() if cleaned(name) in longer
-        }
+        cuts = {name: layers for name, _ in unwrapped(job.model).named_modules() if cleaned(name) in longer}
         model = replicate(job.model, cuts=cuts, share=True)[0]
     except NotReplicable as error:
         raise ValueError(f"layers={layers}: {error}") from None

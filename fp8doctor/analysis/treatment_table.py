@@ -93,9 +93,6 @@ _ALL = (
         AUTOCAST_BF16, "BF16 autocast", "precision", "bf16.autocast_bf16", "the autocast", helps_bf16_too=True
     ),
     TreatmentRecord(
-        "bf16-parameters", "BF16 weights", "precision", "bf16.bf16_parameters", helps_bf16_too=True
-    ),
-    TreatmentRecord(
         CHECKPOINTING_OFF, "no checkpointing", "", "switches.checkpointing_off", helps_bf16_too=True
     ),
     TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "bf16", "bf16.keep_in_bf16"),

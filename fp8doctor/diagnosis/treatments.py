@@ -377,11 +377,6 @@ FIXED = {
         summary="run forward and loss under BF16 autocast",
         code='with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)',
     ),
-    "bf16-parameters": Treatment(
-        name="bf16-parameters",
-        summary="keep the weights in BF16",
-        code="model.to(torch.bfloat16)   # before the optimizer is made",
-    ),
     TE_AUTOCAST: Treatment(
         name=TE_AUTOCAST,
         summary="run the training forward inside the FP8 autocast",

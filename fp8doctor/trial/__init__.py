@@ -9,8 +9,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-import msgspec
 import torch
+from msgspec import structs
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fp8doctor.diagnosis.document import Step
@@ -31,15 +31,7 @@ from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_devic
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state.snapshot import CONTEXT, with_harm
 
-__all__ = [
-    "Budget",
-    "DeviceLost",
-    "TrialRun",
-    "run_trial",
-    "time_copies",
-    "with_forward",
-    "without_forward",
-]
+__all__ = ["Budget", "DeviceLost", "TrialRun", "run_trial", "time_copies", "with_forward", "without_forward"]
 
 
 def time_copies(
@@ -66,20 +58,18 @@ def time_copies(
     if where is None:
         return None
     teller = Teller(tell, budget.end, before=before)
+    seen = facts
 
-    def proposed(seen: Facts) -> Sequence[Step]:
-        nonlocal facts
-        facts = seen
-        return propose(seen)
-
-    def known(trial: Trial) -> Facts:
-        return msgspec.structs.replace(facts, trial=trial)
+    def proposed(shown: Facts) -> Sequence[Step]:
+        nonlocal seen
+        seen = shown
+        return propose(shown)
 
     run = TrialRun(
         where,
         budget,
         teller.say,
-        keep=lambda trial: keep(known(trial)),
+        keep=lambda trial: keep(structs.replace(seen, trial=trial)),
         begin=teller.begin,
         **settings,
     )
@@ -89,7 +79,7 @@ def time_copies(
         if run.own_process:
             raise
         nothing = without_times(run, NoNumber(lost.no_number.why, f"{lost.arm}: {lost}"))
-        return known(with_harm(lost.trial or nothing, (CONTEXT,)))
+        return structs.replace(seen, trial=with_harm(lost.trial or nothing, (CONTEXT,)))
 
 
 def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun) -> Facts:
@@ -104,21 +94,15 @@ def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]]
         job = unsharded(job)
     except NotReplicable as error:
         trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
-        return msgspec.structs.replace(rows.unwatched(facts, str(error)), trial=trial)
-
-    def work(guarded: TrialRun) -> Trial:
-        nonlocal facts
-        facts, trial = _all_of_it(job, facts, propose, guarded)
-        return trial
-
-    run.keep(
-        without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))
-    )  # the trial of a child that is ended from here on
+        return structs.replace(rows.unwatched(facts, str(error)), trial=trial)
+    # The trial of a child that is ended from here on:
+    run.keep(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT)))
     run.begin(Stage.SHAPES)
     current = torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
-    with current:  # events are of the current device
-        trial = left_alone(job, run, work)
-    return msgspec.structs.replace(facts, trial=trial)
+    with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
+        facts, trial = _all_of_it(job, facts, propose, guarded)
+        run.keep(trial)
+    return structs.replace(facts, trial=with_harm(trial, changed))
 
 
 def _refuse_unready(job: Job) -> None:
@@ -141,24 +125,27 @@ def _all_of_it(
     job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun
 ) -> tuple[Facts, Trial]:
     """Watch a forward, time the shapes, which decide what stays in BF16, and then the variants."""
-    device, now = run.device, time.monotonic()
+    now = time.monotonic()
     until = now + shapes.SHARE * (run.budget.end - now)
     facts, seen, unseen = rows.watch_copy(job, facts, run)
     prescription = propose(facts)
-    counted = msgspec.structs.replace(facts, trial=Trial(device=device.type, gpu=gpu_name(device), rows=seen))
-    timed_shapes, gap = shapes.time_shapes(
-        counted, device, until=until, progress=run.progress, reason_against=run.skip.get(shapes.PART)
+    known = Trial(device=run.device.type, gpu=gpu_name(run.device), rows=seen)
+    timed_shapes, untimed = shapes.time_shapes(
+        structs.replace(facts, trial=known),
+        run.device,
+        until=until,
+        progress=run.progress,
+        reason_against=run.skip.get(shapes.PART),
     )
-    with_shapes = msgspec.structs.replace(
-        counted, trial=msgspec.structs.replace(counted.trial, shapes=timed_shapes)
-    )
-    planned = plan_variants(with_shapes, prescription, job)
+    known = structs.replace(known, shapes=timed_shapes)
+    planned = plan_variants(structs.replace(facts, trial=known), prescription, job)
+    gaps = {"trial.rows": unseen, "trial.shapes": untimed}
+    missing = {fact: gap for fact, gap in gaps.items() if gap}
 
     def whole(trial: Trial) -> Trial:
-        missing = {fact: gap for fact, gap in (("trial.rows", unseen), ("trial.shapes", gap)) if gap}
-        gaps = {**trial.get("gaps", {}), **missing}
-        return msgspec.structs.replace(
-            trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=gaps
+        all_gaps = {**trial.get("gaps", {}), **missing}
+        return structs.replace(
+            trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=all_gaps
         )
 
     run.keep(whole(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))))

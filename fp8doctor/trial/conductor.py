@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import msgspec
@@ -32,8 +33,8 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.snapshot import CONTEXT, free, restored, with_harm
-from fp8doctor.trial.variant import Place, VariantPlan, explores
+from fp8doctor.trial.state.snapshot import CONTEXT, free, restored
+from fp8doctor.trial.variant import Place, VariantPlan
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")
@@ -42,8 +43,9 @@ MOSTLY_FREE = 0.5
 """Share of the GPU's memory up to which a step with checkpointing may have more to gain without."""
 
 
-def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Trial:
-    """Do the work of a trial under a guard, put back what it changed, and name what remains changed.
+@contextmanager
+def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
+    """Guard what is the user's; at the end put it back, and name what was changed in the list.
 
     Raises `DeviceLost` if a variant crashed the CUDA context: a new process can go on without it.
     """
@@ -53,14 +55,14 @@ def left_alone(job: Job, run: TrialRun, work: Callable[[TrialRun], Trial]) -> Tr
     before = guard.sums()
     with restored(job) as changed, guard.standing():
         budget = replace(run.budget, noted_s=time.monotonic() - began)
-        trial = work(replace(run, budget=budget, guard=guard))
-        run.keep(trial)
+        yield replace(run, budget=budget, guard=guard), changed
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
     except DeviceLost:
-        return with_harm(trial, (*changed, CONTEXT))
-    return with_harm(trial, (*changed, *guard.changed(before)))
+        changed.append(CONTEXT)
+    else:
+        changed += guard.changed(before)
 
 
 def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
@@ -74,40 +76,37 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
         return without_times(run, NoNumber(Reason.NO_BATCH, reason))
     run.begin(Stage.BUILDING)
     run.progress("copying the model to the device", None)
-    bench = _bench(job, lists, plans, run)
-    if isinstance(bench, NoNumber):
-        free(run.device)
-        return msgspec.structs.replace(without_times(run, bench), elapsed_s=run.budget.elapsed_s)
+    bench = None
     try:
+        attempts = [Attempt(each, no_number=run.skipped(each.name)) for each in plans]
+        bench = Bench(job, lists, run, attempts)
         trial = _timed(bench)
-    except OriginalTouched as error:
-        trial = without_times(run, raised(error))
+    except (NotReplicable, OriginalTouched) as error:
+        trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
     except Exception as error:
-        _log.debug("the timing was stopped", exc_info=True)
-        still_there(run.device, bench.at_work)
-        reason = f"a variant that had run before stopped the timing with {sentence(error)}"
-        trial = without_times(run, NoNumber(Reason.TIMING_RAISES, reason))
+        _log.debug("the step raises", exc_info=True)
+        if bench is not None:
+            still_there(run.device, bench.at_work)
+        trial = without_times(run, _why_none(error, ran=bench is not None))
     finally:
         if run.own_process:
             torch_private.forget_cuda_graphs()  # with the compiled code that recorded them
-        bench.close()
+        if bench is not None:
+            bench.close()
+        free(run.device)
     return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 
 
-def _bench(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Bench | NoNumber:
-    """Begin the trial, or return why there is none."""
-    try:
-        return Bench(job, lists, run, [Attempt(each, no_number=run.skipped(each.name)) for each in plans])
-    except (NotReplicable, OriginalTouched) as error:
-        return NoNumber(Reason.NOT_REPLICABLE, str(error))
-    except torch.OutOfMemoryError:
-        return NoNumber(
-            Reason.OUT_OF_MEMORY, "the memory of the GPU is too small for even a cut of the model"
-        )
-    except Exception as error:
-        _log.debug("the step raises", exc_info=True)
-        why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
-        return NoNumber(why, f"the training step raises {sentence(error)}")
+def _why_none(error: Exception, *, ran: bool) -> NoNumber:
+    """Explain why no variant has a time; ``ran`` says whether the step as it is did."""
+    if ran:
+        reason = f"a variant that had run before stopped the timing with {sentence(error)}"
+        return NoNumber(Reason.TIMING_RAISES, reason)
+    if isinstance(error, torch.OutOfMemoryError):
+        reason = "the memory of the GPU is too small for even a cut of the model"
+        return NoNumber(Reason.OUT_OF_MEMORY, reason)
+    why = Reason.RECOMPUTE_DIFFERS if isinstance(error, CheckpointError) else Reason.STEP_RAISES
+    return NoNumber(why, f"the training step raises {sentence(error)}")
 
 
 def _timed(bench: Bench) -> Trial:
@@ -129,30 +128,35 @@ def _timed(bench: Bench) -> Trial:
 
 
 def build(bench: Bench) -> None:
-    """Build the variants in their order; a condition that does not hold drops one or moves it to the end.
+    """Build the variants in their order; a condition that does not hold drops or postpones one.
 
     If the step as it is has too little memory, all begins again with shallower models.
     """
-    waiting, moved = list(bench.attempts), list[Attempt]()
-    while waiting:
-        attempt = waiting.pop(0)
-        plan = attempt.plan
-        if plan.if_host_waits:
-            compiled = [each for each in bench.built if each.compiled]
-            if not compiled or not min(compiled, key=lambda each: each.steps_s).waits_for_host:
-                bench.attempts.remove(attempt)
-                continue
-        if plan.place is Place.NO_CHECKPOINTING and attempt not in moved:
-            peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
-            if peak is not None and gpu is not None and peak > MOSTLY_FREE * gpu:
-                moved.append(attempt)
-                waiting.append(attempt)
-                continue
-        _build_variant(attempt, bench)
-        if plan.name == ArmName.AS_IS:
+    last = list[Attempt]()
+    for attempt in list(bench.attempts):
+        if attempt.plan.if_host_waits and not _host_waits(bench.built):
+            bench.attempts.remove(attempt)
+        elif attempt.plan.place is Place.NO_CHECKPOINTING and _little_is_free(bench):
+            last.append(attempt)
+        else:
+            _build_variant(attempt, bench)
+        if attempt.plan.name == ArmName.AS_IS:
             while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
                 attempt.no_number = None
                 _build_variant(attempt, bench)
+    for attempt in last:
+        _build_variant(attempt, bench)
+
+
+def _host_waits(built: Sequence[Attempt]) -> bool:
+    """Return whether the fastest compiled step waits for the host."""
+    compiled = [each for each in built if each.compiled]
+    return bool(compiled) and min(compiled, key=lambda each: each.steps_s).waits_for_host
+
+
+def _little_is_free(bench: Bench) -> bool:
+    peak, gpu = bench.attempts[0].full_peak(bench.plan), gpu_gib(bench.device)
+    return peak is not None and gpu is not None and peak > MOSTLY_FREE * gpu
 
 
 def _build_variant(attempt: Attempt, bench: Bench) -> None:
@@ -175,7 +179,7 @@ def _build_variant(attempt: Attempt, bench: Bench) -> None:
 def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | None:
     """Return the reason of an exploration, or of a BF16, whose base has no time."""
     base = next((each for each in attempts if each.plan.name == plan.base), None)
-    if base is None or base.no_number is None or not (explores(plan) or is_in_bf16(plan.name)):
+    if base is None or base.no_number is None or not (plan.explored or is_in_bf16(plan.name)):
         return None
     words = variant_in_a_sentence(base.plan.name)
     return NoNumber(base.no_number.why, f"it changes {words}, which has no time")

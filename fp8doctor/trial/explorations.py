@@ -16,6 +16,7 @@ from fp8doctor.analysis.treatment_table import (
     COMPILE_BLOCKS,
     KEEP_IN_BF16,
     TE_AUTOCAST,
+    traits,
 )
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
@@ -29,11 +30,11 @@ from fp8doctor.trial.treatments.switches import could_be_fused
 
 @dataclass(frozen=True)
 class TrialContext:
-    """The facts, the job, and the treatments that findings proposed."""
+    """The facts, the job, and the treatments that are carried out first."""
 
     facts: Facts
     job: Job
-    proposed: Collection[str]
+    treatments: Collection[str]
 
     @property
     def in_fp8(self) -> list[Linear]:
@@ -41,13 +42,24 @@ class TrialContext:
 
     @property
     def compiles(self) -> bool:
-        """Whether a proposal compiles."""
-        return any(name.startswith("compile-") for name in self.proposed)
+        """Whether a treatment compiles."""
+        return any(traits(name).compiles for name in self.treatments)
 
     @property
     def compiled(self) -> bool:
-        """Whether FP8 layers are compiled after the proposals."""
+        """Whether FP8 layers are compiled after the treatments."""
         return self.compiles or any(linear.compiled is not None for linear in self.in_fp8)
+
+    @property
+    def is_one_graph(self) -> bool:
+        """Whether one compile mark covers all blocks, and no treatment changes that."""
+        whole = any(
+            not mark.name
+            and mark.get("compiles") is not False
+            and mark.form in ("wrapped", "in_place", "assigned_forward")
+            for mark in self.facts.get("training.compile_marks", ())
+        )
+        return whole and bool(self.facts.network.blocks) and not self.compiles
 
 
 def explorations(context: TrialContext) -> list[str]:
@@ -55,13 +67,13 @@ def explorations(context: TrialContext) -> list[str]:
     return [
         name
         for name, is_sensible in WORTH_A_TRY.items()
-        if name not in context.proposed and if_recorded(is_sensible, context)
+        if name not in context.treatments and if_recorded(is_sensible, context)
     ]
 
 
 def caches(context: TrialContext) -> bool:
-    """Return whether training builds a KV cache that no proposal switches off."""
-    return context.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in context.proposed
+    """Return whether training builds a KV cache that no treatment switches off."""
+    return context.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in context.treatments
 
 
 def checkpoints(context: TrialContext) -> bool:
@@ -78,50 +90,35 @@ def in_fp32(context: TrialContext) -> bool:
 
 
 def other_recipe(context: TrialContext, name: str) -> bool:
-    """Return whether a recipe is new to compiled Float8Linears, and may run here."""
+    """Return whether a recipe is new to compiled Float8Linears or to Transformer Engine, and may run here."""
     recipe = BY_TREATMENT[name]
-    own = [each for each in context.in_fp8 if each.stack == "torchao" and each.kind.endswith(".Float8Linear")]
-    taken = [linear for linear in own if not (recipe.drops_bias and linear.bias)]
-    is_new = recipe.name not in {linear.recipe for linear in own}
-    return bool(taken) and is_new and context.compiled and may_run(recipe, context.facts)
-
-
-def other_te_recipe(context: TrialContext, name: str) -> bool:
-    """Return whether a recipe is new to Transformer Engine layers, and may run here."""
-    own = own_recipes(context.facts, opened=TE_AUTOCAST in context.proposed)
-    recipe = BY_TREATMENT[name]
-    return bool(own) and recipe.name not in own and may_run(recipe, context.facts)
+    if recipe.stack == TORCHAO.name:
+        own = [
+            each for each in context.in_fp8 if each.stack == "torchao" and each.kind.endswith(".Float8Linear")
+        ]
+        takes = context.compiled and any(not (recipe.drops_bias and linear.bias) for linear in own)
+        known = {linear.recipe for linear in own}
+    else:
+        known = set(own_recipes(context.facts, opened=TE_AUTOCAST in context.treatments))
+        takes = bool(known)
+    return takes and recipe.name not in known and may_run(recipe, context.facts)
 
 
 def blocks_may_gain(context: TrialContext) -> bool:
-    """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline."""
-    return te_is_eager(context) or (bool(context.in_fp8) and is_one_graph(context))
+    """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
 
-
-def is_one_graph(context: TrialContext) -> bool:
-    """Return whether one compile mark covers all blocks, and no proposal changes that."""
-    whole = any(
-        not mark.name
-        and mark.get("compiles") is not False
-        and mark.form in ("wrapped", "in_place", "assigned_forward")
-        for mark in context.facts.get("training.compile_marks", ())
-    )
-    return whole and bool(context.facts.network.blocks) and not context.compiles
-
-
-def te_is_eager(context: TrialContext) -> bool:
-    """Return whether repeated blocks hold uncompiled ``te.Linear``, not fused modules.
-
-    Up to Transformer Engine 2.19 the graph breaks at every module. Compiling around the breaks still pays
-    with enough tokens: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
+    That is a job in one graph, or repeated blocks with uncompiled ``te.Linear``, not fused modules. Up to
+    Transformer Engine 2.19 the graph breaks at every module. Compiling around the breaks still pays with
+    enough tokens: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
     """
-    blocks = context.facts.network.blocks
-    eager = [
-        linear
+    te_is_eager = any(
+        stack_of(linear).own_kernels
+        and linear.kind.endswith(".Linear")
+        and linear.compiled is None
+        and any(is_inside(linear, blocks) for blocks in context.facts.network.blocks)
         for linear in context.in_fp8
-        if stack_of(linear).own_kernels and linear.kind.endswith(".Linear") and linear.compiled is None
-    ]
-    return any(is_inside(linear, each) for linear in eager for each in blocks) and not context.compiles
+    )
+    return (te_is_eager and not context.compiles) or (bool(context.in_fp8) and context.is_one_graph)
 
 
 def some_lose(context: TrialContext) -> bool:
@@ -137,15 +134,11 @@ WORTH_A_TRY: dict[str, Callable[[TrialContext], bool]] = {
     ),
     "cache-off": caches,
     AUTOCAST_BF16: in_fp32,
-    "bf16-parameters": in_fp32,
     CHECKPOINTING_OFF: checkpoints,
     KEEP_IN_BF16: some_lose,
     "fused-optimizer": lambda context: could_be_fused(context.job),
     COMPILE_BLOCKS: blocks_may_gain,
-    **{
-        name: partial(other_recipe if each.stack == TORCHAO.name else other_te_recipe, name=name)
-        for name, each in BY_TREATMENT.items()
-    },
+    **{name: partial(other_recipe, name=name) for name in BY_TREATMENT},
 }
 """Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
 

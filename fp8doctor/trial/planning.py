@@ -21,22 +21,21 @@ from fp8doctor.analysis.treatment_table import (
     COMPILE_MODEL,
     TE_AUTOCAST,
     family,
-    that_help_bf16_too,
     traits,
 )
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
-from fp8doctor.trial.explorations import TrialContext, explorations, is_one_graph, with_timed_shapes
+from fp8doctor.trial.explorations import TrialContext, explorations, in_fp32, with_timed_shapes
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
-from fp8doctor.trial.treatments.bf16 import in_form, mostly_fp32
+from fp8doctor.trial.treatments.bf16 import in_form
 from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
-from fp8doctor.trial.variant import Change, Place, VariantPlan, as_it_is
+from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 
 HOST_PACED = 0.9
 """Modelled time of the host / of the GPU from which the host may set the pace. With it the cost model finds
@@ -69,7 +68,7 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
         *planner.whole(base),
         *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
-        *planner.with_twins(planner.tried_unasked(base, proposals), base, alike),
+        *planner.tried_unasked(base, proposals, alike),
     ]
     return sorted(found, key=lambda each: each.place)
 
@@ -79,23 +78,30 @@ class VariantPlanner:
     facts: Facts
     job: Job
 
-    def baselines(self, in_fp8: bool) -> list[VariantPlan]:
-        """Plan every form of BF16 that the user could write, except for the step as it is.
+    def with_changes(self, treatments: Iterable[str] = ()) -> TrialContext:
+        return TrialContext(self.facts, self.job, frozenset(treatments))
 
-        FP8 is compared with the user's own form, so that comes first.
-        """
-        compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
-        own = self.own_autocast()
-        forms = {
-            ArmName.BF16_AS_COMPILED: (in_fp8 or bool(own)) and self.compiles_otherwise,
-            ArmName.BF16_COMPILED: in_fp8 or not compiled or bool(own) or self.compiles_otherwise,
-            ArmName.BF16: in_fp8 or compiled or bool(own),
-        }
-        ordered = sorted(forms, key=lambda form: not compiled and form != ArmName.BF16)
-        plans = [replace(self.bf16(form), treatments=own) for form in ordered if forms[form]]
-        if in_fp8 or own:
-            plans[0] = replace(plans[0], place=Place.OWN_BF16)
-        return plans
+    def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
+        """Plan treatments, all together, on top of ``base``."""
+        names = tuple(each.name for each in treatments)
+        forms = [each for each in names if each in (COMPILE_BLOCKS, COMPILE_MODEL)]
+
+        def make(variant: Variant) -> Variant:
+            variant = base.make(variant)
+            for each in treatments:
+                context = TreatmentContext(self.facts, each.name, each.layers, self.job)
+                variant = function_of(each.name)(variant, context)
+            return variant
+
+        return VariantPlan(
+            name,
+            make,
+            names,
+            fp8=True if TE_AUTOCAST in names else base.fp8,
+            base=base.name,
+            compiled=base.compiled or any(traits(each).compiles for each in names),
+            by_block=forms[-1] == COMPILE_BLOCKS if forms else base.by_block,
+        )
 
     def bf16(self, form: ArmName) -> VariantPlan:
         return VariantPlan(
@@ -107,20 +113,38 @@ class VariantPlanner:
             place=Place.OTHER_BF16,
         )
 
+    def baselines(self, in_fp8: bool) -> list[VariantPlan]:
+        """Plan every form of BF16 that the user could write, except for the step as it is.
+
+        FP8 is compared with the user's own form, so that comes first.
+        """
+        compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
+        own = self.own_autocast
+        forms = {
+            ArmName.BF16_AS_COMPILED: (in_fp8 or bool(own)) and self.compiles_otherwise,
+            ArmName.BF16_COMPILED: in_fp8 or not compiled or bool(own) or self.compiles_otherwise,
+            ArmName.BF16: in_fp8 or compiled or bool(own),
+        }
+        ordered = sorted(forms, key=lambda form: not compiled and form != ArmName.BF16)
+        plans = [replace(self.bf16(form), treatments=own) for form in ordered if forms[form]]
+        if in_fp8 or own:
+            plans[0] = replace(plans[0], place=Place.OWN_BF16)
+        return plans
+
     def whole(self, base: VariantPlan) -> list[VariantPlan]:
         """Plan BF16, and FP8 on top of ``base``, as one graph, if the host is expected to set the pace.
 
         Seen on an H200: of three steps that wait for the host, BF16 in one graph was 1.01x, 1.27x and 1.45x
         as fast as block by block. For a step that did not wait its build took 31 s for nothing.
         """
-        context = TrialContext(self.facts, self.job, base.treatments)
-        if not any(map(has_loop, self.facts.network.blocks)) or is_one_graph(context):
+        in_blocks = any(map(has_loop, self.facts.network.blocks))
+        if not in_blocks or self.with_changes(base.treatments).is_one_graph:
             return []
         in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
         modelled = if_recorded(modelled_step, in_bf16_compiled)
         if modelled is None or modelled.host_ms < HOST_PACED * modelled.busy_ms:
             return []
-        plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast())]
+        plans = [replace(self.bf16(ArmName.BF16_WHOLE), treatments=self.own_autocast)]
         if base.fp8 and COMPILE_MODEL not in base.treatments:
             compiled = self.on(base, [_unexplained(COMPILE_MODEL)], COMPILE_MODEL)
             plans.append(replace(compiled, explored=True, place=Place.OTHER_BF16))
@@ -131,10 +155,10 @@ class VariantPlanner:
         """Whether the user compiles the job in another form than the trial."""
         return compiles_otherwise(self.job.model, self.facts)
 
+    @functools.cached_property
     def own_autocast(self) -> tuple[str, ...]:
-        """Name the treatment that brings an fp32 step without autocast to BF16, if needed."""
-        bare = recorded(self.facts, "training.autocast") and self.facts.training.autocast is None
-        return (AUTOCAST_BF16,) if bare and mostly_fp32(self.job.model) else ()
+        """The treatment that brings an fp32 step without autocast to BF16, if needed."""
+        return (AUTOCAST_BF16,) if if_recorded(in_fp32, self.with_changes()) else ()
 
     def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, first by block, then as the user compiles it.
@@ -145,95 +169,55 @@ class VariantPlanner:
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
         for recipe in (each.name for each in RECIPES.values() if each.converts):
-            treatments = [_unexplained(each) for each in (*self.own_autocast(), f"convert-{recipe}")]
+            treatments = [_unexplained(each) for each in (*self.own_autocast, f"convert-{recipe}")]
             forms = [self.on(bare, [*treatments, _unexplained(compilation)], conversion_to(recipe))]
             if self.compiles_otherwise:
                 forms.append(self.on(as_is, treatments, conversion_to(recipe, as_compiled=True)))
             plans += [replace(each, fp8=True, compiled=True) for each in forms]
         return [replace(plans[0], place=Place.PLAN), *plans[1:]]
 
-    def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
-        """Plan treatments, all together, on top of ``base``."""
-        names = tuple(each.name for each in treatments)
-        change = chain(*map(self.change, treatments))
-        return VariantPlan(
-            name,
-            chain(base.make, change),
-            names,
-            fp8=True if TE_AUTOCAST in names else base.fp8,
-            base=base.name,
-            change=change,
-            compiled=base.compiled or any(traits(each).compiles for each in names),
-            by_block=_by_block(names, base.by_block),
-        )
-
     def bf16_alike(self, prescribed: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
+        """Plan BF16 with those proposals that help it too, if there are any."""
         shared = [each for each in proposals if traits(each.name).helps_bf16_too]
         if not shared:
             return []
         name = BF16_WITH.get(frozenset(each.name for each in shared), ArmName.BF16_PRESCRIBED)
-        return [replace(self.on(self.bf16(self.form_of(prescribed)), shared, name), place=Place.PLAN)]
+        return [replace(self.on(self.bf16_under(prescribed), shared, name), place=Place.PLAN)]
 
-    def tried_unasked(self, base: VariantPlan, proposals: Sequence[Treatment]) -> list[VariantPlan]:
-        """Plan the explorations on top of ``base``.
+    def bf16_under(self, plan: VariantPlan) -> VariantPlan:
+        """Plan BF16 compiled as this variant is."""
+        if not self.with_changes(plan.treatments).compiled:
+            return self.bf16(ArmName.BF16)
+        own = self.compiles_otherwise and not any(traits(name).compiles for name in plan.treatments)
+        return self.bf16(ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED)
 
+    def tried_unasked(
+        self, base: VariantPlan, proposals: Sequence[Treatment], alike: Sequence[VariantPlan]
+    ) -> Iterator[VariantPlan]:
+        """Plan the explorations on top of ``base``, after BF16 with the same change if that helps it too.
+
+        BF16 has the proposals that help it too, ``alike``, as the exploration has them, and its own autocast.
         If one graph holds several blocks, recipes are tried block by block: the graph would compile again for
         each of them.
         """
-        context = TrialContext(self.facts, self.job, {each.name for each in proposals})
-        found = [described for name in explorations(context) if (described := describe(name, self.facts))]
-        plans = {each.name: replace(self.on(base, [each], each.name), explored=True) for each in found}
-        blocks = plans.get(COMPILE_BLOCKS)
-        recipes = [each for each in found if family(each.name) == "recipe"]
-        if blocks is None or not recipes or not is_one_graph(context):
-            return list(plans.values())
-        on_blocks = {
-            each.name: replace(self.on(blocks, [each], each.name), explored=True) for each in recipes
-        }
-        others = [each for name, each in plans.items() if name != COMPILE_BLOCKS and name not in on_blocks]
-        return [*others, blocks, *on_blocks.values()]
-
-    def with_twins(
-        self, unasked: Iterable[VariantPlan], base: VariantPlan, alike: Sequence[VariantPlan]
-    ) -> Iterator[VariantPlan]:
-        """Plan BF16 with the same change before each exploration of FP8 that helps it too.
-
-        It has the proposals that help it too, ``alike``, as the exploration has them. BF16 has its own
-        autocast anyway.
-        """
-        for each in unasked:
-            place = Place.NO_CHECKPOINTING if each.name == CHECKPOINTING_OFF else Place.REST
-            shared = that_help_bf16_too(each.treatments).difference(self.own_autocast())
-            if shared and uses_fp8(self.facts):
-                below = alike[0] if alike else self.bf16(self.form_of(base))
-                changes = (*below.treatments, *each.treatments)
-                name = BF16_WITH.get(frozenset(changes)) or bf16_with(each.name)
-                plan = self.on(below, [*map(_unexplained, each.treatments)], name)
-                yield replace(plan, treatments=changes, explored=True, place=place)
-            yield replace(each, place=place)
-
-    def form_of(self, plan: VariantPlan) -> ArmName:
-        if not TrialContext(self.facts, self.job, plan.treatments).compiled:
-            return ArmName.BF16
-        own = self.compiles_otherwise and not any(traits(name).compiles for name in plan.treatments)
-        return ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED
-
-    def change(self, treatment: Treatment) -> Change:
-        context = TreatmentContext(self.facts, treatment.name, treatment.layers, self.job)
-        return lambda variant: function_of(treatment.name)(variant, context)
-
-
-def _by_block(names: Iterable[str], before: bool) -> bool:
-    """Return whether the last of these treatments that replaces the user's compile marks does so by block."""
-    forms = [name for name in names if name in (COMPILE_BLOCKS, COMPILE_MODEL)]
-    return forms[-1] == COMPILE_BLOCKS if forms else before
+        context = self.with_changes(each.name for each in proposals)
+        blocks = base
+        for name in explorations(context):
+            if (treatment := describe(name, self.facts)) is None:
+                continue
+            by_block = family(name) == "recipe" and context.is_one_graph
+            plan = replace(self.on(blocks if by_block else base, [treatment], name), explored=True)
+            if name == COMPILE_BLOCKS:
+                blocks = plan
+            place = Place.NO_CHECKPOINTING if name == CHECKPOINTING_OFF else Place.REST
+            if uses_fp8(self.facts) and traits(name).helps_bf16_too and name not in self.own_autocast:
+                below = alike[0] if alike else self.bf16_under(base)
+                changes = (*below.treatments, name)
+                twin = self.on(below, [treatment], BF16_WITH.get(frozenset(changes)) or bf16_with(name))
+                yield replace(twin, treatments=changes, explored=True, place=place)
+            yield replace(plan, place=place)
 
 
 def _unexplained(name: str) -> Treatment:
     """Make a treatment that no user reads."""
     return Treatment(name=name, summary="", code="")
-
-
-def chain(*changes: Change) -> Change:
-    """Apply one change after the other."""
-    return lambda variant: functools.reduce(lambda changed, change: change(changed), changes, variant)

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.facts.arm_names import is_in_bf16
-
 
 class Place(IntEnum):
     """The order in which variants are built.
@@ -76,8 +74,6 @@ class VariantPlan:
     fp8: bool | None = None
     base: str | None = None
     """The variant that it changes; None if it changes none."""
-    change: Change = as_it_is
-    """The change on top of its base; ``make`` is that of the base, then this."""
     explored: bool = False
     """Whether no finding proposed it."""
     compiled: bool = False
@@ -88,8 +84,3 @@ class VariantPlan:
     if_host_waits: bool = False
     """Whether it is built only if the fastest compiled step waits for the host. For it the models are cut as
     shallow as for any graph of several blocks."""
-
-
-def explores(plan: VariantPlan) -> bool:
-    """Return whether the variant may join the prescription though no finding asks."""
-    return plan.explored and bool(plan.treatments) and not is_in_bf16(plan.name)

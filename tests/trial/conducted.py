@@ -8,8 +8,11 @@ from fp8doctor.facts import Trial
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import left_alone, timed
 from fp8doctor.trial.measure.trial_run import TrialRun
+from fp8doctor.trial.state.snapshot import with_harm
 from fp8doctor.trial.variant import VariantPlan
 
 
 def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    return left_alone(job, run, lambda guarded: timed(job, lists, plans, guarded))
+    with left_alone(job, run) as (guarded, changed):
+        trial = timed(job, lists, plans, guarded)
+    return with_harm(trial, changed)

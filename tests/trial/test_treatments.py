@@ -34,25 +34,13 @@ def test_adapters_are_replaced_and_the_shared_parameters_stay() -> None:
         applied("adapters-to-bf16", changed)
 
 
-def test_two_ways_out_of_fp32() -> None:
-    model = llama(tie_word_embeddings=True)
+def test_fp32_runs_under_autocast() -> None:
+    model = llama()
     assert applied("autocast-bf16", model).autocast is torch.bfloat16
     with pytest.raises(NotTried, match=r"under autocast already \(float16\)"):
         function_of("autocast-bf16")(
             Variant(model, None, torch.float16), TreatmentContext(facts(model), "autocast-bf16")
         )
-    changed = applied(
-        "bf16-parameters", model, batch={"pixels": torch.ones(2, 3), "labels": torch.ones(2).long()}
-    )
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert {parameter.dtype for parameter in changed.model.parameters()} == {torch.bfloat16}
-    assert changed.model.lm_head.weight is changed.model.model.embed_tokens.weight  # type: ignore[union-attr]
-    assert {name: tensor.dtype for name, tensor in changed.batch.items()} == {
-        "pixels": torch.bfloat16,
-        "labels": torch.int64,
-    }
-    with pytest.raises(NotTried, match="no parameter in fp32"):
-        applied("bf16-parameters", llama().bfloat16())
 
 
 def test_eager_attention_runs_torchs_own_kernel_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

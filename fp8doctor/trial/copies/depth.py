@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fp8doctor.errors import UserError
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, COMPILED_CHILD, FSDP1_CHILD
 from fp8doctor.trial.copies.shards import is_stand_in
 
 DEPTHS = ((4, 12), (2, 6), (1, 3))
 """Blocks kept at the two depths (measured, see above), then smaller pairs for little memory."""
 
-DEPTHS_AS_ONE = ((2, 6), (1, 3))
+DEPTHS_AS_ONE = DEPTHS[1:]
 """The same if a graph holds several blocks."""
 
 LEAST_WORTH_CUTTING, LEAST_AS_ONE = 25, 16
@@ -45,10 +46,6 @@ NUMBERING = re.compile(r"(^|_)(idx|index|id|number|name)$")
 """Attributes with a block's position, such as ``layer_idx``."""
 
 
-class NotTheCut(Exception):
-    """The model file's own function, given a number of blocks, did not make the truncated model."""
-
-
 @dataclass(frozen=True)
 class Stack:
     """One list of repeated blocks: ``prefix`` special ones, then patterns of ``period`` blocks."""
@@ -58,10 +55,10 @@ class Stack:
     prefix: int
     period: int
 
-    def keep(self, blocks: int) -> list[int]:
-        """List the first indices: the special blocks, then at least ``blocks`` in whole patterns."""
+    def keep(self, blocks: int) -> int:
+        """Count what is kept: the special blocks, then at least ``blocks`` in whole patterns."""
         patterns = -(-blocks // self.period)
-        return list(range(min(self.count, self.prefix + patterns * self.period)))
+        return min(self.count, self.prefix + patterns * self.period)
 
 
 @dataclass(frozen=True)
@@ -70,10 +67,6 @@ class Cut:
 
     kept: Mapping[str, int]
     """List name -> number of blocks, from the first on."""
-
-    @property
-    def indices(self) -> dict[str, list[int]]:
-        return {name: list(range(count)) for name, count in self.kept.items()}
 
     def __str__(self) -> str:
         return " + ".join(str(count) for count in self.kept.values()) or "whole"
@@ -110,6 +103,9 @@ class Plan:
         return sum(weight * value for weight, value in zip(self.weights(), values, strict=True))
 
 
+WHOLE = Plan((), (Cut({}),))
+
+
 def cleaned(name: str) -> str:
     """Write a module's name as the facts do, without the children of wrappers."""
     return ".".join(part for part in name.split(".") if part not in WRAPPED)
@@ -132,39 +128,34 @@ def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy
     worth = [stack for stack in stacks if stack.count >= least]
     short = not worth or (roomy and not as_one and sum(stack.count for stack in stacks) <= MOST_WHOLE)
     there = not any(each.is_meta and not is_stand_in(each) for each in model.parameters())
-    whole = [Plan((), (Cut({}),))] if short and there else []
+    whole = [WHOLE] if short and there else []
     found = [*whole, *(made for depths in pairs if (made := _plan(worth or stacks, *depths)))]
-    return [made for i, made in enumerate(found) if made not in found[:i]] or [Plan((), (Cut({}),))]
+    return [made for i, made in enumerate(found) if made not in found[:i]] or [WHOLE]
 
 
 def first_blocks(model: nn.Module, lists: Sequence[str], blocks: int) -> Plan:
     """Plan one cut that keeps the first blocks of every longer list, in whole patterns."""
     found = (stack for name in lists if (stack := _stack(name, model.get_submodule(name))))
-    kept = {stack: len(stack.keep(blocks)) for stack in found}
-    stacks = tuple(stack for stack, count in kept.items() if count < stack.count)
-    return Plan(stacks, (Cut({stack.name: kept[stack] for stack in stacks}),))
+    longer = tuple(stack for stack in found if stack.keep(blocks) < stack.count)
+    return Plan(longer, (Cut({stack.name: stack.keep(blocks) for stack in longer}),))
 
 
 def _plan(stacks: Sequence[Stack], shallow: int, deep: int) -> Plan | None:
     """Cut every list that is long enough to two depths; None if there is none."""
-    first = {stack.name: len(stack.keep(shallow)) for stack in stacks}
-    second = {stack.name: len(stack.keep(max(deep, shallow + stack.period))) for stack in stacks}
-    usable = tuple(stack for stack in stacks if first[stack.name] < second[stack.name] < stack.count)
-    if not usable:
-        return None
-    base = {stack.name: first[stack.name] for stack in usable}
-    return Plan(usable, (Cut(base), *(Cut({**base, stack.name: second[stack.name]}) for stack in usable)))
+    second = {stack.name: stack.keep(max(deep, shallow + stack.period)) for stack in stacks}
+    usable = tuple(stack for stack in stacks if stack.keep(shallow) < second[stack.name] < stack.count)
+    base = {stack.name: stack.keep(shallow) for stack in usable}
+    deeper = (Cut({**base, stack.name: second[stack.name]}) for stack in usable)
+    return Plan(usable, (Cut(base), *deeper)) if usable else None
 
 
 def compare(whole: nn.Module, cut: nn.Module, name: str, blocks: int) -> None:
-    """Raise `NotTheCut` if ``cut`` has other parameters than ``whole`` with ``blocks`` blocks in ``name``."""
-    dropped = tuple(
-        f"{cleaned(name)}.{i}." for i in range(blocks, len(list(whole.get_submodule(name).children())))
-    )
+    """Raise `UserError` if ``cut`` has other parameters than ``whole`` with ``blocks`` blocks in ``name``."""
+    count = len(list(whole.get_submodule(name).children()))
+    dropped = tuple(f"{cleaned(name)}.{i}." for i in range(blocks, count))
     expected = {key: value for key, value in _kinds(whole).items() if not key.startswith(dropped)}
-    found = _kinds(cut)
-    if wrong := sorted({key for key, _ in expected.items() ^ found.items()}):
-        raise NotTheCut(f"its parameter {wrong[0]} is not as in the whole model")
+    if wrong := sorted({key for key, _ in expected.items() ^ _kinds(cut).items()}):
+        raise UserError(f"its parameter {wrong[0]} is not as in the whole model")
 
 
 def _kinds(model: nn.Module) -> dict[str, tuple[object, ...]]:
@@ -179,16 +170,11 @@ def _stack(name: str, blocks: nn.Module) -> Stack | None:
     if type(blocks) not in (nn.ModuleList, nn.Sequential):
         return None
     signatures = [_signature(block) for block in blocks.children()]
-    count = len(signatures)
-    for prefix in range(min(count, 4)):
-        for period in range(1, 9):
-            rest = signatures[prefix:]
-            if (
-                len(rest) >= 2 * period
-                and all(rest[i] == rest[i % period] for i in range(len(rest)))
-                and len(rest) % period == 0
-            ):
-                return Stack(name, count, prefix, period)
+    for prefix in range(min(len(signatures), 4)):
+        rest = signatures[prefix:]
+        for period in range(1, min(8, len(rest) // 2) + 1):
+            if rest == rest[:period] * (len(rest) // period):
+                return Stack(name, len(signatures), prefix, period)
     return None
 
 

@@ -1,11 +1,7 @@
 """Replicas: copies of a model, whole or truncated, that do not run the original or write to it.
 
-`copy.deepcopy` alone does not give one: a wrapped ``forward`` keeps its closure over the original, an
-in-place compile mark vanishes, hooks write to the user's lists, and every parameter exists twice. So tensors
-go into its memo (cloned, or shared between variants), wrappers around ``forward`` are rebuilt around the
-copy, and compile marks are applied again with the same settings. The user's hooks are left out, except for
-those that only ask for a gradient. An object whose class defines ``__del__`` is not copied: the copy's death
-would delete a folder or close a handle of the original.
+`copy.deepcopy` alone does not give one (docs/traps.md): tensors go into its memo (cloned, or shared between
+variants), wrappers around ``forward`` are rebuilt around the copy, and compile marks are applied again.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ def replicate(
     model: nn.Module,
     *,
     device: torch.device | None = None,
-    cuts: Mapping[str, Sequence[int]] | None = None,
+    cuts: Mapping[str, int] | None = None,
     share: bool = False,
     stand_ins: Mapping[int, torch.Tensor] | None = None,
     fill: Callable[[dict[int, Any]], object] | None = None,
@@ -69,7 +65,7 @@ def replicate(
         model: The module as the user calls it. A ``torch.compile`` wrapper around it is rebuilt around the
             copy, DistributedDataParallel is removed.
         device: Device of the copy's tensors; None keeps them on theirs.
-        cuts: Name of a ModuleList -> indices of the blocks to keep. The others are never copied.
+        cuts: Name of a ModuleList -> how many blocks to keep, from the first on. The others are never copied.
         share: Keep the same Parameter and buffer objects, for variants that share one set of weights.
         stand_ins: ``id`` of a tensor -> its replacement, so it is not copied.
         fill: Puts copies of modules of `SHARDED` classes, which are refused without it, into the memo.
@@ -81,35 +77,34 @@ def replicate(
     # A copy holds the same imported module as the original (``self.te = te``): deepcopy refuses to copy one.
     imported = {id(each): each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)}
     memo: dict[int, Any] = {**imported, **(stand_ins or {})}
-    dropped = {
-        f"{name}.{i}"
-        for name, keep in (cuts or {}).items()
-        for i in range(len(root.get_submodule(name)))  # type: ignore[arg-type]
-        if i not in keep
+    lists = {name: (root.get_submodule(name), count) for name, count in (cuts or {}).items()}
+    left_out = {
+        f"{name}.{key}.": block
+        for name, (blocks, count) in lists.items()
+        for key, block in list(blocks.named_children())[count:]
     }
-    kept = [(name, module) for name, module in root.named_modules() if not _below(name, dropped)]
-    memo |= shared_by_copies(root, {*memo, *(id(root.get_submodule(name)) for name in dropped)})
+    kept = [each for each in root.named_modules() if not f"{each[0]}.".startswith(tuple(left_out))]
+    memo |= shared_by_copies(root, {*memo, *map(id, left_out.values())})
     if not share:
         _memoize_neighbors([module for _, module in kept], memo, device)
     for name, module in kept:
         _memoize_tensors(name, module, memo, device, share)
-    marks = {name: context for name, module in kept if (context := context_of(compiled_call(module)))}
     try:
-        for name, keep in (cuts or {}).items():
-            _memoize_cut(root.get_submodule(name), keep, memo)
+        for blocks, count in lists.values():
+            _memoize_cut(blocks, count, memo)
         if fill is not None:
             fill(memo)
         replica = copy.deepcopy(root, memo)
     except Exception as error:
         raise NotReplicable(f"copying it raises {error_in_words(error)}") from error
-    for _name, module in kept:
+    for _, module in kept:
         copied = memo.get(id(module))
         if isinstance(copied, nn.Module):
             _drop_foreign_hooks(copied)
             if "forward" in module.__dict__:
                 copied.__dict__["forward"] = Rebuilding(memo).of(module.__dict__["forward"])
-    for name, context in marks.items():
-        compile_call(memo[id(root.get_submodule(name))], context)
+            if (context := context_of(compiled_call(module))) is not None:
+                compile_call(copied, context)
     return (wrapper_context(replica) if wrapper_context else replica), memo
 
 
@@ -159,10 +154,6 @@ def _unwrap(model: nn.Module, *, refuse: bool = True) -> tuple[Any, nn.Module]:
             raise NotReplicable(f"it is sharded over processes ({found.pop()})")
         else:
             return context, model
-
-
-def _below(name: str, dropped: set[str]) -> bool:
-    return any(name == each or name.startswith(f"{each}.") for each in dropped)
 
 
 def _memoize_neighbors(
@@ -230,48 +221,33 @@ def _like(tensor: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     return parameter
 
 
-def _memoize_cut(blocks: nn.Module, keep: Sequence[int], memo: dict[int, Any]) -> None:
-    """Put a list of only the kept blocks into the memo."""
+def _memoize_cut(blocks: nn.Module, count: int, memo: dict[int, Any]) -> None:
+    """Put a list of only the first blocks into the memo."""
     if type(blocks) not in (nn.ModuleList, nn.Sequential):
         raise NotReplicable(f"a {type(blocks).__name__} cannot be cut")
-    children = list(blocks.children())
     short = memo[id(blocks)] = type(blocks)()
-    for i, index in enumerate(keep):
-        short.add_module(str(i), copy.deepcopy(children[index], memo))
+    for number, block in enumerate(list(blocks.children())[:count]):
+        short.add_module(str(number), copy.deepcopy(block, memo))
     short.training = blocks.training
 
 
 def _drop_foreign_hooks(module: nn.Module) -> None:
-    """Remove the user's hooks; torch's own (weight norm, parametrizations) and those that ask for a gradient
-    stay."""
     for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
         hooks = getattr(module, kind)
-        for key in [
-            key for key, hook in hooks.items() if not (_is_torchs(hook) or _only_asks_for_grad(hook))
-        ]:
+        for key in [key for key, hook in hooks.items() if not _stays(hook)]:
             del hooks[key]
-            for flags in (
-                "_forward_hooks_with_kwargs",
-                "_forward_hooks_always_called",
-                "_forward_pre_hooks_with_kwargs",
-            ):
-                getattr(module, flags, {}).pop(key, None)
 
 
-def _is_torchs(hook: Any) -> bool:
-    """Return whether a hook is torch's, or stands for one of FSDP's."""
-    if isinstance(hook, InputCastHook):
-        return True
-    module = getattr(hook, "__module__", None) or type(hook).__module__
-    return module.startswith("torch.")
+def _stays(hook: Any) -> bool:
+    """Return whether a hook is torch's, stands for one of FSDP's, or only calls ``requires_grad_``.
 
-
-def _only_asks_for_grad(hook: Any) -> bool:
-    """Return whether a hook only calls ``requires_grad_``, by the names in its code.
-
-    Adapters on a frozen model under checkpointing need it: transformers' ``enable_input_require_grads`` and
-    PEFT register such a function on the embedding.
+    torch's are of weight norm and parametrizations. Adapters on a frozen model under checkpointing need one
+    that asks for a gradient: transformers' ``enable_input_require_grads`` and PEFT register such a function
+    on the embedding. The names in its code tell.
     """
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    if isinstance(hook, InputCastHook) or module.startswith("torch."):
+        return True
     if not isinstance(hook, types.FunctionType):
         return False
     names = set(names_in(hook.__code__))

@@ -95,7 +95,6 @@ def training_step(
     It returns the loss. The output stays alive during the backward, as with ``output = model(batch)`` in a
     user's loop: logits count in the memory peak. ``before_backward`` is called once per micro-batch.
     """
-
     model, batch = variant.model, variant.batch
     own = own_step(job.training_step, as_compiled=variant.step_as_compiled)
 
@@ -110,28 +109,23 @@ def training_step(
             before_backward()
             loss.backward()
             del output
-        with _default_optimizer() if job.optimizer is None else nullcontext():
+        try:
             optimizer.step()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if job.optimizer is not None or "CUDA error" in str(
+                error
+            ):  # which an earlier kernel may have caused
+                raise
+            raise NotReplicable(
+                f"the optimizer that fp8doctor chose for it raises {sentence(error)}; give yours, as "
+                "build_optimizer(model) in a model file"
+            ) from error
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     return step
-
-
-@contextmanager
-def _default_optimizer() -> Iterator[None]:
-    """Raise `NotReplicable` if the default optimizer fails, but not for CUDA errors or lack of memory."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        if "CUDA error" in str(error):  # an earlier kernel may have caused it
-            raise
-        raise NotReplicable(
-            f"the optimizer that fp8doctor chose for it raises {sentence(error)}; give yours, as "
-            "build_optimizer(model) in a model file"
-        ) from error
 
 
 def optimizer_for(
@@ -142,59 +136,45 @@ def optimizer_for(
     Without one: AdamW over the trainable parameters, fused if possible. Raises `NotReplicable` if nothing is
     trained, or if the optimizer cannot step by itself.
     """
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    trained = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
     if not trained:
         raise NotReplicable("no parameter of the model is trained, so there is no step to time")
     if job.optimizer is None:
-        fused = all(parameter.is_floating_point() for parameter in trained)  # torch fuses no complex ones
-        return torch.optim.AdamW(trained, lr=RATE, fused=fused or None)
-    groups = _groups(job.optimizer, _among(trained, memo))
-    kind = type(getattr(job.optimizer, "optimizer", job.optimizer))
-    if not groups:
-        raise NotReplicable(
-            f"its optimizer {kind.__name__} holds none of the parameters that are trained; it may hold copies"
-        )
+        fused = all(each.is_floating_point() for each in trained.values())  # torch fuses no complex ones
+        return torch.optim.AdamW(list(trained.values()), lr=RATE, fused=fused or None)
+    kind: Any = type(getattr(job.optimizer, "optimizer", job.optimizer))
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise NotReplicable(
             f"its optimizer {kind.__name__} takes a closure, and the steps that are timed give it none"
         )
-    return _made(kind, groups, job.optimizer.defaults, {"lr": RATE})
+    counterparts = {key: trained[id(each)] for key, each in memo.items() if id(each) in trained}
+    return like(job.optimizer, counterparts, {"lr": RATE}, kind)
 
 
 def like(
-    optimizer: torch.optim.Optimizer, counterparts: Mapping[int, nn.Parameter], settings: Mapping[str, Any]
+    optimizer: torch.optim.Optimizer,
+    counterparts: Mapping[int, nn.Parameter],
+    settings: Mapping[str, Any],
+    kind: Any = None,
 ) -> torch.optim.Optimizer:
-    """Make an optimizer like another over the counterparts of its parameters, with changed ``settings``.
+    """Make an optimizer like another over the trained counterparts of its parameters, with these settings.
 
-    ``counterparts`` maps ``id`` of a parameter to its counterpart.
+    ``counterparts`` maps ``id`` of a parameter to its counterpart. ``kind`` is another class. Raises
+    `NotReplicable` if it would step nothing.
     """
-    return _made(type(optimizer), _groups(optimizer, counterparts), optimizer.defaults, settings)
-
-
-def _among(parameters: Iterable[nn.Parameter], memo: Mapping[int, Any]) -> dict[int, Any]:
-    """Keep the entries of the memo that are these parameters."""
-    kept = {id(parameter) for parameter in parameters}
-    return {key: each for key, each in memo.items() if id(each) in kept}
-
-
-def _groups(optimizer: Any, counterparts: Mapping[int, Any]) -> list[dict[str, Any]]:
-    """Copy an optimizer's groups over the trained counterparts of their parameters, without empty groups."""
-    found = []
+    kind, groups = kind or type(optimizer), []
     for group in optimizer.param_groups:
         held = [counterparts.get(id(parameter)) for parameter in group["params"]]
         if trained := [each for each in held if each is not None and each.requires_grad]:
-            found.append({**group, "params": trained})
-    return found
-
-
-def _made(
-    kind: Any, groups: list[dict[str, Any]], defaults: Mapping[str, Any], settings: Mapping[str, Any]
-) -> torch.optim.Optimizer:
+            groups.append({**group, "params": trained, **settings})
+    if not groups:
+        raise NotReplicable(
+            f"its optimizer {kind.__name__} holds none of the parameters that are trained; it may hold copies"
+        )
     takes = inspect.signature(kind.__init__).parameters
-    accepted = {key: value for key, value in defaults.items() if key in takes}
-    changed = [{**group, **settings} for group in groups]
-    return cast(torch.optim.Optimizer, kind(changed, **{**accepted, **settings}))
+    accepted = {key: value for key, value in optimizer.defaults.items() if key in takes}
+    return cast(torch.optim.Optimizer, kind(groups, **{**accepted, **settings}))
 
 
 Step = Callable[[], torch.Tensor]

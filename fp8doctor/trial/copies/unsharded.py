@@ -59,22 +59,12 @@ class _Place:
         return getattr(self.policy, "param_dtype", None)
 
 
-def sharded_by(model: nn.Module) -> str | None:
-    """Name the class of FSDP, DTensor or DeepSpeed if the model is sharded, else None."""
-    for module in model.modules():
-        held = (type(each) for each in module._parameters.values() if each is not None)
-        for kind in (type(module), *held):
-            if found := _of(kind, FSDP2, FSDP1, DTENSOR, DEEPSPEED):
-                return found
-    return None
-
-
 def unsharded(job: Job) -> Job:
     """Return the job with a plain model in place of a sharded one, else the job itself.
 
     Raises `NotReplicable` for what such a model cannot stand for.
     """
-    if not isinstance(job.model, nn.Module) or sharded_by(job.model) is None:
+    if not isinstance(job.model, nn.Module) or not _is_sharded(job.model):
         return job
     if any(_of(type(each), DTENSOR) for each in tensors(job.batch)):
         raise NotReplicable("its batch is sharded over processes (DTensor)")
@@ -85,27 +75,24 @@ def unsharded(job: Job) -> Job:
     )
     of_fsdp = [place for place in places if place.fsdp in (FSDP2, FSDP1)]
     for place in of_fsdp:
-        hook = InputCastHook(place.dtype if _casts(place, is_root=place is of_fsdp[0]) else None)
+        root = place is of_fsdp[0] and getattr(place.policy, "cast_root_forward_inputs", False)
+        casts = root or getattr(place.policy, "cast_forward_inputs", False)
+        hook = InputCastHook(place.dtype if casts else None)
         memo[id(place.module)].register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
-    return replace(
-        job,
-        model=plain,
-        rebuild=None,
-        optimizer=_optimizer(job.optimizer, memo, plain.parameters()),
-        sharded=job,
-    )
+    optimizer = _optimizer(job.optimizer, memo, plain.parameters())
+    return replace(job, model=plain, rebuild=None, optimizer=optimizer, sharded=job)
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    parameters = (each for module in model.modules() for each in module._parameters.values())
+    kinds = {type(each) for each in (*model.modules(), *parameters)}
+    return any(_of(kind, FSDP2, FSDP1, DTENSOR, DEEPSPEED) for kind in kinds)
 
 
 def _of(kind: type, *names: str) -> str | None:
     """Return the first of these names that a class or an ancestor has, of `LIBRARIES`."""
-    return next(
-        (
-            each.__name__
-            for each in kind.__mro__
-            if each.__name__ in names and each.__module__.startswith(LIBRARIES)
-        ),
-        None,
-    )
+    own = (each.__name__ for each in kind.__mro__ if each.__module__.startswith(LIBRARIES))
+    return next((name for name in own if name in names), None)
 
 
 def _places(
@@ -126,9 +113,16 @@ def _places(
 
 
 def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
-    """Make stand-ins for a module's own sharded parameters, by their ``id``."""
+    """Make stand-ins for a module's own sharded parameters, or for all of an engine, by their ``id``."""
     if place.fsdp == DEEPSPEED:
-        yield from _of_deepspeed(place.module)
+        engine: Any = place.module
+        own = getattr(engine.optimizer, "optimizer", engine.optimizer)
+        dtypes = {each.dtype for group in own.param_groups for each in group["params"]} or {torch.float32}
+        part = engine.dp_world_size if engine.zero_optimization_stage() else 1  # ZeRO steps a share
+        for parameter in engine.module.parameters():
+            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3 leaves no data in it
+            elements = math.ceil(math.prod(shape) / part)
+            yield id(parameter), stand_in(parameter, shape, None, elements, stepped=next(iter(dtypes)))
         return
     if place.fsdp == FSDP1:
         kept = fsdp1_parameters(place.module)
@@ -136,26 +130,15 @@ def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
             raise NotReplicable(FLAT)
         for parameter, shape, elements in kept:
             yield id(parameter), stand_in(parameter, shape, place.dtype, elements)
-    for name, parameter in place.module._parameters.items():
-        if parameter is None or not _of(type(parameter), DTENSOR):
+    for name, sharded in place.module._parameters.items():
+        if sharded is None or not _of(type(sharded), DTENSOR):
             continue
-        if not place.in_fsdp2 or sum(each.is_shard() for each in parameter.placements) > 1:  # type: ignore[attr-defined]
+        if not place.in_fsdp2 or sum(each.is_shard() for each in sharded.placements) > 1:  # type: ignore[attr-defined]
             raise NotReplicable(SPLIT.format(name))
-        part = local(parameter)
-        if class_name(type(part)) not in PLAIN and tensor_class(part) != ALL_GATHER_WEIGHT:
-            raise NotReplicable(f"its parameter {name} is a sharded {type(part).__name__}")
-        yield id(parameter), stand_in(parameter, tuple(parameter.shape), place.dtype, part.numel())
-
-
-def _of_deepspeed(engine: Any) -> Iterator[tuple[int, nn.Parameter]]:
-    """Make stand-ins for all parameters of an engine, of which ZeRO steps a share."""
-    own = getattr(engine.optimizer, "optimizer", engine.optimizer)
-    dtypes = {each.dtype for group in own.param_groups for each in group["params"]} or {torch.float32}
-    part = engine.dp_world_size if engine.zero_optimization_stage() else 1
-    for parameter in engine.module.parameters():
-        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3 leaves no data in it
-        elements = math.ceil(math.prod(shape) / part)
-        yield id(parameter), stand_in(parameter, shape, None, elements, stepped=next(iter(dtypes)))
+        held = local(sharded)
+        if class_name(type(held)) not in PLAIN and tensor_class(held) != ALL_GATHER_WEIGHT:
+            raise NotReplicable(f"its parameter {name} is a sharded {type(held).__name__}")
+        yield id(sharded), stand_in(sharded, tuple(sharded.shape), place.dtype, held.numel())
 
 
 def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
@@ -179,12 +162,6 @@ def _memoize_modules(places: list[_Place], memo: dict[int, Any]) -> None:
         elif (made := memo.get(id(module))) is not None:
             without_fsdps(vars(made))
             made._parameters = dict(made._parameters)  # ZeRO 3 puts a class of its own there
-
-
-def _casts(place: _Place, *, is_root: bool) -> bool:
-    """Tell if FSDP casts what a module is called with."""
-    names = ("cast_forward_inputs", *(["cast_root_forward_inputs"] if is_root else []))
-    return any(getattr(place.policy, name, False) for name in names)
 
 
 def _optimizer(optimizer: Any, memo: dict[int, Any], parameters: Iterable[nn.Parameter]) -> Any:

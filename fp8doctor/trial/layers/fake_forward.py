@@ -126,7 +126,7 @@ def _faked(job: Job, plan: depth.Plan) -> tuple[Any, nn.Module, Any]:
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
     stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
-    copied = replicate(job.model, cuts=plan.cuts[0].indices, share=True, stand_ins=stand_ins)[0]
+    copied = replicate(job.model, cuts=plan.cuts[0].kept, share=True, stand_ins=stand_ins)[0]
     model = to_bf16(strip_compile_marks(copied)).train()
     give_own_code(model)
     for module in model.modules():

@@ -150,14 +150,14 @@ def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Modu
     Returns the job that it belongs to, the truncated model, and the memo from that job's parameters to its
     own.
     """
-    of, cuts = job, dict(cut.indices)
+    of, cuts = job, cut.kept
     if job.rebuild is not None and len(cut.kept) == 1:
         ((name, blocks),) = cut.kept.items()
         try:
             with device:
                 model, optimizer = job.rebuild(blocks)
             depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
-        except (UserError, depth.NotTheCut) as error:
+        except UserError as error:
             if isinstance(error.__cause__, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error
             if any(parameter.is_meta for parameter in job.model.parameters()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,6 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.stacks import NoCounterpart, bf16_counterpart
-from fp8doctor.stacks.tensors import with_tensors
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
 from fp8doctor.trial.treatments.compilation import block_by_block, compile_blocks, without_compile_marks
@@ -97,45 +96,22 @@ def autocast_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     return replace(variant, autocast=torch.bfloat16)
 
 
-def bf16_parameters(variant: Variant, context: TreatmentContext) -> Variant:
-    """Turn every fp32 parameter, and every fp32 tensor of the batch, into BF16; buffers stay."""
-    if not _parameters_to_bf16(variant.model.modules()):
-        raise NotTried("it has no parameter in fp32")
-    return replace(
-        variant,
-        batch=with_tensors(
-            variant.batch, lambda each: each.bfloat16() if each.dtype == torch.float32 else each
-        ),
-    )
-
-
 def mostly_fp32(model: nn.Module) -> bool:
     sizes = [(parameter.dtype == torch.float32, parameter.numel()) for parameter in model.parameters()]
     return 2 * sum(size for fp32, size in sizes if fp32) > sum(size for _, size in sizes)
 
 
 def adapters_to_bf16(variant: Variant, context: TreatmentContext) -> Variant:
+    """Replace the adapters' fp32 Parameters, and write to none: other variants share them."""
     names = {linear.name for linear in context.facts.network.linears if linear.adapter == "adapter"}
-    inside = (
-        module
-        for name, module in modules(variant.model).items()
-        if any(name == each or name.startswith(f"{each}.") for each in names)
-    )
-    if not _parameters_to_bf16(inside):
-        raise NotTried("it has no adapter in fp32")
-    return variant
-
-
-def _parameters_to_bf16(modules: Iterable[nn.Module]) -> bool:
-    """Replace every fp32 Parameter, keep ties, and return whether there was one.
-
-    The old ones are not written to: other variants share them.
-    """
     made: dict[int, nn.Parameter] = {}
-    for module in modules:
-        for name, old in module._parameters.items():
+    for name, module in modules(variant.model).items():
+        inside = any(name == each or name.startswith(f"{each}.") for each in names)
+        for key, old in module._parameters.items() if inside else ():
             if old is not None and old.dtype == torch.float32:
                 if id(old) not in made:
                     made[id(old)] = nn.Parameter(old.detach().bfloat16(), requires_grad=old.requires_grad)
-                module._parameters[name] = made[id(old)]
-    return bool(made)
+                module._parameters[key] = made[id(old)]
+    if not made:
+        raise NotTried("it has no adapter in fp32")
+    return variant
