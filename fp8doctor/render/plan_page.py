@@ -56,13 +56,13 @@ def _job(plan: PlanDocument) -> Iterator[str]:
     yield options.optimizer
 
 
-def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Table | str]:
+def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
     """Lay out the compiled rows of one GPU, and what has no estimate."""
     first = found[0]
     of_stacks = list({each.stack: each for each in found}.values())
     apart = len({each.bf16_step_ms for each in of_stacks}) > 1
     shown = [each for each in found if not each.why and each.compiled]
-    yield f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB"
+    yield Strong(f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB")
     rows = [_bf16(each, apart=apart) for each in (of_stacks if apart else of_stacks[:1])]
     yield Table(HEADS, (*rows, *map(_row, shown)), "limited by")
     without: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import groupby
 
 BOLD, DIM = "1", "2"
 """Styles of a terminal."""
@@ -111,8 +111,8 @@ def filled_up(text: str, width: int, *, right: bool = False) -> str:
 COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
 """A line of code with a comment behind it."""
 
-ITEM = re.compile(r"(?:[-*]|\d+\.) |(?=https://)")
-"""Start of a list's item, or of an address on a line of its own."""
+ITEM = r"(?:[-*]|\d+\.) "
+"""Start of a list's item."""
 
 
 def reflow(page: str, width: int) -> Iterator[str]:
@@ -122,14 +122,19 @@ def reflow(page: str, width: int) -> Iterator[str]:
     keeps its items.
     """
     for paragraph in re.split(r"\n\s*\n", page.strip("\n")):
-        lines = paragraph.split("\n")
-        while lines:
-            code = list(takewhile(lambda line: line.startswith("    "), lines))
-            yield from in_width(code, width)
-            del lines[: len(code)]
-            prose = list(takewhile(lambda line: not line.startswith("    "), lines))
-            del lines[: len(prose)]
-            yield from _filled(prose, width)
+        for is_code, lines in groupby(paragraph.split("\n"), lambda line: line.startswith("    ")):
+            if is_code:
+                yield from in_width([*lines], width)
+                continue
+            for text in re.split(rf"\n(?={ITEM}|https://)", "\n".join(lines)):
+                item = re.match(ITEM, text)
+                yield from textwrap.wrap(
+                    " ".join(map(str.strip, text.split("\n"))),
+                    width,
+                    subsequent_indent=" " * len(item[0]) if item else "",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
         yield ""
 
 
@@ -139,26 +144,6 @@ def in_width(code: Sequence[str], width: int) -> Iterator[str]:
     for line in code:
         found = COMMENTED.fullmatch(line) if long else None
         yield from (f"{found[1]}{found[3]}", f"{found[1]}{found[2]}") if found else (line,)
-
-
-def _filled(prose: Sequence[str], width: int) -> Iterator[str]:
-    texts: list[str] = []
-    for line in prose:
-        if texts and not ITEM.match(line):
-            texts[-1] += f" {line.strip()}"
-        else:
-            texts.append(line.strip())
-    for text in texts:
-        item = ITEM.match(text)
-        yield from filled(text, width, len(item[0]) if item else 0)
-
-
-def filled(text: str, width: int, hanging: int = 0) -> list[str]:
-    """Wrap a paragraph between words; further lines are indented by ``hanging``."""
-    indent = " " * hanging
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def _pieces(word: str, width: int) -> Iterator[str]:

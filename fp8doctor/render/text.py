@@ -86,6 +86,9 @@ LEAST_BAR, WIDEST_BAR = 10, 60
 NAMED = 24
 """Columns of a table's names that are shown at least."""
 
+TEXT = 12
+"""Columns of a table's text that are shown at least."""
+
 TIED = "\ue000"
 """Stands for a blank at which no line is broken. Text never holds it: it is no printable character."""
 
@@ -186,14 +189,14 @@ class _Paper:
         return [paint(line) for line in wrap(told, self.width, joint=" · ")]
 
     def next(self, part: Next) -> Iterator[str]:
+        begin = self.bold("Next") + "  "
         if part.command:
-            yield from self.hanging(self.bold("Next") + "  ", 6, "This answers what is open:")
+            yield f"{begin}This answers what is open:"
             yield f"      {printable_line(part.command)}"
-        lines = _Paper(self.width - 6, self.colour, self.ascii).side(part.pieces, str)
-        yield from (
-            f"{'' if at else self.bold('Next')}{'      ' if at else '  '}{line}"
-            for at, line in enumerate(lines)
-        )
+            begin = " " * 6
+        for line in _Paper(self.width - 6, self.colour, self.ascii).side(part.pieces, str):
+            yield begin + line
+            begin = " " * 6
 
     def quietly(self, part: Quiet) -> list[str]:
         """Wrap a sentence between its words, anything else between its pieces."""
@@ -212,12 +215,14 @@ class _Paper:
             yield from self.hanging(paint(label) + " " * (wide - columns(label)), wide, text)
 
     def marks(self, part: Marks) -> Iterator[str]:
+        glyphs = [MARKS[each.mark][self.ascii] if each.mark else "" for each in part.rows]
         if part.in_a_line:
-            marks = (MARKS[each.mark][self.ascii] + TIED if each.mark else "" for each in part.rows)
-            told = [mark + printable_line(each.text) for mark, each in zip(marks, part.rows, strict=True)]
+            told = [
+                glyph + TIED + printable_line(each.text)
+                for glyph, each in zip(glyphs, part.rows, strict=True)
+            ]
             yield from wrap(told, self.width, joint="  ")
             return
-        glyphs = [MARKS[each.mark][self.ascii] if each.mark else "" for each in part.rows]
         margin = max(map(len, glyphs)) + any(glyphs)
         name = max((columns(printable_line(each.name)) for each in part.rows), default=0)
         taken = margin + (name + 2 if name else 0)
@@ -230,42 +235,40 @@ class _Paper:
 
     def table(self, part: Table) -> Iterator[str]:
         """Write a table, its head first; one that is too wide becomes a sentence for each row."""
-        if not part.rows:
-            return
-        every = zip(*part.rows, strict=True)
-        said = [
-            at for at, cells in enumerate(every) if at in (0, len(part.heads)) or not {*cells} <= {"", "-"}
+        heads = (*part.heads, part.text) if part.text else part.heads
+        rows = [tuple(map(printable_line, row)) for row in (heads, *part.rows)]
+        shown = [
+            cells
+            for at, cells in enumerate(zip(*rows, strict=True))
+            if at in (0, len(part.heads)) or not {*cells[1:]} <= {"", "-"}
         ]
-        heads = tuple(head for at, head in enumerate(part.heads) if at in said)
-        part = Table(heads, tuple(tuple(row[at] for at in said) for row in part.rows), part.text)
-        count = len(part.heads)
-        rows = [tuple(map(printable_line, row)) for row in (part.heads, *part.rows)]
-        widths = [max(columns(row[at]) for row in rows) for at in range(count)]
-        spare = self.width - sum(widths[1:]) - 2 * count
-        widths[0] = min(widths[0], max(NAMED, spare - (14 if part.text else 0)))
-        if sum(widths) + 2 * count + (14 if part.text else 0) > self.width:
-            yield from self._sentences(part)
-            return
-        for row, text in zip(rows, (part.text, *(row[count:] for row in part.rows)), strict=True):
-            cells = [
-                filled_up(row[0], widths[0]),
-                *(filled_up(row[at], widths[at], right=True) for at in range(1, count)),
-            ]
-            line = "  " + "  ".join(cells)
-            if part.text:
-                shown = text if isinstance(text, str) else printable_line(text[0])
-                line += "  " + filled_up(shown, max(12, self.width - columns(line) - 2))
-            yield self.quiet(line.rstrip()) if row is rows[0] else line.rstrip()
+        widths = [max(map(columns, cells)) for cells in shown]
+        text = bool(part.text)
+        spare = self.width - 2 * len(shown) - sum(widths[1 : len(widths) - text])
+        widths[0] = min(widths[0], max(NAMED, spare - TEXT * text))
+        if spare - TEXT * text < widths[0]:
+            yield from self._sentences([*zip(*shown, strict=True)])
+        elif part.rows:
+            if text:
+                widths[-1] = spare - widths[0]
+            lefts = {0, len(widths) - text}
+            for at, row in enumerate(zip(*shown, strict=True)):
+                cells = (
+                    filled_up(cell, wide, right=number not in lefts)
+                    for number, (cell, wide) in enumerate(zip(row, widths, strict=True))
+                )
+                line = "  ".join(("", *cells)).rstrip()
+                yield line if at else self.quiet(line)
 
-    def _sentences(self, part: Table) -> Iterator[str]:
-        heads = (*part.heads[1:], *([part.text] if part.text else []))
-        for name, *cells in part.rows:
-            told = ", ".join(
+    def _sentences(self, rows: Sequence[Sequence[str]]) -> Iterator[str]:
+        heads, *rest = rows
+        for name, *cells in rest:
+            told = (
                 f"{head} {cell}".strip()
-                for head, cell in zip(heads, cells, strict=True)
+                for head, cell in zip(heads[1:], cells, strict=True)
                 if cell not in ("", "-")
             )
-            yield from self.hanging("  ", 2, f"{name}: {told}.")
+            yield from self.hanging("  ", 2, f"{name}: {', '.join(told)}.")
 
     def bars(self, part: Bars) -> Iterator[str]:
         """Draw the steps with a bar each; a narrow terminal has no memory, then no bar."""
@@ -298,13 +301,17 @@ class _Paper:
         if room:
             yield from self._legend(part, "± 90% interval" if spread else "")
 
+    def _fill(self, name: str, count: int = 1) -> str:
+        """Draw a piece of this part of a bar."""
+        return self.paint(FILLS[name][self.ascii] * count, FILLS[name][2])
+
     def _bar(self, part: Bars, row: Row, width: int, longest_ms: float) -> str:
         """Draw a step as its parts, to the scale of the longest."""
         bar, at_ms, end = "", 0.0, 0
         for name, ms in part.segments(row) or ((NOT_PROFILED, row.ms),):
             at_ms, start = at_ms + ms, end
             end = max(round(min(at_ms, row.ms) / longest_ms * width), start or 1)
-            bar += self.paint(FILLS[name][self.ascii] * (end - start), FILLS[name][2])
+            bar += self._fill(name, end - start)
         return bar + " " * (width - end)
 
     def _legend(self, part: Bars, spread: str) -> Iterator[str]:
@@ -312,13 +319,8 @@ class _Paper:
         named = [f"{FILLS[name][self.ascii]}{TIED}{name}" for name in FILLS if name in shown]
         for line in wrap([*named, spread], self.width, joint="  "):
             for name in shown:
-                line = line.replace(
-                    f"{FILLS[name][self.ascii]}{TIED}", f"{self.paint(*self._fill(name))}{TIED}"
-                )
+                line = line.replace(f"{FILLS[name][self.ascii]}{TIED}", f"{self._fill(name)}{TIED}")
             yield line
-
-    def _fill(self, name: str) -> tuple[str, str]:
-        return FILLS[name][self.ascii], FILLS[name][2]
 
     def box(self, said: Box) -> Iterator[str]:
         """Draw the answer in a frame: the verdict, and below it a row for each question."""

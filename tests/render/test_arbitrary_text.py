@@ -101,7 +101,7 @@ def test_text_stays_in_its_columns_and_obeys_nothing(
 
 
 @pytest.mark.slow
-@given(names)
+@given(names.filter(str.strip))
 @settings(max_examples=200, deadline=None)
 def test_markdown_cannot_be_broken_out_of(name: str) -> None:
     """Outside of fenced code, a report says as much Markdown with a nasty name as with a plain one."""
