@@ -5,6 +5,7 @@ A random batch is on the model's device (also meta) and leaves global random sta
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
 from collections.abc import Mapping
@@ -13,31 +14,21 @@ from typing import Any, Literal
 
 from fp8doctor.facts import Workload
 from fp8doctor.loading.job import TrainerPlan, is_trainer
-from fp8doctor.loading.model_inputs import (
-    NoBatchError,
-    attends,
-    first_layer,
-    image_shape,
-    longest_sequence,
-    made_before,
-    parameters_of,
-    vocabulary_of,
-)
-from fp8doctor.loading.trainer import own_batch
-from fp8doctor.stacks.looking import home, method, read, tensors_of
+from fp8doctor.loading.trainer import NoBatchError, own_batch
+from fp8doctor.stacks.looking import children_of, home, method, modules_of, read, read_class, tensors_of
 from fp8doctor.stacks.tensors import named_tensors
 from fp8doctor.stacks.torch_private import wrapped_child
 from fp8doctor.wording import error_in_words
 
+_log = logging.getLogger("fp8doctor")
+
 BATCH = 8
 SEQUENCE = 2048
-"""Default size of a synthetic batch."""
+IMAGE = (224, 224)
+"""Default sizes of a synthetic batch."""
 
 TARGETS = ("labels", "targets", "target")
 """Arguments that take the tokens to predict."""
-
-TOKENS = ("decoder_input_ids", "src", "tgt", "source", "y")
-"""Arguments that take tokens if required, besides the first."""
 
 NEEDED = ("timestep", "timesteps", "decoder_input_values")
 """Arguments that a model needs, even with a default."""
@@ -45,120 +36,203 @@ NEEDED = ("timestep", "timesteps", "decoder_input_values")
 BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound"}
 """Arguments that a model which predicts tokens does not need."""
 
+NO_TOKENS = ("Classification", "ForMultipleChoice", "ForNextSentence")
+"""In names of transformers' classes whose labels are no tokens: they get none."""
+
 IMAGES = ("img", "imgs", "image", "images", "pixel_values", "video", "videos", "latent", "latents", "sample")
 """First arguments that are no rows of a Linear."""
 
+POSITION_KEYS = tuple(
+    """
+    max_position_embeddings n_positions max_target_positions max_seq_len max_seq_length context_length
+    n_ctx block_size
+    """.split()
+)
+"""Settings with the longest sequence; the first counts, because BigBird's ``block_size`` is another."""
 
-class _Draw:
-    """Random tensors on the model's device, from their own generator."""
-
-    def __init__(self, model: Any) -> None:
-        import torch
-
-        parameters = [each for _, each in tensors_of(model, "_parameters")]
-        wide = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-        self._device = parameters[0].device
-        self._dtype = next((each.dtype for each in parameters if each.dtype in wide), torch.bfloat16)
-        self._generator = torch.Generator("cpu").manual_seed(0)
-
-    def integers(self, below: int, shape: tuple[int, ...]) -> Any:
-        import torch
-
-        if self._device.type == "meta":
-            return torch.empty(shape, dtype=torch.int64, device="meta")
-        return torch.randint(below, shape, generator=self._generator, device="cpu").to(self._device)
-
-    def floats(self, shape: tuple[int, ...]) -> Any:
-        import torch
-
-        if self._device.type == "meta":
-            return torch.empty(shape, dtype=self._dtype, device="meta")
-        return torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu").to(
-            self._device, self._dtype
-        )
+POSITION_PARTS = ("pos", "wpe", "freqs_cis")
+"""In names of position embeddings and rotary tables."""
 
 
 def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
     """Make a batch and describe it. Raises `NoBatchError`."""
-    draw, first, arguments = _Draw(model), first_layer(model), parameters_of(model)
+    first, arguments = first_layer(model), _arguments(model)
     kind = read(model, "main_input_name") if read(model, "config") is not None else None
     if kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None):
-        return _tokens(model, draw, arguments, size, sequence)
+        return _tokens(model, first, arguments, size, sequence)
     for name, required in [*arguments.items()][1:] if kind is None else ():
         if required or name in NEEDED:
             raise NoBatchError(f"forward also needs {name!r}")
-    image = image_shape(model, first)
+    image = _image_shape(model, first)
     if image is not None and "input_ids" not in arguments and kind in (None, "pixel_values"):
-        shape = (size or BATCH, *image)
-        pixels, described = draw.floats(shape), f"{_times(shape)} random pixels"
-        if kind is None:
-            return pixels, described
-        classes = type(model).__name__.endswith("ForImageClassification")
-        labels = {"labels": _classes(model, draw, shape[:1])} if classes else {}
-        return {kind: pixels, **labels}, described
+        pixels = _random(model, (size or BATCH, *image))
+        return pixels if kind is None else {kind: pixels}, f"{_times(pixels.shape)} random pixels"
     width = read(first, "in_features")
     if kind is None and type(width) is int and width > 0 and next(iter(arguments), "") not in IMAGES:
-        if before := made_before(model, first):
+        if before := _made_before(model, first):
             raise NoBatchError(f"{before} makes the inputs of the first {type(first).__name__}")
-        if attends(model) and sequence is None:
-            sequence = min(SEQUENCE, longest_sequence(model) or SEQUENCE)
-        shape = (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
-        described = f"{_times(shape)} random numbers, for a first {type(first).__name__} of {width} inputs"
-        return draw.floats(shape), described
+        if sequence is None and _attends(model):
+            raise NoBatchError("the model attends, and the length of its sequences is not known")
+        rows = _random(
+            model, (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
+        )
+        kind = type(first).__name__
+        return rows, f"{_times(rows.shape)} random numbers, for a first {kind} of {width} inputs"
     kinds = "tokens, images or rows of a Linear"
     raise NoBatchError(f"the inputs of {type(model).__name__} are not known to be {kinds}")
 
 
 def _tokens(
-    model: Any, draw: _Draw, arguments: Mapping[str, bool], size: int | None, sequence: int | None
+    model: Any, first: Any, arguments: Mapping[str, bool], size: int | None, sequence: int | None
 ) -> tuple[Any, str]:
     """Make token ids, and the tokens to predict if the forward takes them."""
-    vocabulary, longest = vocabulary_of(model), longest_sequence(model)
-    ids = draw.integers(vocabulary, (size or BATCH, sequence or min(SEQUENCE, longest or SEQUENCE)))
+    vocabulary = _vocabulary(model, first)
+    shape = (size or BATCH, sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE))
+    ids = _random(model, shape, vocabulary)
     main = "input_ids" if "input_ids" in arguments else next(iter(arguments), "")
     besides = [what for name, what in BESIDES_TEXT.items() if name in arguments]
     if besides and not set(TARGETS) & {*arguments}:
         raise NoBatchError(f"forward takes text and {besides[0]}")
+    predicts = not any(each in type(model).__name__ for each in NO_TOKENS)
     batch = {main: ids}
     for name, required in arguments.items():
-        if name in TARGETS:
-            labels = _labels(model, draw, ids)
-            batch.update({name: labels} if labels is not None else {})
+        if name in TARGETS and predicts:
+            batch[name] = ids
         elif required and name == "attention_mask":
             batch[name] = ids.new_ones(ids.shape)
-        elif required and name in TOKENS:
-            batch[name] = ids
         elif name != main and (required or name in NEEDED):
             raise NoBatchError(f"forward also needs {name!r}")
     if "decoder_input_ids" in arguments and not set(TARGETS) & set(batch):
         batch["decoder_input_ids"] = ids
     bare = len(batch) == 1 and read(model, "main_input_name") is None
     without = "".join(f", no {what}" for what in besides)
-    return (
-        ids if bare else batch,
-        f"{ids.shape[0]} x {ids.shape[1]} random tokens of a vocabulary of {vocabulary}{without}",
-    )
+    return ids if bare else batch, f"{_times(shape)} random tokens of a vocabulary of {vocabulary}{without}"
 
 
-def _labels(model: Any, draw: _Draw, ids: Any) -> Any:
-    """Return labels for these tokens by the model's class, or None if unknown."""
-    kind = type(model).__name__
-    if "Classification" in kind:
-        return _classes(model, draw, tuple(ids.shape if "Token" in kind else ids.shape[:1]))
-    return None if "ForMultipleChoice" in kind or "ForNextSentence" in kind else ids
+def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any:
+    """Draw token ids ``below`` a number, else numbers in the model's dtype, on its device."""
+    import torch
 
-
-def _classes(model: Any, draw: _Draw, shape: tuple[int, ...]) -> Any:
-    """Return class labels; with a single label transformers regresses on numbers."""
-    labels = read(read(model, "config"), "num_labels")
-    return draw.floats(shape) if labels == 1 else draw.integers(labels, shape)
+    parameters = [each for _, each in tensors_of(model, "_parameters")]
+    wide = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    dtype = next((each.dtype for each in parameters if each.dtype in wide), torch.bfloat16)
+    device = parameters[0].device
+    if device.type == "meta":
+        return torch.empty(shape, dtype=dtype if below is None else torch.int64, device="meta")
+    generator = torch.Generator("cpu").manual_seed(0)
+    if below is not None:
+        return torch.randint(below, shape, generator=generator, device="cpu").to(device)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    return drawn.to(device, dtype)
 
 
 def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape))
 
 
-_log = logging.getLogger("fp8doctor")
+def _arguments(model: Any) -> dict[str, bool]:
+    """Return the forward's arguments, and if each is required."""
+    try:
+        found = list(inspect.signature(read_class(type(model), "forward")).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return {}
+    named = (each for each in found if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD))
+    return {each.name: each.default is each.empty for each in named}
+
+
+def first_layer(model: Any) -> Any:
+    """Return the first embedding (not of positions), convolution or linear layer."""
+    for name, module in modules_of(model):
+        embeds = isinstance(read(module, "num_embeddings"), int) and not _is_of_positions(name)
+        convolves = isinstance(read(module, "in_channels"), int) and isinstance(
+            read(module, "kernel_size"), tuple
+        )
+        if embeds or convolves or isinstance(read(module, "in_features"), int):
+            return module
+    return None
+
+
+def _made_before(model: Any, first: Any) -> str | None:
+    """Name a class of the user's without parameters, like Rearrange, that comes before a layer, or None."""
+    for _, module in modules_of(model):
+        if module is first:
+            break
+        own = not home(type(module)).startswith("torch.nn.")
+        if own and not children_of(module) and not any(tensors_of(module, "_parameters")):
+            return type(module).__name__
+    return None
+
+
+def _vocabulary(model: Any, first: Any) -> int:
+    """Count the tokens that both input embedding and configuration know."""
+    ask = method(model, "get_input_embeddings")
+    try:
+        embedding = ask() if ask else first
+    except Exception:  # transformers raises where a model of several inputs does not name one
+        _log.debug("get_input_embeddings raises", exc_info=True)
+        embedding = first
+    sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
+    known = [size for size in sizes if isinstance(size, int) and size > 0]
+    if not known:
+        raise NoBatchError("the model does not tell the size of its vocabulary")
+    return min(known)
+
+
+def _longest_sequence(model: Any) -> int | None:
+    """Return the longest sequence by configuration and positions, or None."""
+    config = _text_config(model)
+    found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
+    for name, module in modules_of(model):
+        if _is_of_positions(name) and isinstance(rows := read(module, "num_embeddings"), int):
+            padding = read(module, "padding_idx")
+            # RoBERTa and similar models count after the padding: the first positions are no token's.
+            found.append(rows if padding is None else rows - padding - 1)
+    for held in ("_parameters", "_buffers") if config is None else ():
+        tables = (each for name, each in tensors_of(model, held) if _is_of_positions(name))
+        found += [each.shape[-2] for each in tables if each.dim() in (2, 3)]
+    return min((each for each in found if isinstance(each, int) and each > 0), default=None)
+
+
+def _text_config(model: Any) -> Any:
+    config = read(model, "config")
+    ask = method(config, "get_text_config")
+    return ask() if ask else config
+
+
+def _is_of_positions(name: str) -> bool:
+    parts = name.removesuffix(".weight").rpartition(".")[2].lower()
+    return any(part in parts for part in POSITION_PARTS)
+
+
+def _attends(model: Any) -> bool:
+    return any(
+        "attention" in label or "attn" in label
+        for name, each in modules_of(model)
+        for label in (name.lower(), type(each).__name__.lower())
+    )
+
+
+def _image_shape(model: Any, first: Any) -> tuple[int, ...] | None:
+    """Return channels, height and width of the images that a model takes; None if it tells none.
+
+    Read from timm's configuration, else from that of transformers, else from a first Conv2d.
+    """
+    declared = read(model, "pretrained_cfg", read(model, "default_cfg"))
+    size = declared.get("input_size") if isinstance(declared, dict) else read(declared, "input_size")
+    if isinstance(size, tuple | list) and len(size) == 3 and all(type(each) is int for each in size):
+        return tuple(size)
+    config = read(model, "config")
+    config = read(config, "vision_config", config)
+    channels = read(first, "in_channels", read(config, "num_channels", 0))
+    dimensions = len(read(first, "kernel_size", (0, 0)))
+    if type(channels) is not int or channels < 1 or dimensions != 2 or read(config, "num_frames") is not None:
+        return None
+    for owner in (config, *(each for _, each in modules_of(model))):
+        for extent in (read(owner, "image_size"), read(owner, "img_size")):
+            pair = (extent, extent) if type(extent) is int else extent
+            if isinstance(pair, tuple | list) and len(pair) == 2 and all(type(each) is int for each in pair):
+                return channels, *pair
+    return channels, *IMAGE
 
 
 @dataclass(frozen=True)
@@ -199,15 +273,10 @@ def resolve(
             size or (plan.batch_size if plan else None),
             sequence or (plan.sequence_length if plan else None),
         )
-    except NoBatchError as error:
-        return Batch(None, None, f"no synthetic batch could be built: {error}; write example_batch()")
     except Exception as error:  # a model may compute anything in what is read here
         _log.debug("no synthetic batch could be built", exc_info=True)
-        return Batch(
-            None,
-            None,
-            f"no synthetic batch could be built: {error_in_words(error).rstrip('.')}; write example_batch()",
-        )
+        why = str(error) if isinstance(error, NoBatchError) else error_in_words(error).rstrip(".")
+        return Batch(None, None, f"no synthetic batch could be built: {why}; write example_batch()")
     return Batch(value, "made up", f"synthetic: {made_of}")
 
 

@@ -7,11 +7,14 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fp8doctor.loading.model_inputs import NoBatchError
 from fp8doctor.stacks.looking import read, read_class
 from fp8doctor.wording import error_in_words
 
 _log = logging.getLogger("fp8doctor")
+
+
+class NoBatchError(Exception):
+    """No batch can be made; the message says why."""
 
 
 class _TrainingBegins(BaseException):
