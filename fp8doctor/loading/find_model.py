@@ -49,18 +49,13 @@ def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[
     import torch
 
     value, call = found.value, f"{found.attribute}() in {file}"
-    if isinstance(value, torch.nn.Module) or is_trainer(value):
-        if layers is not None:
-            raise UserError(
-                f"--layers needs a function that builds the model; {found.attribute} in {file} is "
-                "already built: write 'def build_model(layers=...)'"
-            )
-        return _checked(value, f"{found.attribute} in {file}"), None
+    is_built = isinstance(value, torch.nn.Module) or is_trainer(value)
     arguments = {} if layers is None else {"layers": layers}
-    if layers is not None and not takes_layers(value):
-        raise UserError(
-            f"--layers was given, but {call} does not accept 'layers': write 'def build_model(layers=...)'"
-        )
+    if arguments and (is_built or not takes_layers(value)):
+        what = f"{found.attribute} in {file} is already built" if is_built else f"{call} does not take it"
+        raise UserError(f"--layers needs 'def build_model(layers=...)': {what}")
+    if is_built:
+        return _checked(value, f"{found.attribute} in {file}"), None
     if missing := [name for name in _required(value) if name not in arguments]:
         raise UserError(
             f"{call} needs arguments ({', '.join(missing)}): give them defaults, or write 'def "
@@ -133,18 +128,22 @@ def _discovered(module: ModuleType, file: str) -> ModelCandidate:
         if callable(names.get(name)):
             return ModelCandidate(name, names[name])
     model = names.get("model")
-    if (
-        isinstance(model, torch.nn.Module)
-        or is_trainer(model)
-        or inspect.isfunction(model)
-        or _is_module_class(model)
-    ):
+    is_model = isinstance(model, torch.nn.Module) or is_trainer(model)
+    if is_model or inspect.isfunction(model) or _is_module_class(model):
         return ModelCandidate("model", model)
+    own = {
+        name: value
+        for name, value in names.items()
+        if _is_module_class(value) and value.__module__ == module.__name__
+    }
+    buildable = {
+        name: each for name, each in own.items() if not inspect.isabstract(each) and not _required(each)
+    }
     return (
         _only(_roots(names), "models", file)
         or _only({name: value for name, value in names.items() if is_trainer(value)}, "Trainers", file)
-        or _only(_classes_without_arguments(module), "model classes", file)
-        or _nothing(module, file)
+        or _only(buildable, "model classes", file)
+        or _nothing(names, own, file)
     )
 
 
@@ -174,22 +173,6 @@ def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if id(value) not in inside}
 
 
-def _classes_without_arguments(module: ModuleType) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in _own_classes(module).items()
-        if not inspect.isabstract(value) and not _required(value)
-    }
-
-
-def _own_classes(module: ModuleType) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if _is_module_class(value) and value.__module__ == module.__name__
-    }
-
-
 def _required(value: Callable[..., Any]) -> list[str]:
     """Return the names of required arguments."""
     try:
@@ -211,18 +194,13 @@ def takes_layers(value: Callable[..., Any]) -> bool:
     return True
 
 
-def _nothing(module: ModuleType, file: str) -> ModelCandidate:
+def _nothing(names: Mapping[str, Any], classes: Mapping[str, Any], file: str) -> ModelCandidate:
     import torch
 
-    empty = [name for name, value in vars(module).items() if isinstance(value, torch.nn.Module)]
-    needy = [f"{name}({', '.join(_required(value))})" for name, value in _own_classes(module).items()]
+    empty = [name for name, value in names.items() if isinstance(value, torch.nn.Module)]
     if empty:
         raise UserError(f"{file}: {', '.join(empty)} has no parameters, so there is nothing to train")
-    if (model := vars(module).get("model")) is not None and not isinstance(model, ModuleType):
-        raise UserError(
-            f"model in {file} is {_kind(model)}, not a model: write 'def build_model()' that returns "
-            "the one to look at"
-        )
+    needy = [f"{name}({', '.join(_required(value))})" for name, value in classes.items()]
     hint = f" ({', '.join(needy)} cannot be built without arguments)" if needy else ""
     raise UserError(
         f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a "
@@ -243,14 +221,12 @@ def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
         return _checked(result[0], f"the model of {call}"), result[1]
     if isinstance(result, torch.nn.Module) or is_trainer(result):
         return _checked(result, f"the model of {call}"), None
-    if inspect.iscoroutine(result):
-        result.close()
-    forgotten = (
-        "; is 'return model' missing?"
+    hint = (
+        "is 'return model' missing?"
         if result is None
-        else "; it has to return the model, or (model, optimizer)"
+        else "it has to return the model, or (model, optimizer)"
     )
-    raise UserError(f"{call} returned {_kind(result)}{forgotten}")
+    raise UserError(f"{call} returned {_kind(result)}; {hint}")
 
 
 def _checked(model: Any, what: str) -> Any:
@@ -276,8 +252,4 @@ def _is_module_class(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    if value is None:
-        return "None"
-    if isinstance(value, tuple):
-        return f"a tuple of ({', '.join(type(each).__name__ for each in value)})"
-    return f"a value of type {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

@@ -221,20 +221,6 @@ def _import(module: str) -> ModuleType:
                     "folder and on Python's path"
                 ) from None
             raise UserError(_import_failed(error, Source(None, module, None)), user_frames(error)) from error
-        except SyntaxError as error:
-            raise UserError(
-                f"{module} cannot be imported: {error_in_words(error)}", user_frames(error)
-            ) from error
-
-
-def _dotted(path: Path) -> str:
-    """Return the module name of a file in a package."""
-    folders = [path.parent.name]
-    for folder in path.parent.parents:
-        if not (folder / "__init__.py").is_file():
-            break
-        folders.append(folder.name)
-    return ".".join((*reversed(folders), path.stem))
 
 
 def _import_failed(error: ImportError, source: Source) -> str:
@@ -242,7 +228,7 @@ def _import_failed(error: ImportError, source: Source) -> str:
     if "relative import" in str(error) and source.path:
         return (
             f"{source.name} uses relative imports, so name it as a module, from the folder above its "
-            f"package: {_dotted(source.path)}"
+            f"package: {source.path.parent.name}.{source.path.stem}"
         )
     if source.path and (error.name or "").partition(".")[0] == source.path.stem:
         return (

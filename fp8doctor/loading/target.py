@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import difflib
-import io
 import os
-import tokenize
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
@@ -95,23 +93,12 @@ def compiled(path: Path) -> CodeType:
     name = escaped(path.name)
     try:
         data = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror or error}") from None
-    if b"\0" in data:
-        raise UserError(f"{name} is not a Python file: it holds null bytes")
-    try:
-        encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-        data.decode(encoding)
-    except (SyntaxError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{name} cannot be decoded ({error_in_words(error)}): save it as UTF-8, or declare its encoding "
-            "in the first line (PEP 263)"
-        ) from None
-    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(data, str(path))
             code = compile(tree, str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        raise UserError(f"cannot read {name}: {error.strerror or error}") from None
     except SyntaxError as error:
         line = f", line {error.lineno}" if error.lineno else ""
         raise UserError(
@@ -135,6 +122,8 @@ TRAINING_FUNCTIONS = ("train", "train_model", "train_epoch", "train_one_epoch", 
 """Names of functions that train; the file's own are searched too."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+NOT_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+"""What is defined now and runs later."""
 
 
 def refuse_script(source: Source) -> None:
@@ -149,19 +138,12 @@ def refuse_script(source: Source) -> None:
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # whoever loads it says so
     functions = {each.name: each for each in tree.body if isinstance(each, Function)}
-    plain = [
-        each
-        for each in tree.body
-        if not isinstance(each, Function | ast.ClassDef)
-        and not (isinstance(each, ast.If) and "__main__" in ast.dump(each.test))
-    ]
     bound = {
         node.asname or node.name if isinstance(node, ast.alias) else node.id
-        for statement in plain
-        for node in _run_by(statement)
+        for node in ast.walk(tree)
         if isinstance(node, ast.alias) or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
     }
-    training = _training(plain, functions)
+    training = _training(tree.body, functions)
     if training is None or not (bound | functions.keys()).isdisjoint(BUILDERS):
         return
     path = source.path.relative_to(Path.cwd()) if source.path.is_relative_to(Path.cwd()) else source.path
@@ -174,30 +156,24 @@ def refuse_script(source: Source) -> None:
 
 
 def _training(statements: Iterable[ast.stmt], functions: dict[str, Function]) -> ast.stmt | ast.expr | None:
-    """Find the training in statements and the file's functions that they call."""
-    pending, seen = list(statements), set[str]()
+    """Find a loop with backward and step, or a call that trains, in what these statements run."""
+    pending, seen = list[ast.AST](statements), set[str]()
     while pending:
-        statement = pending.pop(0)
-        if (found := _trains(statement)) is not None:
-            return found
-        for call in _calls(statement):
-            if isinstance(call.func, ast.Name) and call.func.id in functions.keys() - seen:
-                seen.add(call.func.id)
-                pending += functions[call.func.id].body
-    return None
-
-
-def _trains(statement: ast.stmt) -> ast.stmt | ast.expr | None:
-    """Find a loop with backward and step, or a call that trains."""
-    for node in _run_by(statement):
+        node = pending.pop(0)
+        if isinstance(node, NOT_RUN) or (isinstance(node, ast.If) and "__main__" in ast.dump(node.test)):
+            continue
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
-            methods = {call.func.attr for call in _calls(node) if isinstance(call.func, ast.Attribute)}
+            methods = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
             if {"backward", "step"} <= methods:
                 return node
-        elif isinstance(node, ast.Call) and (
-            _is_trainers(node.func) or getattr(node.func, "id", None) in TRAINING_FUNCTIONS
-        ):
-            return node
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", None)
+            if name in TRAINING_FUNCTIONS or _is_trainers(node.func):
+                return node
+            if name in functions.keys() - seen:
+                seen.add(name)
+                pending += functions[name].body
+        pending += ast.iter_child_nodes(node)
     return None
 
 
@@ -208,15 +184,3 @@ def _is_trainers(function: ast.expr) -> bool:
     owner = function.value.func if isinstance(function.value, ast.Call) else function.value
     name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
     return name.lower().endswith("trainer")
-
-
-def _calls(node: ast.AST) -> Iterator[ast.Call]:
-    return (each for each in _run_by(node) if isinstance(each, ast.Call))
-
-
-def _run_by(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the node and all that runs with it, not bodies of functions and classes."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _run_by(child)
