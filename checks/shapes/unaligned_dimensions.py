@@ -109,7 +109,7 @@ def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     found = padding.slow_in_16_bits(facts)
     if found is None:
         return kit.NotApplicable(reason="the step was neither timed nor estimated")
-    if not found.layers or found.saved_ms < WORTH_PCT / 100 * found.step_ms:
+    if not found.layers or found.saving.middle < WORTH_PCT / 100 * found.step_ms:
         return None
     first = max(found.layers, key=lambda linear: linear.in_features * linear.out_features)
     more = f"; {len(found.layers) - 1} more layers do" if len(found.layers) > 1 else ""
@@ -118,7 +118,7 @@ def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         f"speed, because a side is not a multiple of 8{more}",
         explanation=f"Matmuls of {first.name} take {found.now_ms:,.1f} ms/step now, and "
         f"{found.padded_ms:,.1f} ms with sides padded to multiples of {padding.PADDED} (estimated for "
-        f"{found.gpu}).",
+        f"{found.saving.gpu}).",
         evidence={
             "layers": len(found.layers),
             "first": first.name,

@@ -16,7 +16,6 @@ from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.eager import UNCERTAINTY
-from fp8doctor.cost.matmul_counts import may_be_recomputed_by_te, without_checkpointing
 from fp8doctor.cost.step_cost import (
     ModelledStep,
     in_bf16,
@@ -155,11 +154,10 @@ class ModelledSpeedup(Struct, frozen=True):
         return low, high
 
 
-FIXED, CACHE_OFF, ONLY_COMPILED, KEPT, BY_UNSLOTH = (
+FIXED, CACHE_OFF, ONLY_COMPILED, BY_UNSLOTH = (
     "once it is fixed",
     "without a KV cache",
     "once it is compiled",
-    "without checkpointing",
     "if Unsloth compiles its blocks",
 )
 """What is modelled in place of a step as it is that the cost model does not know."""
@@ -175,8 +173,6 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
     in_fp8 = facts.network.fp8
     if facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8):
         after = after or CACHE_OFF
-    if waits_for_te(facts):
-        facts, after = without_checkpointing(facts), KEPT
     if may_be_compiled_by_unsloth(facts):
         after = after or BY_UNSLOTH
     fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
@@ -203,12 +199,6 @@ def may_be_compiled_by_unsloth(facts: Facts) -> bool:
     """Return whether FP8 layers that nothing else compiles may be, which decides their speed."""
     own = (each for each in facts.network.fp8 if stack_of(each).fuses_casts and each.compiled is None)
     return under_unsloth(facts) and any(own)
-
-
-def waits_for_te(facts: Facts) -> bool:
-    """Return whether the host time of Transformer Engine's recompute decides, which is not known."""
-    recomputed = any(may_be_recomputed_by_te(each, facts) for each in facts.network.fp8)
-    return recomputed and modelled_step(facts) is None
 
 
 def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from fp8doctor.analysis.layers import FP8_MULTIPLE, flops_share_pct
+from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.own_step import as_is
-from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor, unaligned
+from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
 from fp8doctor.cost import (
     GpuSpec,
     calls_of,
@@ -20,10 +20,10 @@ from fp8doctor.cost import (
     rows_seen,
     step_gemms_ms,
 )
-from fp8doctor.cost.eager import UNCERTAINTY
+from fp8doctor.cost.eager import modelled_saving
 from fp8doctor.cost.gemm import MULTIPLE
 from fp8doctor.cost.step_cost import modelled_step
-from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload, recorded
+from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Saving, Treatment
 from fp8doctor.recipes import recipe_of
 from fp8doctor.wording import plural
@@ -44,43 +44,28 @@ def round_up(size: int, multiple: int) -> int:
 
 def why_not_pad(facts: Facts) -> Callable[[Linear], str | None]:
     """Return a function that says why a layer's sides must not, or need not, be padded."""
-    network, on_channels = facts.network, _on_channels(facts.network)
-    alike: dict[tuple[int, int], list[Linear]] = {}
-    for each in network.linears:
-        if unaligned(each):
-            alike.setdefault((each.in_features, each.out_features), []).append(each)
-    little = {
-        sides
-        for sides, layers in alike.items()
-        if all(recorded(each, "flops_share_pct") for each in layers)
-        and flops_share_pct(layers, facts) < LITTLE_WORK_PCT
-    }
+    network, between_channels = facts.network, _between_channels(facts.network)
 
     def why(linear: Linear) -> str | None:
         k, n = linear.in_features, linear.out_features
         if linear.use == "training" and linear.role == "head" and n != network.get("vocabulary"):
             return f"do not pad its {n} classes"
-        if not on_channels(linear):
+        if not between_channels(linear):
             return (
                 f"no norm, embedding or convolution is {k} or {n} wide; if that counts patches or tokens, do "
                 "not pad it"
             )
-        return (
-            f"{k} x {n} is too little work to pad for"
-            if min(k, n) < LEAST_WIDTH or (k, n) in little
-            else None
-        )
+        return f"{k} x {n} is too little work to pad for" if min(k, n) < LEAST_WIDTH else None
 
     return why
 
 
-def _on_channels(network: Network) -> Callable[[Linear], bool]:
-    """Find the Linears between channels: as wide as a norm, or leading to a Linear that is.
+def _between_channels(network: Network) -> Callable[[Linear], bool]:
+    """Find the Linears as wide as a norm, or leading to a Linear that is; an MLP-Mixer's run over patches.
 
-    A Linear of an MLP-Mixer runs over patches, and only its own kind is as wide. If few are connected like
-    this, the widths seen are not the model's channels, and every Linear may lie between channels.
+    If few are connected like this, the widths seen are not the model's channels, and every Linear counts.
     """
-    widths: set[int] = set(network.get("channel_widths", ()))
+    widths = {*network.get("channel_widths", ())}
     widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
     sides = [frozenset((linear.in_features, linear.out_features)) for linear in network.linears]
     while new := [each for each in sides if each & widths and not each <= widths]:
@@ -94,17 +79,15 @@ def pad_sides(padded: Sequence[Linear], kept: dict[str, str], facts: Facts) -> T
     network, lines = facts.network, dict[str, None]()
     for linear in sorted(padded, key=lambda each: (each.in_features, each.out_features)):
         k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
-        settings = {side: _setting(side, linear, network) for side in (k, n) if side % multiple}
-        new = {f"config.{name} = {round_up(side, multiple)}": f"{side}" for side, name in settings.items()}
-        if not all(settings.values()):
+        named = [(_setting(side, linear, network), side) for side in (k, n) if side % multiple]
+        if all(setting for setting, _ in named):
+            new = {f"config.{setting} = {round_up(side, multiple)}": str(side) for setting, side in named}
+        else:
             new = {f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})": f"nn.Linear({k}, {n})"}
         lines |= {f"{line}   # was {old}: multiples of {multiple}": None for line, old in new.items()}
     if padded[0] is network.linears[0] and not facts.workload.get("sequence_length"):
         lines[f"x = torch.nn.functional.pad(x, (0, -x.shape[-1] % {multiple_of(padded[0])}))"] = None
-    first = {why: name for name, why in reversed(kept.items())}
-    lines |= {
-        f"# {name}: {why}; leave it out of the conversion": None for why, name in reversed(first.items())
-    }
+    lines |= {f"# {name}: {why}; leave it out of the conversion": None for name, why in kept.items()}
     return Treatment(
         name="pad-dimensions",
         summary="pad widths to the next multiple, in the configuration",
@@ -188,13 +171,13 @@ def of_experts(linear: Linear) -> str:
 def pad_experts(linear: Linear, converted_again: str) -> Treatment:
     """Let torchao pad the rows of each expert; ``converted_again`` converts a model with `config`."""
     setting = of_experts(linear)
-    name = "MXFP8TrainingOpConfig" if "mx" in (linear.recipe or "") else "Float8TrainingOpConfig"
-    code = f"from torchao.prototype.moe_training.config import {name}   # torchao 0.17 or newer\n"
-    code += f"config = {name}({setting}=True)\nquantize_(model, config, filter_fn=filter_fn)   # your filter"
-    if setting == "pad_inner_dim":
-        config = recipe_of(linear).config
+    code = f"import dataclasses\nconfig = dataclasses.replace({recipe_of(linear).config}, {setting}=True)"
+    code = f"{code}\n{converted_again}"
+    if setting != "pad_inner_dim":
+        name = "MXFP8TrainingOpConfig" if "mx" in (linear.recipe or "") else "Float8TrainingOpConfig"
         code = (
-            f"import dataclasses\nconfig = dataclasses.replace({config}, {setting}=True)\n{converted_again}"
+            f"from torchao.prototype.moe_training.config import {name}   # torchao 0.17 or newer\n"
+            f"config = {name}({setting}=True)\nquantize_(model, config, filter_fn=filter_fn)   # your filter"
         )
     summary = "let torchao pad the rows of each expert"
     return Treatment(name="pad-token-groups", summary=summary, code=code)
@@ -232,17 +215,10 @@ class Slow(Struct, frozen=True):
     layers: list[Linear]
     now_ms: float
     padded_ms: float
-    saved_ms: float
+    saving: Saving
     step_ms: float
     profiled_ms: float | None
     """All 16-bit matmuls of the profiled step; None if it was not profiled."""
-    gpu: str
-
-    @property
-    def saving(self) -> Saving:
-        """Return what padding saves of a step, with the cost model's uncertainty."""
-        low, high = (self.saved_ms * (1 + each) for each in (-UNCERTAINTY, UNCERTAINTY))
-        return Saving(low=low, high=high, basis="modelled", gpu=self.gpu)
 
 
 def slow_in_16_bits(facts: Facts) -> Slow | None:
@@ -252,15 +228,11 @@ def slow_in_16_bits(facts: Facts) -> Slow | None:
     Inductor may pad it.
     """
     gpu, timed, linears = modelled_gpu(facts), as_is(facts), facts.network.linears
-    breakdown = timed.get("breakdown") if timed and timed.get("step_ms") else None
-    profiled = (
-        breakdown.families_ms.get("gemm_16bit", 0.0) if breakdown and facts.trial.device != "cpu" else None
-    )
+    step_ms = timed.get("step_ms") if timed else None
+    breakdown = timed.get("breakdown") if timed and step_ms and facts.trial.device != "cpu" else None
+    profiled = breakdown.families_ms.get("gemm_16bit", 0.0) if breakdown else None
     if profiled is None:
-        modelled = modelled_step(facts)
-        step_ms = modelled.step_ms if modelled else None
-    else:
-        step_ms = timed.step_ms if timed else None
+        step_ms = modelled.step_ms if (modelled := modelled_step(facts)) else None
     if step_ms is None:
         _ = [each.flops_per_token for each in linears if each.get("role") == "experts"]  # unknown without
     if gpu is None or step_ms is None or facts.workload.tokens is None:
@@ -278,7 +250,7 @@ def slow_in_16_bits(facts: Facts) -> Slow | None:
     most = now - padded
     if profiled is not None:
         most = min(most, profiled - _gemms_ms(in_16_bits, facts, gpu, pad=True))
-    return Slow(slow, now, padded, most, step_ms, profiled, gpu.name)
+    return Slow(slow, now, padded, modelled_saving(most, gpu.name), step_ms, profiled)
 
 
 def _gemms_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
@@ -308,9 +280,8 @@ def pad_in_16_bits(linear: Linear, network: Network) -> Treatment:
             if network.get("kind", "").startswith("transformers.")
             else f"vocab_size = {wide}   # not {vocabulary}: for embedding and head",
         )
-    k, n = map(_padded, sides)
     return Treatment(
         name="pad-dimensions",
         summary=f"pad the layer's sides to multiples of {PADDED}",
-        code=f"nn.Linear{sides}  ->  nn.Linear({k}, {n})   # {linear.name}",
+        code=f"nn.Linear{sides}  ->  nn.Linear{tuple(map(_padded, sides))}   # {linear.name}",
     )

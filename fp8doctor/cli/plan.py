@@ -115,8 +115,7 @@ def plan(
         options |= {"lora": lora[0], "lora_modules": lora[1]}
     given = {name: value for name, value in options.items() if value is not None}
 
-    from fp8doctor.planning.job_options import options_for
-    from fp8doctor.planning.measured import saved_facts
+    from fp8doctor.planning.job_options import options_for, saved_facts
     from fp8doctor.planning.plan_document import plan_document
     from fp8doctor.render.plan_page import page
 

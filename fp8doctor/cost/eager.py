@@ -60,7 +60,8 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
         launched = stack.eager.host_ms - stack.compiled.host_ms
         host_saved += count * (launched + HOST_MS["eager"] - HOST_MS["compiled"])
     most = max(busy_saved, host_saved)
-    saving = Saving(
-        low=most * (1 - UNCERTAINTY), high=most * (1 + UNCERTAINTY), basis="modelled", gpu=gpu.name
-    )
-    return Balance(casts, saved, gpu.name, host, saving)
+    return Balance(casts, saved, gpu.name, host, modelled_saving(most, gpu.name))
+
+
+def modelled_saving(ms: float, gpu: str) -> Saving:
+    return Saving(low=ms * (1 - UNCERTAINTY), high=ms * (1 + UNCERTAINTY), basis="modelled", gpu=gpu)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from fp8doctor.cost.cast_cost import casts_of, casts_too_many_rows, recipe_on
 from fp8doctor.cost.gemm import matmuls_ms
 from fp8doctor.cost.matmul_counts import (
+    TE_RECOMPUTE_HOST_MS,
     gemms,
     in_one_kernel,
     is_grouped,
@@ -218,4 +219,6 @@ def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: b
             launch = stack.eager if linear.compiled is None else stack.compiled
             host += call.count * launches(linear, call.weights_cast) * launch.host_ms
             kernels += count * launch.kernels
+            if is_te(linear):
+                host += count * call.recomputed * TE_RECOMPUTE_HOST_MS
     return CallsMs(times, host, GAP_MS * kernels)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import ceil
 
-from msgspec.structs import replace
-
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.recipes import TRANSFORMER_ENGINE
 
@@ -97,24 +95,12 @@ def routed_rows(linear: Linear, facts: Facts) -> int | None:
 
 
 TE_RECOMPUTE_HOST_MS = 0.97
-"""What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, of one recording
-(h200-te_checkpointed_inside), more than its forward and backward take. In the other with a recompute in FP8
-(h200-te_own_checkpoint) the GPU sets the pace, which only says that it is below 1.7. One recording explains
-nothing, so that no step is modelled that this would set the pace of."""
+"""What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, more than
+its forward and backward take. Source: h200-te_checkpointed_inside."""
 
 
 def is_recomputed(linear: Linear) -> bool:
     return linear.get("checkpointed") is not None
-
-
-def may_be_recomputed_by_te(linear: Linear, facts: Facts) -> bool:
-    """Return whether it is one, or may be below a forward that calls ``checkpoint``."""
-    if not is_te(linear) or recorded(linear, "checkpointed"):
-        return is_te(linear) and is_recomputed(linear)
-    return recorded(facts, "training.checkpointing") and any(
-        each.form == "called_in_forward" and each.active and covers(each, linear)
-        for each in facts.training.checkpointing
-    )
 
 
 def covers(region: Checkpointing, linear: Linear) -> bool:
@@ -136,11 +122,3 @@ def unseen_recompute(facts: Facts) -> str | None:
 
 def is_te(linear: Linear) -> bool:
     return linear.use == "training" and linear.stack == "transformer_engine"
-
-
-def without_checkpointing(facts: Facts) -> Facts:
-    kept = tuple(replace(each, checkpointed=None) for each in facts.network.linears)
-    facts = replace(facts, network=replace(facts.network, linears=kept))
-    if not recorded(facts, "training"):
-        return facts
-    return replace(facts, training=replace(facts.training, checkpointing=()))

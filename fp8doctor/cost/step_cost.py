@@ -17,11 +17,8 @@ from msgspec.structs import replace
 
 from fp8doctor.cost.layer import Call, calls_ms, uncompiled
 from fp8doctor.cost.matmul_counts import (
-    TE_RECOMPUTE_HOST_MS,
     calls_of,
     is_recomputed,
-    launches,
-    may_be_recomputed_by_te,
     micro_batches,
     routed_rows,
     rows_of,
@@ -139,10 +136,6 @@ def modelled_step(
     families["optimizer"] = optimizer_ms(facts.network, gpu)
     busy, host = sum(families.values()), found.host * accumulate
     paced_by_gpu = busy + found.gaps * accumulate
-    by_te = [each for each in calls if may_be_recomputed_by_te(each.linear, facts)]
-    again = TE_RECOMPUTE_HOST_MS * sum(each.count * launches(each.linear) for each in by_te)
-    if by_te and host + again * accumulate > paced_by_gpu:
-        return None
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
 
 

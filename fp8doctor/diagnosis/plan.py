@@ -36,7 +36,6 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
-from fp8doctor.code_snippets import settings
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, is_unclear
@@ -81,7 +80,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     if fault is not None and fault.was_seen and fault.status == "open":  # what stopped it is not speed
         gravest = {each.name for each in findings if each.severity == "error" or each.area in BEFORE_SPEED}
         return tuple(step for step in steps if gravest.intersection(step.names))
-    return _in_agreement(if_recorded(_with_a_start, steps, view, findings) or steps)
+    return tuple(if_recorded(_with_a_start, steps, view, findings) or steps)
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
@@ -356,20 +355,3 @@ def _compile_what(facts: Facts) -> str:
 def _step(title: str, treatment: Treatment) -> Step:
     """Make a step that no finding proposed."""
     return Step(code="", mends=(), title=title, treatment=treatment)
-
-
-def _in_agreement(steps: Iterable[Step]) -> tuple[Step, ...]:
-    """Drop lines that set a variable differently from an earlier step."""
-    said: dict[str, str | None] = {}
-    kept = []
-    for step in steps:
-        lines = step.treatment.code.splitlines()
-        agree = [line for line in lines if {**settings(line), **said} == {**said, **settings(line)}]
-        if len(agree) < len(lines):
-            if all(line.lstrip().startswith("#") for line in agree):
-                continue
-            step = replace(step, treatment=replace(step.treatment, code="\n".join(agree)))
-        for line in agree:
-            said |= settings(line)
-        kept.append(step)
-    return tuple(kept)

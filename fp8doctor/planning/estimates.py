@@ -14,11 +14,11 @@ from fp8doctor.analysis.memory import USABLE
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.record import Record
-from fp8doctor.gpus import GpuSpec, gpu_specs
-from fp8doctor.planning.job_options import STACKS, Options
-from fp8doctor.planning.measured import Form, Measured, measured
+from fp8doctor.gpus import GpuSpec, gpu_specs, has_datasheet, modelled_gpu
+from fp8doctor.planning.job_options import STACKS, Options, options_for
 from fp8doctor.planning.peaks import largest_batch, peak_of
 from fp8doctor.planning.share import Share, is_converted, share_of
 from fp8doctor.planning.step_time import Part, Step, step_of
@@ -77,7 +77,7 @@ class Row(Record, frozen=True, kw_only=True):
     parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     bf16_parts_ms: dict[str, float] = msgspec.field(default_factory=dict)
     basis: Literal["measured", "modelled"] = "modelled"
-    """Of the times: a saved report has them, or the cost model."""
+    """Of the times."""
     why: str = ""
     """Why there are no times."""
 
@@ -87,19 +87,15 @@ class Row(Record, frozen=True, kw_only=True):
 
 
 class Job(NamedTuple):
-    """One GPU's share of a job, and what was measured of it."""
+    """One GPU's share of a job."""
 
     share: Share
     options: Options
-    measured: Measured | None
     scale: float = 1.0
-    """The BF16 step of `Options.step_ms` / the estimated one."""
+    """A measured BF16 step / the estimated one."""
 
     def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> Step | None:
-        """Estimate the step of a form, scaled by the measured times if there are some."""
         step = step_of(self.share, self.options, gpu, recipe, stack=stack, compiled=compiled)
-        if step is not None and self.measured is not None:
-            step = self.measured.scaled(step, Form(recipe, compiled))
         return step and step.scaled(self.scale)
 
     def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> tuple[float, int]:
@@ -107,18 +103,45 @@ class Job(NamedTuple):
         peak = peak_of(self.share, self.options, gpu, stack, recipe, compiled=compiled)
         return peak.gib, largest_batch(peak, self.options, gpu)
 
+    def bf16(self, gpu: GpuSpec, stack: str) -> tuple[Step | None, bool]:
+        """Estimate the faster BF16 in a framework, and whether it is compiled."""
+        forms = [(self.step(gpu, None, stack=stack, compiled=each), each) for each in (True, False)]
+        known = [(step, compiled) for step, compiled in forms if step is not None]
+        return min(known, key=lambda each: each[0].ms, default=(None, True))
+
+    def scaled_to(self, step_ms: float, gpu: GpuSpec) -> float | None:
+        """Divide a BF16 step that this GPU took by its estimate; None without one."""
+        base, _ = self.bf16(gpu, wanted(self.options)[0].stack)
+        return base and step_ms / base.ms
+
 
 def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
-    share = share_of(in_bf16(facts), options.checked())
-    job = Job(share, options, measured(facts))
-    specs = gpu_specs(gpus)
+    plain, specs, scale = in_bf16(facts), gpu_specs(gpus), None
+    job = Job(share_of(plain, options.checked()), options)
     if options.step_ms is not None:
-        base = next((row.bf16_step_ms for row in _of_gpu(job, specs[0])), None)
-        if base is None:
+        scale = job.scaled_to(options.step_ms, specs[0])
+        if scale is None:
             raise UserError(f"--step-ms scales estimates of the first GPU, and {specs[0].name} has none")
-        job = job._replace(scale=options.step_ms / base)
+    elif (step_ms := measured_bf16_ms(facts)) and (own := modelled_gpu(facts)):
+        as_timed = options_for(facts, {})
+        scale = Job(share_of(plain, as_timed), as_timed).scaled_to(step_ms, own)
+    job = job._replace(scale=scale or 1.0)
     return tuple(row for gpu in specs for row in _of_gpu(job, gpu))
+
+
+def measured_bf16_ms(facts: Facts) -> float | None:
+    """Return the best BF16 step that a report measured reliably on a known GPU."""
+    trial = facts.trial if recorded(facts, "trial") else None
+    if (
+        trial is None
+        or trial.get("device") != "cuda"
+        or not trial.get("reliable")
+        or not has_datasheet(facts)
+    ):
+        return None
+    times = [each.step_ms for each in trial.arms if each.tried and each.name in BF16_BASELINES]
+    return min(filter(None, times), default=None)
 
 
 def wanted(options: Options) -> list[Recipe]:
@@ -139,9 +162,7 @@ def recipe_of(row: Row) -> Recipe:
 def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
     """Estimate the recipes on one GPU, each next to BF16 in the same framework."""
     for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
-        forms = [(job.step(gpu, None, stack=stack, compiled=each), each) for each in (True, False)]
-        known = [(step, compiled) for step, compiled in forms if step is not None]
-        bf16, compiled = min(known, key=lambda each: each[0].ms, default=(None, True))
+        bf16, compiled = job.bf16(gpu, stack)
         gib, largest = job.memory(gpu, None, stack=stack, compiled=compiled)
         row = Row(
             gpu=gpu.name,
@@ -184,9 +205,8 @@ def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *,
         return replace(row, why="a part of the model has no numbers")
     if step is None:
         return replace(row, why="its casts were not measured")
-    balanced, timed = bf16.in_balance or step.in_balance, job.measured
+    balanced = bf16.in_balance or step.in_balance
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled, in_balance=balanced)
-    is_timed = timed and timed.gpu == gpu and Form(recipe, compiled) in timed.ratios
     return replace(
         row,
         step_ms=step.ms,
@@ -196,7 +216,6 @@ def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *,
         tokens_per_s=tokens_per_s(job.options, step.ms),
         limits=limits(step),
         parts_ms=step.rounded,
-        basis="measured" if is_timed else "modelled",
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import Record
@@ -117,3 +120,14 @@ def options_for(facts: Facts, given: Mapping[str, Any]) -> Options:
         return msgspec.convert(found, Options)
     except msgspec.ValidationError as error:
         raise UserError(f"these options cannot be planned: {error}") from None
+
+
+def saved_facts(path: Path) -> Facts | None:
+    """Read the facts of a saved report; None for another file. Raises `UserError` for a broken report."""
+    if path.suffix not in (".json", ".gz") or not path.is_file():
+        return None
+    with contextlib.suppress(OSError):
+        content = path.read_bytes()
+        if path.suffix == ".gz" or (b'"facts"' in content and b'"schema_version"' in content):
+            return read_saved(path)[0]
+    return None

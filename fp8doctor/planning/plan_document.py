@@ -11,10 +11,9 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.unrecorded import Unrecorded
-from fp8doctor.planning.estimates import Row, rows
+from fp8doctor.planning.estimates import Row, measured_bf16_ms, rows
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.job_options import Options
-from fp8doctor.planning.measured import measured
 from fp8doctor.version import VERSION
 
 SCHEMA_VERSION = 1
@@ -167,7 +166,7 @@ def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]
         )
     if any(each.get("role") == "experts" for each in facts.network.linears):
         yield "fp8doctor assumes that all experts get equal shares of the tokens."
-    if measured(facts) and any(each.step_ms for each in found):
-        yield f"Scaled from the times that the report measured on {facts.trial.gpu}."
+    if options.step_ms is None and measured_bf16_ms(facts):
+        yield f"All times are scaled to the BF16 step that the report measured on {facts.trial.gpu}."
     if options.step_ms is not None:
         yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."

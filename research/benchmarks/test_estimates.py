@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.modelled_speedup import KEPT, OFF_FUSED, ModelledSpeedup, modelled_conversion
+from fp8doctor.analysis.modelled_speedup import OFF_FUSED, ModelledSpeedup, modelled_conversion
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -28,8 +28,7 @@ from tests.recordings import files, name_of
 LIKE_TENSORWISE = ({"compile-blocks"}, {"recipe-tensorwise"}, {"cache-off"}, {"convert-tensorwise"})
 """Changes of a variant that leave a model compiled and in FP8 with one scale per tensor."""
 
-INSIDE = {f"{gpu}-te_checkpointed_inside" for gpu in ("h100", "h200")}
-WITHOUT_ESTIMATE = {"h100-moe", "h200-moe", "h200-rotated", "h200-gpt2_conv1d", "h100-unet", *INSIDE}
+WITHOUT_ESTIMATE = {"h100-moe", "h200-moe", "h200-rotated", "h200-gpt2_conv1d", "h100-unet"}
 """Recordings that get a reason in the place of an estimate."""
 
 OTHER_WORK = {"h200-rotated"}
@@ -134,7 +133,7 @@ def test_every_sign_that_is_claimed_is_the_measured_one(folder: Path) -> None:
         if expects is None or job.facts.trial.reliable is False:
             continue
         pairs = [(expects.as_is, expects.as_is_may_be_off, job.as_is)]
-        if expects.best != expects.as_is and expects.after != KEPT:
+        if expects.best != expects.as_is:
             pairs.append((expects.best, expects.may_be_off, job.tensorwise))
         for estimate, may_be_off, measured in pairs:
             if estimate is not None and measured is not None:

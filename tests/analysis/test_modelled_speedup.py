@@ -9,7 +9,6 @@ import pytest
 from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.cost.matmul_counts import without_checkpointing
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import Facts
@@ -40,8 +39,6 @@ def test_what_is_not_what_it_seems_is_expected_once_it_is_fixed(name: str) -> No
 def test_a_forward_that_recomputes_layers_that_nobody_saw_is_taken_to_recompute_all() -> None:
     facts = load_report(RECORDED / "h200-te_own_checkpoint.json.gz").facts
     untimed = recorded_steps.without_trial(facts)
-    expects, kept = modelled_speedup(untimed), modelled_speedup(without_checkpointing(untimed))
+    expects = modelled_speedup(untimed)
     assert expects is not None
-    assert kept is not None
     assert expects.as_is == pytest.approx(TrialView(facts).speedup.value, rel=0.05)
-    assert expects.best == pytest.approx(kept.best, rel=0.02)
