@@ -112,7 +112,7 @@ class Job(NamedTuple):
     def scaled_to(self, step_ms: float, gpu: GpuSpec) -> float | None:
         """Divide a BF16 step that this GPU took by its estimate; None without one."""
         base, _ = self.bf16(gpu, wanted(self.options)[0].stack)
-        return base and step_ms / base.ms
+        return step_ms / base.ms if base else None
 
 
 def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
