@@ -295,11 +295,13 @@ def judged(report: Document, wanted: ReportOptions) -> int:
     return exit_code(wanted.gate.missed(report))
 
 
-def exit_code(missed: Sequence[str]) -> int:
+def exit_code(missed: Iterable[str]) -> int:
     """Say why the gate is missed, if it is, a line for each reason; the exit code."""
+    code = OK
     for why in missed:
         complain(f"exit code {FOUND}: {why}")
-    return FOUND if missed else OK
+        code = FOUND
+    return code
 
 
 def add_step_summary(report: Document) -> None:
@@ -320,10 +322,6 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
     """Write the report in a format; ``terminal`` holds options for text."""
     if format in ("github", "junit"):
         return for_build_server(report, wanted, format)
-    if format == "html":
-        from fp8doctor.render import html
-
-        return html.render(report)
     if format == "json":
         from fp8doctor.answer import machine
 

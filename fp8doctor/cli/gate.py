@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,77 +59,64 @@ class Gate(Struct, frozen=True):
         """Return whether there is any requirement."""
         return self != Gate()
 
-    def missed(self, report: Document) -> tuple[str, ...]:
-        """Explain each requirement that the report misses; empty if it passes."""
-        told = (
-            self._without_fp8(report),
-            self._too_grave(report),
-            self._too_slow(report),
-            self._too_slow_by_estimate(report),
-            self._regression(report),
-        )
-        return tuple(filter(None, told))
+    def missed(self, report: Document) -> Iterator[str]:
+        """Explain each requirement that the report misses."""
+        if self.require_fp8 and (why := report.why_not_in_fp8()):
+            yield f"FP8 is required. {why}"
+        if self.fail_on and report.reaches(self.fail_on):
+            yield f"{_graver(report, self.fail_on)} Use --fail-on never to ignore findings."
+        if self.strict or self.min_speedup is not None:
+            yield from self._too_slow(report)
+        if self.min_estimated_speedup is not None:
+            yield from _too_slow_by_estimate(report, self.min_estimated_speedup)
+        if self.baseline:
+            facts, name, most = self.baseline.facts, self.baseline.name, self.baseline.most_pct
+            yield from longer(facts, report.facts, name, most)
 
-    def _without_fp8(self, report: Document) -> str | None:
-        if not self.require_fp8:
-            return None
-        why = report.why_not_in_fp8()
-        return f"FP8 is required. {why}" if why else None
-
-    def _too_grave(self, report: Document) -> str | None:
-        if self.fail_on is None or not report.reaches(self.fail_on):
-            return None
-        least = SEVERITIES.index(self.fail_on)
-        codes = [each.code for each in report.findings if SEVERITIES.index(each.severity or "info") >= least]
-        if codes:
-            why = f"Found {_named(codes)} with --fail-on {self.fail_on}."
-        else:
-            from fp8doctor.answer.sentences import box
-
-            why = f"{box(report.answer).title.text}."
-        return f"{why} Use --fail-on never to ignore findings."
-
-    def _too_slow(self, report: Document) -> str | None:
-        verdict, wanted = report.verdict, self.min_speedup
-        if wanted is None and not self.strict:
-            return None
-        option = "--strict" if wanted is None else f"--min-speedup {wanted:g}"
+    def _too_slow(self, report: Document) -> Iterator[str]:
+        wanted, speedup = self.min_speedup, report.gpu_speedup
+        option = asked(wanted)
         if report.on_cpu:
-            return f"The times come from a CPU and do not apply to FP8 on a GPU. {option} needs a GPU."
-        if verdict.step_ms is None:
-            return f"No step was timed. {option} needs a step timed on a GPU."
-        if verdict.status == "open":
-            return f"The timing does not tell whether FP8 is faster. {option} needs a clear answer."
-        if wanted is None:
-            return None
-        if report.gpu_speedup is None:
-            return f"No speedup of FP8 was measured. {option} needs FP8 and BF16 timed on a GPU."
-        return _below(report.gpu_speedup, wanted, "measured", "--min-speedup")
+            yield f"The times come from a CPU and do not apply to FP8 on a GPU. {option} needs a GPU."
+        elif report.verdict.step_ms is None:
+            yield f"No step was timed. {option} needs a step timed on a GPU."
+        elif report.verdict.status == "open":
+            yield f"The timing does not tell whether FP8 is faster. {option} needs a clear answer."
+        elif wanted is not None and speedup is None:
+            yield f"No speedup of FP8 was measured. {option} needs FP8 and BF16 timed on a GPU."
+        elif wanted is not None and speedup is not None:
+            yield from _below(speedup, wanted, "measured", "--min-speedup")
 
-    def _too_slow_by_estimate(self, report: Document) -> str | None:
-        """Compare the measured speedup, or else the estimated one, with the required one."""
-        wanted, estimate = self.min_estimated_speedup, report.verdict.estimated_speedup
-        if wanted is None:
-            return None
-        option = "--min-estimated-speedup"
-        if report.gpu_speedup is not None:
-            return _below(report.gpu_speedup, wanted, "measured", option)
-        if estimate is not None:
-            how = f"estimated for {report.modelled_gpu}, not measured"
-            return _below(estimate, wanted, how, option)
-        from fp8doctor.diagnosis.estimate import why_no_estimate
 
+def asked(min_speedup: float | None) -> str:
+    """Name the option that asks for a measured speedup."""
+    return "--strict" if min_speedup is None else f"--min-speedup {min_speedup:g}"
+
+
+def _graver(report: Document, least: Severity) -> str:
+    """Name what is at or above a severity: findings, else the verdict."""
+    grave = SEVERITIES[SEVERITIES.index(least) :]
+    codes = [each.code for each in report.findings if (each.severity or "info") in grave]
+    if codes:
+        more = f" and {len(codes) - MOST_NAMED} more" if len(codes) > MOST_NAMED else ""
+        return f"Found {', '.join(codes[:MOST_NAMED])}{more} with --fail-on {least}."
+    from fp8doctor.answer.sentences import box
+
+    return f"{box(report.answer).title.text}."
+
+
+def _too_slow_by_estimate(report: Document, wanted: float) -> Iterator[str]:
+    """Compare the measured speedup, or else the estimated one, with the required one."""
+    from fp8doctor.diagnosis.estimate import why_no_estimate
+
+    option, estimate = "--min-estimated-speedup", report.verdict.estimated_speedup
+    if report.gpu_speedup is not None:
+        yield from _below(report.gpu_speedup, wanted, "measured", option)
+    elif estimate is not None:
+        yield from _below(estimate, wanted, f"estimated for {report.modelled_gpu}, not measured", option)
+    else:
         why = why_no_estimate(report.facts, report.findings)
-        return f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."
-
-    def _regression(self, report: Document) -> str | None:
-        if self.baseline is None:
-            return None
-        from fp8doctor.diagnosis.comparison import regression
-
-        most = self.baseline.most_pct
-        found = regression(self.baseline.facts, report.facts, self.baseline.name, most)
-        return longer_than(found, most) if found else None
+        yield f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."
 
 
 def is_same_job(first: Facts, second: Facts, name: str) -> bool:
@@ -150,27 +138,24 @@ def is_same_job(first: Facts, second: Facts, name: str) -> bool:
     return not apart
 
 
-def longer_than(found: str, most_pct: float) -> str:
-    """Write a regression as a sentence."""
-    return f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
+def longer(first: Facts, second: Facts, name: str, most_pct: float) -> Iterator[str]:
+    """Say that the second step is longer by more than this, if so."""
+    from fp8doctor.diagnosis.comparison import regression
+
+    if found := regression(first, second, name, most_pct):
+        yield f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
 
 
-def _below(speedup: float, wanted: float, how: str, option: str) -> str | None:
-    if speedup >= wanted:
-        return None
-    reached = times_below(speedup, wanted)
-    return f"FP8 runs at {reached} of the best BF16, {how}. {option} asks for {wanted:g}x."
+def _below(speedup: float, wanted: float, how: str, option: str) -> Iterator[str]:
+    if speedup < wanted:
+        reached = times_below(speedup, wanted)
+        yield f"FP8 runs at {reached} of the best BF16, {how}. {option} asks for {wanted:g}x."
 
 
 def times_below(speedup: float, wanted: float) -> str:
     """Write a speedup with enough digits to show that it is below the required one."""
     digits = next((n for n in (2, 3, 4) if round(speedup, n) < wanted), 5)
     return f"{speedup:.{digits}f}x"
-
-
-def _named(codes: list[str]) -> str:
-    more = f" and {len(codes) - MOST_NAMED} more" if len(codes) > MOST_NAMED else ""
-    return ", ".join(codes[:MOST_NAMED]) + more
 
 
 def _baseline(file: Path | None, most_pct: float | None) -> Baseline | None:

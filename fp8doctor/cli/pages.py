@@ -102,7 +102,7 @@ def compare(first: Path, second: Path, *, format: str | None, output: Path | Non
     asked = any(each not in (None, False, "never") for each in gates.values())
     if asked and not is_same_job(documents[0].facts, documents[1].facts, first.name):
         return FAILED
-    return exit_code(tuple(missed(found, documents, **gates)))
+    return exit_code(missed(found, documents, **gates))
 
 
 def missed(
@@ -115,13 +115,12 @@ def missed(
     fail_on: str,
 ) -> Iterator[str]:
     """Say which gates the second report misses, in a sentence or two each."""
-    from fp8doctor.cli.gate import longer_than, times_below
-    from fp8doctor.diagnosis.comparison import regression
+    from fp8doctor.cli.gate import asked, longer, times_below
 
     first, second = documents
     speedup, on_cpu = found.speedup, found.on_cpu
     if strict or min_speedup is not None:
-        option = "--strict" if min_speedup is None else f"--min-speedup {min_speedup:g}"
+        option = asked(min_speedup)
         if on_cpu:
             yield f"{on_cpu[:1].upper()}{on_cpu[1:]}. {option} needs a GPU."
         elif speedup is None:
@@ -132,9 +131,7 @@ def missed(
             below = times_below(speedup.median, min_speedup)
             yield f"The second runs at {below} of the first's speed. --min-speedup asks for {min_speedup:g}x."
     if max_regression is not None:
-        longer = regression(first.facts, second.facts, found.files[0], max_regression)
-        if longer:
-            yield longer_than(longer, max_regression)
+        yield from longer(first.facts, second.facts, found.files[0], max_regression)
     if fail_on in SEVERITIES:
         known = {each.code for each in first.findings}
         grave = SEVERITIES[SEVERITIES.index(fail_on) :]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,6 +38,19 @@ IN_PLACE = (
     "model"
 )
 """Why no copy is timed."""
+
+NO_STEP = (
+    "no optimizer of torch took a step in the script's process. What it starts in processes of their own "
+    "(launchers, spawn), optimizers of other libraries and a compiled optimizer.step are not seen; put "
+    "'fp8doctor run' in front of the command that trains"
+)
+"""Why no step of a whole script was seen."""
+
+UNTIMED = (
+    "no copies of the model were timed: a variant that fails could take the training's GPU context with it. "
+    "To time them after the watched steps, which ends the script"
+)
+"""Stands before the command that times them."""
 
 
 class Run(ProjectCommand):
@@ -179,15 +193,19 @@ def run(
             return OK
         import msgspec
 
+        from fp8doctor.answer.commands import launcher
+        from fp8doctor.facts import recorded
         from fp8doctor.facts.scrub import scrub
 
-        say_what_was_not_seen(seen, settings.warmup + settings.steps)
-        if not (no_trial or stop or wanted.quiet) and seen.ranks is None and could_be_timed(seen.facts):
-            from fp8doctor.answer.commands import launcher
-
-            complain(untimed_copies(f"{launcher(seen.facts)}{' '.join(wanted.again).strip()}"))
+        for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
+            complain(sentence)
+        if seen.error is not None and not failed_early(seen):
+            complain_of_known(seen.error)
         if seen.facts is None:
             return FAILED if gated else OK
+        timed = recorded(seen.facts, "trial") or seen.facts.get("observed.clock") != "cuda"
+        if not (no_trial or stop or wanted.quiet or timed) and seen.ranks is None:
+            complain(f"{UNTIMED}: {launcher(seen.facts)}{' '.join(wanted.again).strip()}")
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
         if failed_early(seen):
             facts = msgspec.structs.replace(facts, script_error=scrub(seen.error or ""))
@@ -213,21 +231,6 @@ def checked_health(health: Path | None, every: int | None, *, stop: bool, script
     return str(health.absolute())
 
 
-def could_be_timed(facts: Facts | None) -> TypeGuard[Facts]:
-    """Return whether copies of the watched job could have been timed on a GPU."""
-    from fp8doctor.facts import recorded
-
-    return facts is not None and facts.get("observed.clock") == "cuda" and not recorded(facts, "trial")
-
-
-def untimed_copies(command: str) -> str:
-    """Say why no copy was timed, and the command that times them."""
-    return (
-        "no copies of the model were timed: a variant that fails could take the training's GPU context with "
-        f"it. To time them after the watched steps, which ends the script: {command}"
-    )
-
-
 def of_many(facts: Facts, ranks: Ranks) -> Facts:
     """Add the other processes to the facts of rank 0, and why no copy of it was timed."""
     import msgspec
@@ -250,43 +253,27 @@ def failed_early(seen: ScriptState) -> bool:
     return seen.error is not None and seen.facts is not None and not (seen.stepped or seen.stepped_in_fork)
 
 
-def say_what_was_not_seen(seen: ScriptState, needed: int) -> None:
-    for sentence in what_was_not_seen(seen, needed):
-        complain(sentence)
-    if seen.error is not None and not failed_early(seen):
-        complain_of_known(seen.error)
-
-
-def what_was_not_seen(seen: ScriptState, needed: int) -> list[str]:
-    """Say what of a script was not seen, and why; nothing if its window was complete."""
-    sentences = list(seen.notes)
+def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
+    """Say what of a script was not seen, and why; only its notes if its window was complete."""
+    yield from seen.notes
     if seen.complete or failed_early(seen):
-        return sentences
-    end = (
-        ""
-        if seen.ended
-        else " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
-    )
+        return
+    end = " Its process ended without Python's own end: os._exit, exec, a signal or a crash."
+    end = "" if seen.ended else end
     if not seen.torch and seen.error is not None:
         type_it = "" if has_torch() else f"; install fp8doctor where you train, or type: {torch_line()}"
-        return [*sentences, f"the script failed before it imported torch: {seen.error}{type_it}"]
-    if not seen.torch:
-        return sentences or [f"nothing was seen: the script's process imported no torch.{end}"]
-    if seen.stepped:
-        taken = (
-            f"after {plural(seen.steps, 'step')}, before {needed} were watched"
-            if seen.steps is not None
-            else f"before {needed} steps were watched"
-        )
-        return [*sentences, f"the script ended {taken}: the report is of what was seen until then.{end}"]
-    if seen.stepped_in_fork:
+        yield f"the script failed before it imported torch: {seen.error}{type_it}"
+    elif not seen.torch:
+        if not seen.notes:
+            yield f"nothing was seen: the script's process imported no torch.{end}"
+    elif seen.stepped:
+        after = f"after {plural(seen.steps, 'step')}, " if seen.steps is not None else ""
+        told = "the report is of what was seen until then"
+        yield f"the script ended {after}before {needed} steps were watched: {told}.{end}"
+    elif seen.stepped_in_fork:
         why = "a process that it forked trains, and only the script's own process is watched"
+        yield f"no training step was seen: {why}.{end}"
     elif seen.error is not None:
-        why = f"the script failed before its first, {seen.error}"
+        yield f"no training step was seen: the script failed before its first, {seen.error}.{end}"
     else:
-        why = (
-            "no optimizer of torch took a step in the script's process. What it starts in processes of "
-            "their own (launchers, spawn), optimizers of other libraries and a compiled optimizer.step are "
-            "not seen; put 'fp8doctor run' in front of the command that trains"
-        )
-    return [*sentences, f"no training step was seen: {why}.{end}"]
+        yield f"no training step was seen: {NO_STEP}.{end}"

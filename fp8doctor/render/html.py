@@ -21,16 +21,14 @@ WORDS: dict[Mark, str] = {
 
 def render(report: Document) -> str:
     """Write the report as a page; nothing from a user or machine is read as HTML."""
-    return as_html(
-        report_page.page(report), f"fp8doctor: {report.facts.get('target.name') or 'the environment'}"
-    )
+    return as_html(report_page.page(report))
 
 
 def fragment(report: Document) -> str:
     """Write the report as a piece of HTML that changes nothing around it."""
-    return as_html(report_page.page(report), "fp8doctor", template="fragment.html.jinja")
+    return as_html(report_page.page(report), template="fragment.html.jinja")
 
 
-def as_html(page: Page, title: str = "", *, template: str = "page.html.jinja") -> str:
+def as_html(page: Page, *, template: str = "page.html.jinja") -> str:
     """Write a page, its folded details where a reader opens them."""
-    return fill(template, page=page, title=title or page.heading[0], words=WORDS, families=[*FAMILIES])
+    return fill(template, page=page, title=page.title or page.heading[0], words=WORDS, families=[*FAMILIES])

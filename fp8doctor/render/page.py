@@ -152,3 +152,5 @@ class Page(Struct, frozen=True):
     """What every reader sees."""
     details: tuple[Section, ...] = ()
     """Of ``-v``, Markdown and HTML."""
+    title: str = ""
+    """Of the HTML; the first piece of the heading if it is empty."""

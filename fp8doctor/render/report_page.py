@@ -53,7 +53,8 @@ def page(report: Document, *, quiet: bool = False, held_in: str = "") -> Page:
         return Page((), (box(report.answer), *_notices(report, notes=False)))
     name = model(report.facts)
     heading = (f"fp8doctor {report.tool.version}", *([name] if name else []))
-    return Page(heading, tuple(_first(report, held_in)), tuple(_details(report)))
+    title = f"fp8doctor: {report.facts.get('target.name') or 'the environment'}"
+    return Page(heading, tuple(_first(report, held_in)), tuple(_details(report)), title)
 
 
 def _first(report: Document, held_in: str) -> Iterator[Part]:
