@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from fp8doctor.loading.synthetic_batch import core, describe, resolve
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stacks.torch_private import without_modes
-from fp8doctor.stages import BUDGET_S, Doing
+from fp8doctor.stages import BUDGET_S, progress_line, someone_watches
 
 _IN_PROGRESS = threading.RLock()
 """Lets one thread inspect at a time: a trial removes the gradients while it runs."""
@@ -86,15 +86,8 @@ def inspect_model(
     check_limits(budget_s, layers)
     gpu = _known_gpu(assume_gpu)
     selected, ignored = codes("select", select), codes("ignore", ignore)
-    job = _job(
-        model,
-        batch,
-        loss=loss,
-        optimizer=optimizer,
-        training_step=training_step,
-        autocast=autocast,
-        accumulate=accumulate,
-    )
+    step = {"loss": loss, "optimizer": optimizer, "training_step": training_step}
+    job = _job(model, batch, **step, autocast=autocast, accumulate=accumulate)
     from fp8doctor.examine import examine
     from fp8doctor.trial import Budget, time_copies, without_forward
 
@@ -106,9 +99,12 @@ def inspect_model(
             facts = _with_uncalled_optimizer(facts, optimizer)
         if trial:
             propose = partial(hypotheses, select=selected, ignore=ignored)
-            with _telling(progress) as tell:
-                budget = Budget.since(began, budget_s or BUDGET_S)
-                facts = time_copies(job, facts, device, propose, budget, tell) or facts
+            budget = Budget.since(began, budget_s or BUDGET_S)
+            shown = progress_line() if progress and someone_watches() else nullcontext(lambda doing: None)
+            with shown as tell:
+                facts = (
+                    time_copies(job, facts, device, propose, budget, lambda doing, _: tell(doing)) or facts
+                )
         if not recorded(facts, "trial"):
             facts = without_forward(facts)
         return Report.of(diagnose(facts, select=selected, ignore=ignored))
@@ -125,14 +121,7 @@ def check_limits(budget_s: Any, layers: Any = None) -> None:
 
 
 def _job(
-    model: Any,
-    batch: Any,
-    *,
-    loss: Any,
-    optimizer: Any,
-    training_step: Any,
-    autocast: Any,
-    accumulate: Any,
+    model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
 ) -> Job:
     """Describe the training of a model. A Trainer's plan supplies missing arguments."""
     trainer = model if is_trainer(model) else None
@@ -171,18 +160,6 @@ def _job(
         autocast=autocast,
         trainer=trainer,
     )
-
-
-@contextmanager
-def _telling(progress: bool) -> Iterator[Callable[[Doing, str | None], object]]:
-    """Yield a progress callback; a no-op if the output is not interactive."""
-    from fp8doctor.stages import progress_line, someone_watches
-
-    if not (progress and someone_watches()):
-        yield lambda doing, arm: None
-        return
-    with progress_line() as tell:
-        yield lambda doing, arm: tell(doing)
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:
@@ -249,13 +226,12 @@ def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
     """Record an optimizer that was given as a callable. It is not called."""
     if not recorded(facts, "training"):
         return facts
-    name = f"{factory.__module__}.{factory.__qualname__}" if inspect.isclass(factory) else NOT_RECORDED
     reason = "the optimizer was given as a callable, and fp8doctor does not call it on your model"
-    gaps = {
-        **facts.get("gaps", {}),
-        "training.parameters_outside_optimizer": reason,
-    }
-    if name is NOT_RECORDED:
+    gaps = {**facts.get("gaps", {}), "training.parameters_outside_optimizer": reason}
+    name = NOT_RECORDED
+    if inspect.isclass(factory):
+        name = f"{factory.__module__}.{factory.__qualname__}"
+    else:
         gaps["training.optimizer"] = reason
     training = msgspec.structs.replace(
         facts.training, optimizer=name, parameters_outside_optimizer=NOT_RECORDED

@@ -17,7 +17,7 @@ from fp8doctor.cli.console import (
     complain,
     complain_of_known,
     complain_of_ourselves,
-    complain_of_usage,
+    or_nowhere,
     show_json,
     show_page,
     stand_in_for_closed_streams,
@@ -117,7 +117,8 @@ class Commands(click.Group):
             complain("interrupted")
             code = INTERRUPTED
         except click.ClickException as error:
-            complain_of_usage(error)
+            with or_nowhere():
+                error.show()
             code = FAILED
         except UserError as error:
             complain(str(error), error.detail)
@@ -252,19 +253,7 @@ def main() -> None:
     callback=version,
     help="Show the version and exit.",
 )
-def examine(
-    target: str,
-    *,
-    batch: int | None,
-    seq: int | None,
-    layers: int | None,
-    load_timeout: float,
-    no_trial: bool,
-    budget: float | None,
-    device: str | None,
-    trace: Path | None,
-    **options: Any,
-) -> int:
+def examine(target: str, **options: Any) -> int:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.
 
     TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr. Write ./list for a file
@@ -272,27 +261,21 @@ def examine(
     """
     from fp8doctor.worker.protocol import TrialRequest
 
-    if trace is not None and no_trial:
+    trace, timed = options["trace"], not options["no_trial"]
+    if trace is not None and not timed:
         raise click.UsageError(
             "--trace saves the profile of a timed step, but --no-trial times nothing. Leave one of them out."
         )
-    folders = tuple(str(folder) for folder in options["checks"])
-    kept = str(writable(trace).absolute()) if trace is not None else None
-    trial = (
-        None
-        if no_trial
-        else TrialRequest(budget, device, tuple(options["select"]), tuple(options["ignore"]), folders, kept)
+    trial = TrialRequest(
+        options["budget"],
+        options["device"],
+        select=tuple(options["select"]),
+        ignore=tuple(options["ignore"]),
+        checks=tuple(map(str, options["checks"])),
+        trace=str(writable(trace).absolute()) if trace is not None else None,
     )
-    return examine_and_deliver(
-        target,
-        options,
-        trace,
-        layers=layers,
-        batch=batch,
-        seq=seq,
-        load_timeout=load_timeout,
-        trial=trial,
-    )
+    workload = {name: options[name] for name in ("layers", "batch", "seq", "load_timeout")}
+    return examine_and_deliver(target, options, trace, trial=trial if timed else None, **workload)
 
 
 main.add_command(run)

@@ -154,11 +154,6 @@ def complain_of_known(text: str) -> None:
         _say(known)
 
 
-def complain_of_usage(error: click.ClickException) -> None:
-    with _or_nowhere():
-        error.show()
-
-
 def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
     complain(
         f"internal error, {type(error).__name__}: {error}. This is a bug in fp8doctor, not in your job. "
@@ -171,12 +166,12 @@ def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
 
 
 def _say(text: str) -> None:
-    with _or_nowhere():
+    with or_nowhere():
         click.echo(text, err=True)
 
 
 @contextmanager
-def _or_nowhere() -> Iterator[None]:
+def or_nowhere() -> Iterator[None]:
     """Print on stderr; if that fails, print nowhere from now on."""
     try:
         yield

@@ -113,21 +113,7 @@ class Run(ProjectCommand):
 @gate_options
 @report_options("stderr", "never")
 @click.pass_context
-def run(
-    ctx: click.Context,
-    /,
-    *,
-    steps: int,
-    warmup: int,
-    stop: bool,
-    budget: float,
-    no_trial: bool,
-    device: str | None,
-    health: Path | None,
-    every: int | None,
-    stop_on_nan: bool,
-    **options: Any,
-) -> int:
+def run(ctx: click.Context, /, **options: Any) -> int:
     """Run a training script unchanged, time some of its steps, and report on stderr.
 
     \b
@@ -143,25 +129,20 @@ def run(
     place = rank_place(os.environ)
     reports = place is None or place.rank == 0
     wanted = checked_options(options, script.file, code=script.file)
-    path = checked_health(health, every, stop=stop, script=script.file)
+    path = checked_health(options, script.file)
     gated = reports and wanted.gate.asks
+    stop, copies = options["stop"], not options["no_trial"]
     settings = WatchOptions(
         script=script.name,
         module=script.is_module,
-        steps=steps,
-        warmup=warmup,
-        stop=stop,
-        budget_s=budget if reports and stop and not no_trial else None,
-        device=device,
+        budget_s=options["budget"] if reports and stop and copies else None,
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),
         checks=tuple(str(Path(folder).absolute()) for folder in options["checks"]),
         health=path if reports else None,
-        every=every,
-        stop_on_nan=stop_on_nan,
         rank=None if place is None else place.rank,
+        **{name: options[name] for name in ("steps", "warmup", "stop", "device", "every", "stop_on_nan")},
     )
-
     started = digest(script.file.read_bytes()) if script.file and script.file.is_file() else None
 
     def diagnosed(facts: Facts) -> Document:
@@ -204,7 +185,7 @@ def run(
         if seen.facts is None:
             return FAILED if gated else OK
         timed = recorded(seen.facts, "trial") or seen.facts.get("observed.clock") != "cuda"
-        if not (no_trial or stop or wanted.quiet or timed) and seen.ranks is None:
+        if copies and not (stop or wanted.quiet or timed) and seen.ranks is None:
             complain(f"{UNTIMED}: {launcher(seen.facts)}{' '.join(wanted.again).strip()}")
         facts = of_many(seen.facts, seen.ranks) if seen.ranks is not None else seen.facts
         if failed_early(seen):
@@ -219,13 +200,14 @@ def run(
     return run.below() if gated else run.beside()
 
 
-def checked_health(health: Path | None, every: int | None, *, stop: bool, script: Path | None) -> str | None:
+def checked_health(options: dict[str, Any], script: Path | None) -> str | None:
     """Return the absolute path for FP8's health. Raises `UserError` or a usage error."""
+    health = options["health"]
     if health is None:
-        if every is not None:
+        if options["every"] is not None:
             raise click.UsageError("--every is the distance of the samples of --health. Name a file with it.")
         return None
-    if stop:
+    if options["stop"]:
         raise click.UsageError("--stop ends the script, and --health samples it to its end. Leave one out.")
     keep_apart([("--health", writable(health))], script)
     return str(health.absolute())

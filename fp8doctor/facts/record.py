@@ -1,13 +1,7 @@
 """The one constructor and codec of all records that are saved.
 
-Secrets are taken out of prose. Four traps of JSON are settled when a record is made, not when it is
-written: a non-finite number becomes ``None`` (text in free-form evidence), an ``int`` in a float field
-becomes a float, a lone surrogate becomes U+FFFD, and a document nested too deep to read is refused with a
-sentence.
-
-Evolution: a field that a record does not carry is ``NOT_RECORDED`` and is not written, which is how a fact
-that an older recording lacks stays unknown instead of turning into a guess. Keys this version does not know
-are kept.
+When a record is made, prose loses its secrets, a non-finite number becomes ``None`` (text in evidence), an
+``int`` in a float field a float, and a lone surrogate U+FFFD. Keys that this version does not know are kept.
 """
 
 from __future__ import annotations
@@ -209,33 +203,30 @@ def _holds_huge_number(data: Any) -> bool:
     return type(data) is int and data.bit_length() > 64
 
 
-def unknown_keys(data: Any, known: Any) -> Any:
+def unknown_keys(data: Any, known: Any) -> dict[str, Any] | None:
     """Return the part of ``data`` that ``known``, this version's copy, does not carry.
 
     None if nothing is missing. In a list the index is the key.
     """
-    if data == known:
+    if data == known or type(data) is not type(known) or not isinstance(data, (dict, list)):
         return None
-    if isinstance(data, dict) and isinstance(known, dict):
-        new = {key: value for key, value in data.items() if key not in known}  # null is a value too
-        both = ((key, unknown_keys(data[key], known[key])) for key in data if key in known)
-    elif isinstance(data, list) and isinstance(known, list):
-        new, both = (
-            {},
-            ((str(i), unknown_keys(a, b)) for i, (a, b) in enumerate(zip(data, known, strict=False))),
-        )
-    else:
-        return None
-    return new | {key: value for key, value in both if value is not None} or None
+    both = data if isinstance(data, dict) else {str(at): value for at, value in enumerate(data)}
+    old = known if isinstance(known, dict) else {str(at): value for at, value in enumerate(known)}
+    kept = {}
+    for key, value in both.items():
+        if key in old:
+            if inner := unknown_keys(value, old[key]):
+                kept[key] = inner
+        elif isinstance(data, dict):
+            kept[key] = value  # null is a value too
+    return kept or None
 
 
 def restore_unknown_keys(data: Any, unknown: Any) -> Any:
     """Invert `unknown_keys`: put the kept keys back, after the known ones."""
-    if isinstance(data, dict) and isinstance(unknown, dict):
-        merged = dict(data)
-        for key, value in unknown.items():
-            merged[key] = restore_unknown_keys(merged[key], value) if key in merged else value
-        return merged
-    if isinstance(data, list) and isinstance(unknown, dict):
-        return [restore_unknown_keys(item, unknown.get(str(i))) for i, item in enumerate(data)]
-    return data
+    if not isinstance(unknown, dict):
+        return data
+    if isinstance(data, list):
+        return [restore_unknown_keys(value, unknown.get(str(at))) for at, value in enumerate(data)]
+    known = {key: restore_unknown_keys(value, unknown.get(key)) for key, value in data.items()}
+    return known | {key: value for key, value in unknown.items() if key not in data}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from fp8doctor.answer.items import Mark
 from fp8doctor.answer.sentences import Box, Tone
@@ -96,19 +97,9 @@ UNITS = re.compile(r"(?<=±) (?=\d)|(?<=\d) (?=(?:%|ms|GiB)(?!\w))")
 """Blanks between a number and its sign or unit."""
 
 
-def render(
-    report: Document,
-    *,
-    width: int = 100,
-    colour: bool = False,
-    ascii: bool = False,
-    verbose: bool = False,
-    quiet: bool = False,
-    held_in: str = "",
-) -> str:
-    """Write a report as text; `as_text` says how, `fp8doctor.render.report_page.page` what."""
-    page = report_page.page(report, quiet=quiet, held_in=held_in)
-    return as_text(page, width=width, colour=colour, ascii=ascii, verbose=verbose)
+def render(report: Document, *, quiet: bool = False, held_in: str = "", **form: Any) -> str:
+    """Write a report as text; `as_text` takes its form, `fp8doctor.render.report_page.page` the rest."""
+    return as_text(report_page.page(report, quiet=quiet, held_in=held_in), **form)
 
 
 def as_text(
