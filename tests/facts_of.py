@@ -63,7 +63,7 @@ DECODER_468M = Facts(
         cuda="13.0",
         packages={"torchao": Package(version="0.18.0", imported=True)},
     ),
-    environment=Environment(variables={}, deepspeed_fp8_section=None),
+    environment=Environment(variables={}),
     gpus=(),
     network=Network(
         kind="decoder.LM",

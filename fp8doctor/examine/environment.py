@@ -7,9 +7,7 @@ is kept. Packages are looked up by metadata, because importing Unsloth or Transf
 
 from __future__ import annotations
 
-import base64
 import importlib.util
-import json
 import logging
 import os
 import platform
@@ -21,8 +19,6 @@ from difflib import get_close_matches
 from email.parser import HeaderParser
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 from fp8doctor.examine.fp8_support import try_backends
 from fp8doctor.examine.nvml_gpus import driver_version, installed_torch
@@ -137,7 +133,6 @@ def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
     variables = allowed(os.environ.items())
     environment = Environment(
         variables=variables,
-        deepspeed_fp8_section=_deepspeed_fp8_section(gaps),
         backend_imports=try_backends(variables, gaps),
         debug_switches=debug_switches(),
     )
@@ -230,42 +225,6 @@ def version_of(distributions: Iterable[str]) -> str | None:
 def _version_in(text: str) -> str | None:
     """Parse a text once: the eight of a process took half an examination's time."""
     return HeaderParser().parsestr(text)["Version"]
-
-
-def _deepspeed_fp8_section(gaps: dict[str, str]) -> bool | None:
-    """Tell if the DeepSpeed configuration enables ``"fp8"``; None without one."""
-    try:
-        config = _deepspeed_config()
-    except (OSError, ValueError) as error:
-        why = scrub(f"the DeepSpeed configuration cannot be read: {error}")
-        gaps["environment.deepspeed_fp8_section"] = why
-        unread: bool | None = NOT_RECORDED
-        return unread
-    if config is None:
-        return None
-    section = config.get("fp8")
-    return section is not None and not (isinstance(section, dict) and section.get("enabled") is False)
-
-
-def _deepspeed_config() -> dict[str, Any] | None:
-    """Return Accelerate's or the Trainer's configuration, or the launcher's."""
-    state = sys.modules.get("accelerate.state")
-    plugins = state.AcceleratorState._shared_state.get("deepspeed_plugins") if state else None
-    if isinstance(plugins, dict):
-        plugins = next(iter(plugins.values()), None)
-    config = getattr(plugins, "deepspeed_config", None)
-    integration = sys.modules.get("transformers.integrations.deepspeed")
-    if not isinstance(config, dict) and integration:
-        config = integration.deepspeed_config()
-    named = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
-    if isinstance(config, dict) or named.lower() == "none":
-        return config if isinstance(config, dict) else None
-    file = Path(named)
-    is_file = named.endswith(".json") or file.exists()
-    config = json.loads(file.read_bytes() if is_file else base64.urlsafe_b64decode(named))
-    if not isinstance(config, dict):
-        raise ValueError("it is JSON, but no mapping")
-    return config
 
 
 def debug_switches() -> dict[str, bool]:

@@ -257,40 +257,27 @@ def is_blocks(place: Place, inside: Sides) -> bool:
     return 2 * len(classes) <= len(sides) and bool(set.intersection(*widths))
 
 
-def called_parts(block: Place, inside: Sides, layers: set[int], level: int = 0) -> list[tuple[int, Place]]:
-    """Return the called parts of a block with layers (not ModuleLists), and levels."""
+def called_parts(block: Place) -> list[Place]:
+    """Return the block, or the called parts of a block that is none itself (a ModuleList)."""
     if is_called(block.module):
-        return [(level, block)]
-    return [
-        part
-        for child in block.children
-        if inside[id(child)] or id(child) in layers
-        for part in called_parts(child, inside, layers, level + 1)
-    ]
-
-
-def _level(parts: list[tuple[int, Place]], layers: set[int]) -> int | None:
-    levels = {level for level, _ in parts}
-    if len(levels) != 1 or any(id(part) in layers for _, part in parts):
-        return None
-    (level,) = levels
-    wrapped = level > 0 and any(forward_of_torch(part.module) for _, part in parts)
-    siblings = (child for _, part in parts if part.parent for child in part.parent.children)
-    return None if wrapped and (level > 1 or not all(is_called(each.module) for each in siblings)) else level
+        return [block]
+    return [part for child in block.children for part in called_parts(child)]
 
 
 def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
-    parts = [called_parts(child, inside, layers) for child in place.children]
-    together = [part for each in parts for part in each]
+    parts = [
+        [part for part in called_parts(child) if inside[id(part)] or id(part) in layers]
+        for child in place.children
+    ]
     checkpointed = [child.checkpointed for child in place.children]
     return Blocks(
         name=place.name,
         kind=Counter(class_name(type(child.module)) for child in place.children).most_common(1)[0][0],
         container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
-        forward_of_torch=any(forward_of_torch(part.module) for _, part in together),
-        level=_level(together, layers),
+        forward_of_torch=any(forward_of_torch(part.module) for each in parts for part in each),
+        level=0 if all(is_called(child.module) for child in place.children) else None,
         count=len(place.children),
-        compiled=sum(bool(each) and all(part.compiled is not None for _, part in each) for each in parts),
+        compiled=sum(bool(each) and all(part.compiled is not None for part in each) for each in parts),
         checkpointed=NOT_RECORDED
         if NOT_RECORDED in checkpointed
         else sum(each is not None for each in checkpointed),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,26 +35,20 @@ PEFT_MODEL = ("peft.peft_model", "PeftModel")
 
 def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
     """Describe each tensor subclass; a gap if it has no weight to try."""
-    kinds: dict[str, dict[int, tuple[str, nn.Parameter]]] = {}
+    smallest: dict[str, tuple[str, nn.Parameter]] = {}
     for name, parameter in parameters(tree):
         kind = subclass(parameter)
-        if (
-            kind is not None
-            and not kind.startswith(GATHERED)
-            and local(parameter) is parameter
-            and not is_a(parameter, nn.UninitializedParameter)
-        ):
-            kinds.setdefault(kind, {}).setdefault(id(parameter), (name, parameter))
+        if kind is None or kind.startswith(GATHERED) or local(parameter) is not parameter:
+            continue
+        if is_a(parameter, nn.UninitializedParameter):
+            continue
+        if kind not in smallest or stored_bytes(parameter) < stored_bytes(smallest[kind][1]):
+            smallest[kind] = name, parameter
     found = []
-    for kind, members in kinds.items():
-        name, smallest = min(members.values(), key=lambda member: stored_bytes(member[1]))
-        reason = (
-            "has no data (meta device)"
-            if smallest.is_meta
-            else "is too large to try"
-            if storage_bytes(smallest) > MOST_BYTES
-            else None
-        )
+    for kind, (name, weight) in smallest.items():
+        reason = "has no data (meta device)" if weight.is_meta else ""
+        if not reason and storage_bytes(weight) > MOST_BYTES:
+            reason = "is too large to try"
         if reason:
             gaps["network.saving"] = f"the smallest {kind.rpartition('.')[2]} {reason}"
             return NOT_RECORDED
@@ -61,29 +56,19 @@ def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
             SavedWeight(
                 weight_class=kind,
                 tried=name,
-                pickle_error=pickle_error(smallest),
-                storage_error=storage_error(smallest),
+                pickle_error=error_of(lambda each: torch.save(each, io.BytesIO()), weight),
+                storage_error=error_of(lambda each: each.untyped_storage().data_ptr(), weight),
             )
         )
     return tuple(found)
 
 
-def pickle_error(weight: Tensor) -> str | None:
+def error_of(save: Callable[[Tensor], object], weight: Tensor) -> str | None:
     try:
-        torch.save(weight.detach(), io.BytesIO())
+        with warnings.catch_warnings(action="ignore"):  # a fake tensor warns that it has no storage
+            save(weight.detach())
     except Exception as error:
-        _log.debug("a weight cannot be pickled", exc_info=True)
-        return sentence(error)
-    return None
-
-
-def storage_error(weight: Tensor) -> str | None:
-    """Return the error of reading the storage, as safetensors 0.8 does, or None."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # a fake tensor warns that it has none
-            weight.detach().untyped_storage().data_ptr()
-    except Exception as error:
-        _log.debug("the storage of a weight cannot be told", exc_info=True)
+        _log.debug("a weight cannot be saved", exc_info=True)
         return sentence(error)
     return None
 

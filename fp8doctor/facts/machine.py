@@ -57,9 +57,6 @@ class Environment(Record, frozen=True, kw_only=True):
     """
 
     variables: dict[str, Prose] = NOT_RECORDED
-    deepspeed_fp8_section: bool | None = NOT_RECORDED
-    """True if the DeepSpeed configuration in use has an ``"fp8"`` section; None if there is no such
-    configuration."""
     backend_imports: dict[str, Prose | None] = NOT_RECORDED
     """FP8 backend that Accelerate will import (TE, AO, MSAMP) -> why a fresh process cannot import it, None
     when it can or this process has. Empty when nothing asks for FP8 through Accelerate, or there is no

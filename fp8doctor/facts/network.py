@@ -73,9 +73,7 @@ class Blocks(Record, frozen=True, kw_only=True):
     forward_of_torch: bool = NOT_RECORDED
     """True if their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
     level: int | None = NOT_RECORDED
-    """At how many levels below the block lies what is called of it: 0 for the block itself, 1 for what is in
-    a ModuleList of it. None if no loop reaches it: at several levels, a bare layer, or modules to be wrapped
-    next to others that may not be."""
+    """0 if the blocks themselves are called; None if only modules inside of them are."""
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
     """Blocks of which all that is called is covered by a compile mark, its own or one above."""

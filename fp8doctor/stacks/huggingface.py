@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import nn
 
 from fp8doctor.stacks import Layer, plain
-from fp8doctor.stacks.looking import ancestor, is_a, read
+from fp8doctor.stacks.looking import ancestor, is_a
 
 ORDER = 30
 STACK = "huggingface"
@@ -26,13 +26,4 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if kind is None:
         return ()
     layers = plain.linear(module, gaps) if is_a(module, nn.Linear) else plain.experts(module)
-    return tuple(replace(each, kind=kind, stack=STACK, features=features(module)) for each in layers)
-
-
-def features(module: nn.Module) -> dict[str, bool | int | str | None]:
-    """Return block size and activation scheme, if the class has them."""
-    block, scheme = read(module, "block_size"), read(module, "activation_scheme")
-    return {
-        "block_size": "x".join(map(str, block)) if block else None,
-        "activation_scheme": scheme if isinstance(scheme, str) else None,
-    }
+    return tuple(replace(each, kind=kind, stack=STACK) for each in layers)

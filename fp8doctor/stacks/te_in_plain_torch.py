@@ -132,22 +132,6 @@ class LayerNormMLP(_Normed):
         return self.answer(self.activation(inside), self.fc2_weight, self.bias_of("fc2_bias"))  # type: ignore[arg-type]
 
 
-class GroupedLinear(Plain):
-    """``te.GroupedLinear``, one matmul after another."""
-
-    def __init__(self, of: Any) -> None:
-        super().__init__(of)
-        self.count = int(of.num_gemms)
-
-    def forward(self, x: Tensor, m_splits: Sequence[int], *_: Any, **__: Any) -> Tensor:
-        parts = torch.split(x.reshape(-1, x.shape[-1]), list(m_splits))
-        done = [
-            functional.linear(part, getattr(self, f"weight{i}"), self.bias_of(f"bias{i}"))
-            for i, part in enumerate(parts)
-        ]
-        return torch.cat(done).reshape(*x.shape[:-1], -1)
-
-
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     """Join the last dimensions of those present, or return None."""
     there = [each for each in parts if each is not None]
@@ -163,9 +147,8 @@ COUNTERPARTS: dict[str, type[Plain]] = {
     "Linear": PlainLinear,
     "LayerNormLinear": LayerNormLinear,
     "LayerNormMLP": LayerNormMLP,
-    "GroupedLinear": GroupedLinear,
 }
-WEIGHTS = {"Linear": "weight", "LayerNormMLP": "fc1_weight", "GroupedLinear": "weight0"}
+WEIGHTS = {"Linear": "weight", "LayerNormMLP": "fc1_weight"}
 
 
 def in_plain_torch(module: Any, kind: str) -> nn.Module | None:
@@ -176,8 +159,6 @@ def in_plain_torch(module: Any, kind: str) -> nn.Module | None:
     if any(module._parameters.get(name) is None for name in weights):
         return None
     if getattr(module, "tp_size", 1) > 1 or getattr(module, "return_layernorm_output", False):
-        return None
-    if kind == "GroupedLinear" and getattr(module, "return_bias", False):
         return None
     if kind == "LayerNormMLP" and getattr(module, "activation", None) not in ACTIVATIONS:
         return None

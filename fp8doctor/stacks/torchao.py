@@ -273,8 +273,8 @@ def config_features(config: Any) -> Features:
     features: Features = {}
     for name in ("kernel_preference", "gemm_kernel_choice"):
         if isinstance(value := read(config, name), Enum):
-            features |= {"kernel_preference": _word(value), "emulate": _word(value) == "emulated"}
-    for name in ("wgrad_with_hp", "use_triton", "pad_token_groups_for_grouped_mm"):
+            features["emulate"] = _word(value) == "emulated"
+    for name in ("wgrad_with_hp", "pad_token_groups_for_grouped_mm"):
         if isinstance(value := read(config, name), bool):
             features[name] = value
     return features

@@ -35,14 +35,7 @@ FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2":
 """``Format`` -> dtype of the forward (``common/recipe``, 2.20)."""
 
 
-RECIPE_SETTINGS = (
-    "disable_rht",
-    "disable_stochastic_rounding",
-    "disable_2d_quantization",
-    "enable_2d_quantization",
-    "row_scaled_activation",
-    "backward_override",
-)
+RECIPE_SETTINGS = ("disable_rht", "disable_stochastic_rounding", "row_scaled_activation")
 """Attributes of recipes that change kernels or exactness (2.8 to 2.20)."""
 
 
@@ -138,7 +131,6 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         engaged = False
     features: dict[str, bool | int | str | None] = {
         "primary_weights_in_fp8": bool(state.get("primary_weights_in_fp8", False)),
-        "fp8_calibration": bool(state.get("fp8_calibration", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
     if recipe is not None and isinstance(format := read(read(recipe, "fp8_format"), "name"), str):

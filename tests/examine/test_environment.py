@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8doctor.examine.environment import PACKAGES, VARIABLES, allowed, examine_environment
-from fp8doctor.facts import Environment, Package, Software, recorded
+from fp8doctor.facts import Environment, Package, Software
 from tests.stand_ins.packages import stand_in
 
 INSTALLED = {
@@ -103,22 +103,3 @@ def test_transformer_engine_is_found_with_its_parts(monkeypatch: pytest.MonkeyPa
     assert found["transformer_engine"] == Package(version="2.20.2", imported=False)
     assert found["transformer_engine_torch"] == Package(version="2.19.0", imported=False)
     assert "transformer_engine_cu12" not in found
-
-
-# DeepSpeed
-
-
-def test_the_file_the_launcher_names_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "ds_config.json"
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
-    for text, asks in (('{"fp8": {"enabled": true}}', True), ('{"fp8": {}}', True), ('{"bf16": {}}', False)):
-        path.write_text(text)
-        found = environment()
-        assert found.deepspeed_fp8_section is asks
-        assert found.variables["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "…/ds_config.json"
-        assert str(path.parent) not in str(found)
-    for broken in ("{", "[1]"):
-        path.write_text(broken)
-        gaps: dict[str, str] = {}
-        assert not recorded(environment(gaps), "deepspeed_fp8_section")
-        assert gaps["environment.deepspeed_fp8_section"]

@@ -26,7 +26,7 @@ ROCM = {"torch": "2.11.0+rocm7.1", "cuda": None, "hip": "7.1"}
 
 
 IN_TE = AccelerateConfig(mixed_precision="fp8", fp8_backend="TE")
-BLANK = Environment(variables={}, deepspeed_fp8_section=None, backend_imports={}, debug_switches={})
+BLANK = Environment(variables={}, backend_imports={}, debug_switches={})
 
 
 def facts(

@@ -97,21 +97,18 @@ def test_recipe(te: ModuleType, recipe: Callable[[], Any], name: str) -> None:
 
 def test_a_backward_in_16_bits_is_no_known_recipe(te: ModuleType) -> None:
     layer, recipe = te.Linear(32, 64), stand_in.MXFP8BlockScaling()
-    vars(recipe).update(backward_override="high_precision", enable_2d_quantization=True)
+    vars(recipe).update(backward_override="high_precision", disable_rht=True)
     with stand_in.autocast(True, recipe):
         layer(torch.zeros(4, 32))
     (found,) = linears(layer)
     assert found.recipe == "custom"
-    assert found.features["backward_override"] == "high_precision"
-    assert found.features["enable_2d_quantization"] is True
+    assert found.features["disable_rht"] is True
 
 
 def test_weights_built_in_fp8(te: ModuleType) -> None:
     layer = te.Linear(32, 64)
-    layer.primary_weights_in_fp8 = layer.fp8_calibration = True
-    features = linears(layer)[0].features
-    assert features["primary_weights_in_fp8"]
-    assert features["fp8_calibration"]
+    layer.primary_weights_in_fp8 = True
+    assert linears(layer)[0].features["primary_weights_in_fp8"]
 
 
 def test_without_its_record_engaged_is_unknown(te: ModuleType) -> None:

@@ -111,7 +111,6 @@ def _job(variables: dict[str, str], *, bf16: bool = False, fp8: bool = False, er
         packages=dict.fromkeys(packages, "1.9.0"),
         variables=variables,
         backend_imports={"TE": error or None},
-        deepspeed_fp8_section=None,
         gpus=(kit.Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
         linears=(kit.float8(stack="transformer_engine"),) * fp8,
         accelerate=kit.Accelerate(mixed_precision="bf16" if bf16 else None, distributed="NO", prepared=False),

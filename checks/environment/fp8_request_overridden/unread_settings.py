@@ -17,21 +17,14 @@ UNREAD = {"FP8_BACKEND": "TE, AO or MSAMP", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER":
     changes_fp8=True,
 )
 def fp8_setting_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    variables, section = facts.environment.variables, facts.get("environment.deepspeed_fp8_section")
+    variables = facts.environment.variables
     written = [name for name in UNREAD if name in variables]
-    if not written and not section:
-        return kit.NotApplicable(reason="no FP8 setting in the environment or in a DeepSpeed configuration")
+    if not written:
+        return kit.NotApplicable(reason="no FP8 setting that Accelerate reads by another name")
     idle = [name for name in written if f"ACCELERATE_{name}" not in variables]
     settings = [f"{name}={variables[name]}" for name in idle]
     why = [f"Accelerate reads ACCELERATE_{name} instead." for name in idle]
     lines = [f"unset {name}   # or export ACCELERATE_{name}: {UNREAD[name]}" for name in idle]
-    if section:
-        settings.append('the section "fp8" of DeepSpeed')
-        why.append("DeepSpeed has no FP8 training and ignores it; Accelerate and the backend decide.")
-        lines += [
-            '# and delete "fp8" from the DeepSpeed configuration',
-            "accelerate launch --use_deepspeed --mixed_precision fp8 train.py",
-        ]
     if not settings:
         return None
     return kit.Finding(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,7 +89,6 @@ IN_FP8 = Accelerate(mixed_precision="fp8", prepared=True)
 IN_FP8_LAYERS = replace(FIRES[0], network=replace(FIRES[0].network, linears=(float8(),)))
 FACTORY = {"FP8_BACKEND": "te", "FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER": "true"}
 READ = {f"ACCELERATE_{name}": value for name, value in FACTORY.items()}
-SECTION = replace(SILENT.environment, deepspeed_fp8_section=True)
 ABSENT = "ModuleNotFoundError: No module named 'transformer_engine'"
 
 
@@ -117,7 +115,6 @@ def hidden(**variables: str) -> Facts:
         (IDLE, job(FACTORY), "warning"),
         (IDLE, job(FACTORY | READ), "silent"),
         (IDLE, job(READ), "not_applicable"),
-        (IDLE, replace(SILENT, environment=SECTION), "warning"),
         (MISSING, tried(ABSENT, gpus=()), "warning"),
         (MISSING, tried(ABSENT), "error"),
         (HIDDEN, FIRES[-1], "error"),
@@ -171,17 +168,6 @@ print(json.dumps(said))
         if said:
             assert said in found_by(MISSPELLED, facts).explanation
             assert settings(fix_of(MISSPELLED, facts).code)[BACKEND] == WRITTEN[written]
-
-
-def test_a_real_deepspeed_configuration_with_an_fp8_section(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "ds_config.json"
-    monkeypatch.setenv("ACCELERATE_DEEPSPEED_CONFIG_FILE", str(path))
-    path.write_text(json.dumps({"zero_optimization": {"stage": 2}, "fp8": {"enabled": True}}))
-    assert finding_of(IDLE, here()) is not None
-    path.write_text("no configuration")
-    assert finding_of(IDLE, here()) is None
 
 
 BROKEN = {
