@@ -159,7 +159,7 @@ def carried_out(names: set[str], view: TrialView) -> list[Arm]:
             made = names | own
             return [each for each in arms if is_conversion(each.name) and made.issuperset(each.treatments)]
         rest = {name for name in names if traits(name).helps_bf16_too and family(name) != COMPILATION}
-        alike = [each for each in arms if rest and changes_in_bf16(each.name, each.treatments) == rest]
+        alike = [each for each in arms if rest and changes_in_bf16(each) == rest]
         forms = BF16_BASELINES if STAY_IN_BF16 in names or compiles else BASELINES
         return alike or [each for each in arms if each.name in forms]
     return [each for each in arms if is_in_fp8(each) and {*all_changes(view.facts.trial, each)} == names]

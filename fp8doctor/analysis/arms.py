@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fp8doctor.analysis.own_step import own_words
 from fp8doctor.analysis.significance import Interval, Number, holding, interval
 from fp8doctor.analysis.treatment_table import (
-    AS_YOU_RUN_IT,
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
     VARIANTS,
@@ -55,10 +54,7 @@ def arm_if_any(facts: Facts, name: str) -> Arm | None:
 
 
 def arm_in_time(trial: Trial, name: str) -> Arm | None:
-    """Return the variant of that name, if it was timed.
-
-    Raises `Unrecorded` if only time was lacking: then the answer is unknown.
-    """
+    """Return the variant of that name, if it was timed. Raises `Unrecorded` if only time was lacking."""
     planned = next((each for each in trial.arms if each.name == name and lacked_time(each)), None)
     if planned is not None:
         raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
@@ -86,11 +82,11 @@ def is_total(each: Arm) -> bool:
     )
 
 
-def changes_in_bf16(name: str, treatments: Iterable[str]) -> frozenset[str]:
+def changes_in_bf16(of: Arm) -> frozenset[str]:
     """Name what a BF16 variant changes besides leaving FP8 off; empty for a baseline."""
-    if name == ArmName.BF16_PRESCRIBED or change_in_bf16(name):
-        return frozenset(treatments)
-    return next((changes for changes, each in BF16_WITH.items() if each == name), frozenset())
+    if of.name == ArmName.BF16_PRESCRIBED or change_in_bf16(of.name):
+        return frozenset(of.get("treatments", ()))
+    return next((changes for changes, name in BF16_WITH.items() if of.name == name), frozenset())
 
 
 def all_changes(trial: Trial, of: Arm) -> list[str]:
@@ -120,7 +116,7 @@ def round_ratios(a: Arm, b: Arm) -> list[float]:
 def ratio(a: Arm, b: Arm) -> Number:
     """Divide the two times on the screen, with the interval of their rounds around it.
 
-    The median over the rounds is another number: 0.23 where the two medians, 92.5 and 448.0 ms, give 0.21.
+    The median over the rounds is another number.
     """
     return as_shown(interval(round_ratios(a, b)), a.step_ms, b.step_ms)
 
@@ -163,21 +159,20 @@ def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
 
 
 def labels(facts: Facts) -> dict[str, str]:
-    """Name every variant of a trial."""
+    """Name every variant by what it changes, and by what the variant changes that it is built on."""
     fp8, own = recorded(facts, "network") and uses_fp8(facts), own_words(facts)
-    return {arm.name: _label(arm, facts.arms(), fp8, own) for arm in facts.arms()}
-
-
-def _label(arm: Arm, arms: Sequence[Arm], fp8: bool, own: str = AS_YOU_RUN_IT) -> str:
-    """Name a variant by what it changes, and by what the variant changes that it is built on."""
-    name, alone = arm.name, arm.get("treatments", ())
-    if alone and (name in (ArmName.PRESCRIBED, ArmName.BF16_PRESCRIBED) or is_withdrawn(name)):
-        return ", ".join(("BF16" if name == ArmName.BF16_PRESCRIBED else "FP8", *map(in_words, alone)))
-    if name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS):
-        return variant(arm.name, fp8, own=own)
-    again = alone == (COMPILE_BLOCKS,) and any(each.name == ArmName.BF16_AS_COMPILED for each in arms)
-    base = next((each for each in arms if each.name == arm.get("base")), None)
-    kinds = {family(each) for each in alone}  # of which the last stands
-    below = [each for each in base.get("treatments", ()) if family(each) not in kinds] if base else []
-    own_name = variant(arm.name, fp8, own=own, change="by block" if again else "")
-    return ", ".join((own_name, *map(in_words, below)))
+    arms = {each.name: each for each in facts.arms()}
+    found = {}
+    for name, of in arms.items():
+        alone, base = of.get("treatments", ()), arms.get(of.get("base") or "")
+        if alone and (name in (ArmName.PRESCRIBED, ArmName.BF16_PRESCRIBED) or is_withdrawn(name)):
+            words = ["BF16" if name == ArmName.BF16_PRESCRIBED else "FP8", *map(in_words, alone)]
+        else:
+            again = alone == (COMPILE_BLOCKS,) and ArmName.BF16_AS_COMPILED in arms
+            words = [variant(name, fp8, own=own, change="by block" if again else "")]
+            named = name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS)
+            if base and not named:
+                kinds = {family(each) for each in alone}  # of which the last stands
+                words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
+        found[name] = ", ".join(words)
+    return found

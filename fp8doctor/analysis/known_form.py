@@ -8,45 +8,40 @@ from fp8doctor.analysis.fp8_request import accelerate_of_model, lacks_autocast
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.matmul_counts import unseen_recompute
 from fp8doctor.cost.step_cost import with_linears
-from fp8doctor.facts import Facts, recorded
-from fp8doctor.gpus import has_datasheet, modelled_gpu
+from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.gpus import GpuSpec, has_datasheet, modelled_gpu
 from fp8doctor.recipes import TORCHAO, recipe_of, runs_on
 
-AUTOCAST, REAL, TENSORWISE, LOADED = (
-    "under BF16 autocast",
-    "without emulation",
-    "with the tensorwise recipe",
-    "with BF16 weights",
-)
-"""What is modelled in place of parts that the cost model does not know in any step."""
+IN_KNOWN_FORM = "once its layers and its autocast are those that the fix gives"
 
 
 def in_known_form(facts: Facts) -> tuple[Facts, str]:
-    """Replace what the cost model has no numbers for by what its fix puts there, and name it.
+    """Replace what the cost model has no numbers for by what its fix puts there, and say so if anything is.
 
     FP8 and BF16 get the same autocast.
     """
-    linears, words = [], set()
     gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    for linear in facts.network.linears:
-        if linear.use == "storage":
-            linear, word = replace(linear, use="none", stack="torch", dtype="bfloat16", features={}), LOADED
-        elif linear.use != "training" or linear.stack != TORCHAO.name:
-            word = ""
-        elif linear.features.get("emulate"):
-            linear, word = replace(linear, features={**linear.features, "emulate": False}), REAL
-        elif linear.get("recipe") == "custom" or (gpu and not runs_on(recipe_of(linear), capability_of(gpu))):
-            linear, word = replace(linear, recipe="tensorwise"), TENSORWISE
-        else:
-            word = ""
-        linears.append(linear)
-        words.add(word)
+    linears = [_known(each, gpu) for each in facts.network.linears]
+    changed = linears != list(facts.network.linears)
     facts = with_linears(facts, linears)
     in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
     if in_fp32 and facts.get("training.autocast") != "bfloat16" and recorded(facts, "training"):
         facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
-        words.add(AUTOCAST)
-    return facts, " and ".join(sorted(filter(None, words)))
+        changed = True
+    return facts, IN_KNOWN_FORM if changed else ""
+
+
+def _known(linear: Linear, gpu: GpuSpec | None) -> Linear:
+    """Store its weights in BF16, or run it in a recipe that this GPU has, not emulated."""
+    if linear.use == "storage":
+        return replace(linear, use="none", stack="torch", dtype="bfloat16", features={})
+    if linear.use != "training" or linear.stack != TORCHAO.name:
+        return linear
+    if linear.features.get("emulate"):
+        linear = replace(linear, features={**linear.features, "emulate": False})
+    own = linear.get("recipe") == "custom"
+    lacks = own or (gpu is not None and not runs_on(recipe_of(linear), capability_of(gpu)))
+    return replace(linear, recipe="tensorwise") if lacks else linear
 
 
 def runs_in_fp32(facts: Facts) -> bool:

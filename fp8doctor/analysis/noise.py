@@ -80,6 +80,9 @@ def script_interval(step: Arm, trial: Trial) -> Interval | None:
     return Interval(ms, ms - math.hypot(ms - low, apart), ms + math.hypot(high - ms, apart))
 
 
+BUSY_HOST = "the host was busy"
+
+
 def why_unreliable(trial: Trial) -> str | None:
     """Explain why the times of a trial cannot be trusted; None if they can."""
     return "; ".join(disturbances(trial).values()) or None
@@ -89,7 +92,7 @@ def disturbances(trial: Trial) -> dict[str, str]:
     """Map what makes the times of a trial doubtful, in a few words, to the same with its size."""
     alike, gpu, host = _unlike_its_copy(trial), gpu_contention(trial.get("health")), busy_host(trial)
     found = {
-        "the host was busy": host and f"the step waits for the host, and {host}",
+        BUSY_HOST: host and f"the step waits for the host, and {host}",
         "two copies of one step differ": alike
         and f"the step timed against its own copy gives {alike:.3f} instead of 1.00",
         "the GPU was slowed or shared": gpu,

@@ -81,11 +81,8 @@ def cpu_times(*steps: TimedStep) -> str:
 
 def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
     """Say what keeps the time of a report from being that of a step."""
-    arm = as_is(facts)
-    frames = facts.get("observed.compiled", 0)
-    if frames and step.rounds_ms == facts.observed.steps_ms:
-        yield f"the timing of {step.name} contained compilation: {plural(frames, 'frame')} in its steps"
-    elif arm is not None and why_of(arm) is Reason.STILL_COMPILING:
+    copy, compiled = as_is(facts), facts.get("observed.compiled") and facts.observed.steps_ms
+    if (compiled and step.rounds_ms == compiled) or (copy and why_of(copy) is Reason.STILL_COMPILING):
         yield f"the timing of {step.name} contained compilation"
     if step.step_ms and facts.get("trial.reliable") is False:
         yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"

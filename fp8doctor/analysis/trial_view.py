@@ -108,7 +108,7 @@ class TrialView:
             if is_total(each) or converted:
                 changes = tuple(self.changes_of(each))
             elif each.name != ArmName.AS_IS and each is not self.bf16:
-                changes = tuple(sorted(changes_in_bf16(each.name, each.get("treatments", ()))))
+                changes = tuple(sorted(changes_in_bf16(each)))
                 if not changes:
                     continue
             rounds = interval(each.rounds_ms)
@@ -162,7 +162,7 @@ class TrialView:
         shared = that_help_bf16_too(all_changes(self.trial, fp8) if self.uses_fp8 else ())
         shared -= {*best.get("treatments", ())}  # an autocast that every BF16 has
         alike = (each for each in self.trial.arms if is_in_bf16(each.name))
-        same = (each for each in alike if changes_in_bf16(each.name, each.get("treatments", ())) == shared)
+        same = (each for each in alike if changes_in_bf16(each) == shared)
         planned = next(same, None) if shared else best
         if planned is None or planned.tried:
             return min(planned, best, key=_ms) if planned else None

@@ -8,12 +8,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import timed_on_cpu, timed_on_gpu, uses_fp8
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layers import nothing_to_convert
 from fp8doctor.analysis.memory import Fit, fit
-from fp8doctor.analysis.noise import busy_host, disturbances, speed
-from fp8doctor.analysis.significance import EVEN, Number
+from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
+from fp8doctor.analysis.own_step import as_is
+from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
@@ -26,10 +27,9 @@ from fp8doctor.answer.items import Item, gains_nothing, items
 from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates, is_unclear, without_fp8
-from fp8doctor.diagnosis.estimate import expected_speedup, why_not_modelled
+from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
+from fp8doctor.diagnosis.estimate import why_not_modelled
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding
 
 MOST_CAUSES = 2
@@ -76,8 +76,6 @@ class Answer(Struct, frozen=True):
     open: tuple[Open, ...] = ()
     unknown: str = ""
     """Why there is no speedup."""
-    on_cpu: bool = False
-    """True if a CPU timed the steps, which predicts no GPU."""
     takes_no_fp8: bool = False
     """True if no conversion gives this model FP8."""
     is_decided: bool = False
@@ -145,56 +143,47 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     """Answer for a job whose checks found ``findings`` and whose plan is ``steps``."""
     facts = view.facts
     known = recorded(facts, "network")
-    has_fp8 = bool(known and if_recorded(uses_fp8, facts))
-    fault = fault_of(facts, findings)
     compared = comparison(view, findings, steps) if known else Comparison()
-    steps = with_its_gain(steps, compared)
-    speedup = compared.speedup
-    error = next((each for each in findings if each.severity == "error"), None)
-    if fault is None and error and speedup is None:
-        fault = Fault("open", error.title.rstrip("."), "", error)
-    state = "" if not known else if_recorded(without_fp8, facts) or ""
-    status = _status(fault, has_fp8, speedup, bool(known and if_recorded(is_unclear, facts)))
-    whole = _whole(compared, has_fp8, facts)
-    unknown = "" if speedup or fault or state or not known else _unknown(facts, findings, compared.after)
+    steps, speedup = with_its_gain(steps, compared), compared.speedup
+    errors = [each for each in findings if each.severity == "error"]
+    fault = fault_of(facts, findings)
+    if fault is None and errors and speedup is None:
+        fault = Fault("open", errors[0].title.rstrip("."), "", errors[0])
+    has_fp8 = bool(known and if_recorded(uses_fp8, facts))
+    state = if_recorded(without_fp8, facts) or "" if known else ""
+    if fault:
+        status = fault.status
+    elif known and if_recorded(is_unclear, facts):
+        status = "open"
+    else:
+        status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
+    causes = tuple(_causes(view, findings, steps, fault, state, speedup))
+    nothing = known and (
+        if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts)
+    )
     said = Answer(
         status=status,
         has_fp8=has_fp8,
         compared=compared,
         fault=fault,
         state=state,
-        causes=tuple(_causes(view, findings, steps, fault, state, compared))[
-            : 1 if fault and fault.finding else MOST_CAUSES
-        ],
+        causes=causes[: 1 if fault and fault.finding else MOST_CAUSES],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,
-        whole=whole,
-        is_compute=bool(if_recorded(timed_alone, facts)) and timed_on_gpu(facts),
-        doubts=tuple(_doubts(view)) if timed_on_gpu(facts) else (),
-        unknown=unknown,
-        on_cpu=timed_on_cpu(facts),
-        takes_no_fp8=known
-        and not has_fp8
-        and any((if_recorded(nothing_to_convert, facts.network), if_recorded(trains_in_16_bits, facts))),
+        whole=_whole(compared, has_fp8, facts),
+        is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
+        doubts=tuple(_doubts(view)) if view.on_gpu else (),
+        unknown="" if speedup or fault or state or not known else _unknown(view, findings, compared.after),
+        takes_no_fp8=not has_fp8 and bool(nothing),
         is_decided=view.gives_up_fp8 and view.has_little_to_gain,
         steps=if_recorded(timed_steps, view),
-        errors=sum(each.severity == "error" for each in findings),
+        errors=len(errors),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
 
 
-def _status(fault: Fault | None, has_fp8: bool, speedup: Number | None, unclear: bool) -> Status:
-    if fault:
-        return fault.status
-    if unclear:
-        return "open"
-    if not has_fp8:
-        return "no_fp8"
-    return SIDES[speedup.side] if speedup else "open"
-
-
-SIDES: dict[str, Status] = {
+SIDES: dict[Side, Status] = {
     "slower": "fp8_slower",
     "even": "fp8_even",
     "faster": "fp8_faster",
@@ -202,20 +191,14 @@ SIDES: dict[str, Status] = {
 }
 
 
-def _unknown(facts: Facts, findings: Sequence[Finding], after: str) -> str:
+def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     """Say why there is no speedup, timed or estimated."""
-    as_is = next(
-        (each for each in facts.arms() if each.get("name") == ArmName.AS_IS and not each.get("tried")), None
-    )
-    if as_is is not None and as_is.get("reason"):
-        return f"the step was not timed: {(as_is.reason or '').rstrip('.')}"
-    if (
-        timed_on_gpu(facts)
-        and facts.trial.get("reason")
-        and not any(each.get("tried") for each in facts.arms())
-    ):
-        return f"the trial timed nothing: {(facts.trial.reason or '').rstrip('.')}"
-    return f"only the step {after} can be estimated" if after else why_not_modelled(facts, findings)
+    tried = [each for each in view.facts.arms() if each.get("tried")]
+    untimed = None if view.as_is else as_is(view.facts)
+    nothing = view.trial.get("reason") if view.on_gpu and not tried else None
+    if why := (untimed and untimed.get("reason")) or nothing:
+        return f"the step was not timed: {why.rstrip('.')}"
+    return f"only the step {after} can be estimated" if after else why_not_modelled(view.facts, findings)
 
 
 def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, float] | None:
@@ -233,31 +216,29 @@ def _causes(
     steps: Sequence[Step],
     fault: Fault | None,
     state: str,
-    compared: Comparison,
+    speedup: Number | None,
 ) -> Iterator[Cause]:
     """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
 
     If FP8 is slower, what FP8 itself costs comes before what BF16 has too.
     """
-    facts = view.facts
-    told = {each.name for each in findings if each.area == "engagement"} if state else set[str]()
-    if fault:
-        told |= {fault.finding.name} if fault.finding else set()
-        if fault.reason:
-            yield Cause(fault.reason, *((fault.finding.code, fault.finding.name) if fault.finding else ()))
-    for read in (waiting_first, script_overhead):
-        if words := if_recorded(read, facts):
-            yield Cause(words)
-    said = set[float | None]()  # causes that end with one fix have its saving together
+    found = fault.finding if fault else None
+    if fault and fault.reason:
+        yield Cause(fault.reason, *((found.code, found.name) if found else ()))
+    waits = (if_recorded(read, view.facts) for read in (waiting_first, script_overhead))
+    yield from (Cause(each) for each in waits if each)
+    told = {found.name} if found else set[str]()
+    told |= {each.name for each in findings if state and each.area == "engagement"}
     costs = [each for each in map(_cause, _explaining(view, findings, steps)) if each.name not in told]
-    is_slower = compared.speedup is not None and compared.speedup.side == "slower"
-    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8 and is_slower}
+    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
+    of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
     most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
 
     def place(each: Cause) -> tuple[bool, float]:
         is_small = each.ms is not None and each.ms < most_ms
         return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
 
+    said = set[float | None]()  # causes that end with one fix have its saving together
     for each in sorted(costs, key=place):
         yield replace(each, ms=None if each.ms in said else each.ms)
         said.add(each.ms)
@@ -268,15 +249,15 @@ def _explaining(
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
-    seeks = not (view.speedup and view.speedup.side == "faster") or any(
-        each.severity == "error" for each in findings
-    )
+    is_faster = view.speedup is not None and view.speedup.side == "faster"
+    seeks = not is_faster or any(each.severity == "error" for each in findings)
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
     for each in sorted(findings, key=lambda each: each.name not in undone):
-        if each.severity == "info" or gains_nothing(each) or (each.area == "memory" and not each.saving_ms):
+        costs = each.severity != "info" and not gains_nothing(each)
+        if not costs or (each.area == "memory" and not each.saving_ms):
             continue
-        if each.name in undone or (each.name not in fixed and seeks):
+        if each.name in undone or (seeks and each.name not in fixed):
             yield each
 
 
@@ -288,47 +269,47 @@ def _cause(of: Finding | Step) -> Cause:
 
 
 def _doubts(view: TrialView) -> Iterator[str]:
-    """Say in a few words what may have changed the times; the notes below the table say how much."""
-    found = disturbances(view.trial)
-    hidden = "" if found else if_recorded(_hidden_by_host, view)
+    """Say in a few words what may have changed the times; the notes below the table say how much.
+
+    Also a host that was busy enough to leave open how FP8 compares, as it runs or at its best.
+    """
+    found, trial = disturbances(view.trial), view.trial
     yield from found
-    if hidden:
-        yield "the host was busy"
+    pairs = ((view.bf16, view.as_is), (view.fair_bf16(view.fp8), view.fp8))
+    unsure = (
+        busy_host(trial, (bf16, fp8), 100 * EVEN)
+        for bf16, fp8 in pairs
+        if bf16 and fp8 and speed(fp8, bf16, trial).side == "open"
+    )
+    if not found and any(unsure):
+        yield BUSY_HOST
     if view.facts.get("training.layerdrop"):
         yield "LayerDrop skips layers at random"
 
 
-def _hidden_by_host(view: TrialView) -> str:
-    """Describe the busy host that leaves open how FP8 compares, as it runs or at its best; else empty."""
-    for bf16, fp8 in ((view.bf16, view.as_is), (view.fair_bf16(view.fp8), view.fp8)):
-        if bf16 and fp8 and speed(fp8, bf16, view.facts.trial).side == "open":
-            return busy_host(view.trial, (bf16, fp8), 100 * EVEN)
-    return ""
-
-
 def _open(view: TrialView, said: Answer) -> Iterator[Open]:
-    """List what could change the verdict or the plan, the gravest first, each with its command."""
+    """Say what could change the verdict or the plan, the gravest alone, with its command."""
     facts, speedup, whole = view.facts, said.speedup, said.whole
     again, longer = run_again(facts) or "", with_more_time(facts)
     time_it = again if failed_to_time(facts) else longer or timed(facts) or LIVE
     measured = speedup is not None and speedup.basis == "measured"
-    if view.left_out_bf16 and not (measured and said.leaves_fp8 is False and speedup and speedup.high < 1):
-        yield Open(what="compiled BF16 was not timed", command=time_it)
-    elif view.deciding_fp8:
-        yield Open(what="compiled FP8 was not timed", command=time_it)
-    elif view.own_fp8_left_out:
-        yield Open(what="FP8 as you compile it was not timed", command=time_it)
-    elif measured and said.status == "open":
-        yield Open(what="noise may decide; use a quiet machine", command=time_it)
-    elif whole and whole[0] < 1 < whole[1]:
-        other = "BF16" if said.has_fp8 else "FP8"
-        yield Open(what=f"the whole step; compare a run in {other}", command=again)
-    elif measured and said.compared.lacks_fair_bf16:
-        yield Open(what="BF16 with the same changes was not timed", command=time_it)
-    elif measured and not said.leaves_fp8 and (late := _late(said.fixes)):
-        yield Open(what=late, command=time_it)
-    elif not measured and not said.is_settled:
-        yield Open(what=_untimed(said), command=time_it)
+    is_slower = measured and speedup is not None and speedup.high < 1
+    other = "BF16" if said.has_fp8 else "FP8"
+    late = _late(said.fixes) if measured and not said.leaves_fp8 else ""
+    questions = (
+        (view.left_out_bf16 and (said.leaves_fp8 or not is_slower), "compiled BF16 was not timed"),
+        (view.deciding_fp8, "compiled FP8 was not timed"),
+        (view.own_fp8_left_out, "FP8 as you compile it was not timed"),
+        (measured and said.status == "open", "noise may decide; use a quiet machine"),
+        (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
+        (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
+        (late, late),
+        (not measured and not said.is_settled, _untimed(said)),
+    )
+    for is_open, what in questions:
+        if is_open:
+            yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
+            return
 
 
 def _late(fixes: Sequence[Step]) -> str:
@@ -354,20 +335,16 @@ def _untimed(said: Answer) -> str:
     return "the fixes were not timed" if said.fixes else "the estimate is wide"
 
 
-def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: str) -> Verdict:
-    """Write the answer as the JSON has it; `speedup` is of the step as it is."""
+def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
+    """Write the answer as the JSON has it; `speedup` is of the step as it is. All times are of one clock."""
     compared, speedup = said.compared, said.speedup
     now, bf16, end = compared.now, compared.bf16, compared.end
-    measured = speedup is not None and speedup.basis == "measured"
     of_fp8 = speedup if said.has_fp8 else None
-    step = timed_step(facts, "")
-    estimate = None
-    if not (measured and not said.on_cpu) and said.has_fp8 and not any(map(invalidates, findings)):
-        expects = compared if compared.gpu else if_recorded(expected_speedup, facts, tuple(findings))
-        estimate = expects.as_is if expects else None
-    gives = compared.end_speedup or (speedup if not said.has_fp8 else None)
+    estimate = compared.as_is if said.has_fp8 and not (speedup and speedup.basis == "measured") else None
+    gives = compared.end_speedup or (None if said.has_fp8 else speedup)
     low, high = said.whole or (None, None)
-    on_clock = now is not None and now.ms.basis == "measured"
+    own_ms = now.ms.value if now and now.ms.basis == "measured" else None
+    tokens = timed_step(facts, "").tokens
     return Verdict(
         status=said.status,
         summary=summary,
@@ -375,14 +352,14 @@ def verdict(said: Answer, facts: Facts, findings: Sequence[Finding], summary: st
         speedup_low=of_fp8.low if of_fp8 else None,
         speedup_high=of_fp8.high if of_fp8 else None,
         basis=said.basis,
-        achievable_speedup=gives.value if gives and (gives.side != "open" or not on_clock) else None,
+        achievable_speedup=gives.value if gives and (gives.side != "open" or own_ms is None) else None,
         estimated_speedup=estimate,
-        step_ms=now.ms.value if on_clock and now else None,
+        step_ms=own_ms,
         bf16_step_ms=bf16.ms.value if bf16 and bf16.ms.basis == "measured" else None,
         best_step_ms=end.ms.value if end else None,
         best_variant=end.name if end else None,
         best_basis=end.ms.basis if end else None,
-        tokens_per_s=1e3 * step.tokens / now.ms.value if on_clock and now and step.tokens else None,
+        tokens_per_s=1e3 * tokens / own_ms if own_ms and tokens else None,
         whole_step_low=low or None,
         whole_step_high=high,
         open=said.open,

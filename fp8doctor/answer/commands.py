@@ -61,7 +61,7 @@ def more_time(facts: Facts) -> str:
 
     Empty if none was left out for time.
     """
-    seconds = if_recorded(more_time_s, facts.get("trial"))
+    seconds = if_recorded(more_time_s, facts.get("trial", Trial()))
     live = facts.get("target.kind") == "live"
     return "" if not seconds else f"budget_s={seconds:g}" if live else f"--budget {seconds:g}"
 
@@ -71,10 +71,8 @@ def with_more_time(facts: Facts) -> str:
     return more_time(facts) and (timed(facts, longer=True) or more_time(facts))
 
 
-def more_time_s(trial: Trial | None) -> float | None:
+def more_time_s(trial: Trial) -> float | None:
     """Return the budget that would fit the variants left out for time, if any."""
-    if trial is None:
-        return None
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
     waits = no_arm or any(map(lacked_time, trial.get("arms", ())))
     budget_s = trial.get("budget_s")

@@ -133,12 +133,12 @@ def box(said: Answer) -> Box:
 
 def _tone(said: Answer) -> Tone:
     """Say how an answer looks: bad if the exit code is 1 by default."""
-    slower = said.status == "fp8_slower" and (said.basis == "measured") and not said.on_cpu
+    slower = said.status == "fp8_slower" and said.basis == "measured"
     if said.fault or said.errors or slower or said.status in GRAVE:
         return "bad"
     speedup = said.speedup
     whole_open = bool(said.whole and said.whole[0] < 1)
-    good = speedup is not None and speedup.side == "faster" and not said.on_cpu and not whole_open
+    good = speedup is not None and speedup.side == "faster" and not whole_open
     return "good" if good and not (said.memory and said.memory.may_be_too_large) else "plain"
 
 
@@ -304,9 +304,6 @@ def _sure(said: Answer) -> Iterator[Line]:
         seen = "the fault was seen when the job ran" if said.fault.was_seen else "read from the job"
         doubts = ", but the times may be off" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
-        return
-    if said.on_cpu and found is not None and found.basis == "measured":
-        yield say("sure.no", timed="not for a GPU: a CPU timed the steps", doubts="")
         return
     if found is None or said.state:
         return

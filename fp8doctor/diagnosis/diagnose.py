@@ -45,7 +45,7 @@ def diagnose(
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
     said = answer(view, findings, prescription)
-    told = verdict(said, facts, findings, box(said).summary)
+    told = verdict(said, facts, box(said).summary)
     return Document(
         tool=written_by or tool(),
         created_at=created_at or now(),

@@ -193,7 +193,7 @@ def _made(view: TrialView, of: Arm) -> frozenset[str]:
     if not is_in_bf16(of.name):
         return frozenset(_kind(name, view) for name in view.changes_of(of))
     bf16 = view.bf16_of_the_plan
-    changes = changes_in_bf16(of.name, of.get("treatments", ()))
+    changes = changes_in_bf16(of)
     if bf16 is None or (of.name != bf16.name and not (changes and view.form_of(of) == bf16)):
         return frozenset()
     return changes | {_kind(STAY_IN_BF16, view)}
