@@ -158,22 +158,6 @@ def decoder(kind: Any) -> msgspec.json.Decoder[Any]:
         return msgspec.json.Decoder(kind)
 
 
-class Lines:
-    """Whole lines of a stream that arrives in chunks. A chunk is copied once, however long its line is."""
-
-    def __init__(self) -> None:
-        self._rest: list[bytes] = []
-
-    def add(self, chunk: bytes) -> list[bytes]:
-        """Return the lines that this chunk completes."""
-        first, *others = chunk.split(b"\n")
-        self._rest.append(first)
-        if not others:
-            return []
-        line, self._rest = b"".join(self._rest), [others.pop()]
-        return [line, *others]
-
-
 def encode(document: Any) -> bytes:
     """Return a JSON document, indented by two, the same bytes for the same content."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"

@@ -17,8 +17,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from fp8doctor.pipes import Channel
 from fp8doctor.running.patches import without_own_frame
-from fp8doctor.running.script_messages import Channel, Message, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
+
+READER_TAKES_S = 10.0
+"""Seconds that a script waits at most for the reader of its messages. A choice: the reader only reads."""
 
 REPORT_TAKES_S = 120.0
 """Seconds that the script's end waits for the report. A choice: the report of an 8B Llama takes seconds on a
@@ -40,7 +44,7 @@ NAMESAKE = (
 def attach(request: dict[str, Any], before: Collection[str]) -> None:
     """Wait for torch and for the end; ``before`` has the modules before ours."""
     attached = _Attached(
-        Channel(request["channel"]), request["reported"], WatchOptions(**request["settings"])
+        Channel(request["channel"], READER_TAKES_S), request["reported"], WatchOptions(**request["settings"])
     )
     atexit.register(attached.ended)  # the first to be registered is the last to be called
     shadowed = _shadowed(request["folder"], before)

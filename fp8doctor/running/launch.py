@@ -14,7 +14,6 @@ import json
 import os
 import re
 import resource
-import select
 import signal
 import sys
 import threading
@@ -28,15 +27,10 @@ import msgspec
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
-from fp8doctor.facts.record import Lines, UnreadableDocument, decoder
+from fp8doctor.facts.record import UnreadableDocument, decoder
+from fp8doctor.pipes import above_users, lines_of
 from fp8doctor.running.rank_reports import RankCollector, RankSender, is_running
 from fp8doctor.running.script_messages import Message, ScriptState, WatchOptions
-
-LOWEST_NUMBER = 200
-"""Our file descriptors start here, above the script's. With a lower limit they are among the last."""
-
-LAST = 4
-"""How many numbers count as the last: two of ours, and two that may have been inherited. A choice."""
 
 TICK_S = 0.2
 """Seconds between looks at the script's process."""
@@ -129,8 +123,7 @@ class _Pipes:
         os.close(self.read)
         os.close(self.reported)
         _close_stand_ins()
-        lowest = min(LOWEST_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - LAST)
-        write, wait = (fcntl.fcntl(each, fcntl.F_DUPFD, lowest) for each in (self.write, self.wait))
+        write, wait = above_users(self.write), above_users(self.wait)
         package = Path(fp8doctor.__file__).resolve()
         python_path = os.environ.get("PYTHONPATH")
         request = {
@@ -246,9 +239,11 @@ class Run:
         return status or reported
 
     def _listen(self, listen: int, process: int) -> ScriptState:
-        """Listen until the script has ended; its forks may keep the pipe open longer."""
+        """Listen until the script has ended."""
         state, messages = ScriptState(running=True), decoder(Message)
-        for line in _lines(listen, process):
+        for line in lines_of(listen, lambda: not is_running(process), TICK_S):
+            if isinstance(line, float):
+                continue
             try:
                 message = messages.decode(line)
                 if message.facts is not None:
@@ -291,23 +286,3 @@ def _die_of(number: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     signal.pthread_kill(threading.get_ident(), number)
-
-
-def _lines(listen: int, process: int) -> Iterator[bytes]:
-    """Yield lines until the pipe closes, or the process has ended and all is read."""
-    os.set_blocking(listen, False)
-    poller = select.poll()
-    poller.register(listen, select.POLLIN)
-    lines = Lines()
-    while True:
-        ended = not is_running(process)
-        try:
-            chunk = os.read(listen, 1 << 20)
-        except BlockingIOError:
-            if ended:
-                return
-            poller.poll(TICK_S * 1e3)
-            continue
-        if not chunk:
-            return
-        yield from lines.add(chunk)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import select
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -81,41 +79,6 @@ class Listener(Protocol):
 
     def send(self, message: Message) -> None:
         """Take a message."""
-
-
-READER_TAKES_S = 10.0
-"""Seconds that a script waits at most for the reader of its messages. A choice: the reader only reads."""
-
-
-class Channel:
-    """The pipe to the process that reports. Its failure never stops the script."""
-
-    def __init__(self, number: int) -> None:
-        self.owner = os.getpid()
-        self._fd = number
-        self._pipe = os.fstat(number).st_ino
-        os.set_inheritable(number, False)
-        self._whole = True
-
-    @property
-    def forked(self) -> bool:
-        return os.getpid() != self.owner
-
-    def send(self, message: Message) -> None:
-        """Send one message; do nothing if the reader is gone or the file was replaced."""
-        start = b"" if self._whole else b"\n"  # an exception of the user's interrupted the last line
-        line = memoryview(start + msgspec.json.encode(message) + b"\n")  # whose parts are no copies
-        try:
-            if os.fstat(self._fd).st_ino != self._pipe:
-                return
-            self._whole = False
-            while line:
-                if not select.select([], [self._fd], [], READER_TAKES_S)[1]:
-                    return
-                line = line[os.write(self._fd, line[: select.PIPE_BUF]) :]
-            self._whole = True
-        except OSError:
-            self._whole = True
 
 
 class WatchOptions(NamedTuple):

@@ -15,11 +15,10 @@ import shutil
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target, recorded
@@ -27,6 +26,7 @@ from fp8doctor.facts.record import settle
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
+from fp8doctor.pipes import Channel, above_users
 from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage
 from fp8doctor.wording import error_in_words
 from fp8doctor.worker.protocol import (
@@ -43,36 +43,10 @@ from fp8doctor.worker.protocol import (
 
 _log = logging.getLogger("fp8doctor")
 
+Send = Callable[[Message], None]
+
 PR_SET_PDEATHSIG = 1
 """``prctl`` option: the signal that a process gets when its parent dies. Source: linux/prctl.h."""
-
-
-class _Channel:
-    """Pipe from the child to its parent; it is opened again if user code closes it or reuses its number."""
-
-    def __init__(self, request: dict[str, Any]) -> None:
-        self._pid = os.getpid()
-        self._fd = os.dup(request["channel"])
-        os.close(request["channel"])
-        self._pipe = os.fstat(self._fd).st_ino
-        self._again = f"/proc/{request['parent']}/fd/{request['read_end']}"
-
-    def send(self, message: Message) -> None:
-        """Send one message. If user code forked the child, the copy ends here."""
-        if os.getpid() != self._pid:
-            os._exit(0)
-        line = memoryview(msgspec.json.encode(message) + b"\n")
-        self._reopen()
-        while line:
-            line = line[os.write(self._fd, line) :]
-
-    def _reopen(self) -> None:
-        try:
-            mine = os.fstat(self._fd).st_ino == self._pipe
-        except OSError:
-            mine = False
-        if not mine:
-            self._fd = os.open(self._again, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def serve(request: str) -> None:
@@ -80,61 +54,68 @@ def serve(request: str) -> None:
     asked = json.loads(request)
     _die_with(asked["parent"])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    channel = _Channel(asked)
+    channel = Channel(above_users(asked["channel"]))
+    os.close(asked["channel"])
+
+    def send(message: Message) -> None:
+        if channel.forked:  # a copy that user code made
+            os._exit(0)
+        channel.send(message)
+
     try:
-        _examine(channel, asked)
-        channel.send(Done())
+        _examine(send, asked)
+        send(Done())
     except UserError as error:
-        channel.send(Mistake(settle(str(error)), settle(error.detail)))
+        send(Mistake(settle(str(error)), settle(error.detail)))
     except BaseException as error:
         _log.debug("the worker failed", exc_info=True)
         frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
         where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-        channel.send(Failure(settle(f"fp8doctor failed: {error_in_words(error)} ({where})")))
+        send(Failure(settle(f"fp8doctor failed: {error_in_words(error)} ({where})")))
 
 
-def _examine(channel: _Channel, asked: dict[str, Any]) -> None:
-    channel.send(Begun(Doing("reading the environment")))
+def _examine(send: Send, asked: dict[str, Any]) -> None:
+    send(Begun(Doing("reading the environment")))
     from fp8doctor.examine import examine, examine_surroundings
 
     if asked["target"] is None:
         environment = Target(kind="environment", name="environment", attribute=None)
-        channel.send(Examined(examine_surroundings(environment).to_dict()))
+        send(Examined(examine_surroundings(environment).to_dict()))
     elif asked["config"] is not None:
         from fp8doctor.loading.config_model import config_job
 
         name = Path(asked["target"]).name
-        channel.send(Begun(Doing(f"building {name} without weights")))
+        send(Begun(Doing(f"building {name} without weights")))
         job = config_job(asked["config"], name, batch=asked["batch"], seq=asked["seq"])
-        channel.send(Examined(examine(job).to_dict()))
+        send(Examined(examine(job).to_dict()))
     else:
-        _examine_file(channel, asked)
+        _examine_file(send, asked)
 
 
-def _examine_file(channel: _Channel, asked: dict[str, Any]) -> None:
+def _examine_file(send: Send, asked: dict[str, Any]) -> None:
     """Load and examine a model file, then time its model or run it on fake tensors."""
     from fp8doctor.examine import examine, examine_surroundings
 
     target = locate(asked["target"]).target()
     surroundings = examine_surroundings(target)
-    channel.send(Examined(surroundings.to_dict()))
+    send(Examined(surroundings.to_dict()))
     gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()  # torch would set up CUDA to tell
     likely = asked["trial"] is not None and (asked["trial"]["device"] or any(gpu.visible for gpu in gpus))
     stages = len(Stage) if likely else BEFORE_TRIAL
-    channel.send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
+    send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
     size = {name: asked[name] for name in ("layers", "batch", "seq")}
     job = load(asked["target"], **size, meta=asked["planned"])
-    channel.send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
+    send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
     facts = examine(job)  # the surroundings again: loading may have changed variables and imports
-    channel.send(Examined(facts.to_dict()))
+    send(Examined(facts.to_dict()))
     from fp8doctor.trial import with_forward
 
-    timed = _timed(channel, job, facts, asked) if asked["trial"] is not None else None
+    timed = _timed(send, job, facts, asked) if asked["trial"] is not None else None
     known = timed or with_forward(job, facts, in_bf16=asked["planned"])
-    channel.send(Examined(known.to_dict()))
+    send(Examined(known.to_dict()))
 
 
-def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
+def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
     """Add the times of the job and the checks' treatments; None if there is no device for it."""
     from fp8doctor.diagnosis.diagnose import hypotheses
     from fp8doctor.trial import Budget, DeviceLost, time_copies
@@ -146,7 +127,7 @@ def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
     def keep_trace(arm: str, trace: Path) -> None:
         file = request.trace_of(arm)
         if file is not None:
-            channel.send(_kept(trace, file))
+            send(_kept(trace, file))
 
     try:
         return time_copies(
@@ -155,15 +136,15 @@ def _timed(channel: _Channel, job: Job, facts: Facts, asked: dict[str, Any]) -> 
             request.device,
             partial(hypotheses, select=request.select, ignore=request.ignore, checks=checks),
             budget,
-            lambda doing, arm: channel.send(Begun(doing, until=budget.deadline, arm=arm)),
+            lambda doing, arm: send(Begun(doing, until=budget.deadline, arm=arm)),
             before=BEFORE_TRIAL,
-            keep=lambda known: channel.send(Examined(known.to_dict())),
+            keep=lambda known: send(Examined(known.to_dict())),
             skip=asked["skip"],
             keep_trace=keep_trace,
             own_process=True,
         )
     except DeviceLost as lost:
-        channel.send(Lost(lost.arm, str(lost)))
+        send(Lost(lost.arm, str(lost)))
         os._exit(1)
 
 

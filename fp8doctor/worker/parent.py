@@ -11,7 +11,6 @@ import contextlib
 import json
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -29,11 +28,12 @@ from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Facts, Target, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber, without
-from fp8doctor.facts.record import Lines, UnreadableDocument, decoder
+from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.files import remove_folders_of
 from fp8doctor.loading.config_model import is_config, read_config
 from fp8doctor.loading.target import compiled, locate, refuse_script
+from fp8doctor.pipes import lines_of
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.wording import escaped
@@ -282,8 +282,7 @@ class _Child:
             self._errors, errors = printed.pipe()
         self._read_end, write_end = os.pipe()
         try:
-            os.set_blocking(self._read_end, False)
-            request = {**request, "channel": write_end, "parent": os.getpid(), "read_end": self._read_end}
+            request = {**request, "channel": write_end, "parent": os.getpid()}
             self._process = subprocess.Popen(
                 [
                     sys.executable,
@@ -350,29 +349,10 @@ class _Child:
             return self._process.poll() is not None
 
     def lines(self) -> Iterator[bytes | float]:
-        """Yield the lines, and at every tick the clock (`time.monotonic`) up to which all was read.
+        """Yield what `lines_of` does, and take what was printed meanwhile."""
 
-        It ends with the child, not with the pipe: user code may close the pipe, and `_Channel` opens it
-        again; a process that user code forked may keep it open.
-        """
-        poller = select.poll()
-        poller.register(self._read_end, select.POLLIN)
-        lines = Lines()
-        while True:
+        def ended() -> bool:
             self._take_printed()
-            ended = self._ended()
-            looked = time.monotonic()
-            try:
-                chunk = os.read(self._read_end, 1 << 20)
-            except BlockingIOError:
-                chunk = None
-            if chunk:
-                yield from lines.add(chunk)
-                continue
-            if ended:
-                return
-            yield looked
-            if chunk is None:
-                poller.poll(TICK_S * 1e3)
-            else:
-                time.sleep(TICK_S)
+            return self._ended()
+
+        return lines_of(self._read_end, ended, TICK_S)

@@ -196,17 +196,17 @@ def ranks(count: int, meter: Meter) -> None:
 
 def message(megabytes: int, meter: Meter) -> None:
     """Send the facts of a watched script to the process that reports: 1 MB is about 2,000 Linears."""
-    from fp8doctor.running.launch import _lines
-    from fp8doctor.running.script_messages import Channel, Message
+    from fp8doctor.pipes import Channel, lines_of
+    from fp8doctor.running.script_messages import Message
 
     read, write = os.pipe()
     with meter("send and read"):
-        if not os.fork():
+        if not (child := os.fork()):
             Channel(write).send(Message(note="a" * (megabytes << 20)))
             os._exit(0)
         os.close(write)
-        assert sum(map(len, _lines(read, os.getpid()))) > megabytes << 20
-        os.wait()
+        looks = lines_of(read, lambda: bool(os.waitpid(child, os.WNOHANG)[0]), 0.01)
+        assert sum(len(each) for each in looks if isinstance(each, bytes)) > megabytes << 20
 
 
 def command(*words: str) -> int:

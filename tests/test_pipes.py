@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8doctor.running import script_messages
+from fp8doctor.pipes import Channel
 from fp8doctor.running.attached import _Attached
-from fp8doctor.running.script_messages import Channel, Message, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 
 
 @pytest.fixture
@@ -28,9 +28,8 @@ def test_a_message(pipe: tuple[int, int]) -> None:
     assert os.read(pipe[0], 100) == b'{"note":"a\\nb"}\n'
 
 
-def test_a_reader_who_does_not_read(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script_messages, "READER_TAKES_S", 0.01)
-    channel = Channel(pipe[1])
+def test_a_reader_who_does_not_read(pipe: tuple[int, int]) -> None:
+    channel = Channel(pipe[1], 0.01)
     for _ in range(3):
         channel.send(Message(note="a" * 2**16))
     assert len(os.read(pipe[0], 2**20)) == 2**16
