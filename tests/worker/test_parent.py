@@ -115,7 +115,7 @@ def test_a_mistake_of_the_user_is_raised_with_the_users_frames(examine: Examine)
 
 STRANGER = """
     import contextlib, os
-    for each in range(3, 64):
+    for each in range(3, 300):
         with contextlib.suppress(OSError):
             os.write(each, b"hello\\n")
 """
