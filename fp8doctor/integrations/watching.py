@@ -26,7 +26,6 @@ from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import error_in_words, plural
 
 if TYPE_CHECKING:
-    from fp8doctor.running.long_watch import LongWatch
     from fp8doctor.running.observer import ScriptObserver
 
 _log = logging.getLogger("fp8doctor")
@@ -86,13 +85,12 @@ class Watching:
             "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
         )
         self._observer: ScriptObserver | None = None
-        self._long: LongWatch | None = None
         self._heard = Heard()
         self._over = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what watches: a copy has watched nothing."""
-        return {**vars(self), "_observer": None, "_long": None}
+        return {**vars(self), "_observer": None}
 
     def _begin(self, leads: bool, model: Any) -> None:
         """Watch a training that begins, or begins again after a failure."""
@@ -110,40 +108,18 @@ class Watching:
             return
         self._abandon()
         self._heard = Heard()
-        if self._options.health is not None and self._long is None:
-            self._watch_long(target.name)
-        self._observer = observer = ScriptObserver(self._heard, self._options)
+        options = self._options._replace(script=target.name)
+        self._observer = observer = ScriptObserver(self._heard, options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.release).atexit = False
-
-    def _watch_long(self, name: str) -> None:
-        """Sample FP8's health to the training's end."""
-        from fp8doctor.running.long_watch import LongWatch
-        from fp8doctor.running.losses import Losses
-
-        def tell(message: Message) -> None:
-            if message.note is not None:
-                say(f"fp8doctor: {message.note}")
-
-        losses = Losses()
-        self._long = LongWatch(self._options._replace(script=name), tell, losses)
-        losses.begin()
-        self._long.install()
-        weakref.finalize(self, self._long.ended).atexit = False
 
     def _stepped(self, optimizer: Any) -> None:
         """Note an optimizer step; report after the window's last."""
         if self._observer is not None:
             self._observer.stepped(optimizer)
-            if self._observer.done:
+            if self._observer.done and not self._over:
                 self._guarded(self._observer.time_copies)
                 self._finish()
-        if self._long is not None:
-            if self._over and not self._long.knows:
-                from fp8doctor.running.stepped_model import LiveObjects, owner_of
-
-                self._long.know(owner_of(optimizer, LiveObjects()), optimizer)
-            self._long.stepped(optimizer, sample=self._over)
 
     def _paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""
@@ -152,10 +128,9 @@ class Watching:
 
     def _end(self, *, failed: bool = False) -> None:
         """Report at the end of the training, if the window was still open."""
-        if self._long is not None:
-            self._long.ended()
         observer = self._observer
-        if observer is None:
+        if observer is None or self._over:
+            self._abandon()
             return
         needed = self._options.warmup + self._options.steps
 
@@ -171,10 +146,14 @@ class Watching:
             )
 
         self._guarded(close)
+        self._abandon()
         self._finish(gate=not failed)
 
     def _finish(self, *, gate: bool = True) -> None:
-        self._abandon()
+        """Report. Only samples of FP8's health go on."""
+        self._converted()
+        if self._observer is not None and self._observer.long is None:
+            self._abandon()
         self._over = True
         self._guarded(self._report)
         if gate:
@@ -191,9 +170,8 @@ class Watching:
             observer.release()
 
     def _report(self) -> None:
-        """Print the notes and the report."""
-        for sentence in self._heard.notes:
-            say(f"fp8doctor: {sentence}")
+        """Print the notes and the report; later notes are printed at once."""
+        self._heard.print_notes()
         if self._heard.facts is None:
             return
         report = Report.of(diagnose(self._heard.facts, select=self._select, ignore=self._ignore))
@@ -224,6 +202,7 @@ class Heard:
         self.owner = os.getpid()
         self.facts: Facts | None = None
         self.notes: list[str] = []
+        self.late = False
 
     @property
     def forked(self) -> bool:
@@ -235,6 +214,14 @@ class Heard:
             self.facts = Facts.from_dict(message.facts)
         if message.note is not None:
             self.notes.append(message.note)
+            if self.late:
+                self.print_notes()
+
+    def print_notes(self) -> None:
+        """Print the notes so far, and from now on each at once."""
+        self.late = True
+        while self.notes:
+            say(f"fp8doctor: {self.notes.pop(0)}")
 
 
 def check_fail_on(value: Any) -> None:

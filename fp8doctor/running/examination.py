@@ -53,10 +53,6 @@ class ScriptExaminer:
         self.arguments = fp8_arguments(sys.argv[1:])
         self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
 
-    def early(self, owner: Ownership | None, optimizer: Optimizer) -> Facts:
-        """Examine the job before a batch or a time is known."""
-        return self._facts(owner, optimizer, Batch(None, None, NOT_SEEN_YET), None)[1]
-
     def without_a_step(self, trainer: Any) -> Facts:
         """Examine a script that fails before its first step."""
         training = Training(
@@ -64,27 +60,13 @@ class ScriptExaminer:
         )
         return msgspec.structs.replace(self._without_a_model(FAILED_EARLY), training=training)
 
-    def whole(
-        self,
-        owner: Ownership | None,
-        optimizer: Optimizer,
-        window: StepWindow,
+    def examined(
+        self, owner: Ownership | None, optimizer: Optimizer, window: StepWindow | None
     ) -> tuple[Job | None, Facts]:
-        """Examine the job with its batch."""
-        captured = window.captured
-        if captured is not None and captured.batch is not None:
-            batch = Batch(captured.batch, "given", None)
-        else:
-            function = COMPILED_FUNCTION if owner is not None and not window.marked else None
-            problem = window.captured.problem if window.captured else None
-            batch = Batch(None, None, function or problem or NO_CALL)
-        return self._facts(owner, optimizer, batch, window)
-
-    def _facts(
-        self, owner: Ownership | None, optimizer: Optimizer, batch: Batch, window: StepWindow | None
-    ) -> tuple[Job | None, Facts]:
+        """Examine the job; without its window neither a batch nor a time is known."""
         if owner is None:
             return None, self._without_a_model(NO_OWNER)
+        batch = _batch(window)
         captured = window.captured if window else None
         model: nn.Module = captured.module if captured is not None else owner.model
         loss = captured.loss() if captured is not None else None
@@ -123,7 +105,7 @@ class ScriptExaminer:
         )
         with without_modes(), variables_put_back():
             facts = examine(job)
-            if captured is not None and window is not None and recorded(facts, "network.linears"):
+            if window is not None and captured is not None and recorded(facts, "network.linears"):
                 facts = _with_watched(facts, model, window)
         asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
         return job, msgspec.structs.replace(facts, environment=asked)
@@ -146,6 +128,16 @@ class ScriptExaminer:
 
         with without_modes(), variables_put_back():
             return time_copies(job, facts, settings.device, propose, Budget(budget_s), show) or facts
+
+
+def _batch(window: StepWindow | None) -> Batch:
+    if window is None:
+        return Batch(None, None, NOT_SEEN_YET)
+    captured = window.captured
+    if captured is not None and captured.batch is not None:
+        return Batch(captured.batch, "given", None)
+    problem = captured.problem if captured is not None else NO_CALL
+    return Batch(None, None, problem if window.marked else COMPILED_FUNCTION)
 
 
 def _with_watched(facts: Facts, model: nn.Module, window: StepWindow) -> Facts:

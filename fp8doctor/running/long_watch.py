@@ -32,7 +32,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.health.record import FirstBad, HealthFile, Sample, header, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
-from fp8doctor.running.losses import Losses
+from fp8doctor.running.losses import Losses, total
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
 from fp8doctor.signals import signals_deferred
@@ -72,7 +72,7 @@ class LongWatch:
         """The first step that is not finite so far."""
         self._recent: deque[tuple[int, list[int], list[torch.Tensor]]] = deque(maxlen=KEPT)
         """Largest magnitudes of gradients, on the device."""
-        self._first: weakref.ref[Any] | None = None
+        self._first: Callable[[], Any] | None = None
         """First parameter of the main optimizer."""
         self._model: Callable[[], nn.Module | None] = lambda: None
         self._frames, self._function = frames_compiled(), False
@@ -83,32 +83,27 @@ class LongWatch:
                 self._file = HealthFile(Path(settings.health))
             except UserError as error:
                 send(Message(note=f"FP8's health is not sampled: {error}"))
-        self._sampled: Callable[[], nn.Module | None] = lambda: None
         self._sampler: LayerSampler | None = None
         self._sampling = False
         self._steps = self._due = self._last = 0
         self._base = 0
         """Steps before the watching, of a checkpoint or the file."""
         self._ended_s = self._began_s = self._step_s = 0.0
-
-    def install(self) -> None:
-        self._removable = register_optimizer_step_pre_hook(self._before)
-
-    @property
-    def knows(self) -> bool:
-        return self._model() is not None
+        self._hook = register_optimizer_step_pre_hook(self._before)
 
     def know(self, found: Ownership | None, optimizer: Optimizer) -> None:
         """Name and sample the layers of this model. A later call replaces it."""
         parameters = held(optimizer)
         if found is not None and parameters:
+            if self._model() is not found.model:
+                self._sampler = None
             self._first, self._model = weakref.ref(parameters[0]), weakref.ref(found.model)
             self._function = frames_compiled() > self._frames and not found.compiled
             self.losses.watch(parameters)
 
     def stepped(self, optimizer: Optimizer, *, sample: bool) -> None:
         """Note the end of a step; with ``sample``, health may be sampled from now on."""
-        if self._over or os.getpid() != self._process or not self._is_main(optimizer):
+        if self._leaves_out(optimizer):
             return
         with self._guarded():
             self._steps += 1
@@ -122,21 +117,24 @@ class LongWatch:
         self._stop()
 
     def ended(self) -> None:
-        self._removable.remove()
+        self._hook.remove()
         self._look_at_gradients()
+        self._release()
+
+    def _release(self) -> None:
+        self._over = True
         self.losses.end()
-        if self._sampling and self._sampler is not None:
+        if self._sampler is not None and self._sampling:
             self._sampler.release()
-        self._sampling, self._over = False, True
 
     # Values that are not finite
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Look at the loss. Waits for the forward, which the GPU has done long before the host is here."""
-        if self._over or torch.compiler.is_compiling() or not self._is_main(optimizer):
+        if torch.compiler.is_compiling() or self._leaves_out(optimizer):
             return
         with self._guarded():
-            if self.found is None and (loss := self.losses.loss()) is not None and not math.isfinite(loss):
+            if self.found is None and not math.isfinite(total(self.losses.step) or 0.0):
                 self._look_at_gradients()
                 if self.found is None:
                     self._look_at_weights()
@@ -190,8 +188,7 @@ class LongWatch:
             self._file = None
             self._send(Message(note="FP8's health was not sampled: the model was not found"))
             return
-        if self._sampler is None or self._sampled() is not model:
-            self._sampled = weakref.ref(model)
+        if self._sampler is None:
             self._sampler = LayerSampler(model, compiled_function=self._function)
             counted, path = _steps_of(optimizer), Path(self._settings.health or "")
             self._base = last_step(path) if counted is None else max(0, counted - self._steps)
@@ -210,7 +207,7 @@ class LongWatch:
     def _end_sample(self) -> None:
         assert self._sampler is not None
         assert self._file is not None
-        layers, loss, norm = self._sampler.end(), self.losses.loss(), self.losses.norm
+        layers, loss, norm = self._sampler.end(), total(self.losses.step), self.losses.norm
         self.losses.wants_norm = self._sampling = False
         _wait()
         self._ended_s, self._last = time.perf_counter(), self._steps
@@ -237,18 +234,17 @@ class LongWatch:
                 yield
         except Exception as error:
             _log.debug("the long watch failed", exc_info=True)
-            self._over = True
-            self.losses.end()
-            if self._sampler is not None and self._sampling:
-                self._sampler.release()
+            self._release()
             told = "neither values that are not finite nor FP8's health were watched any further"
             self._send(Message(note=f"{told}: {sentence(error)}"))
 
-    def _is_main(self, optimizer: Optimizer) -> bool:
-        if self._first is None:
+    def _leaves_out(self, optimizer: Optimizer) -> bool:
+        """Tell if a step is not watched: after the end, in a fork, and of other optimizers."""
+        if self._over or os.getpid() != self._process:
             return True
         groups = optimizer.param_groups
-        return bool(groups) and next(iter(groups[0]["params"]), None) is self._first()
+        first = next(iter(groups[0]["params"]), None) if groups else None
+        return self._first is not None and first is not self._first()
 
     def _stop(self) -> None:
         if self._settings.stop_on_nan and self.found is not None:

@@ -7,50 +7,33 @@ they are there.
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from threading import get_ident
 from typing import Any
 
 import torch
 
-from fp8doctor.running.patches import Patch, without_own_frame
+from fp8doctor.running.patches import Patch, unnoticed, without_own_frame
 from fp8doctor.stacks.tensors import captured, local
 from fp8doctor.stacks.torch_private import in_backward, without_modes
-
-_log = logging.getLogger("fp8doctor")
 
 SHARE = 0.004
 """Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
 
 
-def numbers(roots: Any) -> list[torch.Tensor]:
-    """Copy the losses that a backward pass begins at; a distributed tensor would need a collective."""
-    try:
-        with torch.no_grad(), without_modes():
-            return [
-                each.detach().reshape(1).clone()
-                for each in ((roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()))
-                if type(each) is torch.Tensor and each.numel() == 1 and not captured(each)
-            ]
-    except Exception:
-        _log.debug("a loss could not be read", exc_info=True)
-        return []
-
-
-class _Fetched:
-    """A loss of `numbers` on its way from a device to the host."""
+class Loss:
+    """A copy of a loss, which the script may overwrite, on its way from a device to the host."""
 
     def __init__(self, loss: torch.Tensor, *, at_once: bool) -> None:
-        """Copy it ``at_once``, else when it is read: pinned memory costs the step that is timed."""
+        """Fetch it ``at_once``, else when it is read: pinned memory costs the step that is timed."""
         self._event: Any = None
-        self._loss = loss
+        self._loss = loss.detach().reshape(1).clone()
         if at_once and loss.is_cuda:
             self._loss = torch.empty(1, dtype=loss.dtype, pin_memory=True)
-            self._loss.copy_(loss, non_blocking=True)
+            self._loss.copy_(loss.detach().reshape(1), non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(loss.device))
 
@@ -61,7 +44,7 @@ class _Fetched:
 
 
 class Losses:
-    """Hears of each backward pass of one thread from `begin` to `end`.
+    """Hears of each backward pass of the stepping thread from `begin` to `end`.
 
     A pass is a micro-batch: a model may be called several times for one. ``Tensor.backward`` reads the
     patched ``torch.autograd.backward``. The passes inside of a recomputed region are none.
@@ -69,8 +52,10 @@ class Losses:
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        self.heard: Callable[[list[torch.Tensor]], object] | None = None
-        """Also takes the losses of each pass, for a window."""
+        self.step: list[Loss] = []
+        """Of the passes since the last step; a distributed tensor would need a collective."""
+        self.passes = 0
+        """Since the last step."""
         self.largest: tuple[list[int], list[torch.Tensor]] | None = None
         """Indices of parameters, and the largest magnitude of each's gradient after the last pass."""
         self.norm: torch.Tensor | None = None
@@ -78,8 +63,7 @@ class Losses:
         self.wants_norm = self.wants_largest = False
         self._patch = Patch(torch.autograd, "backward", self._around)
         self._parameters: list[weakref.ref[torch.Tensor]] = []
-        self._step: list[_Fetched] = []
-        self._unread: list[tuple[int, list[_Fetched]]] = []
+        self._unread: list[tuple[int, list[Loss]]] = []
         self._bad: int | None = None
         self._rest = 0
         """Steps to come whose gradients are not read."""
@@ -101,25 +85,21 @@ class Losses:
 
     def next_step(self, keep: int | None = None) -> None:
         """Forget this step's numbers; ``keep`` its losses for `first_bad` under this number."""
-        if self._step and keep is not None and self._bad is None:
-            self._unread.append((keep, self._step))
-        self._step, self.largest, self.norm = [], None, None
+        if self.step and keep is not None and self._bad is None:
+            self._unread.append((keep, self.step))
+        self.thread = get_ident()
+        self.step, self.passes, self.largest, self.norm = [], 0, None, None
         now_s = time.perf_counter()
         step_s, self._last_s = now_s - self._last_s, now_s
         self._rest = max(0, (math.ceil(self._took_s / (SHARE * step_s)) if self._took_s else self._rest) - 1)
         self._took_s = 0.0
 
-    def loss(self) -> float | None:
-        """Return the step's loss, None if no backward pass had one. Waits for the GPU's forward."""
-        return sum(each.read() for each in self._step) if self._step else None
-
     def first_bad(self) -> int | None:
         """Return the first kept step with a loss that is not finite, None if none was seen."""
         unread, self._unread = self._unread, []
-        with without_modes():
-            for step, losses in unread:
-                if self._bad is None and not all(math.isfinite(each.read()) for each in losses):
-                    self._bad = step
+        for step, losses in unread:
+            if self._bad is None and not math.isfinite(total(losses) or 0.0):
+                self._bad = step
         return self._bad
 
     def _around(self, own: Any) -> Any:
@@ -127,7 +107,7 @@ class Losses:
         def backward(*arguments: Any, **settings: Any) -> Any:
             heard = self._patch.active and get_ident() == self.thread and in_backward() is False
             if heard:
-                self._passes(numbers(arguments[0] if arguments else settings.get("tensors")))
+                self._hear(arguments[0] if arguments else settings.get("tensors"))
             try:
                 result = own(*arguments, **settings)
             except BaseException as error:
@@ -139,23 +119,21 @@ class Losses:
 
         return backward
 
-    def _passes(self, losses: list[torch.Tensor]) -> None:
-        if self.heard is not None:
-            self.heard(losses)
-        with without_modes():
-            self._step += [_Fetched(each, at_once=self.wants_largest) for each in losses]
+    def _hear(self, roots: Any) -> None:
+        self.passes += 1
+        with unnoticed(), torch.no_grad():
+            for each in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
+                if type(each) is torch.Tensor and each.numel() == 1 and not captured(each):
+                    self.step.append(Loss(each, at_once=self.wants_largest))
 
     def _read_gradients(self) -> None:
         began_s = time.perf_counter()
-        try:
-            with torch.no_grad(), without_modes():
-                self.largest = self._norms(math.inf)
-                if self.wants_norm:
-                    norms = self._norms(2.0)[1]
-                    whole = torch.stack([each.to(norms[0].device) for each in norms])
-                    self.norm = torch.linalg.vector_norm(whole.nan_to_num(nan=math.inf))
-        except Exception:
-            _log.debug("the gradients could not be read", exc_info=True)
+        with unnoticed(), torch.no_grad():
+            self.largest = self._norms(math.inf)
+            if self.wants_norm:
+                norms = self._norms(2.0)[1]
+                whole = torch.stack([each.to(norms[0].device) for each in norms])
+                self.norm = torch.linalg.vector_norm(whole.nan_to_num(nan=math.inf))
         if not self.wants_norm:
             self._took_s += time.perf_counter() - began_s
 
@@ -173,3 +151,9 @@ class Losses:
             if not captured(gradients[0]):
                 norms += torch._foreach_norm(gradients, order, dtype=torch.float32)
         return [place for places, _ in groups.values() for place in places], norms
+
+
+def total(losses: list[Loss]) -> float | None:
+    """Add the losses of a step; None if no pass had one. Waits for the GPU's forward."""
+    with without_modes():
+        return sum(each.read() for each in losses) if losses else None

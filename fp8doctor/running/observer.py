@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fp8doctor.examine.fp8_conversion import ConversionWatch
-from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import ScriptExaminer
@@ -59,9 +58,7 @@ class ScriptObserver:
         self.recording: StepProfiler | None = None
         """Profiles a step after the window."""
         self.long: LongWatch | None = None
-        """Watches to the script's end, if asked."""
-        self.share = 0.0
-        """Share of the stepped parameters that the window's model owns."""
+        """Watches to the end, if asked."""
         self.facts: Facts | None = None
         """All facts so far."""
         self.job: Job | None = None
@@ -81,19 +78,18 @@ class ScriptObserver:
 
     def install(self) -> None:
         self.begin()
-        if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
-            self.long = LongWatch(self.settings, self.channel.send, self.losses)
-            self.long.install()
         self.handle = register_optimizer_step_post_hook(self.hook)
 
     def begin(self, target: Target | None = None, *, converted: bool = False) -> None:
-        """Watch conversions; ``converted`` if one happened before."""
+        """Watch conversions and losses; ``converted`` if a conversion happened before."""
         if target is not None:
             self.examination.target = target
         if converted:
             self.examination.watch = None
         self.watch.__enter__()
         self.losses.begin()
+        if (self.settings.stop_on_nan or self.settings.health) and not self.settings.stop:
+            self.long = LongWatch(self.settings, self.channel.send, self.losses)
 
     def conversions_end(self) -> None:
         """Stop watching conversions: compiled code, which guards hooks, will run."""
@@ -104,6 +100,8 @@ class ScriptObserver:
         self.conversions_end()
         if not self.done:
             self.give_up("the training was not watched to its end")
+        if self.long is not None:
+            self.long.ended()
 
     def ended_early(self) -> int | None:
         """End with the training. Return its steps, or None if the window was watched to its end."""
@@ -120,16 +118,11 @@ class ScriptObserver:
             return
         if self.stopping:
             raise SystemExit(0)
-        if self.done and not self.settings.stop:
-            self.steppers.all_steps += 1
-        else:
-            try:
-                self.stepped(optimizer)
-            except BaseException as error:  # a handler of the script's raised it
-                without_own_frames(error)
-                raise
-        if self.long is not None and not self.channel.forked:
-            self.long.stepped(optimizer, sample=self.done)
+        try:
+            self.stepped(optimizer)
+        except BaseException as error:  # a handler of the script's raised it
+            without_own_frames(error)
+            raise
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Note a step. Failures never reach the script."""
@@ -138,12 +131,19 @@ class ScriptObserver:
                 self.fork_reported = True
                 self.channel.send(Message(stepped_in_fork=True))
             return
-        with signals_deferred():
-            self.guarded(lambda: self.count(optimizer) if self.done else self.note(optimizer))
+        if not self.done:
+            with signals_deferred():
+                self.guarded(lambda: self.note(optimizer))
+        elif self.settings.stop:
+            self.steppers.count(optimizer)
+        else:
+            self.steppers.all_steps += 1
         if self.settings.stop and self.stops_now():
             self.guarded(self.stop)
             self.stopping = True
             raise SystemExit(0)
+        if self.long is not None:
+            self.long.stepped(optimizer, sample=self.done)
 
     def stops_now(self) -> bool:
         """Tell if the script stops here: after the watching, or where all ranks are sure to have watched.
@@ -166,7 +166,7 @@ class ScriptObserver:
 
     def note(self, optimizer: Optimizer) -> None:
         """Count the step, and act on its end."""
-        stepper = self.count(optimizer)
+        stepper = self.steppers.count(optimizer)
         if self.facts is None:
             self.channel.send(Message(stepped=True))
             self.examine_early(stepper, optimizer)
@@ -181,20 +181,15 @@ class ScriptObserver:
                 self.close(optimizer)
         elif self.warm(stepper):
             self.open(stepper, optimizer)
-
-    def count(self, optimizer: Optimizer) -> Stepper:
-        stepper = self.steppers.count(optimizer)
-        if self.long is None:
+        if self.long is None:  # which reads them next
             self.losses.next_step(keep=stepper.steps)
-        return stepper
 
     def choose_main(self) -> None:
         """Find the optimizer to watch; a window is of one alone."""
         main = self.steppers.largest()
         if main is not self.main:
-            if self.window is not None:
-                self.window.end()
-                self.window = None
+            self.end_window()
+            self.window = None
             if self.recording is not None:
                 self.recording.end("another optimizer began to step")
                 self.finish(self.recording)
@@ -208,48 +203,44 @@ class ScriptObserver:
 
     def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
         self.examined = stepper
-        found = owner_of(optimizer, self.living)
-        self.facts = self.examination.early(found, optimizer)
-        if self.long is not None:
-            self.long.know(found, optimizer)
+        self.examine(optimizer, None)
         self.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.tell()
 
-    def open(self, main: Stepper, optimizer: Optimizer) -> None:
-        """Start the window for the main optimizer's model.
+    def examine(self, optimizer: Optimizer, window: StepWindow | None) -> None:
+        found = owner_of(optimizer, self.living)
+        job, self.facts = self.examination.examined(found, optimizer, window)
+        if window is not None and self.settings.budget_s is not None:
+            self.job = job
+        if self.long is not None:
+            self.long.know(found, optimizer)
 
-        If a compiled function may call an uncompiled model, a mark on it would recompile the function.
-        """
+    def open(self, main: Stepper, optimizer: Optimizer) -> None:
+        """Start the window for the main optimizer's model."""
         if self.examined is not main:
             self.examine_early(main, optimizer)
         found = owner_of(optimizer, self.living)
-        self.share = found.share if found is not None else 0.0
-        function = frames_compiled() > self.frames_before and found is not None and not found.compiled
         self.window = StepWindow(
             self.settings.steps,
             main.steps,
-            () if found is None else found.callable,
-            model=None if found is None else found.model,
-            inside=found.inside if found is not None and compiled_nothing() else (),
+            found,
+            self.losses,
             keep=self.settings.budget_s is not None,
-            mark=not function,
-            losses=self.losses,
+            function=frames_compiled() > self.frames_before and found is not None and not found.compiled,
         )
         self.window.begin()
 
     def close(self, optimizer: Optimizer) -> None:
-        assert self.window is not None
+        assert self.window is not None  # `forget` has to find the last reference to it
         self.window.end()
-        observation = self.window.observation(self.steppers.names(), self.share)
+        observation = self.window.observation(self.steppers.names())
         assert observation is not None  # the fewest steps that can be asked for are enough
-        found = owner_of(optimizer, self.living)
-        job, facts = self.examination.whole(found, optimizer, self.window)
-        self.facts = replace(facts, observed=observation)
-        self.job = job if self.settings.budget_s is not None else None
-        if self.long is not None:
-            self.long.know(found, optimizer)
+        self.examine(optimizer, self.window)
+        assert self.facts is not None
+        self.facts = replace(self.facts, observed=observation)
         self.forget()
-        self.tell(complete=True)
+        self.complete = True
+        self.tell()
         step_ms = statistics.median(observation.steps_ms)
         self.recording = StepProfiler(on_gpu=observation.clock == "cuda", step_ms=step_ms)
         self.recording.begin()
@@ -261,14 +252,14 @@ class ScriptObserver:
         assert self.facts is not None
         self.recording, self.done = None, True
         self.end_losses()
-        observed, gaps = self.facts.observed, dict(self.facts.gaps) if recorded(self.facts, "gaps") else {}
+        observed, gaps = self.facts.observed, self.facts.get("gaps", {})
         try:
             observed = recording.added_to(observed) if recording.problem is None else observed
         except Exception as error:
             _log.debug("the profile tells nothing", exc_info=True)
             recording.problem = sentence(error)
         if recording.problem is not None:
-            gaps["observed.breakdown"] = gaps["observed.fp8_gemms"] = recording.problem
+            gaps = {**gaps, **dict.fromkeys(("observed.breakdown", "observed.fp8_gemms"), recording.problem)}
             self.channel.send(Message(note=f"no step was profiled: {recording.problem}"))
         self.facts = replace(self.facts, observed=observed, gaps=gaps)
         self.tell()
@@ -295,6 +286,7 @@ class ScriptObserver:
             self.tell()
 
     def paused(self) -> None:
+        """Leave out what ran between two steps."""
         if self.window is not None:
             self.guarded(self.window.begin_step_again)
 
@@ -310,6 +302,10 @@ class ScriptObserver:
         if gc.isenabled():
             gc.collect()
 
+    def end_window(self) -> None:
+        if self.window is not None:
+            self.window.end()
+
     def end_losses(self) -> None:
         """Stop hearing of losses, which a long watch needs to the end."""
         if self.long is None:
@@ -317,8 +313,7 @@ class ScriptObserver:
 
     def give_up(self, why: str) -> None:
         self.done = True
-        if self.window is not None:
-            self.window.end()
+        self.end_window()
         self.end_losses()
         if self.recording is not None:
             self.recording.end(why)
@@ -338,14 +333,13 @@ class ScriptObserver:
         if self.recording is not None:
             self.recording.end(CUT_SHORT)
             self.finish(self.recording)
-        if self.window is not None:
-            self.window.end()
+        self.end_window()
         self.losses.end()
         told = self.facts
         if told is None:
             return self.steps
         if not self.done and self.window is not None:
-            observation = self.window.observation(self.steppers.names(), self.share)
+            observation = self.window.observation(self.steppers.names())
             if observation is not None:
                 self.facts = replace(told, observed=observation)
         if self.facts is not told or (self._not_finite() is not None and not recorded(told, "not_finite")):
@@ -361,10 +355,9 @@ class ScriptObserver:
         step = self.losses.first_bad()
         return None if step is None else NotFinite(step=step, what="loss", where="")
 
-    def tell(self, *, complete: bool = False) -> None:
-        """Send all facts so far, with the first step that was not finite. A window stays ``complete``."""
+    def tell(self) -> None:
+        """Send all facts so far, with the first step that was not finite."""
         assert self.facts is not None
-        self.complete = self.complete or complete
         if (found := self._not_finite()) is not None:
             self.facts = replace(self.facts, not_finite=found)
         self.channel.send(Message(facts=self.facts.to_dict(), complete=self.complete))

@@ -1,10 +1,11 @@
-"""Replace functions of libraries for a while, and keep our frames out of the script's tracebacks."""
+"""Replace functions of libraries for a while, and keep our failures and frames out of the script."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
@@ -29,6 +30,19 @@ class Patch:
         if self.active and getattr(self._owner, self._name) is self._placed:
             setattr(self._owner, self._name, self._own)
         self.active = False
+
+
+@contextlib.contextmanager
+def unnoticed(failed: Callable[[Exception], object] = lambda error: None) -> Iterator[None]:
+    """Let no mode of the script's see our work, and no failure of ours leave it."""
+    from fp8doctor.stacks.torch_private import without_modes  # our modules before torch are few
+
+    try:
+        with without_modes():
+            yield
+    except Exception as error:
+        logging.getLogger("fp8doctor").debug("fp8doctor failed in the script's process", exc_info=True)
+        failed(error)
 
 
 def without_own_frame(error: BaseException) -> None:

@@ -6,7 +6,6 @@ all work launched before it is done. Events are read after the window, so the jo
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 import weakref
@@ -20,19 +19,19 @@ import msgspec
 import torch
 from torch import nn
 
+from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import Capture, autocast_around
-from fp8doctor.running.losses import Losses
+from fp8doctor.running.losses import Loss, Losses, total
 from fp8doctor.running.patches import Patch, without_own_frame
-from fp8doctor.running.stepped_model import outside_compiled
+from fp8doctor.running.stepped_model import Ownership, outside_compiled
 from fp8doctor.stacks.torch_private import (
     counters,
     frames_compiled,
     in_backward,
     loader_iterator,
-    without_modes,
 )
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.layers import rows
@@ -51,13 +50,7 @@ class _TimedStep:
     backwards: int = 0
     waits: list[tuple[Moment, Moment]] = field(default_factory=list)
     """Begin and end of each wait for a batch."""
-    losses: list[torch.Tensor] = field(default_factory=list)
-    """Copies without a graph: the script may overwrite its own."""
-
-    def loss(self) -> float | None:
-        """Return the step's loss, None if not finite. Waits for the GPU."""
-        loss = sum(each.item() for each in self.losses)
-        return loss if math.isfinite(loss) else None
+    losses: list[Loss] = field(default_factory=list)
 
 
 class StepWindow:
@@ -67,36 +60,37 @@ class StepWindow:
         self,
         steps: int,
         warmup: int,
-        modules: tuple[nn.Module, ...],
-        *,
-        model: nn.Module | None = None,
-        inside: tuple[nn.Module, ...] = (),
-        keep: bool = False,
-        mark: bool = True,
+        owner: Ownership | None,
         losses: Losses,
+        *,
+        keep: bool = False,
+        function: bool = False,
     ) -> None:
-        """Watch calls of ``modules``.
+        """Watch calls of the owner's modules, of which none is kept alive.
 
-        ``inside`` are modules within compiled regions that have not run yet. The batch of one call is noted,
-        and what the modules of ``model`` run in; ``keep`` copies its data for a trial. Without
-        ``mark`` no call is watched: the modules only give the device. ``losses`` are watched already.
+        The batch of one call is noted, and what the modules of the model run in; ``keep`` copies its data for
+        a trial. If a compiled ``function`` may call the model, a mark on it would compile the function again,
+        and no call is watched. ``losses`` are watched already.
         """
         self.steps, self.warmup = steps, warmup
+        self.share = owner.share if owner is not None else 0.0
+        """Share of the stepped parameters that the model owns."""
         self.captured: Capture | None = None
-        self._keep = keep
-        self._model = None if model is None else weakref.ref(model)
+        self._keep, self._losses = keep, losses
+        self._model = weakref.ref(owner.model) if owner is not None else lambda: None
         self._seen = CallsSeen()
         self._compiled: tuple[int, ...] = ()
+        modules = owner.callable if owner is not None else ()
+        inside = owner.inside if owner is not None and compiled_nothing() else ()
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
-        self._calls = Calls(modules if mark else (), self._called, inside if mark else ())
+        self._calls = Calls(() if function else modules, self._called, () if function else inside)
         self._waits = Patch(loader_iterator(), "__next__", self._waiting)  # existing iterators are seen too
         self._autocasts = Patch(torch.autocast, "__enter__", self._opening)  # Dynamo never traces into it
         self._thread, self._waiting_now = get_ident(), 0
-        self._losses_of_passes = losses
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
-        self.marked = mark and bool(modules)
+        self.marked = not function and bool(modules)
         """Calls of a model could be seen."""
         self.seen = False
         """A call was seen."""
@@ -106,17 +100,16 @@ class StepWindow:
         """Dtype of the autocast around a step's first call."""
 
     def begin(self) -> None:
-        self._calls.begin()
-        self._waits.begin()
-        self._autocasts.begin()
-        self._losses_of_passes.thread, self._losses_of_passes.heard = get_ident(), self._ran_backward
+        for each in (self._calls, self._waits, self._autocasts):
+            each.begin()
         self._step = _TimedStep(self._clock.now())
 
     def stepped(self) -> bool:
         """Note the end of a step. Return whether it was the window's last."""
-        self._step.ended = self._clock.now()
-        self._done.append(self._step)
-        self._step = _TimedStep(self._step.ended)
+        step = self._step
+        step.ended, step.backwards, step.losses = self._clock.now(), self._losses.passes, self._losses.step
+        self._done.append(step)
+        self._step = _TimedStep(step.ended)
         return len(self._done) >= self.steps
 
     def begin_step_again(self) -> None:
@@ -125,44 +118,35 @@ class StepWindow:
             self._step = _TimedStep(self._clock.now())
 
     def end(self) -> None:
-        self._calls.end()
-        self._waits.end()
-        self._autocasts.end()
-        self._losses_of_passes.heard = None
+        for each in (self._calls, self._waits, self._autocasts):
+            each.end()
 
-    def observation(self, optimizers: tuple[str, ...], share: float) -> Observation | None:
+    def observation(self, optimizers: tuple[str, ...]) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""
         if len(self._done) < FEWEST_STEPS:
             return None
         clock, steps = self._clock, self._done
         spans = [(each.began, each.ended) for each in steps if each.ended is not None]
-        launches = [
-            (each.first_call, each.ended)
-            for each in steps
-            if each.first_call is not None and each.ended is not None
-        ]
         clock.settle(spans[-1][1])
-        called = len(launches) == len(steps)
+        before = tuple(clock.ms(each.began, each.first_call) for each in steps if each.first_call is not None)
+        waits_ms = tuple(sum(clock.ms(*wait) for wait in each.waits) for each in steps)
+        losses = [total(each.losses) for each in steps]
         return Observation(
             steps_ms=tuple(clock.ms(*each) for each in spans),
             warmup=self.warmup,
             clock="cuda" if clock.on_gpu else "host",
             host_ms=tuple(clock.host_ms(*each) for each in spans) if clock.on_gpu else None,
             behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
-            data_ms=tuple(sum(clock.ms(*wait) for wait in each.waits) for each in steps)
-            if any(each.waits for each in steps)
-            else None,
-            before_forward_ms=tuple(
-                clock.ms(began, first) for (began, _), (first, _) in zip(spans, launches, strict=True)
-            )
-            if called
-            else None,
+            data_ms=waits_ms if any(each.waits for each in steps) else None,
+            before_forward_ms=before if len(before) == len(steps) else None,
             calls=self.calls,
             backwards=_if_alike({each.backwards for each in steps}),
-            losses=self._losses(),
+            losses=None
+            if None in losses
+            else tuple(each if each is not None and math.isfinite(each) else None for each in losses),
             compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
             optimizers=optimizers,
-            share_pct=100 * share,
+            share_pct=100 * self.share,
             peak_gib=clock.peak_gib(),
         )
 
@@ -184,12 +168,6 @@ class StepWindow:
         seen = msgspec.structs.replace(seen, autocast=self.opened)
         return seen, {} if seen.compiled else self._seen.rows(layers)
 
-    def _losses(self) -> tuple[float | None, ...] | None:
-        if not all(each.losses for each in self._done):
-            return None
-        with without_modes():
-            return tuple(each.loss() for each in self._done)
-
     def _opening(self, own: Any) -> Any:
         """Make the ``__enter__`` that notes this thread's autocasts."""
 
@@ -199,10 +177,6 @@ class StepWindow:
             return own(context)
 
         return enter
-
-    def _ran_backward(self, losses: list[torch.Tensor]) -> None:
-        self._step.backwards += 1
-        self._step.losses += losses
 
     def _waiting(self, own: Any) -> Any:
         """Make the ``__next__`` that notes this thread's waits."""
@@ -234,7 +208,7 @@ class StepWindow:
             step.first_call, self.autocast = self._clock.now(), autocast_around(module)
         if self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
-            if self._model is not None and (model := self._model()) is not None:
+            if (model := self._model()) is not None:
                 outside, compiled = outside_compiled(model)
                 self._compiled = tuple(map(id, compiled))
                 self._calls.tell_within(outside, self._seen)
@@ -246,9 +220,6 @@ def _if_alike(counts: set[int]) -> int | None:
     return counts.pop() if len(counts) == 1 and counts != {0} else None
 
 
-_log = logging.getLogger("fp8doctor")
-
-
 @dataclass(frozen=True)
 class Moment:
     host_s: float
@@ -257,7 +228,7 @@ class Moment:
 
 
 class Clock:
-    """Notes moments; read the GPU's after `settle`. Failures never reach the script."""
+    """Notes moments; read the GPU's after `settle`. A step captured as a CUDA graph is timed by the host."""
 
     def __init__(self, device: torch.device | None) -> None:
         self._device = device if device is not None and device.type == "cuda" else None
@@ -268,14 +239,12 @@ class Clock:
         return self._device is not None
 
     def now(self) -> Moment:
+        if self._device is not None and torch.cuda.is_current_stream_capturing():
+            self._device = None
         event = None
         if self._device is not None:
-            try:
-                event = _event(self._device)
-            except Exception:
-                _log.debug("the GPU's clock could not be used", exc_info=True)
-            if event is None:
-                self._device = None
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._device))
         return Moment(time.perf_counter(), event)
 
     def peak_gib(self) -> float | None:
@@ -302,11 +271,3 @@ class Clock:
             return 0.0
         event, reached_s = self._last
         return max(0.0, (reached_s - moment.host_s) * 1e3 - float(moment.event.elapsed_time(event)))
-
-
-def _event(device: torch.device) -> Any:
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event

@@ -66,12 +66,4 @@ def observer(heard: Heard, stop_on_nan: bool) -> Iterator[ScriptObserver]:
     observer.install()
     yield observer
     observer.handle.remove()
-    if observer.long is not None:
-        observer.long.ended()
-    if observer.window is not None:
-        observer.window.end()
-    if observer.recording is not None:
-        observer.recording.end()
-    observer.losses.end()
-    observer.forget()
-    observer.watch.__exit__(None, None, None)
+    observer.release()

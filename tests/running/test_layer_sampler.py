@@ -42,7 +42,6 @@ class Training:
             losses = Losses()
             losses.begin()
             self.watch = LongWatch(settings, lambda said: self.notes.append(said.note), losses)
-            self.watch.install()
             self.watch.know(SimpleNamespace(model=model, compiled=False), self.optimizer)  # type: ignore[arg-type]
 
     def run(self, steps: int, before: Callable[[int], Any] = lambda step: None) -> torch.Tensor:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.running.step_profiler import GAVE_WAY
+from fp8doctor.running.step_window import StepWindow
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial.measure.evidence import ANOTHER_PROFILER
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
@@ -160,7 +161,7 @@ def test_copies_and_pickles_of_a_model_in_the_window(observer: ScriptObserver) -
 def test_a_failure_of_ours_is_told_and_reaches_nobody(
     observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer.examination, "whole", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(StepWindow, "observation", lambda *_: 1 / 0)
     model = Net()
     train(model, WARMUP + STEPS + 1)
     assert heard.notes == ["fp8doctor could not watch any further: ZeroDivisionError: division by zero"]

@@ -72,7 +72,8 @@ class Machine:
                 machine.launch(host_ms, gpu_ms)
 
         machine, model = self, Net()
-        watched = step_window.StepWindow(STEPS, 1, (model,), losses=Losses())
+        owner: Any = SimpleNamespace(model=model, share=1.0, callable=(model,), inside=())
+        watched = step_window.StepWindow(STEPS, 1, owner, Losses())
         watched.begin()
         try:
             for _ in range(STEPS):
@@ -80,7 +81,7 @@ class Machine:
                 watched.stepped()
         finally:
             watched.end()
-        observed = watched.observation(("torch.optim.sgd.SGD",), 1.0)
+        observed = watched.observation(("torch.optim.sgd.SGD",))
         assert observed is not None
         return observed
 
