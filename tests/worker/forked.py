@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fp8doctor import pipes
 from fp8doctor.worker import parent
 
 SERVER = """
@@ -137,4 +138,5 @@ def late_while_it_grows(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def monotonic() -> float:
         return time.monotonic() + 1e6 * (file.stat().st_size if file.exists() else 0)
 
-    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+    for each in (parent, pipes):
+        monkeypatch.setattr(each, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
