@@ -14,14 +14,18 @@ import msgspec
 LOWEST_NUMBER = 200
 """Our file descriptors start here, above the user's. With a lower limit they are among the last."""
 
-LAST = 4
-"""How many numbers count as the last: two of ours, and two that may have been inherited. A choice."""
+LAST = 8
+"""How many numbers count as the last: four of ours, and four that may have been inherited. A choice."""
 
 
-def above_users(number: int) -> int:
-    """Duplicate a file descriptor to a number that user code is unlikely to take."""
+def pipe() -> tuple[int, int]:
+    """Make a pipe with numbers that user code is unlikely to take. An ``exec`` closes both ends."""
     lowest = min(LOWEST_NUMBER, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - LAST)
-    return fcntl.fcntl(number, fcntl.F_DUPFD, lowest)
+    ends = os.pipe()
+    read, write = (fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, lowest) for each in ends)
+    for each in ends:
+        os.close(each)
+    return read, write
 
 
 class Channel:

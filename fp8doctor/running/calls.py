@@ -7,10 +7,9 @@ Dynamo reads classes too, so the class is restored while Dynamo traces.
 
 from __future__ import annotations
 
-import logging
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from threading import get_ident
@@ -18,13 +17,11 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.running.patches import without_own_frame
+from fp8doctor.running.patches import unnoticed, without_own_frame
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
-from fp8doctor.stacks.torch_private import COMPILED_CALL, without_modes
+from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial.layers.seen_calls import CallsSeen
-
-_log = logging.getLogger("fp8doctor")
 
 CALL = torch_private.outer_call_code()
 """Code of ``Module.__call__``; without it no call is seen."""
@@ -43,17 +40,18 @@ class Calls:
     def __init__(
         self, modules: Iterable[nn.Module], called: Called, inside: Iterable[nn.Module] = ()
     ) -> None:
-        inner = tuple(inside)
-        outer = {id(each): each for each in (*modules, *inner)}
-        self._called, self._inside, self._outer = called, {id(each) for each in inner}, set(outer)
+        self._called, self._inside = called, _references(inside)
+        self._outer = {**_references(modules), **self._inside}
+        self.watched: dict[int, Callable[[], nn.Module | None]] = {}
+        """By their ids: the outermost modules, and for a while others within them."""
         self._depth, self._thread = 0, get_ident()
         self._within: CallsSeen | None = None
-        self._marks = self._outer_marks = self._marked(outer.values())
+        self._marks: list[_Mark] = []
         self._handler: Any = None
         self._callbacks = (("start", lambda *_: self._take_off()), ("end", lambda *_: self._place()))
 
     def begin(self) -> None:
-        self._place()
+        self._watch(self._outer)
         self._handler = torch_private.tracing_callbacks()
         torch_private.skip(_Mark.__get__.__code__)  # a guard may read a class, and would have this compiled
         for when, callback in self._callbacks:
@@ -70,17 +68,15 @@ class Calls:
 
     def tell_within(self, modules: Iterable[nn.Module], seen: CallsSeen) -> None:
         """Also tell of the calls of these modules, until the outermost call that runs or comes returns."""
-        self._take_off()
-        outer = (alive for mark in self._outer_marks for alive in mark.modules())
-        together = {id(each): each for each in (*outer, *modules)}
-        self._marks, self._within = self._marked(together.values()), seen
-        self._place()
+        self._within = seen
+        self._watch({**self._outer, **_references(modules)})
 
-    def _marked(self, modules: Iterable[nn.Module]) -> list[_Mark]:
-        of_kinds: dict[type, list[nn.Module]] = {}
-        for each in modules:
-            of_kinds.setdefault(type(each), []).append(each)
-        return [_Mark(self, kind, each) for kind, each in of_kinds.items()]
+    def _watch(self, modules: dict[int, Callable[[], nn.Module | None]]) -> None:
+        self._take_off()
+        self.watched = modules
+        kinds = {type(alive) for each in modules.values() if (alive := each()) is not None}
+        self._marks = [_Mark(self, kind) for kind in kinds]
+        self._place()
 
     def _place(self) -> None:
         for mark in self._marks:
@@ -92,10 +88,10 @@ class Calls:
 
     def run(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call, and report it if it is the outermost."""
-        if self._inside and id(module) in self._outer - self._inside:
-            for mark in (*self._marks, *self._outer_marks):  # what compiles now is not called from outside
-                mark.leave(self._inside)
-            self._inside.clear()
+        if self._inside and id(module) in self._outer and id(module) not in self._inside:
+            inside, self._inside = self._inside, {}
+            self._outer = {key: each for key, each in self._outer.items() if key not in inside}
+            self._watch({key: each for key, each in self.watched.items() if key not in inside})
         try:
             if get_ident() != self._thread:
                 return call(*args, **kwargs)
@@ -111,9 +107,8 @@ class Calls:
                 if within is not None:
                     within.leave(module)
                     if not self._depth:
-                        self._take_off()
-                        self._marks, self._within = self._outer_marks, None
-                        self._place()
+                        self._within = None
+                        self._watch(self._outer)
         except BaseException as error:
             without_own_frame(error)
             raise
@@ -123,37 +118,26 @@ class Calls:
 
     def _notify(self, listener: Callable[..., Any], *what: Any) -> Any:
         """Call our listener. Its failure never stops the script."""
-        with signals_deferred(), without_modes():
-            try:
-                return listener(*what)
-            except Exception:
-                _log.debug("a call of the model could not be noted", exc_info=True)
-                return None
+        with signals_deferred(), unnoticed():
+            return listener(*what)
+
+
+def _references(modules: Iterable[nn.Module]) -> dict[int, Callable[[], nn.Module | None]]:
+    return {id(each): weakref.ref(each) for each in modules}
 
 
 class _Mark:
     """A descriptor in place of a class's `COMPILED_CALL`. It pickles as None."""
 
-    def __init__(self, calls: Calls, kind: type, modules: Iterable[nn.Module]) -> None:
+    def __init__(self, calls: Calls, kind: type) -> None:
         self._calls, self._kind = calls, kind
-        self._modules: dict[int, Callable[[], Any]] = {id(each): weakref.ref(each) for each in modules}
         self._had, self._own = COMPILED_CALL in vars(kind), getattr(kind, COMPILED_CALL, None)
 
     def place(self) -> None:
         """Mark the class, unless other code has put something there."""
-        if self._modules and vars(self._kind).get(COMPILED_CALL) is (self._own if self._had else None):
+        if vars(self._kind).get(COMPILED_CALL) is (self._own if self._had else None):
             with suppress(TypeError):  # a class that cannot be written to
                 type.__setattr__(self._kind, COMPILED_CALL, self)
-
-    def modules(self) -> list[nn.Module]:
-        return [alive for each in self._modules.values() if (alive := each()) is not None]
-
-    def leave(self, modules: Collection[int]) -> None:
-        """Stop watching these modules, given by id."""
-        for each in modules:
-            self._modules.pop(each, None)
-        if not self._modules:
-            self.take_off()
 
     def take_off(self) -> None:
         if vars(self._kind).get(COMPILED_CALL) is self:
@@ -166,7 +150,7 @@ class _Mark:
         own: Any = self._own
         if module is not None:
             own = object.__getattribute__(module, "__dict__").get(COMPILED_CALL, own)
-        watched = self._modules.get(id(module))
+        watched: Any = self._calls.watched.get(id(module))
         if watched is None or watched() is not module or sys._getframe(1).f_code is not CALL:
             return own  # not torch's read, or another module of the class
         if torch_private.is_traced():  # it would trace our call instead of the module's

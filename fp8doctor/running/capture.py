@@ -7,20 +7,18 @@ gradient.
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from fp8doctor.loading.synthetic_batch import core
+from fp8doctor.running.patches import unnoticed
 from fp8doctor.stacks.tensors import tensors, with_tensors
-from fp8doctor.stacks.torch_private import without_modes
 from fp8doctor.trial.state.te_state import open_autocast
 from fp8doctor.wording import sentence
-
-_log = logging.getLogger("fp8doctor")
 
 LARGEST = 2**30
 """Most bytes to keep of a batch, and of the output's gradients. A choice: they must fit next to a training
@@ -35,7 +33,7 @@ class Capture:
     ) -> None:
         """Keep copies of the data with ``keep``, else only shapes."""
         self.module = module
-        self._keep = keep
+        self._kept = _copy if keep else _outline
         self.batch: Any = None
         self.problem: str | None = None
         """Why there is no batch."""
@@ -43,37 +41,14 @@ class Capture:
         """The output carries the loss."""
         self.around = open_autocast()
         self._gradients: dict[int, torch.Tensor] = {}
-        given = (*args, *kwargs.values())
-        if sum(each.numel() * each.element_size() for each in tensors(given)) > LARGEST:
+        if sum(each.numel() * each.element_size() for each in tensors((args, kwargs))) > LARGEST:
             self.problem = f"the batch is larger than {LARGEST >> 30} GiB"
-        elif kwargs and args:
-            self._name(args, kwargs)
-        else:
-            self._take(kwargs or args)
-
-    def _take(self, batch: Any) -> None:
+            return
         try:
-            self.batch = with_tensors(batch, _copy if self._keep else _outline)
+            batch = _named(module, args, kwargs) if kwargs and args else kwargs or args
+            self.batch = with_tensors(batch, self._kept)
         except Exception as error:  # the memory may be full, and tensors may be of any class
             self.problem = f"the batch could not be kept: {sentence(error)}"
-
-    def _name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            signature = inspect.signature(core(self.module).forward)
-            named = signature.bind(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            self.problem = f"the arguments of the model could not be named: {error}"
-            return
-        kinds = {signature.parameters[name].kind for name in named.arguments}
-        if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
-            self.problem = "the model takes positional and named arguments that cannot all be named"
-            return
-        whole = dict(named.arguments)
-        for name in [
-            each for each in whole if signature.parameters[each].kind is inspect.Parameter.VAR_KEYWORD
-        ]:
-            whole |= whole.pop(name)
-        self._take(whole)
 
     def returned(self, output: Any) -> None:
         """Take the output's gradients in the backward pass."""
@@ -82,17 +57,11 @@ class Capture:
             return
         for position, each in enumerate(tensors(output)):
             if each.requires_grad and each.numel() * each.element_size() <= LARGEST:
-                each.register_hook(self._taker(position))  # type: ignore[no-untyped-call]
+                each.register_hook(partial(self._take, position))  # type: ignore[no-untyped-call]
 
-    def _taker(self, position: int) -> Callable[[torch.Tensor], None]:
-        def take(gradient: torch.Tensor) -> None:
-            with without_modes():
-                try:
-                    self._gradients[position] = (_copy if self._keep else _outline)(gradient)
-                except Exception:
-                    _log.debug("a gradient could not be kept", exc_info=True)
-
-        return take
+    def _take(self, position: int, gradient: torch.Tensor) -> None:
+        with unnoticed():
+            self._gradients[position] = self._kept(gradient)
 
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
         """Return a loss that reproduces the captured gradients; None if there are none."""
@@ -109,6 +78,18 @@ class Capture:
             return torch.stack([each.float() for each in parts]).sum()
 
         return loss
+
+
+def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Name all arguments of a call. Raises TypeError or ValueError if one has no name."""
+    signature = inspect.signature(core(module).forward)
+    named = dict(signature.bind(*args, **kwargs).arguments)
+    for each in signature.parameters.values():
+        if each.name in named and each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+            raise ValueError("the model takes an argument that has no name")
+        if each.kind is each.VAR_KEYWORD:
+            named |= named.pop(each.name, {})
+    return named
 
 
 def carried_loss(output: Any) -> torch.Tensor | None:

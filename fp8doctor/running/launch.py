@@ -9,7 +9,6 @@ signals.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,7 +27,7 @@ import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
-from fp8doctor.pipes import above_users, lines_of
+from fp8doctor.pipes import lines_of, pipe
 from fp8doctor.running.rank_reports import RankCollector, RankSender, is_running
 from fp8doctor.running.script_messages import Message, ScriptState, WatchOptions
 
@@ -39,7 +38,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sign
 """Signals that a waiting fp8doctor forwards."""
 
 KEYS = (signal.SIGINT, signal.SIGQUIT)
-"""Signals of a terminal's keys, which reach the script directly; forwarded if a process sent them."""
+"""Signals of a terminal's keys, which reach the script directly; forwarded if another process sent them."""
 
 OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Options of the interpreter that take the next word as a value."""
@@ -111,24 +110,26 @@ def checked_script(arguments: Sequence[str]) -> Script:
     return script
 
 
-class _Pipes:
-    """A pipe for messages, and one that closes when the report is written."""
+class _Pipes(NamedTuple):
+    """The script's pipe for messages, and the one that closes when the report is written."""
 
-    def __init__(self) -> None:
-        self.read, self.write = _pipe()
-        self.wait, self.reported = _pipe()
+    read: int
+    write: int
+    wait: int
+    reported: int
 
     def become_script(self, script: Script, settings: WatchOptions) -> None:
         """Replace this process by the script. Returns only by raising `UserError`."""
-        os.close(self.read)
-        os.close(self.reported)
-        _close_stand_ins()
-        write, wait = above_users(self.write), above_users(self.wait)
+        for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+            if stream is None:  # closed: Python has opened a stand-in
+                os.close(number)
+        for each in (self.write, self.wait):
+            os.set_inheritable(each, True)
         package = Path(fp8doctor.__file__).resolve()
         python_path = os.environ.get("PYTHONPATH")
         request = {
-            "channel": write,
-            "reported": wait,
+            "channel": self.write,
+            "reported": self.wait,
             "package": str(package),
             "folder": script.folder,
             "python_path": python_path,
@@ -152,22 +153,6 @@ class _Pipes:
         os.close(self.wait)
 
 
-def _close_stand_ins() -> None:
-    """Close the stand-ins for streams that Python found closed."""
-    for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
-        if stream is None:
-            os.close(number)
-
-
-def _pipe() -> tuple[int, int]:
-    """Make a pipe above the standard streams, whose numbers may be free."""
-    ends = os.pipe()
-    above = tuple(fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 3) for each in ends)
-    for each in ends:
-        os.close(each)
-    return above[0], above[1]
-
-
 Others = RankCollector | RankSender | None
 """Link to the job's other processes, if any."""
 
@@ -188,7 +173,7 @@ class Run:
 
     def beside(self) -> int:
         """Become the script. A second process listens and reports, and exits."""
-        pipes, process = _Pipes(), os.getpid()
+        pipes, process = _Pipes(*pipe(), *pipe()), os.getpid()
         _flush()
         if child := os.fork():
             os.waitpid(child, 0)
@@ -208,22 +193,14 @@ class Run:
 
     def below(self) -> int:
         """Run the script as a child, and report; return its failure or the report's code."""
-        pipes = _Pipes()
+        pipes = _Pipes(*pipe(), *pipe())
         _flush()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))  # one now is lost
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (*KEYS, *FORWARDED))
         child = os.fork()
         if not child:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             pipes.become_script(self.script, self.settings)
-        threading.Thread(target=_forward_keys, args=(child,), daemon=True).start()
-
-        def forward(number: int, frame: FrameType | None) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, number)
-
-        for each in FORWARDED:
-            signal.signal(each, forward)
-        signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *KEYS})
+        threading.Thread(target=_forward_signals, args=(child,), daemon=True).start()
         pipes.close_scripts_ends()
         stdout = os.dup(1)
         os.dup2(2, 1)
@@ -263,11 +240,12 @@ class Run:
         return state
 
 
-def _forward_keys(child: int) -> None:
-    """Forward signals sent by a process: a terminal signals the whole group."""
+def _forward_signals(child: int) -> None:
+    """Forward signals, but not a terminal's keys, which it sends to the whole group."""
     while True:
-        arrived = signal.sigwaitinfo(KEYS)
-        if arrived.si_code <= 0 and arrived.si_pid != child:
+        arrived = signal.sigwaitinfo((*KEYS, *FORWARDED))
+        from_another = arrived.si_code <= 0 and arrived.si_pid != child
+        if arrived.si_signo in FORWARDED or from_another:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, arrived.si_signo)
 

@@ -8,7 +8,6 @@ buffers and the random state put back, and the layers are measured there.
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import sys
@@ -24,17 +23,16 @@ from torch import nn
 from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.health.record import CastHealth, HealthLayer, Row, significant
 from fp8doctor.running.calls import Calls
+from fp8doctor.running.patches import unnoticed
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
 from fp8doctor.stacks.casts import Measured, decibels, measured
 from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
-from fp8doctor.stacks.torch_private import behind_compile, without_modes
+from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.state.te_state import open_autocast
 from fp8doctor.wording import sentence
-
-_log = logging.getLogger("fp8doctor")
 
 OF_ALL = "num_items_in_batch"
 """Argument of transformers' models (4.46 on): the tokens of all micro-batches, by which they divide the
@@ -195,17 +193,10 @@ class LayerSampler:
         gradient = gradient.reshape(output.shape).to(output.dtype)
         torch.autograd.grad(output, outputs, gradient, allow_unused=True)
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Note what fails, and let no mode of the script's see our work."""
-        try:
-            with without_modes():
-                yield
-        except torch.OutOfMemoryError:
-            self.notes["the GPU's memory is too small to sample some layers"] = None
-        except Exception as error:
-            _log.debug("a layer could not be sampled", exc_info=True)
-            self.notes[f"a layer could not be sampled: {sentence(error)}"] = None
+    def _guarded(self) -> AbstractContextManager[None]:
+        return unnoticed(
+            lambda error: self.notes.setdefault(f"a layer could not be sampled: {sentence(error)}")
+        )
 
 
 def _why_unseen(module: nn.Module, stack: str, region: Module | None) -> str | None:

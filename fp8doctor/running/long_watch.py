@@ -13,14 +13,12 @@ is left on the script's modules.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +31,16 @@ from fp8doctor.facts.scrub import scrub
 from fp8doctor.health.record import FirstBad, HealthFile, Sample, header, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
 from fp8doctor.running.losses import Losses, total
+from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.looking import modules_of
 from fp8doctor.stacks.tensors import local, stored
-from fp8doctor.stacks.torch_private import frames_compiled, without_modes
+from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.wording import plural, sentence
-
-_log = logging.getLogger("fp8doctor")
 
 KEPT = 2
 """Steps whose gradients are kept: weights that are not finite spoil the next step's loss."""
@@ -105,7 +102,7 @@ class LongWatch:
         """Note the end of a step; with ``sample``, health may be sampled from now on."""
         if self._leaves_out(optimizer):
             return
-        with self._guarded():
+        with signals_deferred(), unnoticed(self._failed):
             self._steps += 1
             if self.found is None and self.losses.largest is not None:
                 self._recent.append((self._base + self._steps, *self.losses.largest))
@@ -133,7 +130,7 @@ class LongWatch:
         """Look at the loss. Waits for the forward, which the GPU has done long before the host is here."""
         if torch.compiler.is_compiling() or self._leaves_out(optimizer):
             return
-        with self._guarded():
+        with signals_deferred(), unnoticed(self._failed):
             if self.found is None and not math.isfinite(total(self.losses.step) or 0.0):
                 self._look_at_gradients()
                 if self.found is None:
@@ -142,7 +139,7 @@ class LongWatch:
 
     def _look_at_weights(self) -> None:
         model, step = self._model(), self._base + self._steps + 1
-        with without_modes(), torch.no_grad():
+        with torch.no_grad():
             for owner in _owners(model) if model is not None else ():
                 weight = stored(local(owner[2]))  # of this process alone
                 if weight.is_floating_point() and not bool(weight.isfinite().all()):
@@ -226,17 +223,10 @@ class LongWatch:
         enough = math.ceil(cost_s / (SHARE * self._step_s)) if known else 0
         self._due = self._steps + (self._settings.every or max(EVERY, enough)) - 1
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """End the watching at a failure of ours, which never reaches the script."""
-        try:
-            with signals_deferred():
-                yield
-        except Exception as error:
-            _log.debug("the long watch failed", exc_info=True)
-            self._release()
-            told = "neither values that are not finite nor FP8's health were watched any further"
-            self._send(Message(note=f"{told}: {sentence(error)}"))
+    def _failed(self, error: Exception) -> None:
+        self._release()
+        told = "neither values that are not finite nor FP8's health were watched any further"
+        self._send(Message(note=f"{told}: {sentence(error)}"))
 
     def _leaves_out(self, optimizer: Optimizer) -> bool:
         """Tell if a step is not watched: after the end, in a fork, and of other optimizers."""

@@ -26,7 +26,7 @@ from fp8doctor.facts.record import settle
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
-from fp8doctor.pipes import Channel, above_users
+from fp8doctor.pipes import Channel
 from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage
 from fp8doctor.wording import error_in_words
 from fp8doctor.worker.protocol import (
@@ -54,8 +54,7 @@ def serve(request: str) -> None:
     asked = json.loads(request)
     _die_with(asked["parent"])
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    channel = Channel(above_users(asked["channel"]))
-    os.close(asked["channel"])
+    channel = Channel(asked["channel"])
 
     def send(message: Message) -> None:
         if channel.forked:  # a copy that user code made

@@ -33,7 +33,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.files import remove_folders_of
 from fp8doctor.loading.config_model import is_config, read_config
 from fp8doctor.loading.target import compiled, locate, refuse_script
-from fp8doctor.pipes import lines_of
+from fp8doctor.pipes import lines_of, pipe
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.wording import escaped
@@ -280,7 +280,7 @@ class _Child:
         errors = output
         if printed is not None:
             self._errors, errors = printed.pipe()
-        self._read_end, write_end = os.pipe()
+        self._read_end, write_end = pipe()
         try:
             request = {**request, "channel": write_end, "parent": os.getpid()}
             self._process = subprocess.Popen(
