@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -72,14 +70,14 @@ class HealthLayer(msgspec.Struct, frozen=True):
 class Header(msgspec.Struct, frozen=True, tag="job"):
     """The job, at its start and at each restart."""
 
-    format: int
-    version: str
     script: str
     every: int | None
     """Steps between samples; None if the sampler chooses."""
     step: int
     """Step after which this process began to sample."""
     layers: tuple[HealthLayer, ...]
+    format: int = FORMAT
+    version: str = VERSION
     torch: str | None = None
     device: str | None = None
 
@@ -220,8 +218,3 @@ def last_step(path: Path) -> int:
         return max(read_health(path).steps, default=0)
     except UserError:
         return 0
-
-
-def header(script: str, every: int | None, step: int, layers: Sequence[HealthLayer], **more: Any) -> Header:
-    """Make a header of this version."""
-    return Header(FORMAT, VERSION, script, every, step, tuple(layers), **more)

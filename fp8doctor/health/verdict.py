@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Literal
 
 import msgspec
@@ -48,6 +48,7 @@ NAMED = 3
 """Layers of one fault that a sentence names."""
 
 Kind = Literal["non_finite", "stale_scale", "poisoned_history", "saturated", "flushed", "imprecise"]
+Status = Literal["healthy", "faults", "diverges", "not_finite", "unknown"]
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Rise(msgspec.Struct, frozen=True):
-    """A loss that rises and stays up."""
+    """A loss that rises since a step and stays up."""
 
     since: int
     lowest: float
@@ -75,17 +76,13 @@ class Rise(msgspec.Struct, frozen=True):
 
 
 class Conclusion(msgspec.Struct, frozen=True):
-    """A fault of one or several layers, in words."""
-
     text: str
     code: str
     faults: tuple[Fault, ...]
 
 
 class HealthVerdict(msgspec.Struct, frozen=True):
-    """All that a file says."""
-
-    status: Literal["healthy", "faults", "diverges", "not_finite", "unknown"]
+    status: Status
     summary: str
     conclusions: tuple[Conclusion, ...]
     rise: Rise | None
@@ -103,23 +100,16 @@ def conclude(health: Health) -> HealthVerdict:
     found = [each for each in everything if rise is None or each.since <= rise.since]
     later = [each for each in everything if rise is not None and each.since > rise.since]
     conclusions = (*_concluded(found, health), *_concluded(later, health, after=True))
-    status: Literal["healthy", "faults", "diverges", "not_finite", "unknown"] = "healthy"
-    said = []
+    said: dict[Status, str] = {}
     if health.first_bad:
-        status = "not_finite"
-        said.append(health.first_bad[0].sentence)
+        said["not_finite"] = health.first_bad[0].sentence
     if found:
-        status = "faults" if status == "healthy" else status
         layers = plural(len({each.layer for each in found}), "layer")
-        said.append(f"FP8 loses too much in {layers} of {len(health.layers)}.")
+        said["faults"] = f"FP8 loses too much in {layers} of {len(health.layers)}."
     if rise is not None:
-        status = "diverges" if status == "healthy" else status
-        said.append(_of_rise(rise, found))
-    if not said:
-        few = len(health.samples) < LASTING
-        status = "unknown" if few or not health.layers else status
-        said.append(_of_healthy(health, few=few))
-    return HealthVerdict(status, " ".join(said), conclusions, rise, health.first_bad)
+        said["diverges"] = _of_rise(rise, found)
+    said = said or _of_healthy(health)
+    return HealthVerdict(next(iter(said)), " ".join(said.values()), conclusions, rise, health.first_bad)
 
 
 def faults(health: Health) -> Iterator[Fault]:
@@ -127,45 +117,35 @@ def faults(health: Health) -> Iterator[Fault]:
     first = {id(header): sample.step for header, sample in reversed(health.samples)}
     restarts = {first.get(id(header)) for header in health.headers[1:]}
     for (layer, operand), series in health.series().items():
-        stretches: dict[Kind, list[tuple[int, CastHealth]]] = {}
-        kinds = [kind_of(cast, operand) for _, cast in series]
+        stretches: dict[Kind, tuple[int, int]] = {}
+        shown = [fault_of(cast, operand) for _, cast in series]
         begin = 0
-        for at in range(1, len(series) + 1):
-            if at < len(series) and kinds[at] == kinds[begin]:
-                continue
-            kind = kinds[begin]
-            if kind is not None and at - begin >= (1 if kind == "non_finite" else LASTING):
-                stretches[kind] = series[begin:at]
-            begin = at
-        for kind, steps in stretches.items():
-            since, last = steps[0][0], steps[-1][0]
+        for kind, alike in groupby(each[0] if each else None for each in shown):
+            end = begin + len(list(alike))
+            if kind is not None and end - begin >= (1 if kind == "non_finite" else LASTING):
+                stretches[kind] = begin, end - 1
+            begin = end
+        for kind, (begin, end) in stretches.items():
+            since, last, amount = series[begin][0], series[end][0], shown[end]
             ends = since in restarts, last == health.samples[-1][1].step
-            yield Fault(kind, layer, operand, since, last, *ends, _amount(kind, steps[-1][1]))
+            yield Fault(kind, layer, operand, since, last, *ends, float(amount[1] if amount else 0.0))
 
 
-def kind_of(cast: CastHealth, operand: str) -> Kind | None:
-    """Return the fault that one sample of a cast shows."""
+def fault_of(cast: CastHealth, operand: str) -> tuple[Kind, float] | None:
+    """Return the fault that one sample of a cast shows, and its amount."""
     if cast.non_finite:
-        return "non_finite"
+        return "non_finite", cast.non_finite
     lost = any(db is not None and db < LEAST_DB[operand] for db in (cast.sqnr_db, cast.typical_db))
     if cast.used is not None and cast.used < COARSE[operand] and (lost or cast.of_history is not None):
         agrees = cast.of_history is not None and 1 / ALIKE < cast.used / cast.of_history < ALIKE
-        return "poisoned_history" if agrees else "stale_scale"
-    if (cast.saturated_pct or 0.0) >= SATURATED_PCT:
-        return "saturated" if cast.used is None or cast.used < STALE else "stale_scale"
+        return "poisoned_history" if agrees else "stale_scale", cast.used
+    saturated, flushed = cast.saturated_pct or 0.0, cast.flushed_pct or 0.0
+    if saturated >= SATURATED_PCT:
+        too_small = cast.used is not None and cast.used >= STALE
+        return ("stale_scale", cast.used or 0.0) if too_small else ("saturated", saturated)
     if lost:
-        return "flushed" if (cast.flushed_pct or 0.0) >= NAMED_PCT else "imprecise"
+        return ("flushed", flushed) if flushed >= NAMED_PCT else ("imprecise", cast.lowest_db or 0.0)
     return None
-
-
-def _amount(kind: Kind, cast: CastHealth) -> float:
-    number = {
-        "non_finite": cast.non_finite,
-        "saturated": cast.saturated_pct,
-        "flushed": cast.flushed_pct,
-        "imprecise": cast.lowest_db,
-    }.get(kind, cast.used)
-    return float(number or 0.0)
 
 
 def rise_of(health: Health) -> Rise | None:
@@ -196,17 +176,15 @@ def _of_rise(rise: Rise, found: Iterable[Fault]) -> str:
     )
 
 
-def _of_healthy(health: Health, *, few: bool) -> str:
+def _of_healthy(health: Health) -> dict[Status, str]:
     if not health.layers:
-        return "No layer trains in FP8: only loss and gradients were sampled."
-    if few:
-        return f"{plural(len(health.samples), 'step')} sampled: too few to judge."
-    lowest = [
-        db for series in health.series().values() for _, cast in series if (db := cast.lowest_db) is not None
-    ]
+        return {"unknown": "No layer trains in FP8: only loss and gradients were sampled."}
+    if len(health.samples) < LASTING:
+        return {"unknown": f"{plural(len(health.samples), 'step')} sampled: too few to judge."}
+    lowest = [db for by_step in health.lowest_db().values() for db in by_step.values()]
     layers, steps = plural(len(health.layers), "layer"), health.steps
     low = f" Every tensor was at least {min(lowest):.0f} dB above its rounding error." if lowest else ""
-    return f"FP8 is healthy in {layers}, steps {steps[0]:,} to {steps[-1]:,}.{low}"
+    return {"healthy": f"FP8 is healthy in {layers}, steps {steps[0]:,} to {steps[-1]:,}.{low}"}
 
 
 def _concluded(found: Iterable[Fault], health: Health, *, after: bool = False) -> Iterator[Conclusion]:
@@ -215,8 +193,10 @@ def _concluded(found: Iterable[Fault], health: Health, *, after: bool = False) -
     for fault in sorted(found, key=lambda each: (not each.lasts, each.since)):
         groups.setdefault((fault.kind, fault.operand, fault.lasts), []).append(fault)
     for members in groups.values():
-        advice, code = _advice(members, health) if members[0].lasts else ("It has ended.", "")
-        advice, code = ("This followed the rise of the loss.", "") if after else (advice, code)
+        if after:
+            advice, code = "This followed the rise of the loss.", ""
+        else:
+            advice, code = _advice(members, health) if members[0].lasts else ("It has ended.", "")
         yield Conclusion(f"{_sentence(members)} {advice}".strip(), code, tuple(members))
 
 

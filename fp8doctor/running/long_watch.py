@@ -28,7 +28,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts.scrub import scrub
-from fp8doctor.health.record import FirstBad, HealthFile, Sample, header, last_step, significant
+from fp8doctor.health.record import FirstBad, Header, HealthFile, Sample, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
 from fp8doctor.running.losses import Losses, total
 from fp8doctor.running.patches import unnoticed
@@ -191,9 +191,11 @@ class LongWatch:
             self._base = last_step(path) if counted is None else max(0, counted - self._steps)
             device = next((each.device for each in model.parameters()), torch.device("cpu"))
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-            about = {"torch": str(torch.__version__), "device": name}
-            settings, step = self._settings, self._base + self._steps
-            file.append(header(settings.script, settings.every, step, self._sampler.layers, **about))
+            settings, step, layers = self._settings, self._base + self._steps, tuple(self._sampler.layers)
+            torch_version = str(torch.__version__)
+            file.append(
+                Header(settings.script, settings.every, step, layers, torch=torch_version, device=name)
+            )
         _wait()
         self._began_s = time.perf_counter()
         if self._last and self._steps > self._last:

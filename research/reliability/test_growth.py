@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.answer.layer_rows import layer_rows
-from fp8doctor.health.record import CastHealth, Health, HealthLayer, Sample, header
+from fp8doctor.health.record import CastHealth, Header, Health, HealthLayer, Sample
 from fp8doctor.health.verdict import conclude
 from fp8doctor.render import html
 from fp8doctor.report import Report
@@ -29,7 +29,7 @@ class Name(str):
 def run(layers: int, samples: int) -> Health:
     """Every layer is lost in every sample. The loss falls, jumps now and then, and stays up at last."""
     names = [HealthLayer(Name(f"blocks.{number}.up"), "Linear", "torchao") for number in range(layers)]
-    head = header("train.py", 10, 0, names)
+    head = Header("train.py", 10, 0, names)
     row = (CastHealth(sqnr_db=5.0), None, None)
     high = [number > 3 and (number % 5 == 0 or number > 0.8 * samples) for number in range(samples)]
     losses = [9.0 if up else 2.0 + 1 / (1 + number) for number, up in enumerate(high)]

@@ -9,10 +9,10 @@ import pytest
 from fp8doctor.errors import UserError
 from fp8doctor.health.record import (
     CastHealth,
+    Header,
     HealthFile,
     HealthLayer,
     Sample,
-    header,
     last_step,
     read_health,
 )
@@ -27,7 +27,7 @@ def sample(step: int) -> Sample:
 
 def write(path: Path, start: int, *steps: int) -> None:
     file = HealthFile(path)
-    file.append(header("train.py", 10, start, LAYERS))
+    file.append(Header("train.py", 10, start, LAYERS))
     for step in steps:
         file.append(sample(step))
 
