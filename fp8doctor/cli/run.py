@@ -122,7 +122,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
     """
     from fp8doctor.running.launch import Run as Running
     from fp8doctor.running.launch import checked_script
-    from fp8doctor.running.rank_reports import RankCollector, RankSender, rank_place
+    from fp8doctor.running.rank_reports import RankReports, rank_place
     from fp8doctor.running.script_messages import WatchOptions
 
     script = checked_script(ctx.meta[SCRIPT])
@@ -195,7 +195,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
         return judged(told, wanted)
 
     say = complain if reports and not wanted.quiet else lambda text: None
-    others = None if place is None else RankCollector(place) if reports else RankSender(place)
+    others = None if place is None else RankReports(place)
     run = Running(script, settings, say, early, report, others)
     return run.below() if gated else run.beside()
 

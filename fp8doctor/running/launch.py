@@ -28,7 +28,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.pipes import lines_of, pipe
-from fp8doctor.running.rank_reports import RankCollector, RankSender, is_running
+from fp8doctor.running.rank_reports import RankReports, is_running
 from fp8doctor.running.script_messages import Message, ScriptState, WatchOptions
 
 TICK_S = 0.2
@@ -153,10 +153,6 @@ class _Pipes(NamedTuple):
         os.close(self.wait)
 
 
-Others = RankCollector | RankSender | None
-"""Link to the job's other processes, if any."""
-
-
 @dataclass(frozen=True)
 class Run:
     """A script to run, and what is told of it."""
@@ -169,7 +165,8 @@ class Run:
     """Reports while the script runs, after this many steps."""
     report: Callable[[ScriptState], int]
     """Completes the report; returns the exit code."""
-    others: Others = None
+    others: RankReports | None = None
+    """The job's other processes, if any."""
 
     def beside(self) -> int:
         """Become the script. A second process listens and reports, and exits."""

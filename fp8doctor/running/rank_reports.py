@@ -26,7 +26,6 @@ from fp8doctor.facts import Facts, Gpu, Rank, Ranks, recorded
 from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
-from fp8doctor.wording import plural
 
 NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 """Variables that all ranks of one start of a job share, and no other job of this user."""
@@ -121,41 +120,22 @@ def gpu_of(facts: Facts) -> Gpu | None:
 
 
 def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
-    """Name failed (in ``order`` of their ends), running, uneven and missing ranks."""
-    by_rank = {each.rank: each for each in ranks.processes}
-    sentences = []
-    if failed := [by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")]:
-        first, *rest = failed
-        how = (
-            f"failed first{_after(first)}: {first.error}"
-            if first.end == "raised"
-            else f"ended first{_after(first)}, without Python's own end: os._exit, exec, a signal or a crash"
-        )
-        then = f"; after it {named([each.rank for each in rest])}" if rest else ""
-        sentences.append(f"rank {first.rank} of {ranks.world_size} {how}{then}")
-    if running := [each.rank for each in ranks.processes if each.end == "running"]:
-        sentences.append(f"still running when rank 0 had ended: {named(running)}")
-    steps = {each.rank: each.steps for each in ranks.processes if each.end == "ended" and each.steps}
-    if len(set(steps.values())) > 1:
-        taken = ", ".join(f"rank {number} {plural(count, 'step')}" for number, count in steps.items())
-        sentences.append(f"the ranks took different numbers of steps: {taken}")
-    if missing := [each.rank for each in ranks.processes if each.end == "not_seen"]:
-        sentences.append(f"not heard of: {named(missing)}")
+    """Name the rank that failed first (in ``order`` of their ends), and count those that are elsewhere.
+
+    How each other rank ended is in the report's table.
+    """
+    by_rank, notes = {each.rank: each for each in ranks.processes}, []
+    if first := next((by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")), None):
+        how = f"failed first: {first.error}"
+        if first.end == "killed":
+            how = "ended first, without Python's own end: os._exit, exec, a signal or a crash"
+        notes.append(f"rank {first.rank} of {ranks.world_size} {how}")
     if elsewhere := ranks.world_size - len(ranks.processes):
-        sentences.append(
+        notes.append(
             f"{elsewhere} of {ranks.world_size} ranks were not heard of: they are on other hosts, or "
             "'fp8doctor run' is not in front of them"
         )
-    return sentences
-
-
-def _after(rank: Rank) -> str:
-    known = recorded(rank, "steps") and rank.steps is not None
-    return f" after {plural(rank.steps or 0, 'step')}" if known else ""
-
-
-def named(numbers: list[int]) -> str:
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers))
+    return notes
 
 
 class RankMessage(msgspec.Struct):
@@ -167,16 +147,24 @@ class RankMessage(msgspec.Struct):
     """Process that listens to the rank."""
 
 
-class RankSender:
-    """A rank other than 0: keeps its state in a file of rank 0's folder."""
+class RankReports:
+    """This rank's part in the job: a file in the folder, which rank 0 makes, reads and removes."""
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place
+        self._messages: dict[int, RankMessage] = {}
+        if place.rank == 0:
+            self._remove()  # of a job that was killed
+            with contextlib.suppress(OSError):
+                place.folder.mkdir(mode=0o700)
 
     def changed(self, state: ScriptState) -> bool:
         """Write the new state; False if rank 0's folder is not there: not yet, or no more."""
         rank, folder = self.place.rank, self.place.folder
         message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
+        self._messages[rank] = message
+        if not rank:
+            return True
         try:
             if not self.place.is_safe:
                 return False
@@ -188,56 +176,43 @@ class RankSender:
         return True
 
     def ended(self, state: ScriptState, *, patient: bool) -> None:
-        """Write the final state; rank 0 may have started later."""
-        until = time.monotonic() + (MEETS_WITHIN_S if self.place.with_rank_0 else 0.0)
-        while not self.changed(state) and time.monotonic() < until:
-            time.sleep(TICK_S)
-
-
-class RankCollector:
-    """Rank 0: makes the folder, and reads the other ranks' files at the end, with a timeout."""
-
-    def __init__(self, place: RankPlace) -> None:
-        self.place = place
-        self._messages: dict[int, RankMessage] = {}
-        self._remove()  # of a job that was killed
-        with contextlib.suppress(OSError):
-            place.folder.mkdir(mode=0o700)
-
-    def changed(self, state: ScriptState) -> None:
-        """Do nothing: rank 0 knows its own state."""
-
-    def ended(self, state: ScriptState, *, patient: bool) -> None:
-        """Read the others' files until they end or time is up, and combine all ranks.
+        """Tell the end. Rank 0 waits for the others' and combines all ranks in its state.
 
         ``patient``: wait for ranks that run, as the launcher does.
         """
-        place, at_s = self.place, time.monotonic()
-        failed = state.error is not None or not state.ended
-        until = at_s + (AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S)
-        while True:
-            self._read()
-            runs = sum(each.rank.end == "running" for each in self._messages.values())
-            if len(self._messages) - runs >= (place.of_host or place.world_size) - 1:
-                break
-            if time.monotonic() >= until and not (patient and not failed and runs):
-                break
-            time.sleep(TICK_S)
-        self._remove()
-        self._messages[place.rank] = RankMessage(rank_of(place.rank, state), at_s, (), os.getpid())
-        known = {number: message.rank for number, message in self._messages.items()}
-        expected = {*range(place.of_host or 0), *known}
-        state.ranks = Ranks(
-            world_size=place.world_size,
-            of_host=place.of_host,
-            processes=tuple(known.get(each, Rank(rank=each, end="not_seen")) for each in sorted(expected)),
-        )
-        for number in sorted(known):
-            state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(self._messages[number].notes)]
-        state.notes += rank_notes(state.ranks, sorted(known, key=lambda each: self._messages[each].at_s))
+        place, began_s = self.place, time.monotonic()
+        told = self.changed(state)
+        if place.rank == 0:
+            failed = state.error is not None or not state.ended
+            within_s = AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S
+            while not self._read_all() and (
+                time.monotonic() < began_s + within_s or (patient and not failed and self._running())
+            ):
+                time.sleep(TICK_S)
+            self._remove()
+            self._combine(state)
+        elif place.with_rank_0:
+            while not told and time.monotonic() < began_s + MEETS_WITHIN_S:  # rank 0 may start later
+                time.sleep(TICK_S)
+                told = self.changed(state)
 
-    def _read(self) -> None:
-        """Read the files; a rank that runs and whose listener is gone was killed."""
+    def _combine(self, state: ScriptState) -> None:
+        """Add all ranks to the state of rank 0, and what they say."""
+        place, messages = self.place, self._messages
+        expected = {*range(place.of_host or 0), *messages}
+        missing = {each: Rank(rank=each, end="not_seen") for each in expected - {*messages}}
+        known = missing | {number: message.rank for number, message in messages.items()}
+        processes = tuple(known[each] for each in sorted(known))
+        state.ranks = Ranks(world_size=place.world_size, of_host=place.of_host, processes=processes)
+        for number in sorted(messages.keys() - {place.rank}):
+            state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(messages[number].notes)]
+        state.notes += rank_notes(state.ranks, sorted(messages, key=lambda each: messages[each].at_s))
+
+    def _running(self) -> int:
+        return sum(each.rank.end == "running" for each in self._messages.values())
+
+    def _read_all(self) -> bool:
+        """Read the files, and tell if all ranks have ended. A rank whose listener is gone was killed."""
         for file in self.place.folder.glob("[0-9]*") if self.place.is_safe else ():
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 message = decoder(RankMessage).decode(file.read_bytes())
@@ -247,6 +222,7 @@ class RankCollector:
         for message in self._messages.values():
             if message.rank.end == "running" and not is_running(message.process):
                 message.rank, message.at_s = replace(message.rank, end="killed"), time.monotonic()
+        return len(self._messages) - self._running() >= (self.place.of_host or self.place.world_size)
 
     def _remove(self) -> None:
         if self.place.is_safe:

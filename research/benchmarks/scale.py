@@ -168,7 +168,7 @@ def ranks(count: int, meter: Meter) -> None:
     from fp8doctor.diagnosis.diagnose import diagnose, replay
     from fp8doctor.render import html
     from fp8doctor.render.text import render
-    from fp8doctor.running.rank_reports import RankCollector, RankSender, rank_place
+    from fp8doctor.running.rank_reports import RankReports, rank_place
     from fp8doctor.running.script_messages import ScriptState
 
     facts = replay(ROOT / "tests/running/recorded/h200x2-fsdp2_few_rows.json.gz").facts
@@ -176,10 +176,10 @@ def ranks(count: int, meter: Meter) -> None:
     places = [rank_place({**job, "RANK": str(rank)}) for rank in range(count)]
     own = ScriptState(facts, complete=True, torch=True, ended=True, all_steps=40)
     with meter("gather"):
-        collector = RankCollector(places[0])
+        collector = RankReports(places[0])
         for place in places[1:]:
             if not os.fork():
-                sender = RankSender(place)
+                sender = RankReports(place)
                 sender.changed(ScriptState(torch=True, running=True))
                 sender.changed(ScriptState(facts, complete=True, torch=True, running=True))
                 sender.ended(own, patient=False)

@@ -14,9 +14,8 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Training
 from fp8doctor.running import rank_reports
 from fp8doctor.running.rank_reports import (
-    RankCollector,
     RankPlace,
-    RankSender,
+    RankReports,
     rank_of,
     rank_place,
 )
@@ -116,20 +115,20 @@ def test_rank_0_may_come_later_and_end_first(
     monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 60.0)
     monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 60.0)
     others = [
-        threading.Thread(target=RankSender(place).ended, args=(ended(),), kwargs={"patient": False})
+        threading.Thread(target=RankReports(place).ended, args=(ended(),), kwargs={"patient": False})
         for place in places[1:]
     ]
     for each in others:
         each.start()
     own = ended()
-    RankCollector(places[0]).ended(own, patient=False)
+    RankReports(places[0]).ended(own, patient=False)
     for each in others:
         each.join(60.0)
     assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
 
 
 def test_nobody_is_waited_for_for_ever(places: list[RankPlace]) -> None:
-    gathering, telling = RankCollector(places[0]), RankSender(places[1])
+    gathering, telling = RankReports(places[0]), RankReports(places[1])
     telling.changed(ScriptState(watched(10.0), running=True))
     own = ended()
     gathering.ended(own, patient=False)
@@ -139,9 +138,9 @@ def test_nobody_is_waited_for_for_ever(places: list[RankPlace]) -> None:
 
 
 def test_a_listener_that_is_gone_counts_as_killed(places: list[RankPlace]) -> None:
-    gathering = RankCollector(places[0])
+    gathering = RankReports(places[0])
     if not os.fork():
-        RankSender(places[1]).changed(ScriptState(watched(10.0), running=True))
+        RankReports(places[1]).changed(ScriptState(watched(10.0), running=True))
         os._exit(0)
     os.wait()
     own = ended()
@@ -150,7 +149,7 @@ def test_a_listener_that_is_gone_counts_as_killed(places: list[RankPlace]) -> No
 
 
 def test_a_gate_waits_for_ranks_that_still_run(places: list[RankPlace]) -> None:
-    gathering, telling = RankCollector(places[0]), RankSender(places[1])
+    gathering, telling = RankReports(places[0]), RankReports(places[1])
     telling.changed(ScriptState(watched(10.0), running=True))
     own = ended()
     waits = threading.Thread(target=gathering.ended, args=(own,), kwargs={"patient": True})
@@ -165,13 +164,13 @@ def test_a_gate_waits_for_ranks_that_still_run(places: list[RankPlace]) -> None:
 @pytest.mark.parametrize("others", [False, True])
 def test_what_is_no_rank_is_not_heard(others: bool, places: list[RankPlace]) -> None:
     """A torn file, what a killed job left, and a folder that others may write to."""
-    RankCollector(places[0])
-    RankSender(places[2]).changed(ended())
-    gathering = RankCollector(places[0])  # the first one was killed
+    RankReports(places[0])
+    RankReports(places[2]).changed(ended())
+    gathering = RankReports(places[0])  # the first one was killed
     (places[0].folder / "1").write_text('{"rank": {"rank": 1, "end": "ended"}, "at_s"')
     if others:
         places[0].folder.chmod(0o777)
-        assert not RankSender(places[1]).changed(ended())
+        assert not RankReports(places[1]).changed(ended())
     own = ended()
     gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
