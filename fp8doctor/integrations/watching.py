@@ -132,20 +132,15 @@ class Watching:
         if observer is None or self._over:
             self._abandon()
             return
-        needed = self._options.warmup + self._options.steps
-
-        def close() -> None:
-            steps = observer.ended_early()
-            if steps is None:
-                return
+        if not (observer.done or observer.complete):
+            needed = self._options.warmup + self._options.steps
             self._heard.notes.append(
-                f"the training ended after {plural(steps, 'step')}, before {needed} were watched: the report "
-                "is of what was seen until then"
-                if steps
+                f"the training ended after {plural(observer.steps, 'step')}, before {needed} were watched: "
+                "the report is of what was seen until then"
+                if observer.steps
                 else "no training step was seen"
             )
-
-        self._guarded(close)
+        self._guarded(observer.closed)
         self._abandon()
         self._finish(gate=not failed)
 
@@ -184,7 +179,7 @@ class Watching:
                 say(f"fp8doctor: {error}")
         say(report._printed(HELD_IN))
 
-    def _guarded(self, part: Callable[[], None]) -> None:
+    def _guarded(self, part: Callable[[], object]) -> None:
         """Run a part of ours; a failure is printed, and the training goes on."""
         try:
             part()
@@ -244,9 +239,6 @@ def _rendered(report: Report, path: Path) -> str:
 
 
 def say(text: str) -> None:
-    """Print on stderr, next to a progress bar."""
-    from tqdm import tqdm
-
     if sys.stderr is not None:
         with suppress(OSError, ValueError):
-            tqdm.write(text, file=sys.stderr)
+            print(text, file=sys.stderr)

@@ -103,15 +103,6 @@ class ScriptObserver:
         if self.long is not None:
             self.long.ended()
 
-    def ended_early(self) -> int | None:
-        """End with the training. Return its steps, or None if the window was watched to its end."""
-        steps = self.closed()
-        if self.done:
-            return None
-        self.done = True
-        self.forget()
-        return steps
-
     def hook(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note a step; torch calls this after each one, and compiled code skips it."""
         if torch.compiler.is_compiling() or self.timing:  # a step of a copy
@@ -188,11 +179,8 @@ class ScriptObserver:
         """Find the optimizer to watch; a window is of one alone."""
         main = self.steppers.largest()
         if main is not self.main:
-            self.end_window()
+            self.cut_short("another optimizer began to step")
             self.window = None
-            if self.recording is not None:
-                self.recording.end("another optimizer began to step")
-                self.finish(self.recording)
         self.main = main
 
     def warm(self, main: Stepper) -> bool:
@@ -204,7 +192,7 @@ class ScriptObserver:
     def examine_early(self, stepper: Stepper, optimizer: Optimizer) -> None:
         self.examined = stepper
         self.examine(optimizer, None)
-        self.collect()  # what was looked at refers to itself, and would keep a model that the script deletes
+        collect()  # what was looked at refers to itself, and would keep a model that the script deletes
         self.tell()
 
     def examine(self, optimizer: Optimizer, window: StepWindow | None) -> None:
@@ -251,7 +239,8 @@ class ScriptObserver:
         """Add the profiled step, and stop watching."""
         assert self.facts is not None
         self.recording, self.done = None, True
-        self.end_losses()
+        if self.long is None:  # which reads them to the end
+            self.losses.end()
         observed, gaps = self.facts.observed, self.facts.get("gaps", {})
         try:
             observed = recording.added_to(observed) if recording.problem is None else observed
@@ -294,29 +283,21 @@ class ScriptObserver:
         self.window = None
         self.watch.rest()
         self.living.forget()
-        self.collect()
+        collect()
 
-    @staticmethod
-    def collect() -> None:
-        """Collect garbage, unless the script has disabled the collector."""
-        if gc.isenabled():
-            gc.collect()
-
-    def end_window(self) -> None:
+    def cut_short(self, why: str) -> None:
+        """End a window, or a profile and report without it."""
         if self.window is not None:
             self.window.end()
-
-    def end_losses(self) -> None:
-        """Stop hearing of losses, which a long watch needs to the end."""
-        if self.long is None:
-            self.losses.end()
+        if self.recording is not None:
+            self.recording.end(why)
+            self.finish(self.recording)
 
     def give_up(self, why: str) -> None:
         self.done = True
-        self.end_window()
-        self.end_losses()
-        if self.recording is not None:
-            self.recording.end(why)
+        self.cut_short(why)
+        if self.long is None:
+            self.losses.end()
         self.forget()
         self.channel.send(Message(note=why))
 
@@ -330,19 +311,15 @@ class ScriptObserver:
         """Report an unfinished window at the end. Return the main optimizer's steps."""
         if self.long is not None:
             self.guarded(self.long.ended)
-        if self.recording is not None:
-            self.recording.end(CUT_SHORT)
-            self.finish(self.recording)
-        self.end_window()
+        self.cut_short(CUT_SHORT)
         self.losses.end()
-        told = self.facts
+        told, self.done = self.facts, True
         if told is None:
             return self.steps
-        if not self.done and self.window is not None:
-            observation = self.window.observation(self.steppers.names())
-            if observation is not None:
-                self.facts = replace(told, observed=observation)
-        if self.facts is not told or (self._not_finite() is not None and not recorded(told, "not_finite")):
+        observation = self.window.observation(self.steppers.names()) if self.window is not None else None
+        if observation is not None:
+            self.facts = replace(told, observed=observation)
+        if observation is not None or (self._not_finite() and not recorded(told, "not_finite")):
             self.tell()
         return self.steps
 
@@ -350,7 +327,7 @@ class ScriptObserver:
         """Return the first step that was not finite so far, None if none was seen. Waits for the GPU."""
         if self.long is not None and (bad := self.long.found) is not None:
             what: Literal["loss", "gradients"] = "loss" if bad.what == "loss" else "gradients"
-            where = bad.sentence.removeprefix(f"step {bad.step:,}: the {bad.what} is not finite.").strip()
+            where = bad.sentence.partition("is not finite.")[2].strip()
             return NotFinite(step=bad.step, what=what, where=where)
         step = self.losses.first_bad()
         return None if step is None else NotFinite(step=step, what="loss", where="")
@@ -361,3 +338,9 @@ class ScriptObserver:
         if (found := self._not_finite()) is not None:
             self.facts = replace(self.facts, not_finite=found)
         self.channel.send(Message(facts=self.facts.to_dict(), complete=self.complete))
+
+
+def collect() -> None:
+    """Collect garbage, unless the script has disabled the collector."""
+    if gc.isenabled():
+        gc.collect()

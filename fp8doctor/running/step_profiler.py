@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +15,7 @@ from torch.autograd.profiler import profile
 
 from fp8doctor.facts import Observation
 from fp8doctor.profiling.profiled_step import step_of
-from fp8doctor.running.patches import Patch
+from fp8doctor.running.patches import Patch, unnoticed
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import state_of
 from fp8doctor.trial.copies.depth import Cut, Plan
@@ -30,8 +29,6 @@ from fp8doctor.trial.measure.evidence import (
 from fp8doctor.trial.measure.results import breakdown
 from fp8doctor.wording import sentence
 
-_log = logging.getLogger("fp8doctor")
-
 GAVE_WAY = "another profiler was started in this process"
 CUT_SHORT = "there was no more step after the window"
 
@@ -44,9 +41,6 @@ million takes 1 GB and ten seconds."""
 
 COPY_FROM_HOST = "Memcpy HtoD"
 """Prefix of host-to-device copies in a trace."""
-
-WHOLE = Plan((), (Cut({}),))
-"""The script's model has its full depth."""
 
 
 class StepProfiler:
@@ -83,13 +77,12 @@ class StepProfiler:
             self.problem = self.problem or problem
 
     def _carry_out(self, part: Callable[[], None]) -> None:
-        try:
-            with quiet_profiler():
-                part()
-        except Exception as error:
-            _log.debug("the profiler fails", exc_info=True)
-            self.problem = sentence(error)
-            self._room.end()
+        with unnoticed(self._failed), quiet_profiler():
+            part()
+
+    def _failed(self, error: Exception) -> None:
+        self.problem = sentence(error)
+        self._room.end()
 
     def _prepare(self) -> None:
         self._profile = profile(
@@ -129,7 +122,7 @@ class StepProfiler:
             graphs_run=proof.graphs_run,
             uncompiled_linears=proof.uncompiled_linears,
             host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
-            breakdown=breakdown(WHOLE, [step], median(seen.steps_ms)),
+            breakdown=breakdown(Plan((), (Cut({}),)), [step], median(seen.steps_ms)),
         )
 
 
@@ -140,7 +133,10 @@ def detaching() -> Iterator[None]:
     Kineto leaves it attached, which slows every later launch: steps of 35 ms took 25% longer (H100, torch
     2.11). torch keeps it attached with CUDA graphs, because a later profile could crash.
     """
-    if TEARDOWN in os.environ or _uses_cuda_graphs():
+    graphs = torch_private.may_hold_cuda_graphs() or any(
+        type(each) is torch.cuda.CUDAGraph for each in gc.get_objects()
+    )
+    if TEARDOWN in os.environ or graphs:
         yield
         return
     os.environ[TEARDOWN] = "1"
@@ -150,23 +146,15 @@ def detaching() -> Iterator[None]:
         os.environ.pop(TEARDOWN, None)
 
 
-def _uses_cuda_graphs() -> bool:
-    """Tell if this process has CUDA graphs, or Inductor may have captured some."""
-    graph = torch.cuda.CUDAGraph
-    return torch_private.may_hold_cuda_graphs() or any(type(x) is graph for x in gc.get_objects())
-
-
 def _why_not(step_ms: float) -> str | None:
+    """Return why no step can be profiled: too long, or the script has a profiler that has not stopped."""
     if step_ms > LONGEST_MS:
         return f"a step takes {step_ms / 1e3:.0f} s, and its profile would be too large"
-    return why_not_profiled() or (ANOTHER_PROFILER if _another_is_ready() else None)
-
-
-def _another_is_ready() -> bool:
-    """Tell if the script has prepared a profiler that has not stopped."""
-    return any(
-        issubclass(type(each), profile)
-        and state_of(each).get("entered")
-        and state_of(each).get("kineto_results") is None
-        for each in gc.get_objects()
-    )
+    if (why := why_not_profiled()) is not None:
+        return why
+    for each in gc.get_objects():
+        if issubclass(type(each), profile):
+            state = state_of(each)
+            if state.get("entered") and state.get("kineto_results") is None:
+                return ANOTHER_PROFILER
+    return None

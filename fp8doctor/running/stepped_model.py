@@ -142,43 +142,35 @@ class Ownership:
 
 
 def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
-    """Find the model that an optimizer trains, also through a wrapper's copies."""
-    stepped = held(optimizer)
+    """Find the model that an optimizer trains, also if it steps copies or some parameters were replaced."""
     living.note([optimizer])
-    if (found := owner(stepped, living)) is not None:
-        return found
-    copies = {id(each) for each in stepped}
-    for wrapper in _wrappers(optimizer, living):
-        found = owner((each for each in written_back(wrapper) if id(each) not in copies), living)
+    for parameters, share, wrapper in _trained_by(optimizer, living):
+        found = owner(parameters, living)
         if found is not None:
-            living.note([wrapper])
-            return replace(found, wrapper=wrapper)
-    return _by_gradients(stepped, living)
+            living.note([] if wrapper is None else [wrapper])
+            return replace(found, share=share * found.share, wrapper=wrapper)
+    return None
 
 
-def _by_gradients(stepped: list[nn.Parameter], living: LiveObjects) -> Ownership | None:
-    """Find the model by stepped parameters with a gradient; others may be replaced."""
-    trained = [each for each in stepped if each.grad is not None]
-    found = owner(trained, living) if 0 < len(trained) < len(stepped) else None
-    if found is None:
-        return None
-    share = sum(map(whole_size, trained)) / sum(map(whole_size, stepped))
-    return replace(found, share=share * found.share)
-
-
-def held(optimizer: Optimizer) -> list[Any]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
-
-
-def _wrappers(optimizer: Optimizer, living: LiveObjects) -> Iterator[Any]:
-    """Yield objects that hold an optimizer and have its methods."""
+def _trained_by(optimizer: Optimizer, living: LiveObjects) -> Iterator[tuple[list[nn.Parameter], float, Any]]:
+    """Yield parameters of the model, their share of the stepped elements, and the optimizer's wrapper."""
+    stepped = held(optimizer)
+    yield stepped, 1.0, None
+    copies = {id(each) for each in stepped}
     kinds: dict[type, bool] = {}
     for each in living:
         kind = type(each)
         if kind not in kinds:
             kinds[kind] = all(read_class(kind, name) is not None for name in ("step", "zero_grad"))
         if kinds[kind] and any(value is optimizer for value in state_of(each).values()):
-            yield each
+            yield [parameter for parameter in written_back(each) if id(parameter) not in copies], 1.0, each
+    trained = [each for each in stepped if each.grad is not None]
+    if 0 < len(trained) < len(stepped):
+        yield trained, sum(map(whole_size, trained)) / sum(map(whole_size, stepped)), None
+
+
+def held(optimizer: Optimizer) -> list[Any]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | None:
@@ -190,24 +182,22 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     total = sum(wanted.values())
     modules, trainers, optimizers = _alive(living)
     living.note((*modules, *trainers, *optimizers))
-    roots = _outermost(modules)
+    below = {id(child) for module in modules for child in children_of(module).values()}
+    roots = [each for each in modules if id(each) not in below]
     owned = {id(each): _owned(each, wanted) for each in roots}
     model = max(roots, key=lambda each: owned[id(each)], default=None)
     if model is None or not total or owned[id(model)] < MOST * total:
         return None
     marked, inside = _compiled(modules)
-    tree = [each for _, each in modules_of(model)]
+    names = {id(each) for _, each in modules_of(model)}
     chains = [_chain(each, wanted, MOST * total) for each in roots if owned[id(each)] >= MOST * total]
-    names = {id(each) for each in tree}
     called = {id(each): each for chain in chains for each in chain}
     return Ownership(
         model=model,
         share=owned[id(model)] / total,
         callable=tuple(each for key, each in called.items() if key not in inside),
-        inside=tuple(
-            each for above in called.values() if id(above) in map(id, marked) for each in _wrapped_by(above)
-        ),
-        compiled=not names.isdisjoint(map(id, marked)),
+        inside=tuple(each for wrapper in marked if id(wrapper) in called for each in _wrapped_by(wrapper)),
+        compiled=any(id(each) in names for each in marked),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
         optimizers=tuple(optimizers),
     )
@@ -250,11 +240,6 @@ def outside_compiled(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
     marked, inside = _compiled(tree)
     outside = [each for each in tree if id(each) not in inside]
     return outside, [each for each in marked if id(each) not in inside]
-
-
-def _outermost(modules: list[nn.Module]) -> list[nn.Module]:
-    held = {id(child) for module in modules for child in children_of(module).values()}
-    return [each for each in modules if id(each) not in held]
 
 
 def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
