@@ -200,20 +200,17 @@ def _examined(
                 traces[message.file] = message.problem
             elif isinstance(message, Lost):
                 return _without(facts, message.arm, message.reason, ends, printed)
-            elif not isinstance(message, Examined):
+            elif isinstance(message, Mistake):
+                raise UserError(message.message, message.detail)
+            elif isinstance(message, Failure):
+                return _incomplete(facts, message.sentence)
+            elif isinstance(message, Done):
                 child.finish()
-                return _concluded(message, facts)
+                return Examination(facts, None)
         end = _end(child.returncode)
         if arm is not None:
             return _without(facts, arm, f"the process {end}", ends, printed)
         return _incomplete(facts, f"the worker {end} while {doing}")
-
-
-def _concluded(message: Mistake | Failure | Done, facts: Facts) -> Examination:
-    """Make the result from a child's last message. Raises `UserError` for a user's mistake."""
-    if isinstance(message, Mistake):
-        raise UserError(message.message, message.detail)
-    return _incomplete(facts, message.sentence) if isinstance(message, Failure) else Examination(facts, None)
 
 
 def _without(facts: Facts, arm: str, reason: str, ends: float, printed: Printed | None) -> Examination:
@@ -254,10 +251,7 @@ def _end(returncode: int) -> str:
     """Word a process's end."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
-    try:
-        name = signal.Signals(-returncode).name
-    except ValueError:
-        name = f"signal {-returncode}"
+    name = next((each.name for each in signal.Signals if each == -returncode), f"signal {-returncode}")
     return f"was killed by {name} (out of memory?)" if name == "SIGKILL" else f"was killed by {name}"
 
 
@@ -276,35 +270,23 @@ class _Child:
     def __init__(self, request: dict[str, Any], printed: Printed | None) -> None:
         output = _stderr()
         self._printed = printed
-        self._errors: int | None = None
-        errors = output
-        if printed is not None:
-            self._errors, errors = printed.pipe()
         self._read_end, write_end = pipe()
+        request = {**request, "channel": write_end, "parent": os.getpid()}
+        package = str(Path(fp8doctor.__file__).resolve())
         try:
-            request = {**request, "channel": write_end, "parent": os.getpid()}
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-c",
-                    _BOOT,
-                    str(Path(fp8doctor.__file__).resolve()),
-                    json.dumps(request),
-                ],
+                [sys.executable, "-P", "-c", _BOOT, package, json.dumps(request)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=errors,
+                stderr=output if printed is None else printed.file.fileno(),
                 pass_fds=(write_end,),
                 start_new_session=True,
             )
         except BaseException:
-            self._close()
+            os.close(self._read_end)
             raise
         finally:
             os.close(write_end)
-            if printed is not None:
-                os.close(errors)
 
     def __enter__(self) -> _Child:
         return self
@@ -312,22 +294,12 @@ class _Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        """Kill what is left of the process group, reap the child, remove its folders, close the pipes."""
+        """Kill what is left of the process group, reap the child, remove its folders."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         remove_folders_of(self._process.pid)
-        self._take_printed()
-        self._close()
-
-    def _take_printed(self) -> None:
-        if self._printed is not None and self._errors is not None:
-            self._printed.take(self._errors)
-
-    def _close(self) -> None:
-        for end in (self._read_end, self._errors):
-            if end is not None:
-                os.close(end)
+        os.close(self._read_end)
 
     @property
     def returncode(self) -> int:
@@ -345,14 +317,10 @@ class _Child:
         An interrupted ``Popen.poll`` may leave its lock locked, and ``wait`` then waits forever (CPython
         3.11).
         """
+        if self._printed is not None:
+            self._printed.limit()
         with signals_deferred():
             return self._process.poll() is not None
 
     def lines(self) -> Iterator[bytes | float]:
-        """Yield what `lines_of` does, and take what was printed meanwhile."""
-
-        def ended() -> bool:
-            self._take_printed()
-            return self._ended()
-
-        return lines_of(self._read_end, ended, TICK_S)
+        return lines_of(self._read_end, self._ended, TICK_S)

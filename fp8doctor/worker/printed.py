@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
+import tempfile
 from collections import Counter
-from contextlib import suppress
 
 MOST = 1 << 20
-"""Last bytes that are held back, and size of the pipe: the largest of Linux (/proc/sys/fs/pipe-max-size)."""
+"""Bytes that are held back: a process may print forever."""
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Printed:
-    """Stderr of one examination's workers."""
+    """Stderr of one examination's workers, in a file without a name."""
 
     def __init__(self) -> None:
         self.failed = False
         """Whether a worker crashed."""
         self.cut = False
         """Whether more was printed than `MOST`."""
-        self._held = bytearray()
+        self.file = tempfile.TemporaryFile("a+b")  # noqa: SIM115
 
-    def pipe(self) -> tuple[int, int]:
-        """Make a pipe for one worker, with a read end that does not block."""
-        read_end, write_end = os.pipe()
-        os.set_blocking(read_end, False)
-        with suppress(OSError):  # the user's pipes may not take more
-            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, MOST)
-        return read_end, write_end
-
-    def take(self, read_end: int) -> None:
-        """Read the bytes that arrived, up to `MOST`: a process may print forever."""
-        for _ in range(MOST >> 16):
-            try:
-                part = os.read(read_end, 1 << 16)
-            except BlockingIOError:
-                return
-            if not part:
-                return
-            self._held += part
-            self.cut = self.cut or len(self._held) > MOST
-            del self._held[:-MOST]
+    def limit(self) -> None:
+        """Forget all that was printed if it is too much."""
+        if os.fstat(self.file.fileno()).st_size > MOST:
+            self.file.truncate(0)
+            self.cut = True
 
     def lines(self) -> list[str]:
         """List the lines; of one that was overwritten (a progress bar) the last state."""
-        text = COLOURS.sub("", self._held.decode(errors="replace"))
+        self.file.seek(0)
+        text = COLOURS.sub("", self.file.read().decode(errors="replace"))
         return [line.rstrip("\r").split("\r")[-1] for line in text.split("\n")]
 
     def counted(self) -> list[str]:

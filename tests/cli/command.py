@@ -40,11 +40,8 @@ class Worker:
         self.asked.append({"target": target, **options})
         for doing in self.doing:
             progress(doing)
-        read_end, write_end = printed.pipe()
-        os.write(write_end, self.prints)
-        printed.take(read_end)
-        os.close(read_end)
-        os.close(write_end)
+        os.write(printed.file.fileno(), self.prints)
+        printed.limit()
         if self.error:
             raise self.error
         return SimpleNamespace(facts=self.facts, problem=self.problem, traces=self.traces)
