@@ -23,23 +23,19 @@ def fp8doctor() -> Callable[..., Report]:
     `Report.raise_for`. Nothing is timed without ``trial=True``. The other options are those of
     ``fp8doctor.inspect_model``.
     """
+
+    def examined(
+        model: Any,
+        batch: Any = None,
+        *,
+        fail_on: FailOn = "error",
+        require_fp8: bool = False,
+        trial: bool = False,
+        **options: Any,
+    ) -> Report:
+        __tracebackhide__ = True
+        from fp8doctor.integrations import watching
+
+        return watching.examined(model, batch, fail_on, require_fp8=require_fp8, trial=trial, **options)
+
     return examined
-
-
-def examined(
-    model: Any,
-    batch: Any = None,
-    *,
-    fail_on: FailOn = "error",
-    require_fp8: bool = False,
-    trial: bool = False,
-    **options: Any,
-) -> Report:
-    __tracebackhide__ = True
-    from fp8doctor.api import inspect_model
-    from fp8doctor.integrations.watching import check_fail_on, hold
-
-    check_fail_on(fail_on)
-    report = inspect_model(model, batch, trial=trial, **options)
-    hold(report, fail_on, require_fp8)
-    return report

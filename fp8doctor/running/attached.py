@@ -35,11 +35,6 @@ ALONE = ("statistics",)
 """Standard modules that we import with torch and torch itself does not: the script's folder may have a file
 of that name."""
 
-NAMESAKE = (
-    "the script was run and not watched: its folder has a package or file of its own that is called "
-    "fp8doctor. To watch it, rename that, or start the script from another folder with -m"
-)
-
 
 def attach(request: dict[str, Any], before: Collection[str]) -> None:
     """Wait for torch and for the end; ``before`` has the modules before ours."""
@@ -47,12 +42,8 @@ def attach(request: dict[str, Any], before: Collection[str]) -> None:
         Channel(request["channel"], READER_TAKES_S), request["reported"], WatchOptions(**request["settings"])
     )
     atexit.register(attached.ended)  # the first to be registered is the last to be called
-    shadowed = _shadowed(request["folder"], before)
-    attached.pythons.hide(shadowed)
-    if "fp8doctor" in shadowed:
-        attached.channel.send(Message(note=NAMESAKE))
-    else:
-        sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
+    attached.pythons.hide(_shadowed(request["folder"], before))
+    sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
 
 
 def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
@@ -78,7 +69,7 @@ class _Attached:
         self.channel, self.reported, self.settings = channel, reported, settings
         self.pipe = os.fstat(reported).st_ino
         self.observer: Any = None
-        self.pythons = PythonsOwn(ALONE)
+        self.pythons = PythonsOwn()
 
     def torch_imported(self) -> None:
         """Start the observer. Its failure never stops the script's import."""
@@ -125,13 +116,14 @@ def _uncaught() -> str | None:
 
 
 class PythonsOwn:
-    """Modules from before the script's path; active within ``with``."""
+    """Modules of ours that the script's folder has its own version of; in their place within ``with``."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        new = [name for name in names if name not in sys.modules]
-        for name in new:
-            importlib.import_module(name)
-        self._own = {name: sys.modules.pop(name) for name in new}
+    def __init__(self) -> None:
+        self._own: dict[str, Any] = {}
+        for name in ALONE:
+            if name not in sys.modules:
+                importlib.import_module(name)
+                self._own[name] = sys.modules.pop(name)
 
     def hide(self, names: Collection[str]) -> None:
         """Leave these modules and their submodules to the script."""
@@ -139,15 +131,13 @@ class PythonsOwn:
             self._own[name] = sys.modules.pop(name)
 
     def __enter__(self) -> None:
-        self._scripts = {name: sys.modules.get(name) for name in self._own}
+        self._scripts = {name: sys.modules[name] for name in self._own if name in sys.modules}
         sys.modules.update(self._own)
 
     def __exit__(self, *raised: object) -> None:
-        for name, module in self._scripts.items():
-            if module is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = module
+        for name in self._own:
+            sys.modules.pop(name, None)
+        sys.modules.update(self._scripts)
 
 
 class _TorchFinder:

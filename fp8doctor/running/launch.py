@@ -123,8 +123,10 @@ class _Pipes(NamedTuple):
         for number, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
             if stream is None:  # closed: Python has opened a stand-in
                 os.close(number)
-        for each in (self.write, self.wait):
-            os.set_inheritable(each, True)
+        os.close(self.read)
+        os.close(self.reported)
+        os.set_inheritable(self.write, True)
+        os.set_inheritable(self.wait, True)
         package = Path(fp8doctor.__file__).resolve()
         python_path = os.environ.get("PYTHONPATH")
         request = {

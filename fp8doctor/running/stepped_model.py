@@ -64,10 +64,8 @@ five times as often as its generator."""
 
 @dataclass
 class Stepper:
-    """An optimizer that has stepped, or several in turn with the same parameters."""
+    """What is known of an optimizer that has stepped."""
 
-    first: weakref.ref[Any]
-    """Its first parameter."""
     name: str
     elements: int
     """Of all parameters."""
@@ -77,22 +75,18 @@ class Stepper:
 
 
 class Steppers:
-    """The optimizers of a script that step."""
+    """The optimizers of a script that step; keeps none alive."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Stepper] = {}
-        """By the id of the first parameter."""
+        self.known: weakref.WeakKeyDictionary[Optimizer, Stepper] = weakref.WeakKeyDictionary()
         self.all_steps = 0
 
     def count(self, optimizer: Optimizer) -> Stepper:
-        """Count a step of the optimizer, or of its predecessor with the same parameters."""
-        parameters = held(optimizer)
-        first = parameters[0] if parameters else optimizer
-        stepper = self.known.get(id(first))
-        if stepper is None or stepper.first() is not first:
-            elements = sum(each.numel() for each in parameters)
-            stepper = Stepper(weakref.ref(first), class_name(type(optimizer)), elements)
-            self.known[id(first)] = stepper
+        """Count a step."""
+        stepper = self.known.get(optimizer)
+        if stepper is None:
+            elements = sum(each.numel() for each in held(optimizer))
+            stepper = self.known[optimizer] = Stepper(class_name(type(optimizer)), elements)
         self.all_steps += 1
         stepper.steps += 1
         stepper.last = self.all_steps
@@ -100,11 +94,9 @@ class Steppers:
 
     def largest(self) -> Stepper:
         """Return the active optimizer with the most parameters, and forget idle ones."""
-        self.known = {
-            key: each
-            for key, each in self.known.items()
-            if each.first() is not None and self.all_steps - each.last < IDLE_STEPS
-        }
+        for optimizer, stepper in list(self.known.items()):
+            if self.all_steps - stepper.last >= IDLE_STEPS:
+                del self.known[optimizer]
         return max(self.known.values(), key=lambda each: each.elements)
 
     def names(self) -> tuple[str, ...]:

@@ -323,25 +323,3 @@ def test_a_name_in_the_scripts_folder_is_the_scripts(name: str, tmp_path: Path) 
     plain, watched = both(["job/train.py"], tmp_path)
     assert watched[:2] == plain[:2] == (0, "mine too\n")
     assert "internal error" not in watched[2]
-
-
-NAMESAKE = """
-import fp8doctor
-import torch
-model = torch.nn.Linear(16, 16)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(30):
-    model(torch.ones(4, 16)).sum().backward()
-    optimizer.step()
-print(fp8doctor.value)
-"""
-
-
-def test_a_script_with_a_namesake_of_ours_trains_to_its_end(tmp_path: Path) -> None:
-    (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "fp8doctor.py").write_text("value = 'mine'\n")
-    script(tmp_path / "job", NAMESAKE)
-    code, out, err = run(["-m", "fp8doctor", "run", "job/train.py"], tmp_path)
-    assert (code, out) == (0, "mine\n")
-    assert "the script was run and not watched" in err
-    assert "could not watch" not in err
