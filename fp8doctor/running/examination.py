@@ -81,10 +81,9 @@ class ScriptExaminer:
             autocast=autocast,
             accumulate=accumulate,
         )
-        if captured is None:
-            workload = msgspec.structs.replace(workload, loss_source=NOT_RECORDED)
-        if unseen:
-            workload = msgspec.structs.replace(workload, autocast_source=NOT_RECORDED)
+        missing = {"loss_source": captured is None, "autocast_source": bool(unseen)}
+        unknown = {name: NOT_RECORDED for name, is_missing in missing.items() if is_missing}
+        workload = msgspec.structs.replace(workload, **unknown)
         unused = window is not None and compiled_nothing()
         job = Job(
             model=model,

@@ -127,17 +127,17 @@ class _Pipes(NamedTuple):
         os.close(self.reported)
         os.set_inheritable(self.write, True)
         os.set_inheritable(self.wait, True)
-        package = Path(fp8doctor.__file__).resolve()
+        package = Path(fp8doctor.__file__).resolve().parent
         python_path = os.environ.get("PYTHONPATH")
         request = {
             "channel": self.write,
             "reported": self.wait,
-            "package": str(package),
+            "home": str(package.parent),
             "folder": script.folder,
             "python_path": python_path,
             "settings": settings._asdict(),
         }
-        folder = str(package.parent / "running" / "startup")
+        folder = str(package / "running" / "startup")
         environment = {
             **os.environ,
             "FP8DOCTOR_RUN": json.dumps(request),

@@ -33,13 +33,11 @@ def _begin() -> dict[str, Any]:
 
 def _watch(request: dict[str, Any]) -> None:
     """Load the fp8doctor that was started, wherever it is, and wait for torch."""
-    spec = importlib.util.spec_from_file_location("fp8doctor", request["package"])
-    assert spec is not None
-    assert spec.loader is not None
-    package = sys.modules["fp8doctor"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
-    from fp8doctor.running.attached import attach
-
+    sys.path.insert(0, request["home"])
+    try:
+        from fp8doctor.running.attached import attach
+    finally:
+        sys.path.remove(request["home"])
     attach(request, BEFORE)
 
 
