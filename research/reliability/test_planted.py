@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import fp8doctor.examine
+from fp8doctor.trial.state import snapshot
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.users import UserObjects
 from research.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -70,7 +70,7 @@ def test_a_trial_without_its_guard_is_found(what: str, monkeypatch: pytest.Monke
 
 
 def test_a_trial_that_puts_nothing_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UserObjects, "put_back", lambda objects: [])
+    monkeypatch.setattr(snapshot, "put_back", lambda noted: [])
     assert any("changed" in each for each in hostile("hooks"))
 
 

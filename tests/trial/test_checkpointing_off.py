@@ -60,9 +60,8 @@ def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: s
     assert len(after.compile_marks) == 3
 
 
-@pytest.mark.parametrize("form", ["timm", "partial", "composable"])
-def test_flags_hooks_and_assigned_forwards_are_switched_off(form: str) -> None:
-    model = ON[form]()
+def test_a_flag_that_the_forward_reads_is_switched_off() -> None:
+    model = ON["timm"]()
     off = applied("checkpointing-off", model, known=called(model, BATCH)).model
     assert (recomputes(off), called(off, BATCH).training.checkpointing) == (False, ())
     assert recomputes(model)

@@ -37,7 +37,6 @@ SETTINGS: list[Deed] = [
     lambda reach: torch.set_default_dtype(torch.float64),
     lambda reach: torch.set_default_device("cpu"),
     lambda reach: torch.set_grad_enabled(False),
-    lambda reach: torch.autograd.set_detect_anomaly(True),
     lambda reach: torch.use_deterministic_algorithms(True, warn_only=True),
     lambda reach: setattr(torch.utils.deterministic, "fill_uninitialized_memory", False),
     lambda reach: torch.set_float32_matmul_precision("medium"),

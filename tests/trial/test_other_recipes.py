@@ -12,7 +12,7 @@ from fp8doctor.facts import Gpu, Software, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks.torchao import unwrapped
-from fp8doctor.trial.explorations import TrialContext, other_recipe
+from fp8doctor.trial.planning import TrialContext, other_recipe
 from fp8doctor.trial.treatments.apply import NotTried
 from tests.examine.models import Stacked, network
 from tests.trial.treated import applied, facts, float8, in_fp8

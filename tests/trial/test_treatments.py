@@ -15,7 +15,7 @@ from fp8doctor.diagnosis.treatments import FIXED, WRITTEN
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT
-from fp8doctor.trial import explorations
+from fp8doctor.trial.planning import WORTH_A_TRY
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, function_of
 from fp8doctor.trial.variant import Variant
 from tests.examine.models import Stacked, llama, lora
@@ -82,4 +82,4 @@ def test_an_optimizer_is_fused_once() -> None:
 def test_every_treatment_names_functions_that_exist() -> None:
     for name in TREATMENTS:
         assert callable(function_of(name))
-    assert set(explorations.WORTH_A_TRY) <= set(TREATMENTS) & {*WRITTEN, *FIXED, *BY_TREATMENT}
+    assert set(WORTH_A_TRY) <= set(TREATMENTS) & {*WRITTEN, *FIXED, *BY_TREATMENT}

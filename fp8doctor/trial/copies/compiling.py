@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from fp8doctor.stacks.torch_private import (
-    COMPILED_CALL,
     DYNAMO,
     behind_compile,
+    compiled_call,
     context_of,
     is_dynamos_frame,
     original,
@@ -22,10 +22,18 @@ from fp8doctor.stacks.torch_private import (
 )
 
 
-def has_settings(compiled: Any) -> bool:
-    """Return whether ``torch.compile`` got a backend, a mode, options or shapes that are not its default."""
-    mine, default = context_of(compiled), context_of(torch.compile(lambda: None))  # type: ignore[misc]
-    return mine is not None and settings_of(mine) != settings_of(default)
+def compile_settings(model: nn.Module) -> Iterator[tuple[Any, Any]]:
+    """Yield backend and other settings of every compile mark in the model, as `settings_of` gives them."""
+    for module in model.modules():
+        for mark in (module, compiled_call(module), module.__dict__.get("forward"), type(module).forward):
+            if (context := context_of(mark)) is not None:
+                yield settings_of(context)
+
+
+def has_settings(model: nn.Module) -> bool:
+    """Return whether a compile mark has a backend, a mode, options or shapes that are not the default."""
+    default = settings_of(context_of(torch.compile(lambda: None)))  # type: ignore[misc]
+    return any(each != default for each in compile_settings(model))
 
 
 def own_step(function: Any, *, as_compiled: bool) -> Any:
@@ -38,22 +46,15 @@ def own_step(function: Any, *, as_compiled: bool) -> Any:
 
 def records_cuda_graphs(model: nn.Module) -> bool:
     """Return whether a compiled module records CUDA graphs, which hold addresses of this model."""
-    marks = (
-        mark
-        for module in model.modules()
-        for mark in (module, module.__dict__.get(COMPILED_CALL), module.__dict__.get("forward"))
-    )
-    settings = (settings_of(context_of(mark))[0] or {} for mark in marks)
-    return any(each.get("triton.cudagraphs") for each in settings)
+    return any((options or {}).get("triton.cudagraphs") for options, _ in compile_settings(model))
 
 
 def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:
     """Give every module a subclass of its class with its own code objects for ``forward`` and other methods.
 
-    Dynamo keeps at most eight compiled graphs per code object. Without this, variants of one class would make
-    each other, and the user's model, run uncompiled. Other methods count because a graph break makes one a
-    frame of its own. The subclasses keep name and module, and isinstance holds. Models that get the same
-    ``own``, which is filled, share compiled graphs.
+    Without it variants run each other, and the user's model, uncompiled (docs/traps.md). Other methods count
+    because a graph break makes one a frame of its own. Models that get the same ``own``, which is filled,
+    share compiled graphs.
     """
     own = {} if own is None else own
     for module in model.modules():

@@ -15,6 +15,7 @@ from fp8doctor.examine.compile_marks import step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import NoCounterpart
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
@@ -29,7 +30,6 @@ from fp8doctor.trial.measure.observers import HostObserver, Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.snapshot import free
 from fp8doctor.trial.state.te_state import Buffers, buffers_apart
-from fp8doctor.trial.treatments.apply import NotTried
 from fp8doctor.trial.variant import Variant, VariantPlan
 
 _log = logging.getLogger("fp8doctor")
@@ -95,7 +95,7 @@ class Bench(Layout):
                 Reason.NO_TIME_LEFT,
                 f"it was given up after {took_s:.0f} s, because no time was left to build it",
             )
-        except NotTried as error:
+        except NoCounterpart as error:
             attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
         except (NotReplicable, OriginalTouched) as error:
             if self.guard.written is not None:

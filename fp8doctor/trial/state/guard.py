@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,24 @@ WORD, CHUNK = 8, 2**24
 """Bytes of the words that are summed, and most single bytes at once: torch makes words of them first."""
 
 
+class _Part(NamedTuple):
+    """A plain tensor with data of the user's."""
+
+    kind: str
+    name: str
+    tensor: torch.Tensor
+    version: int | None
+    """None if it counts no versions."""
+
+    @property
+    def storage(self) -> int:
+        return int(self.tensor.untyped_storage()._cdata)
+
+    @property
+    def written(self) -> bool:
+        return self.version is not None and self.tensor._version != self.version
+
+
 class Guard:
     """The user's tensors and optimizers, contexts in which they cannot be written, and what was written."""
 
@@ -40,23 +58,22 @@ class Guard:
         job = job.sharded or job
         (_, *others), self._optimizers, trained = of_the_job(job)
         self._modules = dict(unwrapped(job.model, refuse=False).named_modules())
-        owners = {f"{type(each).__name__}, which the step names": each for each in others}
         self._tensors: dict[int, tuple[str, str, torch.Tensor]] = {}
-        self._noted: list[tuple[str, str, torch.Tensor, int | None]] = []
+        self._parts: list[_Part] = []
         self._refused: list[str] = []
         self._standing = False
         self._others = {each.ident for each in threading.enumerate()} - {threading.get_ident()}
         self.written: str | None = None
         """A write that was not refused; no further step runs after it."""
+        owners = {f"{type(each).__name__}, which the step names": each for each in others}
         for owner, module in {"the original": job.model, **owners}.items():
             for name, tensor in chain(module.named_parameters(), module.named_buffers()):
                 kind = "parameters" if isinstance(tensor, nn.Parameter) else "buffers"
                 self._tensors.setdefault(id(tensor), (kind, f"{name!r} of {owner}", tensor))
         for tensor in trained:
             words = f"a trained tensor of shape {tuple(tensor.shape)} of your loss, step or optimizer"
-            self._tensors.setdefault(
-                id(tensor), ("parameters", f"{words}; a loss that is a module is copied", tensor)
-            )
+            words = f"{words}; a loss that is a module is copied"
+            self._tensors.setdefault(id(tensor), ("parameters", words, tensor))
         for kind, name, tensor in self._tensors.values():
             attached = getattr(tensor, "__dict__", {}).values()  # such as Megatron's ``main_grad``
             self._note(kind, name, tensor, *(each for each in attached if isinstance(each, torch.Tensor)))
@@ -67,37 +84,36 @@ class Guard:
             held = tensors((list(getattr(optimizer, "state", {}).values()), groups))
             self._note("optimizer state", "the state of your optimizer", *held)
         self._note("batch", "the batch", *tensors(job.batch))
-        self._storages = {part.untyped_storage()._cdata: name for _, name, part, _ in reversed(self._noted)}
 
     def _note(self, kind: str, name: str, *held: torch.Tensor) -> None:
-        for part in (part for each in held for part in _parts(each)):
-            self._noted.append((kind, name, part, None if part.is_inference() else part._version))
+        for tensor in chain(*map(_plain, held)):
+            version = None if tensor.is_inference() else tensor._version
+            self._parts.append(_Part(kind, name, tensor, version))
 
-    def sums(self) -> dict[tuple[str, torch.device], int]:
-        """Sum the words of each kind of tensor, on its device.
+    def sums(self) -> dict[int, int]:
+        """Sum the words of each storage.
 
         This shows writes that no version counter counts (``.data``, kernels called by address). It takes 0.1
         s per GiB on two CPU cores (measured), and 5 ms for 16 GiB on a GPU at 3.3 TB/s (computed).
         """
-        storages = {part.untyped_storage()._cdata: (kind, part) for kind, _, part, _ in self._noted}
-        totals: dict[tuple[str, torch.device], torch.Tensor] = {}
-        for kind, part in storages.values():
-            place, storage = (kind, part.device), part.untyped_storage()
-            octets = torch.empty(0, dtype=torch.uint8, device=part.device).set_(storage)
+        totals = {}
+        for number, tensor in {part.storage: part.tensor for part in self._parts}.items():
+            storage = tensor.untyped_storage()
+            octets = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             whole = 0 if storage.data_ptr() % WORD else len(octets) // WORD * WORD
             single = octets[whole:].split(CHUNK)  # type: ignore[no-untyped-call]
-            rest = sum(each.sum(dtype=torch.int64) for each in single)
-            total = octets[:whole].view(torch.int64).sum() + rest
-            totals[place] = totals[place] + total if place in totals else total
-        return {place: int(total) for place, total in totals.items()}
+            totals[number] = octets[:whole].view(torch.int64).sum()
+            for each in single:
+                totals[number] += each.sum(dtype=torch.int64)
+        return {number: int(total) for number, total in totals.items()}
 
-    def changed(self, before: dict[tuple[str, torch.device], int]) -> list[str]:
+    def changed(self, before: dict[int, int]) -> list[str]:
         """Name the kinds of tensors that were written to since ``before``, the `sums` at the beginning."""
-        kinds = {kind for kind, _, part, version in self._noted if _written(part, version)}
-        kinds |= {
-            kind for (kind, device), total in self.sums().items() if before.get((kind, device)) != total
-        }
-        return sorted(kinds)
+        now = self.sums()
+        parts = self._parts
+        return sorted(
+            {each.kind for each in parts if each.written or before.get(each.storage) != now[each.storage]}
+        )
 
     @contextmanager
     def standing(self) -> Iterator[None]:
@@ -125,7 +141,7 @@ class Guard:
     def look(self) -> None:
         """Raise `OriginalTouched` between two steps if one of them wrote to something of the user's."""
         if self.written is None and self._standing:
-            written = (name for _, name, part, version in self._noted if _written(part, version))
+            written = (part.name for part in self._parts if part.written)
             if (name := next(written, None)) is not None:
                 self.written = f"it writes to {name}"
         if self.written is not None:
@@ -143,7 +159,9 @@ class Guard:
             with ExitStack() as stack:
                 if not self._standing:
                     stack.enter_context(self.standing())
-                stack.enter_context(_Writes(self._storages, self._refuse))
+                stack.enter_context(
+                    _Writes({part.storage: part.name for part in reversed(self._parts)}, self._refuse)
+                )
                 yield
                 self.look()
         except Exception as error:
@@ -178,16 +196,12 @@ def _remove(handle: Any, leaf: torch.Tensor, had_hooks: bool) -> None:
         leaf._backward_hooks = None
 
 
-def _written(part: torch.Tensor, version: int | None) -> bool:
-    return version is not None and part._version != version
-
-
-def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """List the plain tensors with data in a tensor: itself, or those that a subclass wraps."""
     if hasattr(tensor, "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:
             if isinstance(inner := getattr(tensor, name), torch.Tensor):  # a DTensor names its mesh too
-                yield from _parts(inner)
+                yield from _plain(inner)
     elif has_data(tensor) and tensor.layout is torch.strided:
         with suppress(NotImplementedError, RuntimeError):
             tensor.untyped_storage().data_ptr()
@@ -233,7 +247,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look_at(self, written: Any) -> None:
         for each in tree_iter(written):
             if isinstance(each, torch.Tensor):
-                for part in _parts(each):
+                for part in _plain(each):
                     name = self._storages.get(part.untyped_storage()._cdata)
                     if name is not None:
                         self._refuse(f"it would write to {name}")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fp8doctor.stacks import te_private, torch_private
-from fp8doctor.trial.state.users import Contents, contents, refill, restore
+from fp8doctor.trial.state.users import Contents, PutBack, contents, refill, restore
 
 _log = logging.getLogger("fp8doctor")
 
@@ -53,41 +53,28 @@ also has ``fp32_precision``."""
 ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 """``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
 
-PASSES = 3
-"""Passes over the settings: precision settings change each other."""
-
-
 Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
 """Name in a report, and functions to read and to write it."""
 
 
-def read() -> dict[str, Any]:
-    """Read every readable setting, by its name."""
-    values = {}
-    for name, read_it, _ in _settings():
-        try:
-            values[name] = read_it()
-        except Exception:
-            _log.debug("%s cannot be read", name, exc_info=True)
-    return values
+def noted_settings() -> list[PutBack]:
+    """Note every setting that can be read."""
+    return [put_back for each in _settings() if (put_back := _noted(*each)) is not None]
 
 
-def put_back(before: Mapping[str, Any]) -> list[str]:
-    """Write every setting that differs from ``before``, and name those that cannot be put back."""
-    for _ in range(PASSES):
-        for name, _, write in _changed(before):
-            try:
-                write(before[name])
-            except Exception:
-                _log.debug("%s cannot be put back", name, exc_info=True)
-    return [name.partition(":")[0] for name, _, _ in _changed(before)]
+def _noted(name: str, read: Callable[[], Any], write: Callable[[Any], object]) -> PutBack | None:
+    try:
+        before = read()
+    except Exception:
+        _log.debug("%s cannot be read", name, exc_info=True)
+        return None
 
+    def put_back() -> Iterator[str]:
+        if not alike(before, read()):
+            yield name.partition(":")[0]
+            write(before)
 
-def _changed(before: Mapping[str, Any]) -> list[Setting]:
-    now = read()
-    return [
-        each for each in _settings() if each[0] in before and not alike(before[each[0]], now.get(each[0]))
-    ]
+    return put_back
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -126,13 +113,8 @@ def _of_torch() -> Iterator[Setting]:
     yield "the default dtype", torch.get_default_dtype, torch.set_default_dtype
     yield "the default device", torch_private.default_device, torch.set_default_device
     yield "grad mode", torch.is_grad_enabled, torch.set_grad_enabled
-    yield (
-        "anomaly mode",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.set_anomaly_enabled(*value),
-    )
-    name = "deterministic algorithms"
-    yield name, torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    get_mode, set_mode = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    yield "deterministic algorithms", get_mode, set_mode
     yield "the number of threads", torch.get_num_threads, torch.set_num_threads
     name = "precision and backend flags"
     yield f"{name}: matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision

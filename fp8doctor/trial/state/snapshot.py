@@ -18,9 +18,9 @@ from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.torch_private import compiled_entries
-from fp8doctor.trial.state import settings
+from fp8doctor.trial.state.settings import noted_settings
 from fp8doctor.trial.state.te_state import buffers_apart
-from fp8doctor.trial.state.users import UserObjects
+from fp8doctor.trial.state.users import noted_objects, put_back
 
 MEMORY = "memory of the GPU"
 
@@ -39,21 +39,23 @@ def restored(job: Job) -> Iterator[list[str]]:
     gives; so is what cannot be put back. Inside, gradients are on and warnings are hidden.
     """
     torch_private.load_dynamo()  # whose settings are read
-    before, objects, allocated = settings.read(), UserObjects(job), _allocated()
+    settings, objects, allocated = noted_settings(), noted_objects(job), _allocated()
     pools = {*torch_private.compile_pools()}
     compiled = [(code, compiled_entries(code)) for code in torch_private.seen_codes()]
     named: list[str] = []
     last_first = ExitStack()  # goes on if one fails, and raises its exception at the end
 
-    def put_back() -> None:
+    def leave() -> None:
         with signals_deferred():
             last_first.close()
 
     last_first.callback(lambda: named.extend(_grown(allocated)))
-    last_first.callback(lambda: named.extend(settings.put_back(before)))
+    last_first.callback(lambda: named.extend(put_back(settings)))
+    last_first.callback(put_back, settings)
+    last_first.callback(put_back, settings)  # precision settings change each other
     last_first.callback(lambda: named.extend(_forget_compiled(compiled)))
     last_first.callback(_stop_pools, pools)
-    last_first.callback(lambda: named.extend(f"{name} (put back)" for name in objects.put_back()))
+    last_first.callback(lambda: named.extend(f"{name} (put back)" for name in put_back(objects)))
     try:
         try:
             with signals_deferred():
@@ -65,9 +67,9 @@ def restored(job: Job) -> Iterator[list[str]]:
                 warnings.simplefilter("ignore")
             yield named
         finally:
-            put_back()
+            leave()
     finally:
-        put_back()  # what is left if an interrupt came before signals were deferred
+        leave()  # what is left if an interrupt came before signals were deferred
 
 
 def _forget_compiled(before: Sequence[tuple[CodeType, list[CodeType]]]) -> list[str]:

@@ -44,34 +44,31 @@ PutBack = Callable[[], Iterable[str]]
 """Puts one thing back, and names what had changed."""
 
 
-class UserObjects:
-    """The user's modules, tensors and optimizers as they were when this was made."""
+def put_back(noted: Iterable[PutBack]) -> list[str]:
+    """Put everything back, and name what had changed. If one part fails, the others are put back."""
+    changed: dict[str, None] = {}
+    for each in noted:
+        try:
+            changed.update(dict.fromkeys(each()))
+        except Exception:  # from a user's or a library's class, or of a setting that this torch lacks
+            _log.debug("%s", each, exc_info=True)
+    return list(changed)
 
-    def __init__(self, job: Job) -> None:
-        users = of_the_job(job)
-        modules = _each_once(each for root in users.modules for each in root.modules())
-        held = [(*module._parameters.values(), *module._buffers.values()) for module in modules]
-        tensors = _each_once(chain(*held, users.trained))
-        gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
-        self._parts: list[PutBack] = [
-            *(
-                _noted_data("parameters", each) for each in tensors
-            ),  # before gradients, which need the same dtype
-            *(_noted_data("gradients", each) for each in gradients),
-            *map(_noted_tensor, tensors),
-            *map(_noted_module, modules),
-            *map(_noted_optimizer, users.optimizers),
-        ]
 
-    def put_back(self) -> list[str]:
-        """Put everything back, and name what had changed. If one part fails, the others are put back."""
-        changed: dict[str, None] = {}
-        for put_back in self._parts:
-            try:
-                changed.update(dict.fromkeys(put_back()))
-            except Exception:  # from a user's or a library's class
-                _log.debug("%s", put_back, exc_info=True)
-        return list(changed)
+def noted_objects(job: Job) -> list[PutBack]:
+    """Note the user's modules, tensors and optimizers."""
+    users = of_the_job(job)
+    modules = _each_once(each for root in users.modules for each in root.modules())
+    held = [(*module._parameters.values(), *module._buffers.values()) for module in modules]
+    tensors = _each_once(chain(*held, users.trained))
+    gradients = [each.grad for each in tensors if each.is_leaf and each.grad is not None]
+    return [
+        *(_noted_data("parameters", each) for each in tensors),  # before gradients, which need the same dtype
+        *(_noted_data("gradients", each) for each in gradients),
+        *map(_noted_tensor, tensors),
+        *map(_noted_module, modules),
+        *map(_noted_optimizer, users.optimizers),
+    ]
 
 
 def _noted_data(name: str, tensor: torch.Tensor) -> PutBack:

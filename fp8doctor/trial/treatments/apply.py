@@ -1,8 +1,6 @@
 """Find the function that applies a treatment, and apply a prescription to a live model.
 
-A treatment's function takes a variant of the step and a context, and returns the changed variant. It works on
-a replica that shares its Parameters with every other variant. It may replace a Parameter, but never writes to
-one.
+Variants share their Parameters. A treatment's function may replace one, but never writes to one.
 """
 
 from __future__ import annotations
@@ -22,12 +20,13 @@ from fp8doctor.analysis.treatment_table import TREATMENTS, traits
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import NoCounterpart
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.variant import Variant
 
 
-class NotTried(Exception):
+class NotTried(NoCounterpart):
     """The treatment does not apply to this model or cannot be applied here."""
 
 
@@ -98,24 +97,22 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
                     if changed is not child:
                         setattr(module, child_name, changed)
             else:
-                made[id(module)] = (module, _marked_alike(new, module))
+                made[id(module)] = (module, new)
+                if behind_compile(module) is None:
+                    mark_alike(new, module)
         return made[id(module)][1]
 
     def wrapped_anew(wrapper: nn.Module, inside: nn.Module, name: str) -> nn.Module:
         inner, context = visit(inside, name), context_of(wrapper)
         return wrapper if inner is inside or context is None else cast(nn.Module, context(inner))
 
+    def mark_alike(new: nn.Module, old: nn.Module) -> None:
+        if (call := context_of(compiled_call(old))) is not None:
+            compile_call(new, call)
+        if (forward := context_of(old.__dict__.get("forward"))) is not None:
+            new.__dict__["forward"] = forward(new.forward)
+
     return visit(model, "")
-
-
-def _marked_alike(new: nn.Module, old: nn.Module) -> nn.Module:
-    if behind_compile(old) is not None:
-        return new
-    if (call := context_of(compiled_call(old))) is not None:
-        compile_call(new, call)
-    if (forward := context_of(old.__dict__.get("forward"))) is not None:
-        new.__dict__["forward"] = forward(new.forward)
-    return new
 
 
 def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> nn.Module:
@@ -135,7 +132,7 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
         try:
             root, context = root_of(model), TreatmentContext(facts, each.name, each.layers)
             model = put_back(model, root, function_of(each.name)(Variant(root, batch=None), context).model)
-        except NotTried as error:
+        except NoCounterpart as error:
             left.append(f"{each.name} ({error})")
     said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
     if set(map(id, model.parameters())) - set(before):

@@ -11,7 +11,7 @@ from torch import nn
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
-from fp8doctor.stacks import NoCounterpart, bf16_counterpart
+from fp8doctor.stacks import bf16_counterpart
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, swap
 from fp8doctor.trial.treatments.compilation import block_by_block, compile_blocks, without_compile_marks
@@ -58,8 +58,8 @@ def in_form(form: str, facts: Facts) -> Change:
 def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
     """Replace FP8 training layers (all, or those in ``only``) by BF16 ones over the same Parameters.
 
-    ``compiled`` says whether torch.compile will cover them. Raises `NotTried` if a layer has no BF16
-    counterpart, or if the truncated model has none of the named layers.
+    ``compiled`` says whether torch.compile will cover them. Raises `NoCounterpart`, also if
+    the truncated model has none of the named layers.
     """
     done = 0
 
@@ -67,10 +67,7 @@ def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | No
         nonlocal done
         if only is not None and not belongs(name, only):
             return None
-        try:
-            found = bf16_counterpart(module, compiled)
-        except NoCounterpart as error:
-            raise NotTried(str(error)) from None
+        found = bf16_counterpart(module, compiled)
         done += found is not None
         return found
 

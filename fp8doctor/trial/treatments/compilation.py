@@ -13,7 +13,7 @@ from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compi
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.facts import Facts
-from fp8doctor.stacks.torch_private import behind_compile, compiled_call, original, uncompile_call
+from fp8doctor.stacks.torch_private import behind_compile, original, uncompile_call
 from fp8doctor.trial.copies.compiling import give_wrappers_own_code, has_settings
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, modules, root_of
@@ -100,11 +100,7 @@ def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
     blocks = {names[id(parent._modules[child])] for parent, child in _blocks_in(root, lists)}
     if marks != (blocks if lists else {""}):
         return True
-    return any(
-        has_settings(mark)
-        for module in model.modules()
-        for mark in (module, compiled_call(module), module.__dict__.get("forward"), type(module).forward)
-    )
+    return has_settings(model)
 
 
 def _lists_of(facts: Facts) -> list[str]:

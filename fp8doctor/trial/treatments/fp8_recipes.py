@@ -13,7 +13,7 @@ from torch import nn
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.recipes import BY_TREATMENT, Recipe
-from fp8doctor.stacks import NoCounterpart, recognise, te_private, transformer_engine
+from fp8doctor.stacks import recognise, te_private, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open, meta
 from fp8doctor.stacks.torch_private import Unknown
@@ -54,9 +54,12 @@ def to_mxfp8(model: nn.Module, recipe: Recipe) -> nn.Module:
     made: list[nn.Module] = []
 
     def plain(name: str, module: nn.Module) -> nn.Module | None:
-        if not is_float8_linear(module) or not takes(module, recipe):
+        linear: Any = module if is_float8_linear(module) else None
+        if linear is None or any(side % recipe.multiple for side in linear.weight.shape):
             return None
-        made.append(plain_linear(module).train(module.training))
+        if recipe.drops_bias and linear.bias is not None:
+            return None
+        made.append(plain_linear(linear).train(linear.training))
         return made[-1]
 
     model = swap(model, plain)
@@ -67,17 +70,8 @@ def to_mxfp8(model: nn.Module, recipe: Recipe) -> nn.Module:
     return model
 
 
-def takes(layer: Any, recipe: Recipe) -> bool:
-    """Return whether a recipe supports a layer's bias and both sides of its weight."""
-    fits = all(size % recipe.multiple == 0 for size in layer.weight.shape)
-    return fits and not (recipe.drops_bias and layer.bias is not None)
-
-
 def config_of(recipe: str) -> Any:
-    """Return torchao's configuration for a recipe.
-
-    Raises `NotTried` if torchao cannot be imported or does not know it.
-    """
+    """Return torchao's configuration for a recipe."""
     try:
         from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
 
@@ -129,10 +123,7 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     """
     if not any(linear.stack == STACK for linear in context.facts.network.linears):
         raise NotTried("the model holds no layer of Transformer Engine")
-    try:
-        opened = autocast()
-    except NoCounterpart as error:
-        raise NotTried(str(error)) from None
+    opened = autocast()
 
     def opened_again() -> AbstractContextManager[Any]:
         return nullcontext() if autocast_is_open() else opened(enabled=True)

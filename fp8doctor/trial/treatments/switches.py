@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fp8doctor.analysis.treatment_table import FUSABLE
 from fp8doctor.examine.attention import sdp_backends
-from fp8doctor.examine.checkpointing import huggingface_flag, is_composable, names_checkpoint, whole_forward
+from fp8doctor.examine.checkpointing import huggingface_flag, names_checkpoint
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
@@ -72,7 +72,7 @@ def without_cache(model: nn.Module) -> bool:
 
 
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """Remove checkpoint wrappers and hooks and clear flags; an unconditional call in a forward stays.
+    """Remove checkpoint wrappers and clear flags; an unconditional call in a forward stays.
 
     transformers turns the KV cache off while it checkpoints. The cache stays off.
     """
@@ -97,20 +97,7 @@ def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def _switched_off(module: nn.Module, asking: Collection[str]) -> bool:
-    """Switch off a module's flag, torch's hooks or assigned forward; return whether there was one."""
-    if whole_forward(module):
-        module.forward = module.forward.args[0]  # type: ignore[attr-defined]
-        return True
-    hooks = [
-        (held, key)
-        for held in (module._forward_pre_hooks, module._forward_hooks)
-        for key, hook in held.items()
-        if is_composable(hook)
-    ]
-    if hooks:
-        for held, key in hooks:
-            del held[key]
-        return True
+    """Switch off the flags that a module's forward reads; return whether there was one."""
     on = [name for name in asking if read(module, name) is True]
     if not on or not names_checkpoint(forward_of(module), type(module)):
         return False
