@@ -5,7 +5,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from fp8doctor.cost import gpu_spec
-from fp8doctor.facts import Facts, Gpu, Linear
+from fp8doctor.facts import Facts, Gpu, Linear, recorded
 from fp8doctor.recipes import (
     FIRST_WITH_FP8,
     RECIPES,
@@ -38,6 +38,13 @@ def has_fp8(gpu: Gpu) -> bool:
 
 def capability(gpu: Gpu) -> tuple[int, ...]:
     return tuple(int(part) for part in (gpu.compute_capability or "0.0").split(".") if part.isdigit())
+
+
+def visible_gpus(facts: Facts) -> list[Gpu] | None:
+    """List the GPUs that this process may use; None if they could not be read."""
+    if not recorded(facts, "gpus"):
+        return None
+    return [gpu for gpu in facts.gpus if gpu.get("visible", True)]
 
 
 def assumed_gpus(facts: Facts) -> list[Gpu]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
-from fp8doctor.analysis.treatment_table import FOR_FP8, OPTIMIZER_LAST, STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.verdict import GRAVE, Status
 from fp8doctor.areas import position
@@ -45,8 +45,20 @@ HOW_TO_USE = {
 }
 """Kind of lines -> what to do with them; Python's need no word."""
 
-IDLE, EXPOSED = "host-bound", "exposed-communication"
-"""The checks of idle time, and of communication that no compute covers, which copies do not have."""
+LESS = ("host-bound", "exposed-communication")
+"""Rules about time that a faster step has less of."""
+
+
+class Marked(Struct, frozen=True):
+    """One line of a list."""
+
+    mark: Mark | None
+    text: str
+    name: str = ""
+    code: str = ""
+    """Of a check, to look up."""
+    lines: str = ""
+    """To type."""
 
 
 class Item(Struct, frozen=True):
@@ -60,7 +72,7 @@ class Item(Struct, frozen=True):
     name: str
     title: str
     aside: str
-    """Of a fix: where it is written, what it saves. Of a finding: what ends it, or what its change saves."""
+    """Of a fix: where it is written, what it saves. Of a finding: what ends it."""
     explanation: str = ""
     summary: str = ""
     """Of its change; empty if a fix of the plan ends it."""
@@ -72,29 +84,26 @@ class Item(Struct, frozen=True):
 def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Iterator[Item]:
     """List the fixes in their order, then the other findings."""
     by_name = {each.name: each for each in findings}
-    numbers = {step.treatment.name: number for number, step in enumerate(steps, 1)}
-    for step in steps:
+    for number, step in enumerate(steps, 1):
         found = by_name.get(next(iter(step.names), ""))
         also = f" Also fixes {', '.join(step.mends[1:])}." if step.mends[1:] else ""
         yield Item(
-            number=numbers[step.treatment.name],
+            number=number,
             mark=MARK_OF_SEVERITY.get(found.severity if found else None, "info"),
             code=step.code,
             name=found.name if found else step.treatment.name,
             title=found.title if found else step.title,
-            aside=_fix_aside(step, steps, numbers, view),
+            aside=_fix_aside(step, steps, view),
             explanation=f"{found.explanation if found else ''}{also}".strip(),
             summary=step.treatment.summary,
             lines=step.treatment.code,
         )
     heads = {name for step in steps for name in step.names[:1]}
     for finding in (each for each in findings if each.name not in heads):
-        vain = gains_nothing(finding)
-        ended = _ended_by(finding, steps, view)
-        saving = finding.saving_ms
-        alone = saving if saving and saving.basis == "measured" and saving.low > 0 else None
-        change = finding.treatment
-        if ended or view.gives_up_fp8 or (change and (finding.saving_ms and not alone)):
+        vain, saving, change = gains_nothing(finding), finding.saving_ms, finding.treatment
+        ended = _ended_by(finding, steps)
+        helps = saving is None or (saving.basis == "measured" and saving.low > 0)
+        if ended or view.gives_up_fp8 or not helps:
             change = None
         yield Item(
             number=None,
@@ -102,7 +111,7 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
             code=finding.code,
             name=finding.name,
             title=f"{GAINS_NOTHING if vain and not ended else ''}{finding.title}",
-            aside=ended or (f"on its own, its change {_saves(alone)}" if alone and change else ""),
+            aside=ended,
             explanation=finding.explanation,
             summary=change.summary if change else "",
             lines=change.code if change else "",
@@ -110,17 +119,15 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
         )
 
 
-def _fix_aside(step: Step, steps: Sequence[Step], numbers: dict[str, int], view: TrialView) -> str:
+def _fix_aside(step: Step, steps: Sequence[Step], view: TrialView) -> str:
     """Say where a fix is written, what it saves and with which others, or why it has no time."""
-    has_lines = any(
-        line.strip() and not line.lstrip().startswith("#") for line in step.treatment.code.splitlines()
-    )
+    code_lines = (line.strip() for line in step.treatment.code.splitlines())
+    has_lines = any(line and not line.startswith("#") for line in code_lines)
     how = HOW_TO_USE.get(step.treatment.kind, "") if has_lines else ""
-    beside, saving = _numbered(step.together, numbers), step.saving_ms
-    if beside and saving is None:
-        gives = f"its saving is counted in {beside}"
-    elif saving is None:
-        gives = if_recorded(_not_timed, step, view) or ""
+    numbers, saving = {each.treatment.name: number for number, each in enumerate(steps, 1)}, step.saving_ms
+    beside = " and ".join(f"fix {numbers[each]}" for each in step.together if each in numbers)
+    if saving is None:
+        gives = f"its saving is counted in {beside}" if beside else if_recorded(_not_timed, step, view) or ""
     else:
         begins = saving.from_ms  # a model is converted, then compiled
         later = steps[numbers[step.treatment.name] :] if begins else ()
@@ -131,34 +138,18 @@ def _fix_aside(step: Step, steps: Sequence[Step], numbers: dict[str, int], view:
     return "; ".join(filter(None, (how, gives)))
 
 
-def _numbered(treatments: Sequence[str], fixes: Mapping[str, int]) -> str:
-    """Write the fixes' numbers: ``fix 1``, ``fixes 1 and 2``; empty if one has none."""
-    if not treatments or not all(each in fixes for each in treatments):
-        return ""
-    numbers = sorted({fixes[each] for each in treatments})
-    *others, last = map(str, numbers)
-    return f"fixes {', '.join(others)} and {last}" if others else f"fix {last}"
-
-
 def _saves(saving: Saving, after: str = "") -> str:
     """Write a saving and its basis: saves 28.0 ms/step, from 120.5 to 92.5, measured."""
     how = HOW_KNOWN[saving.basis]
-    either_way = saving.low < 0 < saving.high
     if saving.from_ms is not None and saving.to_ms is not None:
-        noise = " within noise" if either_way else ""
         times = f"from {saving.from_ms:,.1f} {after}to {saving.to_ms:,.1f}"
-        verb = "saves" if saving.middle >= 0 else "costs"
-        return f"{verb} {abs(saving.middle):,.1f} ms/step{noise}, {times}, {how}"
+        return (
+            f"{'saves' if saving.middle >= 0 else 'costs'} {abs(saving.middle):,.1f} ms/step, {times}, {how}"
+        )
     how += f" for {saving.gpu}" if saving.basis == "modelled" and saving.gpu else ""
-    ends = (saving.high, saving.low) if either_way else sorted((saving.low, saving.high), key=abs)
-    first, last = map(rounded_ms, ends)
-    if either_way and (first, last) != ("0.0", "0.0"):
-        noisy = "too noisy to tell: " if saving.basis == "measured" else ""
-        words = [
-            f"{ms} ms/step {'less' if end > 0 else 'more'}"
-            for ms, end in zip((first, last), ends, strict=True)
-        ]
-        return f"{noisy}from {' to '.join(words)}, {how}"
+    if saving.low < 0 < saving.high:
+        return f"saves or costs: −{rounded_ms(saving.low)} to +{rounded_ms(saving.high)} ms/step, {how}"
+    first, last = map(rounded_ms, sorted((saving.low, saving.high), key=abs))
     most = not saving.low and saving.high > 0
     amount = f"at most {last}" if most else first if first == last else f"{first} to {last}"
     return f"{'saves' if saving.high >= 0 else 'costs'} {amount} ms/step, {how}"
@@ -167,14 +158,11 @@ def _saves(saving: Saving, after: str = "") -> str:
 def _not_timed(step: Step, view: TrialView) -> str:
     """Say why a trial on a GPU has no time of a fix; empty without a trial."""
     name, arms = step.treatment.name, view.facts.arms()
-    if not timed_on_gpu(view.facts) or not any(each.tried for each in arms):
-        return ""
     planned = [each for each in arms if name in each.get("treatments", ())]
-    if any(each.tried for each in planned):
+    if not timed_on_gpu(view.facts) or not any(each.tried for each in arms) or any(e.tried for e in planned):
         return ""
-    late = (view.own_bf16_left_out if name == STAY_IN_BF16 else None) or next(
-        filter(lacked_time, planned), None
-    )
+    late = next(filter(lacked_time, planned), None)
+    late = (view.own_bf16_left_out if name == STAY_IN_BF16 else None) or late
     if late:
         return f"not timed: {(sentence_of(late) or '').removeprefix('it ')}"
     if planned:
@@ -182,27 +170,22 @@ def _not_timed(step: Step, view: TrialView) -> str:
     return f"not timed: {'no part of this trial' if traits(name).runs else 'fp8doctor cannot apply it'}"
 
 
-def _ended_by(finding: Finding, steps: Sequence[Step], view: TrialView) -> str:
+def _ended_by(finding: Finding, steps: Sequence[Step]) -> str:
     """Name the fix that ends a finding or its cause; leaving FP8 off ends what only FP8 has."""
     name = finding.treatment.name if finding.treatment else None
     causes = set() if finding.severity == "info" else set(finding.caused_by)
-    fixes = list(enumerate(steps, 1))
-    itself = (number for number, step in fixes if step.treatment.name == name)
-    also = (number for number, step in fixes if finding.name in step.names)
-    cause = (number for number, step in fixes if causes.intersection(step.mends))
-    leaves = (number for number, step in fixes if step.treatment.name == STAY_IN_BF16)
-    fix = next(itself, None) or next(also, None) or next(cause, None)
-    if fix is None and _is_of_fp8_alone(finding):
-        fix = next(leaves, None)
-    if fix is None:
+    ends = (
+        lambda step: step.treatment.name == name,
+        lambda step: finding.name in step.names,
+        lambda step: causes.intersection(step.mends),
+        lambda step: step.treatment.name == STAY_IN_BF16 and _is_of_fp8_alone(finding),
+    )
+    found = next((number for ends_it in ends for number, step in enumerate(steps, 1) if ends_it(step)), None)
+    if found is None:
         return ""
-    gone = steps[fix - 1].treatment.name == STAY_IN_BF16
-    if gone and finding.treatment and finding.treatment.name in FOR_FP8:
-        return "its fix makes another job, not timed"
-    if finding.name == IDLE:
-        return f"less with fix {fix}"
-    untold = finding.name == EXPOSED and steps[fix - 1].saving_ms is None
-    return f"gone with fix {fix}" if gone else f"{'see fix' if untold else 'fixed by'} {fix}"
+    if finding.name in LESS:
+        return f"less with fix {found}"
+    return f"{'gone with fix' if steps[found - 1].treatment.name == STAY_IN_BF16 else 'fixed by'} {found}"
 
 
 def _is_of_fp8_alone(finding: Finding) -> bool:
@@ -218,13 +201,6 @@ def gains_nothing(finding: Finding) -> bool:
     saving = finding.saving_ms
     in_vain = saving is not None and saving.basis == "measured" and saving.low <= 0
     return in_vain and finding.severity != "error" and not recorded(finding, "breaks")
-
-
-class Checked(Struct, frozen=True):
-    """Checks or areas with the same answer."""
-
-    mark: Mark
-    text: str
 
 
 MARK_OF_OUTCOME: dict[str, Mark] = {
@@ -255,16 +231,16 @@ def area_marks(
     return {area: next(mark for mark in order if mark in marks[area]) for area in calm}
 
 
-def areas(marks: dict[str, Mark]) -> Iterator[Checked]:
+def areas(marks: dict[str, Mark]) -> Iterator[Marked]:
     """Count the areas by what is known of them, and name those not fully checked."""
     counts = Counter(marks.values())
     if fine := counts["healthy"]:
-        yield Checked("healthy", f"{plural(fine, 'area')} fine")
+        yield Marked("healthy", f"{plural(fine, 'area')} fine")
     if aside := counts["not_applicable"]:
-        yield Checked("not_applicable", f"{aside} {'does' if aside == 1 else 'do'} not apply")
+        yield Marked("not_applicable", f"{aside} {'does' if aside == 1 else 'do'} not apply")
     if unknown := [AREAS.get(area, area) for area, mark in marks.items() if mark == "unknown"]:
         names = ", ".join(unknown)
-        yield Checked("unknown", f"{len(unknown)} not fully checked (-v says why): {names}")
+        yield Marked("unknown", f"{len(unknown)} not fully checked (-v says why): {names}")
 
 
 def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
@@ -278,7 +254,7 @@ def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
     return recorded(outcome, "missing") and never.get(outcome.missing, False)
 
 
-def without_findings(outcomes: Iterable[Outcome]) -> tuple[Checked, ...]:
+def without_findings(outcomes: Iterable[Outcome]) -> tuple[Marked, ...]:
     """List the checks that found nothing, those with the same answer together."""
     together: dict[tuple[Mark, str], list[str]] = {}
     for each in outcomes:
@@ -286,4 +262,4 @@ def without_findings(outcomes: Iterable[Outcome]) -> tuple[Checked, ...]:
             word = "nothing found" if each.outcome == "silent" else each.outcome.replace("_", " ")
             said = ", ".join(filter(None, (word, each.reason)))
             together.setdefault((MARK_OF_OUTCOME.get(each.outcome, "healthy"), said), []).append(each.code)
-    return tuple(Checked(mark, f"{' '.join(codes)}: {said}") for (mark, said), codes in together.items())
+    return tuple(Marked(mark, f"{' '.join(codes)}: {said}") for (mark, said), codes in together.items())

@@ -1,9 +1,10 @@
-"""The job in words: GPU, versions, model, what decides about FP8, its ranks, and synthetic parts."""
+"""The job in words: GPU, versions, model, what decides about FP8, and synthetic parts."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
@@ -11,9 +12,10 @@ from fp8doctor.analysis.layers import flops_share_pct, main_rows, stores_fp8
 from fp8doctor.analysis.memory import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.own_step import own_words, watched_job
+from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates
-from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Workload, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS
 from fp8doctor.wording import percent, plural
@@ -24,6 +26,9 @@ SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
 SXM = ("A100", "H100", "H200")
 """GPUs whose datasheet is that of the SXM board, which is faster than the PCIe one of the same name."""
 
+UNKNOWN = "unknown"
+"""Stands for a fact that was not recorded."""
+
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
     """Describe the GPU and the versions that matter."""
@@ -31,51 +36,23 @@ def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
 
 
 def _gpu(facts: Facts, modelled: str) -> str:
-    if not recorded(facts, "gpus"):
-        return f"GPU unknown; estimates for {modelled}"
-    visible = [gpu for gpu in facts.gpus if gpu.get("visible", True)]
-    if not visible:
+    gpus, elsewhere = visible_gpus(facts), f"; estimates for {modelled}"
+    if gpus is None:
+        return f"GPU unknown{elsewhere}"
+    if not gpus:
         hidden = f"{plural(len(facts.gpus), 'GPU')} hidden from this process" if facts.gpus else "no GPU"
-        return f"{hidden}; estimates for {modelled}"
-    labels = Counter(gpu_label(gpu) for gpu in visible)
-    names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in labels.items())
-    if not modelled:
-        amd = all(gpu.get("vendor") == "amd" for gpu in visible)
-        return f"{names}; no {'estimates for AMD' if amd else 'datasheet, so no estimates'}"
-    assumed = facts.get("assumed_gpu")
-    return f"{names}; estimates for {modelled}" if assumed else names
-
-
-def fp8_share(facts: Facts) -> str:
-    """Tell how many layers train in FP8, by which library and recipe."""
-    linears = facts.network.linears
-    in_fp8 = [linear for linear in linears if linear.use == "training"]
-    stacks = [STACKS[each].in_words if each in STACKS else each for each in _names(in_fp8, "stack")]
-    how = ", ".join((*stacks, *(recipe_in_words(each) for each in _names(in_fp8, "recipe"))))
-    share = f"{len(in_fp8)} of {plural(len(linears), 'Linear')}"
-    unknown = [linear for linear in linears if linear.use == "unknown"]
-    if unknown and not in_fp8:
-        return f"FP8 by name in {len(unknown)} of {plural(len(linears), 'Linear')}"
-    if not linears and "network.linears" in facts.get("gaps", {}):
-        return "its Linears could not be read"
-    if stored := sum(map(stores_fp8, linears)) if not in_fp8 else 0:
-        return f"FP8 weights in {stored} of {plural(len(linears), 'Linear')}, no FP8 training"
-    if not in_fp8:
-        calls = facts.network.get("fp8_calls", ())
-        outside = f"; outside of them {calls[0]}" if calls else ""
-        return f"no FP8 in {plural(len(linears), 'Linear')}{outside}"
-    return f"FP8 ({how}) in {share}" if how else f"FP8 in {share}"
-
-
-def _names(linears: Iterable[Linear], field: str) -> list[str]:
-    read = (getattr(each, field) for each in linears if recorded(each, field))
-    return list(dict.fromkeys(filter(None, read)))
+        return hidden + elsewhere
+    counts = Counter(map(gpu_label, gpus))
+    names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in counts.items())
+    if modelled:
+        return names + elsewhere * bool(facts.get("assumed_gpu"))
+    amd = all(gpu.get("vendor") == "amd" for gpu in gpus)
+    return f"{names}; no {'estimates for AMD' if amd else 'datasheet, so no estimates'}"
 
 
 def gpu_label(gpu: Gpu) -> str:
-    name = gpu.get("name", "GPU")
     capability = gpu.get("compute_capability") or gpu.get("architecture")
-    return f"{name}, {capability}" if capability else name
+    return ", ".join(filter(None, (gpu.get("name", "GPU"), capability)))
 
 
 def product(gpu: str) -> str:
@@ -86,14 +63,10 @@ def product(gpu: str) -> str:
 def _versions(facts: Facts) -> tuple[str, ...]:
     if not recorded(facts, "software"):
         return ("torch unknown",)
-    packages = facts.packages()
-    stacks = (
-        f"{label} {short_version(packages[name].get('version') or '')}".rstrip()
-        for name, label in SHOWN_PACKAGES.items()
-        if name in packages
-    )
-    torch = facts.software.get("torch", "unknown")
-    return (f"torch {short_version(torch) if torch else 'missing'}", *stacks)
+    torch, packages = facts.software.get("torch", UNKNOWN), facts.packages()
+    versions = {label: packages[name] for name, label in SHOWN_PACKAGES.items() if name in packages}
+    stacks = (f"{label} {short_version(each.get('version') or '')}" for label, each in versions.items())
+    return (f"torch {short_version(torch) if torch else 'missing'}", *map(str.rstrip, stacks))
 
 
 def short_version(version: str) -> str:
@@ -104,17 +77,13 @@ def short_version(version: str) -> str:
 
 def model(facts: Facts) -> str:
     """Describe the model, its size and its batch; empty for the environment alone."""
-    if not recorded(facts, "target"):
+    if not recorded(facts, "target") or facts.target.get("kind") == "environment":
         return ""
-    target = facts.target
-    if target.get("kind") == "environment":
-        return ""
-    name = target.name if target.get("name") else "model"
-    counted = facts.get("network.parameters")
+    counted, step = facts.get("network.parameters"), if_recorded(_own_step, facts)
     known = [f"{quantity(counted)} parameters"] if counted is not None else []
     known += [_batch(facts)] if recorded(facts, "workload") else []
-    known += [step] if (step := if_recorded(_own_step, facts)) else []
-    return f"{name}: {', '.join(known)}" if known else name
+    known += [step] if step else []
+    return ": ".join(filter(None, (facts.get("target.name") or "model", ", ".join(known))))
 
 
 def _own_step(facts: Facts) -> str:
@@ -125,28 +94,22 @@ def _own_step(facts: Facts) -> str:
 
 def _batch(facts: Facts) -> str:
     workload, rows = facts.workload, if_recorded(main_rows, facts)
-    size = workload.get("batch_size")
-    length = workload.get("sequence_length")
-    tokens = workload.get("tokens")
+    size, length, tokens = (workload.get(each) for each in ("batch_size", "sequence_length", "tokens"))
     if size and length:
         text = f"{size} x {length} tokens"
-        if rows not in (None, tokens):
-            text += f", {rows} rows in most layers"
-    elif rows or tokens:
-        text = f"{rows or tokens} rows"
-    elif size:
-        text = f"a batch of {size}"
+        text += f", {rows} rows in most layers" if rows not in (None, tokens) else ""
+    elif rows or tokens or size:
+        text = f"{rows or tokens} rows" if rows or tokens else f"a batch of {size}"
+    elif lacks_batch(workload):
+        return "batch not looked at" if steps_are_watched(facts) else "no synthetic batch"
     else:
-        why = "batch not looked at" if steps_are_watched(facts) else "no synthetic batch"
-        return why if lacks_batch(workload) else "batch unknown"
+        return "batch unknown"
     count = workload.get("accumulate", 1)
     passes = facts.get("observed.backwards") or count
-    if count > 1 and passes < count:
-        text += f" in each of {count} calls ({passes} micro-batch{'' if passes == 1 else 'es'})"
-    elif count > 1:
-        text += f" in each of {count} micro-batches"
-    made_up = workload.get("batch_source") == "made up"
-    return f"{text} (synthetic)" if made_up else text
+    if count > 1:
+        calls = f"{count} calls ({passes} micro-batch{'' if passes == 1 else 'es'})" if passes < count else ""
+        text += f" in each of {calls or f'{count} micro-batches'}"
+    return f"{text} (synthetic)" if workload.get("batch_source") == "made up" else text
 
 
 def steps_are_watched(facts: Facts) -> bool:
@@ -156,8 +119,7 @@ def steps_are_watched(facts: Facts) -> bool:
 
 def lacks_batch(workload: Workload) -> bool:
     """Return whether the step has no batch, and why is known."""
-    known = recorded(workload, "note") and recorded(workload, "batch_source")
-    return known and workload.batch_source is None and bool(workload.note)
+    return workload.get("batch_source", UNKNOWN) is None and bool(workload.get("note"))
 
 
 def quantity(count: int) -> str:
@@ -168,48 +130,47 @@ def quantity(count: int) -> str:
     return str(count)
 
 
-UNKNOWN = "unknown"
-"""Stands for a fact that was not recorded."""
-
-
 def job_facts(
     facts: Facts, tokens_per_s: float | None, findings: Sequence[Finding] = ()
 ) -> tuple[tuple[str, str], ...]:
     """Describe what decides about FP8, a label and a line for each; empty without a model."""
     if not recorded(facts, "network"):
         return ()
-    rate = (("Tokens/s", f"{tokens_per_s:,.0f} {own_words(facts)}"),) if tokens_per_s else ()
-    return (
-        ("FP8", if_recorded(fp8_share, facts) or UNKNOWN),
-        ("compiled", if_recorded(_compiled, facts, findings) or UNKNOWN),
-        ("checkpointing", if_recorded(_checkpointing, facts) or UNKNOWN),
-        ("LoRA", if_recorded(_lora, facts) or UNKNOWN),
-        ("attention", if_recorded(_attention, facts) or UNKNOWN),
-        ("Memory", if_recorded(memory_row, facts) or UNKNOWN),
-        *rate,
-    )
+    rows: dict[str, Callable[[Facts], str]] = {
+        "FP8": _fp8,
+        "compiled": partial(_compiled, findings),
+        "checkpointing": _checkpointing,
+        "LoRA": _lora,
+        "attention": _attention,
+        "Memory": memory_row,
+    }
+    told = [(label, if_recorded(row, facts) or UNKNOWN) for label, row in rows.items()]
+    told += [("Tokens/s", f"{tokens_per_s:,.0f} {own_words(facts)}")] if tokens_per_s else []
+    return tuple(told)
 
 
-KERNELS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "flex": "flex"}
-"""Part of the operator or kernel of a fused attention -> its name for users; cuDNN's have both in theirs."""
+def _fp8(facts: Facts) -> str:
+    """Tell how many layers train in FP8, by which library and recipe."""
+    network, linears = facts.network, facts.network.linears
+    of = plural(len(linears), "Linear")
+    if fp8 := network.fp8:
+        stacks = dict.fromkeys(each.stack for each in fp8 if recorded(each, "stack"))
+        recipes = dict.fromkeys(each.recipe for each in fp8 if recorded(each, "recipe"))
+        how = [STACKS[each].in_words if each in STACKS else each for each in filter(None, stacks)]
+        how += map(recipe_in_words, filter(None, recipes))
+        by = f" ({', '.join(how)})" if how else ""
+        return f"FP8{by} in {len(fp8)} of {of}"
+    if unknown := sum(each.use == "unknown" for each in linears):
+        return f"FP8 by name in {unknown} of {of}"
+    if stored := sum(map(stores_fp8, linears)):
+        return f"FP8 weights in {stored} of {of}, no FP8 training"
+    if not linears and "network.linears" in facts.get("gaps", {}):
+        return UNKNOWN
+    calls = network.get("fp8_calls", ())
+    return f"no FP8 in {of}{f'; outside of them {calls[0]}' if calls else ''}"
 
 
-def _attention(facts: Facts) -> str:
-    """Name how attention is asked for, and the kernels that ran."""
-    asked = dict.fromkeys(each.implementation for each in facts.network.get("attentions", ()))
-    profiled = (each.get("breakdown") for each in facts.arms() if each.tried)
-    groups = next((found.get("groups", ()) for found in profiled if found), ())
-    ran = [each for each in groups if each.family == "attention"]
-    names = [f"{each.get('operator') or ''} {each.name}".lower() for each in ran]
-    found = (next((words for part, words in KERNELS.items() if part in name), "") for name in names)
-    seen = set(filter(None, found))
-    kernels = f"{' and '.join(sorted(seen))} kernel{'s' if len(seen) > 1 else ''}" if seen else ""
-    unfused = "no fused kernel" if ran and not seen else ""
-    none = "none found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
-    return ", ".join(filter(None, (*asked, kernels, unfused, none)))
-
-
-def _compiled(facts: Facts, findings: Sequence[Finding]) -> str:
+def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
     """Count what is compiled, or what asks for it if a finding says that not all of it is."""
     blocks, linears = facts.blocks(), facts.linears()
     done, count, noun = sum(each.compiled is not None for each in linears), len(linears), "Linear"
@@ -245,14 +206,31 @@ def _lora(facts: Facts) -> str:
     network = facts.network
     if not network.adapter_parameters:
         return "none"
-    shares = (
-        [f"{percent(100.0 * network.adapter_parameters / network.parameters)} of parameters"]
-        if network.get("parameters")
-        else []
-    )
     flops = flops_share_pct((linear for linear in facts.linears() if linear.adapter == "adapter"), facts)
-    shares += [f"{percent(flops)} of matmul FLOPs"] if flops else []
-    return ", ".join(shares) or "on"
+    shares = {"matmul FLOPs": flops}
+    if network.get("parameters"):
+        shares = {"parameters": 100.0 * network.adapter_parameters / network.parameters} | shares
+    return ", ".join(f"{percent(share)} of {of}" for of, share in shares.items() if share) or "on"
+
+
+KERNELS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "flex": "flex"}
+"""Part of the operator or kernel of a fused attention -> its name for users; cuDNN's have both in theirs."""
+
+
+def _attention(facts: Facts) -> str:
+    """Name how attention is asked for, and the kernels that ran."""
+    asked = dict.fromkeys(each.implementation for each in facts.network.get("attentions", ()))
+    profiled = (each.get("breakdown") for each in facts.arms() if each.tried)
+    groups = next((found.get("groups", ()) for found in profiled if found), ())
+    ran = [
+        f"{each.get('operator') or ''} {each.name}".lower() for each in groups if each.family == "attention"
+    ]
+    found = (next((words for part, words in KERNELS.items() if part in name), "") for name in ran)
+    fused = sorted(set(filter(None, found)))
+    kernels = f"{' and '.join(fused)} kernel{'s' if len(fused) > 1 else ''}" if fused else ""
+    unfused = "no fused kernel" if ran and not fused else ""
+    none = "none found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
+    return ", ".join(filter(None, (*asked, kernels, unfused, none)))
 
 
 LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
@@ -283,9 +261,9 @@ def made_up(facts: Facts) -> str:
             f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: if it is another, "
             "give it as loss(output, batch) or training_step(model, batch)."
         )
-    found = facts.get("training.checkpointing")
+    regions = facts.get("training.checkpointing")
+    is_off = regions is not None and all(each.get("active") is False for each in regions)
     later = trainer is not None and trainer.get("checkpointing") is True
-    is_off = found is not None and all(each.get("active") is False for each in found)
     if later and is_off and facts.get("target.kind") != "script":
         told.append("Without the checkpointing that train() turns on.")
     return " ".join(told)

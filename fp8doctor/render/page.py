@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from fp8doctor.answer.items import Mark
+from fp8doctor.answer.items import Marked as Marked
 from fp8doctor.answer.sentences import Box
 from fp8doctor.answer.steps import COLUMNS, NONE_MS, Row
 
@@ -47,18 +48,6 @@ class Labelled(Struct, frozen=True):
     """A label and a line each."""
 
     rows: tuple[tuple[str, str], ...]
-
-
-class Marked(Struct, frozen=True):
-    """One line of a list."""
-
-    mark: Mark | None
-    text: str
-    name: str = ""
-    code: str = ""
-    """Of a check, to look up."""
-    lines: str = ""
-    """To type."""
 
 
 class Marks(Struct, frozen=True):

@@ -80,7 +80,7 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
         yield Labelled(found[1])
     yield from _notices(report)
     if counted := tuple(areas(area_marks(report.outcomes, report.findings, said.status, facts))):
-        yield Marks(tuple(Marked(each.mark, each.text) for each in counted), in_a_line=True)
+        yield Marks(counted, in_a_line=True)
     if apart := made_up(facts):
         yield Quiet(apart)
     if report.ignored:
@@ -149,7 +149,7 @@ def _details(report: Document) -> Iterator[Section]:
         yield Section("What was found", explained)
     if rows := layer_rows(facts.linears(), facts):
         yield Section("Layer by layer", (Table(HEADS, rows, "runs in"), Quiet(LEGEND)), is_folded=True)
-    lines = (*_unread(report), *_checked(report))
+    lines = (*_unread(report), *without_findings(report.outcomes))
     if lines:
         yield Section("Checks without a finding", (Marks(lines),), is_folded=True)
     recorded = (
@@ -175,10 +175,6 @@ def _explained(items: Iterable[Item]) -> Iterator[Part]:
                 yield Code(each.lines)
 
 
-def _checked(report: Document) -> Iterator[Marked]:
-    return (Marked(each.mark, each.text) for each in without_findings(report.outcomes))
-
-
 def _unread(report: Document) -> Iterator[Marked]:
     """List facts that could not be read or timed, with the reason."""
     for name, reason in report.facts.get("gaps", {}).items():
@@ -190,12 +186,11 @@ def _environment(report: Document, *, quiet: bool) -> Page:
     """Lay out whether the machine can train in FP8, and what is there, a line each."""
     mark, verdict = says(report)
     found = tuple(things(report, quiet=quiet))
-    lines = Marks(tuple(Marked(each.mark, each.text, each.name, lines=each.lines) for each in found))
     shown = {word for each in found for word in each.text.split()}
     more = side_by_side(each for each in support(report.facts) if each.split()[-1] not in shown)
-    checked = Marks((*_unread(report), *_checked(report)))
+    checked = Marks((*_unread(report), *without_findings(report.outcomes)))
     return Page(
         (f"fp8doctor {report.tool.version}",),
-        (Strong(verdict, mark), lines, *(() if quiet else (ONLY,))),
+        (Strong(verdict, mark), Marks(found), *(() if quiet else (ONLY,))),
         (Section("Machine", (more,)), Section("Checks without a finding", (checked,))),
     )
