@@ -8,14 +8,14 @@ test_memory` and `tests.planning.test_peaks` have the error next to every measur
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from fp8doctor.cost import calls_of, micro_batches, routed_rows, rows_of
 from fp8doctor.cost.layer import uncompiled
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary
 from fp8doctor.facts import Facts, Linear, recorded
-from fp8doctor.recipes import Recipe, recipe_of, stack_of
+from fp8doctor.recipes import recipe_of, stack_of
 
 GIB = 2**30
 
@@ -33,7 +33,7 @@ FROM_ATTENTION = ("o_proj", "out_proj", "wo", "dense", "c_proj", "proj", "to_out
 
 
 class Kept(NamedTuple):
-    """What layers of one kind keep in one forward, in bytes."""
+    """What a layer, or all of its kind, keeps in one forward, in bytes."""
 
     owner: str
     """The module that the input belongs to: layers of one owner and width share it."""
@@ -41,7 +41,7 @@ class Kept(NamedTuple):
     from_attention: bool
     output: float
     input: float
-    region: str | None = None
+    region: str | None
     """The checkpointed region, whose layers compute everything again."""
 
 
@@ -56,6 +56,24 @@ def is_from_attention(owner: str, last: str) -> bool:
     return last in FROM_ATTENTION and "mlp" not in owner
 
 
+def kept_of(linear: Linear, rows: float, *, bytes_each: float = 2.0, sides: tuple[float, float]) -> Kept:
+    """Tell what a layer keeps of so many rows; ``sides`` are the features of input and output that stay here.
+
+    Compiled, FP8 computes an input again from what lies before it, unless the weight gradient is in 16 bits.
+    """
+    owner, last = owner_of(linear)
+    adapter, compiled = linear.adapter == "adapter", linear.compiled is not None
+    from_attention = last in FROM_ATTENTION and "mlp" not in owner
+    if adapter and linear.dtype == "float32":  # PEFT copies the input to fp32
+        owner = f"{owner}.lora" if compiled else linear.name
+    again = linear.use == "training" and compiled and stack_of(linear).fuses_casts
+    again = again and not recipe_of(linear).weight_gradient_in_16_bits
+    output = 0.0 if adapter else bytes_each * rows * sides[1]
+    region = linear.checkpointed if recorded(linear, "checkpointed") else None
+    kept = 0.0 if again else bytes_each * rows * sides[0]
+    return Kept(owner, linear.in_features, from_attention, output, kept, region)
+
+
 def kept_by_region(layers: Iterable[Kept]) -> dict[str | None, tuple[float, float]]:
     """Add up outputs, and inputs once for all that share them, by checkpointed region."""
     outputs: dict[str | None, float] = defaultdict(float)
@@ -65,11 +83,6 @@ def kept_by_region(layers: Iterable[Kept]) -> dict[str | None, tuple[float, floa
         key, shared = each[:3], inputs[each.region]
         shared[key] = max(shared.get(key, 0.0), each.input)
     return {region: (outputs[region], sum(inputs[region].values())) for region in outputs}
-
-
-def computes_input_again(recipe: Recipe, fuses_casts: bool) -> bool:
-    """Return whether the backward makes the FP8 input of a compiled layer from what lies before it."""
-    return fuses_casts and not recipe.weight_gradient_in_16_bits
 
 
 def kept_gib(facts: Facts) -> float | None:
@@ -83,38 +96,34 @@ def kept_gib(facts: Facts) -> float | None:
     )
     if open_attention or not all(_rows(each, facts) for each in linears):
         return None
+    rows = {each.name: _rows(each, facts) or 0 for each in linears}
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
-    heads = [each for each in linears if each.role == "head"]
-    logits = sum(bytes_per_logit * (_rows(each, facts) or 0) * each.out_features for each in heads)
-    kept = kept_by_region(_kept(facts))
-    first: dict[str, float] = {}
-    for each in linears:
-        if each.role != "head" and recorded(each, "checkpointed") and each.checkpointed is not None:
-            rows = _rows(each, facts) or 0
-            first.setdefault(each.checkpointed, _bytes_each(each, facts) * rows * each.in_features)
+    logits = sum(bytes_per_logit * rows[each.name] * each.out_features for each in linears if _is_head(each))
+    kept_layers, first = [], dict[str, float]()
+    factor = _uncompiled_factor(facts)
+    for linear in linears:
+        if _is_head(linear):
+            continue
+        alone = linear.compiled is not None or (linear.adapter == "adapter" and linear.dtype == "float32")
+        sides, bytes_each = (linear.in_features, linear.out_features), _bytes_each(linear, facts)
+        more = bytes_each if alone else bytes_each * factor
+        kept_layers.append(kept_of(linear, rows[linear.name], bytes_each=more, sides=sides))
+        if region := kept_layers[-1].region:
+            first.setdefault(region, bytes_each * rows[linear.name] * sides[0])
+    kept = kept_by_region(kept_layers)
     always = sum(kept.pop(None, (0.0, 0.0))) + sum(first.values())
     calls = max(1, micro_batches(facts) // (facts.get("observed.backwards") or micro_batches(facts)))
     return calls * (always + max(map(sum, kept.values()), default=0.0) + logits) / GIB
 
 
-def _kept(facts: Facts) -> Iterator[Kept]:
+def _is_head(linear: Linear) -> bool:
+    return linear.role == "head"
+
+
+def _uncompiled_factor(facts: Facts) -> float:
     names = {each.name.removesuffix(".base_layer").rpartition(".")[2] for each in facts.network.linears}
     attends = has_vocabulary(facts.network) and not names.isdisjoint(QUERIES + FUSED_QUERIES)
-    factor = KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
-    for linear in facts.network.linears:
-        if linear.role == "head":
-            continue
-        rows, compiled = _rows(linear, facts) or 0, linear.compiled is not None
-        owner, last = owner_of(linear)
-        bytes_each, more = _bytes_each(linear, facts), 1.0 if compiled else factor
-        output = 0.0 if linear.adapter == "adapter" else bytes_each * rows * linear.out_features * more
-        if linear.adapter == "adapter" and linear.dtype == "float32":  # PEFT copies the input to fp32
-            owner, more = f"{owner}.lora" if compiled else linear.name, 1.0
-        again = linear.use == "training" and compiled
-        again = again and computes_input_again(recipe_of(linear), stack_of(linear).fuses_casts)
-        kept = 0.0 if again else bytes_each * rows * linear.in_features * more
-        region = linear.checkpointed if recorded(linear, "checkpointed") else None
-        yield Kept(owner, linear.in_features, is_from_attention(owner, last), output, kept, region)
+    return KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
 
 
 def _rows(linear: Linear, facts: Facts) -> int | None:

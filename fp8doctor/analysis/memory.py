@@ -229,17 +229,20 @@ def memory_row(facts: Facts) -> str:
         beside = f", {bf16.peak_gib:.1f} in BF16" if bf16 and bf16.get("peak_gib") else ""
         fits = f"; at least {most:,} samples fit (estimated)" if most and not drops else ""
         more = ", more if it skips fewer layers" if drops else ""
-        return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{_measured_parts(now)}{beside}{fits}"
+        names = ("weights", "FP8 copies", "gradients", "optimizer", "activations")
+        held = now.get("memory")
+        keys = [f"{name.lower().replace(' ', '_')}_gib" for name in names]
+        parts = _in_words(zip(names, [getattr(held, key) for key in keys], strict=True)) if held else ""
+        return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{f' ({parts})' if parts else ''}{beside}{fits}"
     if seen := facts.get("observed.peak_gib"):
         return f"{seen:.1f}{of} GiB at the peak"
     found = fit(facts)
     peak = found.now if found else estimated_peak(facts)
     if peak is None:
         return ""
-    kept = peak._replace(activations=(peak.activations or 0.0) * (1 - (drops or 0.0)))
-    size = f"{kept.gib:.1f} to {peak.gib:.1f}" if found and drops else f"{peak.gib:.1f}"
-    size = f"{'about' if peak.activations is not None else 'at least'} {size}"
-    size = size if peak.gib >= LEAST_GIB else f"under {LEAST_GIB}"
+    size = f"{'about' if peak.activations is not None else 'at least'} {peak.gib:.1f}"
+    if peak.gib < LEAST_GIB:
+        size = f"under {LEAST_GIB}"
     size = f"{size}{f' of {found.gpu_gib:.1f}' if found else ''} GiB at the peak"
     if found is None or peak.gib < LEAST_GIB:
         return f"{size} ({_parts(peak)})"
@@ -250,29 +253,16 @@ def memory_row(facts: Facts) -> str:
     return f"{size} {form}, {other.gib:.1f} in {name} ({_parts(peak)}){fits}"
 
 
-def _measured_parts(now: Arm) -> str:
-    """Write the parts of a measured peak; empty if they are not known."""
-    memory = now.get("memory")
-    if memory is None:
-        return ""
-    names = ("weights", "FP8 copies", "gradients", "optimizer", "activations")
-    told = _in_words((name, getattr(memory, f"{name.lower().replace(' ', '_')}_gib")) for name in names)
-    return f" ({told})" if told else ""
-
-
 def _parts(peak: Peak) -> str:
     """Write the parts that are held at the peak, which add up to it, and the basis."""
     held, kept = peak.held, peak.activations
     if peak.gib < 1.0:  # each may be too small to be shown
         return "estimated"
     last = "gradients" if held.gradients > (kept or 0.0) else "activations"
-    named = (
-        ("weights and optimizer", held.weights + held.optimizer),
-        ("FP8 copies", held.fp8_copies),
-        (last, max(held.gradients, kept or 0.0)),
-    )
+    parts = {"weights and optimizer": held.weights + held.optimizer, "FP8 copies": held.fp8_copies}
+    parts[last] = max(held.gradients, kept or 0.0)
     unknown = "activations unknown" if kept is None else ""
-    return ", ".join(filter(None, (_in_words(named), unknown, "estimated")))
+    return ", ".join(filter(None, (_in_words(parts.items()), unknown, "estimated")))
 
 
 def _in_words(named: Iterable[tuple[str, float]]) -> str:

@@ -19,7 +19,7 @@ from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.record import Record
 from fp8doctor.gpus import GpuSpec, gpu_specs, has_datasheet, modelled_gpu
 from fp8doctor.planning.job_options import STACKS, Options, options_for
-from fp8doctor.planning.peaks import largest_batch, peak_of
+from fp8doctor.planning.peaks import peak_of
 from fp8doctor.planning.share import Share, is_converted, share_of
 from fp8doctor.planning.step_time import Part, Step, step_of
 from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
@@ -30,6 +30,9 @@ LIMITING = 0.10
 
 UNCHECKED = 0.25
 """Share for what was compared with nothing. A convention."""
+
+MOST_SAMPLES = 1 << 16
+"""Largest batch that is shown. A choice of this tool."""
 
 OFF = {
     ("torchao", "tensor", "Hopper"): 0.12,
@@ -101,7 +104,8 @@ class Job(NamedTuple):
     def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> tuple[float, int]:
         """Return the peak in GiB, and the largest batch that fits."""
         peak = peak_of(self.share, self.options, gpu, stack, recipe, compiled=compiled)
-        return peak.gib, largest_batch(peak, self.options, gpu)
+        samples = peak.samples(gpu.memory_gib, self.options.batch) or 0
+        return peak.gib, min(MOST_SAMPLES, samples)
 
     def bf16(self, gpu: GpuSpec, stack: str) -> tuple[Step | None, bool]:
         """Estimate the faster BF16 in a framework, and whether it is compiled."""

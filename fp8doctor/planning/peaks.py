@@ -7,24 +7,14 @@ what lies before it, unless the weight gradient stays in BF16. tests/planning/te
 
 from __future__ import annotations
 
-from fp8doctor.analysis.activations import (
-    GIB,
-    KEPT_UNCOMPILED,
-    LOGIT_BYTES,
-    Kept,
-    computes_input_again,
-    is_from_attention,
-    kept_by_region,
-)
+from fp8doctor.analysis.activations import GIB, KEPT_UNCOMPILED, LOGIT_BYTES, kept_by_region, kept_of
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
 from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Share, is_converted
+from fp8doctor.planning.step_time import call_of
 from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
-
-MOST_SAMPLES = 1 << 16
-"""Largest batch that is shown. A choice of this tool."""
 
 
 def peak_of(
@@ -71,23 +61,13 @@ def activations(
     """
     logits, kept_layers = 0.0, []
     for layer in share.layers:
-        k, n = layer.linear.in_features, layer.linear.out_features
-        if layer.linear.role == "head":
+        linear = call_of(layer, options, recipe, stack=stack, compiled=compiled).linear
+        (part_k, part_n), k, n = layer.sides, linear.in_features, linear.out_features
+        if linear.role == "head":
             logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
             continue
-        part_k, part_n = layer.sides
-        from_attention = is_from_attention(layer.owner, layer.last)
-        rows = 2.0 * layer.rows * layer.count
-        output = 0.0 if layer.linear.adapter == "adapter" else rows * (part_n if k == part_k else n)
-        again = (
-            recipe is not None
-            and is_converted(layer, recipe)
-            and not from_attention
-            and computes_input_again(recipe, STACKS[recipe.stack].fuses_casts)
-        )
-        kept_k = 0.0 if again else part_k if stack == TRANSFORMER_ENGINE.name else k
-        owner = layer.owner.rpartition(".")[2]
-        kept_layers.append(Kept(owner, k, from_attention, output, rows * kept_k))
+        sides = part_k if stack == TRANSFORMER_ENGINE.name else k, part_n if k == part_k else n
+        kept_layers.append(kept_of(linear, layer.rows * layer.count, sides=sides))
     outputs, inputs = kept_by_region(kept_layers).get(None, (0.0, 0.0))
     kept = (outputs + inputs) * (1.0 if compiled else KEPT_UNCOMPILED["eager transformers"])
     hidden = 2.0 * options.tokens * share.hidden * share.blocks / options.tp
@@ -96,8 +76,3 @@ def activations(
     elif options.checkpointing == "selective":
         kept = hidden + outputs / 2
     return kept * min(options.pp, options.accumulate) + logits
-
-
-def largest_batch(peak: Peak, options: Options, gpu: GpuSpec) -> int:
-    """Find the most samples of a micro-batch that fit; 0 if one does not."""
-    return min(MOST_SAMPLES, peak.samples(gpu.memory_gib, options.batch) or 0)
