@@ -98,15 +98,9 @@ def plan(
                 facts = facts_of(config, batch, seq)
             finally:
                 logging.disable(level)
-        return planned(facts, gpus, given)
+        return Plan(**asdict(plan_document(facts, gpus, options_for(facts, given))))
     except UserError as error:
         raise ValueError(str(error)) from None
-
-
-def planned(facts: Facts, gpus: str | Sequence[str], options: Mapping[str, Any]) -> Plan:
-    """Plan examined facts, with the batch that they have. Raises `UserError`."""
-    document = plan_document(facts, gpus, options_for(facts, options))
-    return Plan(**asdict(document))
 
 
 def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
@@ -120,13 +114,12 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
     if isinstance(config, Mapping):
         name = str(config.get("model_type", "configuration"))
         return examine(config_job(checked(config, name), name, batch=batch, seq=seq))
-    if isinstance(config, (str, Path)) and (saved := saved_facts(Path(config))) is not None:
-        return saved
-    if isinstance(config, (str, Path)) and is_config(str(config)):
-        target = str(config)
-        return examine(config_job(read_config(target), Path(target).name, batch=batch, seq=seq))
     if isinstance(config, (str, Path)):
-        raise UserError(f"fp8doctor.plan() does not run model files such as {config}; pass the model")
+        if (saved := saved_facts(Path(config))) is not None:
+            return saved
+        if not is_config(str(config)):
+            raise UserError(f"fp8doctor.plan() does not run model files such as {config}; pass the model")
+        return examine(config_job(read_config(str(config)), Path(config).name, batch=batch, seq=seq))
     from fp8doctor.loading.job import Job
     from fp8doctor.loading.synthetic_batch import describe, resolve
     from fp8doctor.trial import without_forward

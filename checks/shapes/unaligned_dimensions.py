@@ -67,8 +67,6 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp8, workload = multiplied_in_fp8(facts.network.linears), facts.workload
     if kit.ran_on_a_gpu(facts):
         return None
-    if experts := padding.unpadded_experts(fp8, facts):
-        return unpadded(experts, facts)
     refused = padding.refused_rows(fp8, facts)
     if not refused:
         given = workload.batch_source == "given"
@@ -86,20 +84,6 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         treatment=padding.pad_batch(workload, multiple, first)
         if of_batch
         else kit.keep_in_bf16([*found], facts),
-        breaks="step_raises",
-    )
-
-
-def unpadded(experts: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
-    """Report torchao's experts whose rows nothing pads."""
-    first, setting = experts[0], padding.of_experts(experts[0])
-    return kit.Finding(
-        title=f"Nothing pads each expert's rows to a multiple of {max(map(multiple_of, experts))} in "
-        f"{kit.plural(len(experts), 'expert weight')}",
-        explanation=f"A router decides how many rows each expert of {first.name or 'the model'} multiplies, "
-        f"and {setting} is False: on a GPU the step raises, or stops with a device-side assert.",
-        evidence={"layers": len(experts), "first": first.name},
-        treatment=padding.pad_experts(first, kit.convert_again(facts, config="config")),
         breaks="step_raises",
     )
 

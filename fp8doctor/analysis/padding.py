@@ -22,10 +22,10 @@ from fp8doctor.cost import (
 )
 from fp8doctor.cost.eager import modelled_saving
 from fp8doctor.cost.gemm import MULTIPLE
+from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Saving, Treatment
-from fp8doctor.recipes import recipe_of
 from fp8doctor.wording import plural
 
 OF_AN_MLP = re.compile(r"\bmlp\.(gate|up|down)_proj\b")
@@ -111,76 +111,37 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
 
     Raises `Unrecorded` if a router decides them and nobody counted them.
     """
+
+    def is_aligned(linear: Linear) -> bool:
+        seen = rows_seen(linear, facts)
+        return any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
+
     found: dict[str, tuple[int, int]] = {}
-    tokens = facts.workload.tokens or 0
-    for linear in fp8 if facts.workload.batch_source == "given" else ():
+    given = [each for each in fp8 if not is_grouped(each) and facts.workload.batch_source == "given"]
+    for linear in given:
         multiple, ranks = tokens_divisor(linear), sequence_ranks(linear)
-        seen = (ranks == 1 and rows_seen(linear, facts)) or (tokens,)
+        seen = (ranks == 1 and rows_seen(linear, facts)) or (facts.workload.tokens or 0,)
         multiple *= ranks if multiple > 1 else 1
         if rows := next((rows for rows in seen if rows % multiple), None):
             found[linear.name] = rows, multiple
+    padded = "pad_token_groups_for_grouped_mm"
     grouped = [
-        each for each in fp8 if each.stack == "transformer_engine" and each.kind.endswith(".GroupedLinear")
+        each
+        for each in fp8
+        if is_grouped(each) and each.features.get(padded) is not True and not is_aligned(each)
     ]
     if grouped and not found:
         raise Unrecorded(
             Workload,
             "rows",
-            f"the rows of each expert in {plural(len(grouped), 'te.GroupedLinear')} (first: "
-            f"{grouped[0].name}); a router decides them, they must be multiples of "
-            f"{max(map(multiple_of, grouped))}, and te.Fp8Padding must pad them",
+            f"each expert's rows in {plural(len(grouped), 'weight')} (first: {grouped[0].name}); a router "
+            f"decides them, and your code must pad them to multiples of {max(map(multiple_of, grouped))}",
         )
     return found
 
 
 def sequence_ranks(linear: Linear) -> int:
     return int(linear.features.get("sequence_ranks") or 1)
-
-
-def unpadded_experts(fp8: Sequence[Linear], facts: Facts) -> list[Linear]:
-    """List torchao's experts that multiply rows as the router gives them, which their matmul may not take.
-
-    Raises `Unrecorded` if the user's code may pad them.
-    """
-
-    def takes_all(linear: Linear) -> bool:
-        seen = rows_seen(linear, facts)
-        return any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
-
-    found = [
-        each
-        for each in fp8
-        if each.role == "experts" and each.stack == "torchao" and not recipe_of(each).pads_tokens
-        if each.features.get(of_experts(each)) is False and not takes_all(each)
-    ]
-    if not found or any(any(rows_seen(each, facts)) for each in found):
-        return found
-    unsure = f"each expert's rows in {found[0].name} to a multiple of {max(map(multiple_of, found))}"
-    if not any(linear.role == "router" for linear in facts.network.linears):
-        raise Unrecorded(Workload, "rows", f"what pads {unsure}: fp8doctor found no router that decides them")
-    if any(each.features.get("code_may_pad_rows") is not False for each in found):
-        raise Unrecorded(Workload, "rows", f"whether your code pads {unsure}")
-    return found
-
-
-def of_experts(linear: Linear) -> str:
-    grouped = "pad_token_groups_for_grouped_mm"
-    return grouped if linear.features.get(grouped) is not None else "pad_inner_dim"
-
-
-def pad_experts(linear: Linear, converted_again: str) -> Treatment:
-    """Let torchao pad the rows of each expert; ``converted_again`` converts a model with `config`."""
-    setting = of_experts(linear)
-    code = f"import dataclasses\nconfig = dataclasses.replace({recipe_of(linear).config}, {setting}=True)"
-    code = f"{code}\n{converted_again}"
-    if setting != "pad_inner_dim":
-        name = "MXFP8TrainingOpConfig" if "mx" in (linear.recipe or "") else "Float8TrainingOpConfig"
-        code = (
-            f"from torchao.prototype.moe_training.config import {name}   # torchao 0.17 or newer\n"
-            f"config = {name}({setting}=True)\nquantize_(model, config, filter_fn=filter_fn)   # your filter"
-        )
-    summary = "let torchao pad the rows of each expert"
-    return Treatment(name="pad-token-groups", summary=summary, code=code)
 
 
 def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:

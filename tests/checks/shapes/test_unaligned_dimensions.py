@@ -182,10 +182,6 @@ def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
     assert outcome_of(ROWS, timed(facts, ran("as_is"))) == "silent", "the GPU took them"
 
 
-def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    return nn.functional.pad(x, (0, 0, 0, -len(x) % multiple))
-
-
 class GroupedExperts(nn.Module):
     """Experts of one weight, as torchtitan and transformers write them."""
 
@@ -197,30 +193,26 @@ class GroupedExperts(nn.Module):
         return torch._grouped_mm(x, self.w1.transpose(-2, -1), offs=ends)
 
 
-class PaddedExperts(GroupedExperts):
-    """Experts whose own code pads."""
-
-    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        return super().forward(pad_to_multiple(x, 16), ends)
-
-
-def routed(experts: nn.Module, config: Any) -> Facts:
-    model = nn.ModuleDict({"gate": nn.Linear(32, 4, dtype=torch.bfloat16), "experts": experts})
+def routed(config: Any) -> Facts:
+    model = nn.ModuleDict({"gate": nn.Linear(32, 4, dtype=torch.bfloat16), "experts": GroupedExperts()})
     quantize_(model, config, filter_fn=lambda module, name: name == "experts")
-    return examine(Job(model=model, target=Target(), workload=Workload(batch_source="made up", tokens=64)))
+    return examine(Job(model=model, target=Target(), workload=Workload(batch_source="given", tokens=64)))
 
 
-@pytest.mark.parametrize("name", ["Float8TrainingOpConfig", "MXFP8TrainingOpConfig"])
-def test_rows_of_grouped_experts_are_to_be_padded(name: str) -> None:
-    config = getattr(moe, name)
-    seen = replaced(routed(GroupedExperts(), config()), "workload", rows={"experts.w1": (8, 56)})
-    finding = found_by(ROWS, seen)
-    assert finding.breaks == "step_raises"
-    assert f"{name}(pad_token_groups_for_grouped_mm=True)" in finding.treatment.code
-    assert finding_of(ROWS, routed(GroupedExperts(), config(pad_token_groups_for_grouped_mm=True))) is None
+def test_rows_of_grouped_experts_are_unknown_unless_counted_or_padded() -> None:
+    facts = routed(moe.Float8TrainingOpConfig())
+    experts = next(each for each in facts.network.linears if each.role == "experts")
+    in_te = replace(experts, stack="transformer_engine", recipe="delayed", features={})
+    for unknown in (facts, replaced(facts, "network", linears=(in_te,))):
+        assert outcome_of(ROWS, unknown) == "unknown"
+    for rows, outcome in (((16, 32, 0, 16), "silent"), ((16, 8, 16, 24), "unknown")):
+        assert outcome_of(ROWS, replaced(facts, "workload", rows={"experts.w1": rows})) == outcome
+    assert (
+        outcome_of(ROWS, routed(moe.Float8TrainingOpConfig(pad_token_groups_for_grouped_mm=True))) == "silent"
+    )
 
 
-def test_rows_of_experts_that_are_linears_are_to_be_padded(look: Look) -> None:
+def test_experts_that_are_linears_and_get_odd_rows_are_left_in_bf16(look: Look) -> None:
     def mixture() -> nn.Module:
         experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
         return nn.ModuleDict({"gate": nn.Linear(32, 4), "experts": experts}).bfloat16()
@@ -229,23 +221,6 @@ def test_rows_of_experts_that_are_linears_are_to_be_padded(look: Look) -> None:
     names: dict[str, Any] = {"model": mixture()}
     exec(fix_of(ROWS, replace(look(float8(mixture(), "rowwise")), workload=workload)).code, names)
     assert finding_of(ROWS, replace(look(names["model"]), workload=workload)) is None
-
-
-def test_experts_that_the_users_code_may_pad_are_unknown_unless_counted() -> None:
-    facts = routed(GroupedExperts(), moe.Float8TrainingOpConfig())
-    without_router = tuple(each for each in facts.network.linears if each.role != "router")
-    te = {"role": "experts", "stack": "transformer_engine", "kind": "te.GroupedLinear", "recipe": "delayed"}
-    in_te = tuple(replace(each, **te) for each in counted(samples=16).network.linears)
-    padded = routed(PaddedExperts(), moe.Float8TrainingOpConfig())
-    for rows, outcome in (((16, 32, 0, 48), "silent"), ((16, 8, 16, 24), "fires")):
-        seen = replaced(padded, "workload", batch_source="given", rows={"experts.w1": rows})
-        assert outcome_of(ROWS, seen) == outcome
-    for unknown in (
-        padded,
-        replaced(facts, "network", linears=without_router),
-        replaced(counted(samples=16), "network", linears=in_te),
-    ):
-        assert outcome_of(ROWS, unknown) == "unknown"
 
 
 def headed(vocabulary: int = 50257) -> Any:
