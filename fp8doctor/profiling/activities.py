@@ -6,7 +6,6 @@ and both to the module around them.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,9 +44,8 @@ NOWHERE = Operator()
 class Modules:
     """Annotated modules, and the owners of nodes of the backward."""
 
-    names: list[tuple[str, str]] = field(default_factory=list)
-    """Kind and name."""
     numbers: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By kind and name, in their order."""
     forward: dict[Thread, dict[int, tuple[WorkOwner, Family | None]]] = field(
         default_factory=lambda: defaultdict(dict)
     )
@@ -58,10 +56,7 @@ class Modules:
 
     def number(self, annotation: str) -> int:
         kind, _, name = annotation.removeprefix(MODULE).partition(" ")
-        number = self.numbers.setdefault((kind, name), len(self.names))
-        if number == len(self.names):
-            self.names.append((kind, name))
-        return number
+        return self.numbers.setdefault((kind, name), len(self.numbers))
 
     def owner(self, place: WorkOwner) -> int | None:
         found = self._of_the_forward(place)[0] if isinstance(place, tuple) else place
@@ -104,7 +99,9 @@ def operators_of(
 ) -> dict[int, Operator]:
     """Find the wanted operators, and those open at launches without an id."""
     found: dict[int, Operator] = {}
-    links = _link(trace)
+    begins = {event.id: event.tid for event in trace.links if not event.bp}
+    # thread and start of a backward node -> its forward operator's thread
+    links = {(each.tid, each.ts): begins[each.id] for each in trace.links if each.bp and each.id in begins}
     for thread in {*trace.host, *without_id}:
         forward, to_place = modules.forward[thread], without_id.get(thread, [])
         ahead = iter(sorted(launch.ts for launch in to_place))
@@ -151,20 +148,6 @@ def operators_of(
                 inside, place, operator = then, there, by
     return found
 
-
-def _link(trace: Trace) -> dict[tuple[Thread, float], Thread]:
-    """Map thread and start of a backward node to its forward operator's thread."""
-    begins = {event.id: event.tid for event in trace.links if not event.bp}
-    return {
-        (event.tid, event.ts): begins[event.id] for event in trace.links if event.bp and event.id in begins
-    }
-
-
-_FIRST_OF_A_CAST = re.compile(r"AbsFunctor")
-_LAST_OF_A_CAST = re.compile(r"float8_copy")
-_CAST_KERNELS = 12
-"""Most kernels of an uncompiled cast (torchao 0.18): abs, max, two copies, clamp, reciprocal, mul; copy, mul,
-clamp, copy to FP8."""
 
 _START_END_NAME = attrgetter("ts", "dur", "name")
 
@@ -217,7 +200,6 @@ def work_of(trace: Trace, modules: Modules) -> Works:
         for name, operator, types, inside in numbers
     ]
     works = Works([kinds[number] for number in numbered], [operator.place for operator in operators])
-    _name_casts_without_operators(works.kinds)
     for index, (event, kind) in enumerate(zip(activities, works.kinds, strict=True)):
         start = round(event.ts * 1e3)
         works.spans.append((start, start + round(event.dur * 1e3), _RANKS.get(kind.family, 0), index))
@@ -240,20 +222,3 @@ def _computing_operators(trace: Trace) -> list[Event]:
                 found.append(event)
                 last = event
     return found
-
-
-def _name_casts_without_operators(kinds: list[WorkKind]) -> None:
-    """Name kernels from an amax to a copy to FP8 casts, as in CUDA graphs."""
-    casts: dict[int, WorkKind] = {}
-    for last, kind in enumerate(kinds):
-        if kind.operator is None and _LAST_OF_A_CAST.search(kind.name):
-            for first in range(last - 1, max(-1, last - _CAST_KERNELS), -1):
-                before = kinds[first]
-                if before.operator is not None or before.family not in ("pointwise", "copy"):
-                    break
-                if _FIRST_OF_A_CAST.search(before.name):
-                    kinds[first:last] = [
-                        casts.setdefault(id(each), WorkKind(each.name, "cast", None))
-                        for each in kinds[first:last]
-                    ]
-                    break

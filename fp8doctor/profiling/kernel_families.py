@@ -1,15 +1,8 @@
 """Classify GPU kernels by the operators that launched them and by name.
 
-Kernel names: seen on an H200 with torch 2.11, torchao 0.18 and Transformer Engine 2.20.2, or from public
-traces, sources, and symbols of Transformer Engine's library (see the tests). Operators: torch 2.13 and
-torchao 0.18 (``torchao/float8/float8_linear.py``).
-
-An uncompiled FP8 cast is ordinary kernels: abs, max, clamp, copy. They are FP8 work inside an FP8 linear's
-autograd function (``matmul_with_hp_or_float8_args``, its backward, ``_ToFloat8ConstrFunc``), or on an FP8
-tensor. Elsewhere, like the user's ``x.abs().max()``, they are pointwise.
-
-A matmul inside torch's attention is attention: the math backend multiplies the scores in fp32. A compiled
-graph has no operator around it, so there it counts as a matmul.
+Names were seen on an H200 (torch 2.11, torchao 0.18, Transformer Engine 2.20.2), or are from public traces,
+sources, and symbols of Transformer Engine's library (see the tests). FP8 casts that are not compiled are
+ordinary kernels: they are told by an FP8 operator or autograd function around them, or by an FP8 tensor.
 """
 
 from __future__ import annotations

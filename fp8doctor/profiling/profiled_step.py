@@ -75,20 +75,21 @@ def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
 
 
 def by_module(by_place: dict[WorkOwner, dict[Family, int]], modules: Modules) -> tuple[ModuleTime, ...]:
-    times: dict[int, dict[Family, int]] = defaultdict(lambda: defaultdict(int))
+    names = list(modules.numbers)
+    times: dict[tuple[str, str], dict[Family, int]] = defaultdict(lambda: defaultdict(int))
     for place, families in by_place.items():
         owner = modules.owner(place)
         if owner is not None:
             for family, time in families.items():
-                times[owner][family] += time
-    ordered = sorted(times.items(), key=lambda item: (-sum(item[1].values()), modules.names[item[0]]))
+                times[names[owner]][family] += time
+    ordered = sorted(times.items(), key=lambda item: (-sum(item[1].values()), item[0]))
     return tuple(
         ModuleTime(
-            kind=modules.names[owner][0],
-            name=modules.names[owner][1],
+            kind=kind,
+            name=name,
             families_ms={family: milliseconds(time) for family, time in families.items() if time},
         )
-        for owner, families in ordered
+        for (kind, name), families in ordered
         if any(families.values())
     )
 

@@ -1,22 +1,17 @@
-"""Read a trace that ``torch.profiler`` exported.
+"""Read a trace that ``torch.profiler`` exported (``libkineto/src/output_json.cpp`` of pytorch/kineto).
 
-Format: ``libkineto/src/output_json.cpp`` of pytorch/kineto, and traces of torch 2.13 on a CPU. One JSON
-object with ``traceEvents``, by ``cat``: ``cpu_op`` and ``user_annotation`` (host), ``cuda_runtime`` and
-``cuda_driver`` (launching calls), ``kernel``, ``gpu_memcpy`` and ``gpu_memset`` (GPU). ``ts`` and ``dur`` are
-microseconds with three decimals. A GPU event and its launch share ``correlation``; both have the ``External
-id`` of the innermost open operator, if any. ``gpu_user_annotation`` and ``cuda_sync`` are on the GPU's rows
-and are no work.
+``ts`` and ``dur`` are microseconds. A GPU event and its launch share ``correlation``; both have the
+``External id`` of the innermost open operator, if any.
 """
 
 from __future__ import annotations
 
 import gc
 import gzip
-import mmap
 import stat
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -37,13 +32,10 @@ LARGEST_TRACE = 4 * 2**30
 
 _GZIP = b"\x1f\x8b"
 _PIECE = 2**24
-"""Bytes to unpack at once."""
+"""Bytes to read at once."""
 
 _GPU = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST = frozenset({"cpu_op", "user_annotation"})
-_COMPILING = "(dynamo_timed)"
-"""Suffix of torch.compile's events, since torch 2.4."""
-
 LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 
 
@@ -72,10 +64,20 @@ class Event(msgspec.Struct, gc=False):
     args: _Arguments = _Arguments()
 
 
+class _Gpu(msgspec.Struct):
+    id: int = -1
+    name: str = ""
+
+
+class _Job(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
+
+
 class _Document(msgspec.Struct):
     events: list[Event] = msgspec.field(name="traceEvents")
-    devices: Any = msgspec.field(name="deviceProperties", default=None)
-    distributed: Any = msgspec.field(name="distributedInfo", default=None)
+    gpus: list[_Gpu] = msgspec.field(name="deviceProperties", default_factory=list)
+    job: _Job = msgspec.field(name="distributedInfo", default_factory=_Job)
 
 
 Thread = int | str
@@ -94,8 +96,6 @@ class Trace:
     """From a forward operator to its backward node, an event at each end."""
     annotations: list[Event] = field(default_factory=list)
     """The host's, also in ``host``."""
-    compiling: list[Event] = field(default_factory=list)
-    """torch.compile's events, also in ``host``."""
     gpus: dict[int, str] = field(default_factory=dict)
     """Number -> name of the machine's GPUs, if recorded."""
     rank: int | None = None
@@ -122,8 +122,6 @@ def read_gpu_trace(path: Path) -> Trace:
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise UnreadableDocument("it is not a file; name a trace (.json or .json.gz)")
-    with path.open("rb"):
-        pass
     trace = read_trace(path)
     if trace.gpu:
         return trace
@@ -142,21 +140,7 @@ def read_gpu_trace(path: Path) -> Trace:
 def read_trace(path: Path) -> Trace:
     """Read a trace, plain or gzip. Raises `fp8doctor.facts.record.UnreadableDocument`."""
     try:
-        size = Path(path).stat().st_size
-        if not size:
-            raise UnreadableDocument("the trace is empty")
-        if size > LARGEST_TRACE:
-            raise UnreadableDocument(too_large("the trace"))
-        with (
-            open(path, "rb") as file,
-            mmap.mmap(
-                file.fileno(),
-                0,
-                flags=mmap.MAP_PRIVATE | getattr(mmap, "MAP_POPULATE", 0),
-                prot=mmap.PROT_READ,
-            ) as content,
-        ):
-            document = decoder(_Document).decode(unpacked(path) if content[:2] == _GZIP else content)
+        document = decoder(_Document).decode(_content(path))
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableDocument(f"the trace cannot be read: {error}") from None
     except msgspec.ValidationError as error:
@@ -164,11 +148,14 @@ def read_trace(path: Path) -> Trace:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnreadableDocument(f"the trace is not JSON ({error})") from None
     by_category: dict[str, list[Event]] = defaultdict(list)
+    host: dict[Thread, list[Event]] = defaultdict(list)
     for event in document.events:
         by_category[event.cat].append(event)
+        if event.cat in _HOST:
+            host[event.tid].append(event)
     return Trace(
         gpu=list(chain.from_iterable(by_category[category] for category in _GPU)),
-        host=_by_thread(chain.from_iterable(by_category[category] for category in _HOST)),
+        host=host,
         launches={
             event.args.correlation: event
             for category in LAUNCHES
@@ -177,51 +164,27 @@ def read_trace(path: Path) -> Trace:
         },
         links=by_category["fwdbwd"],
         annotations=by_category["user_annotation"],
-        compiling=[event for event in by_category["cpu_op"] if event.name.endswith(_COMPILING)],
-        gpus=_names_of_gpus(document.devices),
-        rank=_number(document.distributed, "rank"),
-        world_size=_number(document.distributed, "world_size"),
+        gpus={each.id: each.name for each in document.gpus if each.name},
+        rank=document.job.rank,
+        world_size=document.job.world_size,
         with_stack="python_function" in by_category,
     )
 
 
-def unpacked(path: Path) -> bytearray:
-    """Unpack a compressed trace. Raises OSError, EOFError, zlib.error or `UnreadableDocument`."""
+def _content(path: Path) -> bytearray:
+    """Read a file, unpacked. Raises OSError, EOFError, zlib.error or `UnreadableDocument`."""
+    with path.open("rb") as file:
+        opened = gzip.open if file.read(2) == _GZIP else open
     content = bytearray()
-    with gzip.open(path) as file:
+    with opened(path, "rb") as file:
         while piece := file.read(_PIECE):
             content += piece
             if len(content) > LARGEST_TRACE:
-                raise UnreadableDocument(too_large("unpacked, the trace"))
+                raise UnreadableDocument(
+                    f"the trace has more than {LARGEST_TRACE >> 30} GiB; record fewer steps "
+                    "(schedule=torch.profiler.schedule(wait=2, warmup=2, active=3)) without with_stack"
+                )
     return content
-
-
-def too_large(what: str) -> str:
-    return (
-        f"{what} has more than {LARGEST_TRACE >> 30} GiB; record fewer steps "
-        "(schedule=torch.profiler.schedule(wait=2, warmup=2, active=3)) without with_stack"
-    )
-
-
-def _names_of_gpus(devices: Any) -> dict[int, str]:
-    described = [each for each in devices if isinstance(each, dict)] if isinstance(devices, list) else []
-    return {
-        number: each["name"]
-        for each in described
-        if (number := _number(each, "id")) is not None and isinstance(each.get("name"), str) and each["name"]
-    }
-
-
-def _number(described: Any, key: str) -> int | None:
-    found = described.get(key) if isinstance(described, dict) else None
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
-
-
-def _by_thread(events: Iterable[Event]) -> dict[Thread, list[Event]]:
-    threads: dict[Thread, list[Event]] = defaultdict(list)
-    for event in events:
-        threads[event.tid].append(event)
-    return threads
 
 
 def in_order(events: list[Event], order: Callable[[Event], tuple[Any, ...]]) -> list[Event]:

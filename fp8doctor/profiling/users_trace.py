@@ -39,15 +39,23 @@ def traced_step(path: Path) -> TracedStep:
     its = [event for event in trace.gpu if event.dur > 0 and event.args.device in (device, UNNUMBERED)]
     if not its:
         raise UnreadableDocument("none of the GPU's work in it takes any time")
-    trace = _with_earlier_launches(replace(trace, gpu=its))
+    # A GPU behind the host still works on what was launched before the recording. Calls are numbered in
+    # order, so those have numbers below the first recorded one: their launches are at time zero.
+    first = min(trace.launches, default=0)
+    earlier = {event.args.correlation: Event() for event in its if 0 < event.args.correlation < first}
+    trace = replace(trace, gpu=its, launches=earlier | trace.launches)
     works = work_of(trace, Modules())
     marks = marks_of(trace)
-    step_of = _steps(works, marks)
+    step_of = [
+        marks.step_at(round(launched) if launched >= 0 else start)
+        for launched, (start, _, _, _) in zip(works.launched, works.spans, strict=True)
+    ]
     if not any(step is not None for step in step_of):
-        marks, step_of = StepMarks(None, ()), [0] * len(works.spans)
+        marks = StepMarks(None, ((-1, max(end for _, end, _, _ in works.spans)),))
+        step_of = [0] * len(works.spans)
     timeline = Timeline(works, *sweep(works), step_of, _edges(works, marks, step_of))
     worked = sorted({step for step in step_of if step is not None})
-    compiled = Times(map(span, trace.compiling))
+    compiled = compilations(trace)
     on_host = marks.steps if marks.by else [(timeline.edges[0], timeline.edges[1])]
     calm = [step for step in worked if not compiled.within(*on_host[step])]
     counted = calm or worked
@@ -84,17 +92,6 @@ def traced_step(path: Path) -> TracedStep:
     )
 
 
-def _with_earlier_launches(trace: Trace) -> Trace:
-    """Give work that was launched before the recording a launch at time zero.
-
-    A GPU behind the host still works on earlier steps. Calls are numbered in order, so their numbers are
-    below the first recorded one.
-    """
-    first = min(trace.launches, default=0)
-    earlier = {event.args.correlation: Event() for event in trace.gpu if 0 < event.args.correlation < first}
-    return replace(trace, launches=earlier | trace.launches)
-
-
 UNNUMBERED = -1
 """GPU of an event without a number."""
 
@@ -108,21 +105,11 @@ def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
     return max(numbered, key=lambda device: times[device]), len(numbered)
 
 
-def _steps(works: Works, marks: StepMarks) -> list[int | None]:
-    """Return the step that launched each work, or in which it began if unknown."""
-    if marks.by is None:
-        return [0] * len(works.spans)
-    return [
-        marks.step_at(round(launched) if launched >= 0 else start)
-        for launched, (start, _, _, _) in zip(works.launched, works.spans, strict=True)
-    ]
-
-
 def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edges:
-    """Return the steps' edges: a step begins when the host began and the GPU was free."""
-    first, last = works.spans[0][0], max(end for _, end, _, _ in works.spans)
-    if marks.by is None:
-        return [first, last]
+    """Return the steps' edges: a step begins when the host began and the GPU was free.
+
+    Without the profiler's marks the first begins with the GPU's work.
+    """
     done = [0] * len(marks.steps)
     before = 0
     for launched, (start, end, _, _), step in zip(works.launched, works.spans, step_of, strict=True):
@@ -130,7 +117,7 @@ def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edg
             done[step] = max(done[step], end)
         elif (launched if launched >= 0 else start) < marks.steps[0][0]:
             before = max(before, end)
-    begin = marks.steps[0][0] if marks.by == "profiler" else first
+    begin = marks.steps[0][0] if marks.by == "profiler" else works.spans[0][0]
     edges = [max(begin, before)]
     for number, (_, end) in enumerate(marks.steps):
         following = marks.steps[number + 1][0] if number + 1 < len(marks.steps) else end
@@ -170,16 +157,13 @@ def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[str,
         gaps.append((last, edges[-1], None))  # nothing of the step ended it
     for dry, end, work in gaps:
         launch = end if work is None else round(works.launched[work])
-        copies = work is not None and works.kinds[work].name.startswith(_BETWEEN_HOST_AND_GPU)
-        causes[host.cause(dry, end, launch, copies=copies)] += windows.within(dry, end)
+        causes[host.cause(dry, end, launch)] += windows.within(dry, end)
     return {
         cause: milliseconds(time) / len(counted)
         for cause, time in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
         if time
     }
 
-
-_BETWEEN_HOST_AND_GPU = ("Memcpy HtoD", "Memcpy DtoH")
 
 PROFILER_STEP = "ProfilerStep#"
 """Annotation of ``torch.profiler.profile.step``."""
@@ -204,6 +188,11 @@ class Times:
     def within(self, start: int, end: int) -> int:
         inside = range(bisect_right(self.ends, start), bisect_left(self.starts, end))
         return sum(min(end, self.ends[each]) - max(start, self.starts[each]) for each in inside)
+
+
+def compilations(trace: Trace) -> Times:
+    events = chain.from_iterable(trace.host.values())
+    return Times(span(event) for event in events if event.name.endswith(_COMPILING))
 
 
 def span(event: Event) -> tuple[int, int]:
@@ -242,6 +231,9 @@ def marks_of(trace: Trace) -> StepMarks:
     return StepMarks("optimizer", tuple(pairwise((begin, *steps))))
 
 
+_COMPILING = "(dynamo_timed)"
+"""Suffix of torch.compile's events, since torch 2.4."""
+
 _DATA_LOADER = "enumerate(DataLoader)#"
 """Prefix of the annotation around a DataLoader's fetching of a batch."""
 
@@ -251,41 +243,27 @@ _COPIES = re.compile(r"^(cuda|hip|cu)Memcpy")
 _ONLY_LAUNCH = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"})
 """Nearly all calls: neither synchronize nor copy."""
 
-NESTED_WAITS = 4
-"""Most nested waits of several threads."""
-
 
 class HostActivity:
     def __init__(self, trace: Trace) -> None:
         calls = [event for event in trace.launches.values() if event.name not in _ONLY_LAUNCH]
         loading = (event for event in trace.annotations if event.name.startswith(_DATA_LOADER))
-        copying = (event for event in calls if _COPIES.match(event.name))
         self._occupied: dict[IdleCause, Times] = {
-            "compilation": Times(map(span, trace.compiling)),
+            "compilation": compilations(trace),
             "data_loader": Times(map(span, loading)),
-            "host_copy": Times(map(span, copying)),
+            "host_copy": Times(span(event) for event in calls if _COPIES.match(event.name)),
         }
-        self._waits = sorted(span(event) for event in calls if _SYNCHRONIZES.match(event.name))
+        self._waits = Times(span(event) for event in calls if _SYNCHRONIZES.match(event.name))
 
-    def cause(self, dry: int, end: int, launch: int, *, copies: bool) -> IdleCause:
-        """Name what kept the host for most of a gap until it launched what ended it.
-
-        ``launch`` is -1 if unknown; ``copies`` says that the work copied from or to the host.
-        """
+    def cause(self, dry: int, end: int, launch: int) -> IdleCause:
+        """Name what kept the host for most of a gap until it launched what ended it; -1 if unknown."""
         if launch < 0:
             return "unknown"
         if launch <= dry:
             return "in_time"
         launched = min(launch, end)
-        if copies and end - launched > launched - dry:
-            return "host_copy"
         took = {cause: times.within(dry, launched) for cause, times in self._occupied.items()}
         longest = max(took, key=lambda cause: took[cause])
         if 2 * took[longest] > launched - dry:
             return longest
-        return "synchronization" if self._waited_at(dry) else "late_launch"
-
-    def _waited_at(self, time: int) -> bool:
-        """Tell if the host waited for the GPU at this time."""
-        before = bisect_right(self._waits, time, key=lambda wait: wait[0])
-        return any(end >= time for _, end in self._waits[max(0, before - NESTED_WAITS) : before])
+        return "synchronization" if self._waits.within(dry - 1, dry + 1) else "late_launch"

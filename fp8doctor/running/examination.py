@@ -31,13 +31,12 @@ from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.torch_private import behind_compile, without_modes
 from fp8doctor.stages import Course, Doing
 from fp8doctor.trial.copies.replica import unwrapped
-from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE, with_seen, without_seen
+from fp8doctor.trial.layers.seen_calls import with_seen
 
 NO_OWNER = "no module that is alive owns half of the parameters that the optimizer steps"
 FAILED_EARLY = "the script failed before its first step"
 NOT_SEEN_YET = "the steps were not watched to the end of the window"
 NO_CALL = "no training call of the model itself was seen in the window"
-NO_LAYER = "no layer of the model was called by itself in the watched step"
 COMPILED_FUNCTION = (
     "a function of the script is compiled, and marking a model that it may call would compile it again"
 )
@@ -143,8 +142,6 @@ def _with_watched(facts: Facts, model: nn.Module, window: StepWindow) -> Facts:
     """Add what the layers ran in, in a step of the script's."""
     wanted = [each.name for each in facts.network.linears]
     seen, rows = window.seen_calls(unwrapped(model, refuse=False), wanted)
-    if not seen.regions:
-        return without_seen(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
     counted = msgspec.structs.replace(facts.workload, rows=rows or NOT_RECORDED)
     return with_seen(msgspec.structs.replace(facts, workload=counted), seen)
 

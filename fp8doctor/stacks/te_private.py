@@ -27,9 +27,6 @@ ENTERS = ("autocast_enter", "fp8_autocast_enter")
 """The manager's method that opens an autocast: from 2.9, and before. Its third argument is the recipe, its
 first the switch (1.0 to 2.20)."""
 
-EXITS = ("autocast_exit", "fp8_autocast_exit")
-"""The manager's method that closes an autocast."""
-
 COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
 DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *COLUMNWISE)
 """Attributes of quantized tensors with their data and the transposed copy for matmuls (Float8Tensor,

@@ -25,7 +25,7 @@ from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_forward import with_forward
-from fp8doctor.trial.layers.seen_calls import without_forward
+from fp8doctor.trial.layers.seen_calls import without_forward, without_seen
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
 from fp8doctor.trial.planning import plan_variants
@@ -78,7 +78,7 @@ def time_copies(
     except DeviceLost as lost:
         if run.own_process:
             raise
-        nothing = without_times(run, NoNumber(lost.no_number.why, f"{lost.arm}: {lost}"))
+        nothing = without_times(run, NoNumber(Reason.TOOK_PROCESS_DOWN, f"{lost.arm}: {lost}"))
         return structs.replace(seen, trial=with_harm(lost.trial or nothing, (CONTEXT,)))
 
 
@@ -94,7 +94,7 @@ def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]]
         job = unsharded(job)
     except NotReplicable as error:
         trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
-        return structs.replace(rows.unwatched(facts, str(error)), trial=trial)
+        return structs.replace(without_seen(facts, str(error)), trial=trial)
     # The trial of a child that is ended from here on:
     run.keep(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT)))
     run.begin(Stage.SHAPES)
@@ -130,13 +130,7 @@ def _all_of_it(
     facts, seen, unseen = rows.watch_copy(job, facts, run)
     prescription = propose(facts)
     known = Trial(device=run.device.type, gpu=gpu_name(run.device), rows=seen)
-    timed_shapes, untimed = shapes.time_shapes(
-        structs.replace(facts, trial=known),
-        run.device,
-        until=until,
-        progress=run.progress,
-        reason_against=run.skip.get(shapes.PART),
-    )
+    timed_shapes, untimed = shapes.time_shapes(structs.replace(facts, trial=known), run, until)
     known = structs.replace(known, shapes=timed_shapes)
     planned = plan_variants(structs.replace(facts, trial=known), prescription, job)
     gaps = {"trial.rows": unseen, "trial.shapes": untimed}

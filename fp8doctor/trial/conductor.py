@@ -223,7 +223,6 @@ def time_in_turn(bench: Bench, attempts: Sequence[Attempt]) -> Samples:
 
     def look() -> None:
         bench.observer.look()
-        bench.host.look()
         bench.guard.look()
 
     samples = interleave(

@@ -26,16 +26,6 @@ from tests.profiling.composed import Composed
 FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
 BF16 = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-ABS = "void at::native::vectorized_elementwise_kernel<8, at::native::AbsFunctor<c10::BFloat16>>"
-CLAMP = (
-    "void at::native::vectorized_elementwise_kernel<4, "
-    "at::native::(anonymous "
-    "namespace)::launch_clamp_scalar(...)>"
-)
-TO_FP8 = (
-    "void at::native::vectorized_elementwise_kernel<4, "
-    "at::native::float8_copy_kernel_cuda(...)::{lambda(float)#1}>"
-)
 
 
 def annotated(model: nn.Module) -> nn.Module:
@@ -179,24 +169,6 @@ def test_gap_is_the_hosts_when_the_launch_came_after_the_gpu_ran_dry(
     trace.kernel(BF16, 220, 230, launched=0, stream=20)
     trace.kernel(BF16, 280, 300, launched=launches[1])
     assert trace.read(tmp_path).host_wait_pct == pytest.approx(waited)
-
-
-def test_eager_cast_in_a_cuda_graph_is_told_by_its_end(tmp_path: Path) -> None:
-    trace = Composed()
-    for index, name in enumerate(
-        (CLAMP, BF16, ABS, CLAMP, CLAMP, TO_FP8, CLAMP, FP8, ABS, BF16, CLAMP, TO_FP8)
-    ):
-        trace.add("kernel", name, 100 + 10 * index, 110 + 10 * index, 7, stream=7)
-    step = trace.read(tmp_path)
-    assert {(group.name, group.family): group.count for group in step.groups} == {
-        (ABS, "cast"): 1,
-        (ABS, "pointwise"): 1,
-        (CLAMP, "cast"): 2,
-        (CLAMP, "pointwise"): 3,
-        (TO_FP8, "cast"): 2,
-        (BF16, "gemm_16bit"): 2,
-        (FP8, "gemm_fp8"): 1,
-    }
 
 
 @pytest.mark.parametrize("linked", [True, False], ids=["links", "no links"])

@@ -140,7 +140,7 @@ def test_the_peak_is_that_of_the_arm_alone(
 
     bench = Bench.__new__(Bench)
     bench.run = TrialRun(OTHER, Budget(600.0))
-    bench.device, bench.at_work, bench._handed_out = OTHER, "as_is", []
+    bench.device = OTHER
     bench._rounding = rounded
     bench.job = Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload())
     bench.guard = Guard(bench.job)

@@ -12,7 +12,7 @@ import torch
 
 from fp8doctor.facts import Health, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.trial.measure.observers import HostObserver, Observer
+from fp8doctor.trial.measure.observers import Observer
 from tests.stand_ins.nvml import StandIn, h100
 
 CUDA = torch.device("cuda", 0)
@@ -89,9 +89,9 @@ def test_without_a_driver_or_a_gpu_nothing_is_seen(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_pace_of_the_host_is_told() -> None:
-    observer = HostObserver()
-    assert observer.load() is NOT_RECORDED
+    observer = Observer(torch.device("cpu"))
+    assert observer.host() is NOT_RECORDED
     for _ in range(3):
         observer.look()
-    load = observer.load()
+    load = observer.host()
     assert 0 < load.pace_low_ms <= load.pace_median_ms

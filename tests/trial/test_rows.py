@@ -200,12 +200,11 @@ class Experts(nn.Module):
 def test_the_rows_of_every_expert(way: str, expected: list[int]) -> None:
     experts = Experts(way)
     other = nn.Parameter(torch.randn(3, 4, 4))
-    products = rows.Products([], [experts.up])
+    products = rows.Products({}, {"up": experts.up, "other": nn.Parameter(torch.randn(3, 4, 4))})
     with torch.no_grad(), products:
         torch.bmm(other, other)
         experts(torch.randn(8, 16, dtype=torch.bfloat16))
-    assert products.of_experts(experts.up) == expected
-    assert products.of_experts(other) == []
+    assert products.rows() == {"up": tuple(expected)}
 
 
 def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -22,7 +22,7 @@ from torchao.float8.float8_training_tensor import LinearMMConfig
 
 import fp8doctor.trial
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, LayerShape, Linear, Target, Trial, Workload, recorded
+from fp8doctor.facts import Facts, LayerShape, Layout, Linear, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import linear_operations as operations
 from fp8doctor.trial.layers import shapes
@@ -93,7 +93,7 @@ def job(model: nn.Module) -> Job:
 
 def probed(model: nn.Module, seconds: float = 5.0) -> tuple[LayerShape, ...]:
     facts = examine(job(model))
-    found, _ = shapes.time_shapes(facts, CPU, until=seconds, progress=lambda *_: None, reason_against=None)
+    found, _ = shapes.time_shapes(facts, TrialRun(CPU, Budget(seconds)), until=seconds)
     return found
 
 
@@ -118,7 +118,7 @@ def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
 @pytest.mark.parametrize(("recipe", "in_fp8"), [("tensorwise", 3), ("rowwise", 3), ("rowwise_with_gw_hp", 2)])
 def test_every_gemm_of_a_shape_is_timed_apart(recipe: str, in_fp8: int) -> None:
     for shape in probed(decoder(recipe, frozen=recipe == "tensorwise")):
-        assert [each.layout for each in shape.gemms] == list(operations.LAYOUTS[: 3 if shape.trained else 2])
+        assert [each.layout for each in shape.gemms] == [*get_args(Layout)][: 3 if shape.trained else 2]
         assert sum(each.bf16_ms for each in shape.gemms) == pytest.approx(shape.bf16_ms)
         times = [each.fp8_ms for each in shape.gemms if each.fp8_ms]
         assert len(times) == min(in_fp8, len(shape.gemms))
@@ -166,9 +166,9 @@ def test_operands_are_laid_out_as_in_training() -> None:
     shape = LayerShape(m=48, k=64, n=32, recipe="tensorwise", trained=True)
     of = operations.Operands.of(shape, CPU)
     bf16, fp8 = operations.bf16_gemms(of, True), operations.fp8_gemms(of, shape, True)
-    made = [(a().shape, b().shape) for a, b in zip(bf16.values(), fp8.values(), strict=True)]  # type: ignore[attr-defined]
+    made = [(bf16[each]().shape, fp8[each]().shape) for each in bf16]  # type: ignore[attr-defined]
     assert made == [((48, 32),) * 2, ((48, 64),) * 2, ((32, 64),) * 2]
-    exact, rounded = bf16["bf16 output"](), fp8["fp8 output"]()
+    exact, rounded = bf16["output"](), fp8["output"]()
     assert (exact - rounded).norm() / exact.norm() < 0.1  # type: ignore[operator]
 
 

@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.evidence import (
     why_not_profiled,
 )
 from fp8doctor.trial.measure.results import _self_check, breakdown
-from fp8doctor.trial.measure.trial_run import KeepTrace, TrialRun
+from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.variant import Variant, VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import AS_IS, BF16, CPU, job
@@ -68,7 +68,7 @@ GEMMS = 2 * 2 * 3
 COMPILED = VariantPlan("prescribed", compiled_blocks, ("compile-blocks",), True, "as_is", compiled=True)
 
 
-def trial(of: Job, *arms: VariantPlan, keep_trace: KeepTrace | None = None) -> Trial:
+def trial(of: Job, *arms: VariantPlan, keep_trace: Callable[[str, Path], object] | None = None) -> Trial:
     return conduct(of, ["blocks"], arms, TrialRun(CPU, Budget(60), keep_trace=keep_trace))
 
 

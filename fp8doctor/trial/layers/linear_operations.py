@@ -1,11 +1,8 @@
 """The matmuls and FP8 casts of one Linear in a training step, to be timed alone.
 
-Layouts are those of torchao 0.18 (``float8_linear.py``, ``float8_ops.py``) and Transformer Engine: the first
-operand row-major, the second column-major, e4m3 by e4m3 forward, the gradient in the recipe's dtype. Under
-rowwise scaling the gradient matmuls run with the tensorwise kernel, as in torchao. The pass over their
-output is left out, because the compiler may fuse it.
-
-The casts are plain operations that torch.compile fuses. One graph serves any K and N.
+Layouts are those of torchao 0.18 (``float8_linear.py``, ``float8_ops.py``) and Transformer Engine. Under
+rowwise scaling the gradient matmuls run with the tensorwise kernel, as in torchao; the pass over their output
+is left out, because the compiler may fuse it.
 """
 
 from __future__ import annotations
@@ -26,12 +23,6 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 Operation = Callable[[], object]
 
-LAYOUTS: tuple[Layout, ...] = ("output", "input_gradient", "weight_gradient")
-"""Results of `bf16_gemms` and `fp8_gemms`, in their order."""
-
-KEPT_IN_BF16 = "weight gradient, kept in bf16"
-"""Name of the matmul that the recipe leaves in BF16."""
-
 
 @dataclass(frozen=True)
 class Operands:
@@ -49,17 +40,16 @@ class Operands:
         return cls(*(each.normal_(generator=generator) for each in empty))
 
 
-def bf16_gemms(of: Operands, trained: bool) -> dict[str, Operation]:
-    """Compute output, input gradient and weight gradient as a Linear does."""
-    gemms: dict[str, Operation] = {
-        "bf16 output": lambda: of.input @ of.weight.t(),
-        "bf16 input gradient": lambda: of.gradient @ of.weight,
+def bf16_gemms(of: Operands, trained: bool) -> dict[Layout, Operation]:
+    gemms: dict[Layout, Operation] = {
+        "output": lambda: of.input @ of.weight.t(),
+        "input_gradient": lambda: of.gradient @ of.weight,
     }
-    return gemms | {"bf16 weight gradient": lambda: of.gradient.t() @ of.input} if trained else gemms
+    return gemms | {"weight_gradient": lambda: of.gradient.t() @ of.input} if trained else gemms
 
 
-def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operation]:
-    """Compute the same in FP8.
+def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[Layout, Operation]:
+    """Compute the same in FP8, without what the recipe leaves in BF16.
 
     A transposed copy is replaced by the same memory in another shape: its values do not change the time.
     """
@@ -70,16 +60,14 @@ def fp8_gemms(of: Operands, shape: LayerShape, fast: bool) -> dict[str, Operatio
     rows = columns = one
     if named(shape.recipe).granularity == "row":
         rows, columns = one.new_ones((m, 1)), one.new_ones((1, n))
-    gemms: dict[str, Operation] = {
-        "fp8 output": lambda: scaled_mm(input, weight.t(), rows, columns, fast=fast),
-        "fp8 input gradient": lambda: scaled_mm(gradient, weight.view(k, n).t(), one, one, fast=False),
+    gemms: dict[Layout, Operation] = {
+        "output": lambda: scaled_mm(input, weight.t(), rows, columns, fast=fast),
+        "input_gradient": lambda: scaled_mm(gradient, weight.view(k, n).t(), one, one, fast=False),
     }
-    if not shape.trained:
+    if not shape.trained or named(shape.recipe).weight_gradient_in_16_bits:
         return gemms
-    if named(shape.recipe).weight_gradient_in_16_bits:
-        return gemms | {KEPT_IN_BF16: lambda: of.gradient.t() @ of.input}
     left, right = gradient.view(n, m), input.view(k, m).t()
-    return gemms | {"fp8 weight gradient": lambda: scaled_mm(left, right, one, one, fast=False)}
+    return gemms | {"weight_gradient": lambda: scaled_mm(left, right, one, one, fast=False)}
 
 
 def scaled_mm(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, *, fast: bool) -> Tensor:

@@ -1,8 +1,7 @@
 """Watch a forward of a copy: the rows that each layer multiplies, and what it runs in.
 
-Rows are not always the tokens of a micro-batch: an encoder and a decoder see different ones, a pooled head
-one per sample. The copy is uncompiled and has a few of the repeated blocks. A block that was cut away has the
-rows, and the checkpointed regions, of the kept block in its place of the pattern.
+Rows are not always the tokens of a micro-batch. The copy has a few of the repeated blocks; one that was cut
+away has the rows and regions of the kept block in its place of the pattern.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks import te_private
 from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.trial.copies import depth
@@ -42,6 +40,7 @@ from fp8doctor.trial.layers.seen_calls import (
     without_seen,
 )
 from fp8doctor.trial.layers.shapes import of_interest
+from fp8doctor.trial.measure.evidence import on_calls
 from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
@@ -57,13 +56,11 @@ PART = "rows"
 
 NO_BATCH = "there is no batch to run the model on"
 
-NO_LAYER = "the forward of a copy runs none of the layers"
-
 BLOCKS = 4
 """Blocks of each list that the copy keeps: regions may differ from block to block in a pattern."""
 
 MOST_FORWARDS = 4
-"""Forwards until every block was called. A choice: with a LayerDrop of 0.1, as in wav2vec 2.0, one block in
+"""Forwards until every layer was called. A choice: with a LayerDrop of 0.1, as in wav2vec 2.0, one block in
 10,000 is never called; a tower that the batch does not enter costs three more forwards of a cut."""
 
 MOST_FLAGS = 8
@@ -103,22 +100,8 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
             reason = sentence(error)
         free(run.device)
     if reason is not None:
-        return unwatched(facts, reason), NOT_RECORDED, reason
-    return with_watched(facts, watched.seen), watched.rows if of_interest(facts) else {}, None
-
-
-def with_watched(facts: Facts, seen: Seen) -> Facts:
-    """Add what a forward called to the facts, if only a forward shows it."""
-    if not undecided(facts):
-        return facts
-    if facts.network.linears and not seen.regions:
-        return without_seen(facts, NO_LAYER)
-    return with_seen(facts, seen)
-
-
-def unwatched(facts: Facts, why: str) -> Facts:
-    """Add why no forward was seen, if only a forward shows what the step calls."""
-    return without_seen(facts, why) if undecided(facts) else facts
+        return without_seen(facts, reason), NOT_RECORDED, reason
+    return with_seen(facts, watched.seen), watched.rows if of_interest(facts) else {}, None
 
 
 def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Watched:
@@ -147,50 +130,38 @@ def shallow(job: Job, facts: Facts) -> depth.Plan:
     )
 
 
-def watch(
-    job: Job,
-    facts: Facts,
-    plan: depth.Plan,
-    model: nn.Module,
-    batch: Any,
-    fp8_is_open: Callable[[], bool] = te_private.autocast_is_open,
-) -> Watched:
-    """Watch training forwards of a copy until every block was called: with LayerDrop each skips others.
+def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Watched:
+    """Watch training forwards of a copy until every layer was called: with LayerDrop each skips others.
 
     Raises the forward's exceptions.
     """
-    original, lists = unwrapped(job.model), [each.name for each in facts.network.blocks]
-    wanted = [linear.name for linear in facts.network.linears]
-    layers, experts = found(original, plan, model, wanted)
-    blocks = {block for name in (*layers, *experts) if (block := _block(name, lists))}
+    original = unwrapped(job.model)
+    layers, experts = found(original, plan, model, [linear.name for linear in facts.network.linears])
 
-    def once() -> Watched:
-        calls = CallsSeen(fp8_is_open)
-        with told(model, calls), Products(layers.values(), experts.values()) as products:
+    def forward() -> Watched:
+        calls = CallsSeen()
+        products = Products(layers, experts)
+        with on_calls(model.modules(), calls.enter, calls.leave), products:
             job.training_step(model, batch) if job.training_step else call(model, batch)
-        rows = {name: products.of_layer(module) for name, module in layers.items()} | calls.rows(layers)
-        rows |= {name: products.of_experts(weight) for name, weight in experts.items()}
         seen = msgspec.structs.replace(calls.seen(layers, model), autocast=products.in_own_autocast)
-        return Watched({name: tuple(each) for name, each in rows.items() if each}, seen)
+        return Watched(products.rows() | calls.rows(layers), seen)
 
-    watched = once()
+    watched, modules = forward(), dict(model.named_modules())
     for _ in range(MOST_FORWARDS - 1):
-        if blocks <= {_block(name, lists) for name in watched.rows}:
+        if watched.rows.keys() >= {*layers, *experts}:
             break
-        more = once()
-        seen = msgspec.structs.replace(
-            more.seen,
-            regions={**more.seen.regions, **watched.seen.regions},
-            calls={**more.seen.calls, **watched.seen.calls},
-        )
-        watched = Watched({**more.rows, **watched.rows}, seen)
-    modules = dict(model.named_modules())
+        rows, seen = watched.rows, watched.seen
+        watched = forward()
+        regions, calls = {**watched.seen.regions, **seen.regions}, {**watched.seen.calls, **seen.calls}
+        seen = msgspec.structs.replace(watched.seen, regions=regions, calls=calls)
+        watched = Watched({**watched.rows, **rows}, seen)
     calls = {
-        name: msgspec.structs.replace(each, flag=_flag(name, modules[name], lambda: once().seen))
+        name: msgspec.structs.replace(each, flag=_flag(name, modules[name], lambda: forward().seen))
         for name, each in watched.seen.calls.items()
     }
-    seen = msgspec.structs.replace(watched.seen, calls=calls, without_hooks=_hooks(original) != _hooks(model))
-    return msgspec.structs.replace(watched, seen=seen.at_full_depth(_kept_blocks(original, plan, model)))
+    hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
+    seen = msgspec.structs.replace(watched.seen, calls=calls, without_hooks=hooks[0] != hooks[1])
+    return Watched(watched.rows, seen.at_full_depth(_kept_blocks(original, plan, model)))
 
 
 def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None:
@@ -209,19 +180,6 @@ def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None
         finally:
             module.__dict__.clear()
             module.__dict__.update(own)
-    return None
-
-
-def _hooks(model: nn.Module) -> int:
-    return sum(len(each._forward_pre_hooks) + len(each._forward_hooks) for each in model.modules())
-
-
-def _block(name: str, lists: Iterable[str]) -> str | None:
-    """Name the block that a layer is in; None outside of all."""
-    for each in lists:
-        within = f"{each}." if each else ""
-        if name.startswith(within):
-            return within + name.removeprefix(within).partition(".")[0]
     return None
 
 
@@ -260,19 +218,6 @@ def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dic
     return blocks
 
 
-@contextmanager
-def told(model: nn.Module, calls: CallsSeen) -> Iterator[None]:
-    with ExitStack() as hooks:
-        for module in model.modules():
-            entering = module.register_forward_pre_hook(
-                lambda module, *given: calls.enter(module, given), with_kwargs=True
-            )
-            leaving = module.register_forward_hook(lambda module, *_: calls.leave(module), always_call=True)
-            hooks.callback(entering.remove)
-            hooks.callback(leaving.remove)
-        yield
-
-
 class Products(TorchFunctionMode):
     """Notes products under an autocast that the forward opens, and rows of layers that are not called.
 
@@ -282,21 +227,20 @@ class Products(TorchFunctionMode):
     experts is not seen.
     """
 
-    def __init__(self, layers: Iterable[nn.Module], experts: Iterable[nn.Parameter]) -> None:
+    def __init__(self, layers: Mapping[str, nn.Module], experts: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
         self._outside, self.in_own_autocast = autocast_now(), False
-        self._layers: dict[int, list[int]] = {id(layer._parameters.get("weight")): [] for layer in layers}
-        plain = (weight for weight in experts if type(weight) is nn.Parameter)
-        self._experts: dict[int, list[int]] = {weight.untyped_storage().data_ptr(): [] for weight in plain}
+        weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
+        self._weights = {name: id(weight) for name, weight in weights if weight is not None}
+        plain = {name: weight for name, weight in experts.items() if type(weight) is nn.Parameter}
+        self._storages = {name: weight.untyped_storage().data_ptr() for name, weight in plain.items()}
+        self._by_weight: dict[int, list[int]] = {each: [] for each in self._weights.values()}
+        self._by_storage: dict[int, list[int]] = {each: [] for each in self._storages.values()}
 
-    def of_layer(self, layer: nn.Module) -> list[int]:
-        weight = layer._parameters.get("weight")
-        return [] if weight is None else self._layers[id(weight)]
-
-    def of_experts(self, weight: nn.Parameter) -> list[int]:
-        if type(weight) is not nn.Parameter:
-            return []
-        return self._experts.get(weight.untyped_storage().data_ptr(), [])
+    def rows(self) -> dict[str, tuple[int, ...]]:
+        of_layers = {name: self._by_weight[weight] for name, weight in self._weights.items()}
+        of_experts = {name: self._by_storage[storage] for name, storage in self._storages.items()}
+        return {name: tuple(rows) for name, rows in (of_layers | of_experts).items() if rows}
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -310,19 +254,19 @@ class Products(TorchFunctionMode):
             given = list(tensors((*args, *kwargs.values())))
             if function is functional.linear:
                 self._note_layer(*given[:2])
-            if self._experts:
+            if self._by_storage:
                 self._note_experts(given)
         return function(*args, **kwargs)
 
     def _note_layer(self, into: torch.Tensor, weight: torch.Tensor) -> None:
-        if id(weight) in self._layers:
-            self._layers[id(weight)].append(rows_of(into))
+        if id(weight) in self._by_weight:
+            self._by_weight[id(weight)].append(rows_of(into))
 
     def _note_experts(self, given: list[torch.Tensor]) -> None:
         if len(given) < 2 or type(given[1]) not in (torch.Tensor, nn.Parameter):
             return
         into, weight, *ends = given
-        seen = self._experts.get(weight.untyped_storage().data_ptr())
+        seen = self._by_storage.get(weight.untyped_storage().data_ptr())
         if seen is None:
             return
         if weight.dim() == 2:

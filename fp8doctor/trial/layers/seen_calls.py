@@ -1,16 +1,14 @@
 """Find the checkpoint functions and autocasts that a forward calls, and its layers' rows, while it runs.
 
-While a checkpoint function runs its region, its frame is on the stack, reentrant or not. The outermost module
-call below that frame is the region; the innermost one above it is the module that calls checkpoint.
-`CallsSeen` hears of every call of a module: from hooks in a copy, from `fp8doctor.running.calls` in a step of
-the user's own.
+While a checkpoint function runs its region, its frame is on the stack. The outermost module call below that
+frame is the region; the innermost one above it is the module that calls checkpoint.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -21,14 +19,18 @@ from torch import nn
 
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, open_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
-from fp8doctor.stacks import te_private
+from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.torch_private import Unknown, call_code
 from fp8doctor.trial.copies.depth import cleaned
 
 AUTOCAST_WITHIN, FP8_AUTOCAST = "training.autocast_within", "training.fp8_autocast"
 
+CALLED = "called_in_forward"
+
 NO_FORWARD = "no forward was seen"
+
+NO_LAYER = "the forward that was seen calls none of the layers"
 
 IN_COMPILED_CODE = "compiled code may call one, and runs no Python that could be watched"
 
@@ -103,8 +105,7 @@ class _Entered:
 class CallsSeen:
     """Notes where the modules of a model run; `enter` and `leave` report every call. Keeps no module."""
 
-    def __init__(self, fp8_is_open: Callable[[], bool] = te_private.autocast_is_open) -> None:
-        self._fp8_is_open = fp8_is_open
+    def __init__(self) -> None:
         self._running: list[_Entered] = []
         self._ran: dict[int, list[_Entered]] = {}
         """By the module."""
@@ -115,7 +116,7 @@ class CallsSeen:
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
         rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
-        entered = _Entered(id(module), above, autocast_now(), self._fp8_is_open(), rows)
+        entered = _Entered(id(module), above, autocast_now(), autocast_is_open(), rows)
         self._running.append(entered)
         self._ran.setdefault(id(module), []).append(entered)
         call = None
@@ -206,7 +207,7 @@ def autocast_now() -> str | None:
 def undecided(facts: Facts) -> bool:
     """Tell if only a forward shows this job's checkpointed calls or its autocasts."""
     calls = any(
-        each.form == "called_in_forward" and not recorded(each, "flag")
+        each.form == CALLED and not recorded(each, "flag")
         for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())
     )
     fp32 = facts.training.get("autocast", "unknown") is None and any(
@@ -216,13 +217,20 @@ def undecided(facts: Facts) -> bool:
 
 
 def with_seen(facts: Facts, seen: Seen) -> Facts:
-    """Add the calls of the job's forward to the facts."""
-    marks = tuple(
-        _called(each, seen.calls[each.name]) if each.name in seen.calls and _is_call(each) else each
-        for each in facts.training.checkpointing
-        if not _is_call(each) or each.name in seen.calls or _is_below(each.name, seen.compiled)
-    )
-    unknown = [each.name for each in marks if _is_call(each) and each.active is None]
+    """Add the calls of the job's forward to the facts, if only a forward shows them."""
+    if not undecided(facts):
+        return facts
+    if facts.network.linears and not seen.regions:
+        return without_seen(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
+    marks = []
+    for each in facts.training.checkpointing:
+        if each.form != CALLED:
+            marks.append(each)
+        elif each.name in seen.calls:
+            marks.append(_called(each, seen.calls[each.name]))
+        elif _is_below(each.name, seen.compiled):
+            marks.append(each)
+    unknown = [each.name for each in marks if each.form == CALLED and each.active is None]
     linears = tuple(_decided(each, seen.regions, unknown) for each in facts.network.linears)
     blocks = tuple(
         each
@@ -230,15 +238,16 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
         else msgspec.structs.replace(each, checkpointed=_recomputed(each.name, linears))
         for each in facts.network.blocks
     )
-    training = msgspec.structs.replace(facts.training, checkpointing=marks)
-    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
+    training = msgspec.structs.replace(facts.training, checkpointing=tuple(marks))
+    gaps = dict(facts.get("gaps", {}))
     if unknown:
         gaps["network.linears.checkpointed"] = IN_COMPILED_CODE
     if seen.autocast or not (recorded(training, "autocast_within") or seen.compiled):
         gaps.pop(AUTOCAST_WITHIN, None)
         training = msgspec.structs.replace(training, autocast_within=seen.autocast)
     if training.get("autocast", "unknown") is None:
-        training = msgspec.structs.replace(training, autocast=_of_most(seen.under))
+        of_most = Counter(seen.under.values()).most_common(1)
+        training = msgspec.structs.replace(training, autocast=of_most[0][0] if of_most else None)
     if not recorded(training, "fp8_autocast"):
         if seen.fp8_autocast:
             gaps.pop(FP8_AUTOCAST, None)
@@ -254,9 +263,11 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
 
 
 def without_seen(facts: Facts, why: str) -> Facts:
-    """Add to the facts why the calls of the job's forward are unknown."""
-    gaps = dict(facts.gaps) if recorded(facts, "gaps") else {}
-    if any(each.form == "called_in_forward" for each in facts.training.checkpointing):
+    """Add to the facts why the calls of the job's forward are unknown, if only a forward shows them."""
+    if not undecided(facts):
+        return facts
+    gaps = dict(facts.get("gaps", {}))
+    if any(each.form == CALLED for each in facts.training.checkpointing):
         gaps["network.linears.checkpointed"] = why
     if not recorded(facts, AUTOCAST_WITHIN):
         gaps[AUTOCAST_WITHIN] = why
@@ -273,12 +284,6 @@ def without_forward(facts: Facts) -> Facts:
     return msgspec.structs.replace(facts, gaps={**facts.gaps, "workload.rows": NO_FORWARD})
 
 
-def _of_most(under: Mapping[str, str | None]) -> str | None:
-    """Return the autocast that most layers ran under."""
-    counted = Counter(under.values()).most_common(1)
-    return counted[0][0] if counted else None
-
-
 def _called(mark: Checkpointing, call: Call) -> Checkpointing:
     known: dict[str, Any] = {"flag": call.flag} if call.flag else {}
     if TRANSFORMER_ENGINE in sys.modules:
@@ -289,10 +294,6 @@ def _called(mark: Checkpointing, call: Call) -> Checkpointing:
             "fp8_autocast_around": around,
         }
     return msgspec.structs.replace(mark, active=True, reentrant=call.reentrant, **known)
-
-
-def _is_call(mark: Checkpointing) -> bool:
-    return mark.form == "called_in_forward"
 
 
 def _is_below(name: str, modules: Collection[str]) -> bool:
@@ -308,13 +309,8 @@ def _decided(linear: Linear, found: Mapping[str, str | None], unknown: Collectio
 
 
 def _recomputed(blocks: str, linears: tuple[Linear, ...]) -> int:
+    """Count the blocks of a list with a Linear that is recomputed."""
     below = f"{blocks}." if blocks else ""
-    return len(
-        {
-            each.name.removeprefix(below).partition(".")[0]
-            for each in linears
-            if each.name.startswith(below)
-            and recorded(each, "checkpointed")
-            and each.checkpointed is not None
-        }
-    )
+    within = (each for each in linears if each.name.startswith(below) and recorded(each, "checkpointed"))
+    names = (each.name.removeprefix(below) for each in within if each.checkpointed is not None)
+    return len({name.partition(".")[0] for name in names})

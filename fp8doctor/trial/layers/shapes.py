@@ -1,18 +1,16 @@
 """Time the matmuls of the model's own shapes in BF16 and FP8, and the casts that FP8 needs for them.
 
-BF16 and FP8 matmuls (`fp8doctor.trial.layers.linear_operations`) take turns, so they share clocks. Before
-each one the L2 cache is flushed, because in a step a large operand comes from memory. Casts are timed without
-the operations that they could be fused with.
+They take turns, so they share clocks. Before each one the L2 cache is flushed, because in a step a large
+operand comes from memory. Casts are timed without the operations that they could be fused with.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import msgspec
 import torch
@@ -21,12 +19,10 @@ from torch import Tensor
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.cost import rows_of
-from fp8doctor.facts import Facts, LayerGemm, LayerShape, Linear, if_recorded
+from fp8doctor.facts import Facts, LayerGemm, LayerShape, Layout, Linear, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import recipe_of
 from fp8doctor.trial.layers.linear_operations import (
-    KEPT_IN_BF16,
-    LAYOUTS,
     Operands,
     Operation,
     bf16_gemms,
@@ -34,7 +30,7 @@ from fp8doctor.trial.layers.linear_operations import (
     compiled_casts,
     fp8_gemms,
 )
-from fp8doctor.trial.measure.trial_run import still_there
+from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.snapshot import free
 from fp8doctor.wording import percent, sentence
 
@@ -71,33 +67,26 @@ CPU_FLOPS = 2e9
 
 NOTHING_TO_TIME = "there is no FP8 layer, nor one to convert, whose rows, sides and recipe are known here"
 
-NO_TIME = "no time was left"
+NO_TIME, NO_CASTS = "no time was left", "its casts were not timed"
 
 
-def time_shapes(
-    facts: Facts,
-    device: torch.device,
-    *,
-    until: float,
-    progress: Callable[[str, str | None], object],
-    reason_against: str | None,
-) -> tuple[tuple[LayerShape, ...], str | None]:
+def time_shapes(facts: Facts, run: TrialRun, until: float) -> tuple[tuple[LayerShape, ...], str | None]:
     """Time the distinct shapes, most FLOPs first, until the clock (``time.monotonic``) passes ``until``.
 
     Return them, and the reason if some are missing. A shape whose BF16 matmuls could not be timed is left
     out. They are not recorded if timing fails. Raises `DeviceLost`.
     """
     wanted = distinct(facts)
-    if reason_against is not None:
-        return NOT_RECORDED, reason_against
+    if PART in run.skip:
+        return NOT_RECORDED, run.skip[PART]
     if not wanted:
         return (), NOTHING_TO_TIME
-    progress("timing the matmuls of its layers", PART)
+    run.progress("timing the matmuls of its layers", PART)
     try:
-        return _timed(wanted, facts, device, until)
+        return _timed(wanted, facts, run.device, until)
     except Exception as error:
         _log.debug("timing the shapes raises", exc_info=True)
-        free(device)
+        free(run.device)
         return NOT_RECORDED, sentence(error)
 
 
@@ -118,12 +107,12 @@ def _timed(
         try:
             shapes.append(_with_gemms(shape, bench, shape.layers[0] not in slow))
         except (RuntimeError, ValueError) as error:  # out of memory is one
-            still_there(bench.device, PART)
+            still_there(device, PART)
             reasons.append(f"{words}: {sentence(error)}")
             free(device)
-    shapes = _with_casts(shapes, bench, until)
+    timed = tuple(_with_casts(shapes, bench, until))
     bench.close()
-    return tuple(shapes), "; ".join(reasons) or None
+    return timed, "; ".join(reasons) or None
 
 
 def distinct(facts: Facts) -> list[tuple[LayerShape, float]]:
@@ -204,10 +193,11 @@ def _host_ms(operation: Operation) -> float:
 
 
 def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
+    """Time the matmuls in BF16 and FP8 in turn, so each has the clocks that the other had."""
     if not bench.on_gpu and 2 * shape.m * shape.k * shape.n > CPU_FLOPS:
         raise ValueError("too large to be timed on a CPU")
     operands = Operands.of(shape, bench.device)
-    bf16, fp8, reason = bf16_gemms(operands, shape.trained), dict[str, Operation](), None
+    bf16, fp8, reason = bf16_gemms(operands, shape.trained), dict[Layout, Operation](), None
     try:
         fp8 = fp8_gemms(operands, shape, fast)
         for operation in fp8.values():
@@ -215,27 +205,27 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
     except (RuntimeError, ValueError) as error:
         still_there(bench.device, PART)
         fp8, reason = {}, sentence(error)
-    # A BF16 matmul and an FP8 one take turns, so each has the clocks that the other had.
-    pairs = itertools.zip_longest(bf16.items(), fp8.items())
-    times = bench.turns(dict(each for pair in pairs for each in pair if each))
+    operations: dict[str, Operation] = {}
+    for layout in bf16:
+        operations[f"{layout} in bf16"] = bf16[layout]
+        if layout in fp8:
+            operations[f"{layout} in fp8"] = fp8[layout]
+    times = bench.turns(operations)
+    gemms = [
+        LayerGemm(layout=each, bf16_ms=times[f"{each} in bf16"], fp8_ms=times.get(f"{each} in fp8"))
+        for each in bf16
+    ]
     return msgspec.structs.replace(
         shape,
-        bf16_ms=sum(times[name] for name in bf16),
-        fp8_ms=sum(times[name] for name in fp8) if fp8 else None,
-        gemms=tuple(
-            LayerGemm(
-                layout=layout,
-                bf16_ms=times[in_bf16],
-                fp8_ms=None if in_fp8 in (None, KEPT_IN_BF16) else times[in_fp8],
-            )
-            for layout, in_bf16, in_fp8 in itertools.zip_longest(LAYOUTS[: len(bf16)], bf16, fp8)
-        ),
+        bf16_ms=sum(each.bf16_ms for each in gemms),
+        fp8_ms=sum(each.fp8_ms or each.bf16_ms for each in gemms) if fp8 else None,
+        gemms=tuple(gemms),
         casts_ms=None,
         reason=reason,
     )
 
 
-def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[LayerShape]:
+def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> Iterator[LayerShape]:
     """Time the casts of the shapes, those with the most FLOPs first, and say why some have none.
 
     One graph serves all shapes with the same rows, recipe and training. Compiling cannot be stopped, so a
@@ -243,42 +233,34 @@ def _with_casts(shapes: list[LayerShape], bench: Timer, until: float) -> list[La
     the time, each shape of its graph still gets its `SHAPE_S`.
     """
     graphs: dict[tuple[int, str, bool], Callable[..., object]] = {}
-    longest_s, found = COMPILING_S[bench.device.type], list[LayerShape]()
+    longest_s = COMPILING_S[bench.device.type]
     for shape in shapes:
         key, began = (shape.m, shape.recipe, shape.trained), time.monotonic()
-        takes_s = SHAPE_S if key in graphs else longest_s
-        if shape.fp8_ms is None or began + takes_s > until:
-            found.append(_without_casts(shape, NO_TIME))
+        if shape.fp8_ms is None:
+            yield shape
+            continue
+        if began + (SHAPE_S if key in graphs else longest_s) > until:
+            yield msgspec.structs.replace(shape, reason=f"{NO_CASTS}: {NO_TIME}")
             continue
         try:
             if key not in graphs:
                 alike = [each for each in shapes if (each.m, each.recipe, each.trained) == key]
-                graphs[key] = compiled_casts(shape.recipe, shape.trained, _example(alike, bench.device))
+                # the first that is not square, because equal sides would become one symbol
+                example = next(
+                    (each for each in alike if each.k != each.n),
+                    msgspec.structs.replace(shape, n=2 * shape.n),
+                )
+                arguments = cast_arguments(Operands.of(example, bench.device))
+                graphs[key] = compiled_casts(shape.recipe, shape.trained, arguments)
                 until = max(until, time.monotonic() + len(alike) * SHAPE_S)
             arguments = cast_arguments(Operands.of(shape, bench.device))
             operation = functools.partial(graphs[key], shape.recipe, shape.trained, *arguments)
             operation()  # which may compile once more
             longest_s = max(longest_s, time.monotonic() - began)
             casts_ms = bench.turns({"casts": operation}, LAUNCH_FLUSHES)["casts"]
-            found.append(msgspec.structs.replace(shape, casts_ms=casts_ms))
+            yield msgspec.structs.replace(shape, casts_ms=casts_ms)
         except Exception as error:  # from the compiler, or the memory is too small
             _log.debug("timing the casts raises", exc_info=True)
             still_there(bench.device, PART)
             free(bench.device)
-            found.append(_without_casts(shape, sentence(error)))
-    return found
-
-
-def _without_casts(shape: LayerShape, reason: str) -> LayerShape:
-    if shape.fp8_ms is None:
-        return shape
-    return msgspec.structs.replace(shape, casts_ms=None, reason=f"its casts were not timed: {reason}")
-
-
-def _example(shapes: Sequence[LayerShape], device: torch.device) -> tuple[Tensor, ...]:
-    """Make the casts' arguments for the largest shape that is not square, because it takes the most time."""
-    example = next(
-        (shape for shape in shapes if shape.k != shape.n),
-        msgspec.structs.replace(shapes[0], n=2 * shapes[0].n),
-    )
-    return cast_arguments(Operands.of(example, device))
+            yield msgspec.structs.replace(shape, reason=f"{NO_CASTS}: {sentence(error)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -26,7 +26,7 @@ from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.compilations import compilations
 from fp8doctor.trial.measure.layout import Layout, one_graph
 from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, rounding
-from fp8doctor.trial.measure.observers import HostObserver, Observer
+from fp8doctor.trial.measure.observers import Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.snapshot import free
 from fp8doctor.trial.state.te_state import Buffers, buffers_apart
@@ -54,11 +54,10 @@ class Bench(Layout):
         self.failures: list[str] = []
         """Why steps could not be profiled."""
         self._rounding = rounding(job.model, run.device)
-        self._handed_out: list[tuple[str, Ready]] = []
         self.at_work: str = ArmName.AS_IS
         """The variant that is built, timed or proven now."""
         self.lay_out()
-        self.observer, self.host = Observer(run.device), HostObserver()
+        self.observer = Observer(run.device)
 
     @property
     def built(self) -> list[Attempt]:
@@ -66,7 +65,7 @@ class Bench(Layout):
 
     def begin_shallower(self) -> bool:
         """Let go of all variants and make smaller models; False if there are none."""
-        self.release()
+        self._release(self.attempts)
         return self.lay_out(shallower=True)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
@@ -111,14 +110,12 @@ class Bench(Layout):
     def drop(self, attempt: Attempt, no_number: NoNumber) -> None:
         """Note why a variant has no time, and free its memory."""
         attempt.no_number = no_number
+        self._release([attempt])
         attempt.ready.clear()
-        self.forget_gradients()
-        still_there(self.device, attempt.plan.name)
-        self.release(attempt.plan.name)
-
-    def forget_gradients(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+        still_there(self.device, attempt.plan.name)
+        free(self.device)
 
     def _build_depths(self, attempt: Attempt, until: float) -> None:
         """Build the variant at every depth; blocks compiled at the deepest serve all."""
@@ -135,7 +132,9 @@ class Bench(Layout):
             elif made and own:  # as many as at the depth that compiled them
                 ready.compiled.graphs = next(iter(made.values())).compiled.graphs
             made[number] = ready
-            if as_one or not self._serves_others(ready.model):
+            # single blocks that are not recorded run the same graphs at other depths
+            model, lists = ready.model, [stack.name for stack in self.plan.stacks]
+            if as_one or model is None or one_graph(model, lists) or records_cuda_graphs(model):
                 own = {}
         attempt.ready = [made[number] for number in numbers]
 
@@ -146,12 +145,14 @@ class Bench(Layout):
         variant = plan.make(self.variant(replica))
         optimizer, memory = self._optimizer(variant, number), MemoryWatch(self.device)
         step = training_step(self.job, variant, optimizer, self.device, memory.at_backward)
-        return self._warm(_with_buffers_of_its_own(step), variant.model, optimizer, memory)
+        buffers: Buffers = {}
 
-    def _serves_others(self, model: nn.Module | None) -> bool:
-        """Return whether other depths run the same graphs: single blocks, not recorded."""
-        lists = [stack.name for stack in self.plan.stacks]
-        return model is not None and not one_graph(model, lists) and not records_cuda_graphs(model)
+        def apart() -> torch.Tensor:
+            """Keep Transformer Engine modules out of the other variants' amax updates."""
+            with buffers_apart(buffers):
+                return step()
+
+        return self._warm(apart, variant.model, optimizer, memory)
 
     def _warm(
         self,
@@ -182,7 +183,7 @@ class Bench(Layout):
             step_s = time.monotonic() - stepped
         # a job of shards takes less, and the allocator does not count the memory of CUDA graphs
         counts = on_gpu and self.job.sharded is None and not records_cuda_graphs(model)
-        ready = Ready(
+        return Ready(
             step=watched.unwatched(),
             model=model,
             compiled=compiled,
@@ -193,8 +194,6 @@ class Bench(Layout):
             launched_s=launched_s,
             non_finite=watched.non_finite(),
         )
-        self._handed_out.append((self.at_work, ready))
-        return ready
 
     def _one_thread(self, count: int) -> AbstractContextManager[object]:
         """Run the backward of the first steps, which compile, in the main thread.
@@ -213,26 +212,13 @@ class Bench(Layout):
         self.observer.close()
         self.forget()
         self.batch = None
-        self.release()
-
-    def release(self, variant: str | None = None) -> None:
-        """Free the replica of a variant, or of all, except for the shared weights."""
-        for name, ready in self._handed_out:
-            if variant in (None, name):
-                ready.step, ready.model = _gone, None
-        self._handed_out = [each for each in self._handed_out if each[1].model is not None]
+        self._release(self.attempts)
         free(self.device)
 
-
-def _with_buffers_of_its_own(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Keep Transformer Engine modules out of the other variants' amax updates."""
-    own: Buffers = {}
-
-    def apart() -> torch.Tensor:
-        with buffers_apart(own):
-            return step()
-
-    return apart
+    def _release(self, attempts: Iterable[Attempt]) -> None:
+        """Let go of replicas, except for the shared weights. What was measured of them stays."""
+        for ready in (each for attempt in attempts for each in attempt.ready):
+            ready.step, ready.model = _gone, None
 
 
 def _gone() -> torch.Tensor:

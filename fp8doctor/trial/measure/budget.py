@@ -1,9 +1,7 @@
 """Budget a trial by one rule: what is begun, when a build is given up, and what is kept for the rest.
 
-A variant that decides is begun as long as all can still be timed within the hard limit. Any other has to fit
-into the budget if it builds as long as the slowest of its kind, and so has one that decides into the hard
-limit in a user's process, where no alarm gives a build up. Over 54 trials, of which 30 are in
-`tests/trial/recorded_trials.py`, this times as many variants as estimates for each recipe and base did.
+Over 54 trials, of which 30 are in `tests/trial/recorded_trials.py`, it times as many variants as estimates
+for each recipe and base did.
 """
 
 from __future__ import annotations
@@ -119,7 +117,12 @@ class Budget:
     def no_time_for(
         self, plan: VariantPlan, built: Sequence[Attempt], *, own_process: bool = True
     ) -> NoNumber | None:
-        """Explain why a variant is not begun; None if it is."""
+        """Explain why a variant is not begun; None if it is.
+
+        One that decides is begun as long as all can still be timed within the hard limit. Any other has to
+        fit into the budget if it builds as long as the slowest of its kind, and so has one that decides into
+        the hard limit in a user's process, where no alarm gives a build up.
+        """
         now = time.monotonic()
         if now >= (self.build_until(built) if plan.place.decides else self.end):
             return self.left_out(Reason.NO_TIME_LEFT)

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -138,6 +138,27 @@ def quiet_profiler() -> Iterator[None]:
             os.environ["KINETO_LOG_LEVEL"] = before
 
 
+@contextmanager
+def on_calls(
+    modules: Iterable[nn.Module],
+    enter: Callable[[nn.Module, Any], None],
+    leave: Callable[[nn.Module], None] = lambda module: None,
+) -> Iterator[None]:
+    """Report every call of the modules, with its arguments and keywords, and its end.
+
+    The end is reported of a call that raises too: checkpointing ends a recomputation that way.
+    """
+    with ExitStack() as hooks:
+        for module in modules:
+            entering = module.register_forward_pre_hook(
+                lambda module, *given: enter(module, given), prepend=True, with_kwargs=True
+            )
+            leaving = module.register_forward_hook(lambda module, *_: leave(module), always_call=True)
+            hooks.callback(entering.remove)
+            hooks.callback(leaving.remove)
+        yield
+
+
 @dataclass
 class Executed:
     """Names of the modules that ran in one step."""
@@ -161,17 +182,12 @@ class Executed:
 @contextmanager
 def executed(model: nn.Module) -> Iterator[Executed]:
     """Note which modules of ``model`` run, and which of them in the backward."""
-    seen = Executed()
+    seen, names = Executed(), {id(module): cleaned(name) for name, module in model.named_modules()}
 
-    def note(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, arguments: object) -> None:
-            seen.at_all.add(name)
-            if torch_private.in_backward():
-                seen.in_backward.add(name)
+    def note(module: nn.Module, given: Any) -> None:
+        seen.at_all.add(names[id(module)])
+        if torch_private.in_backward():
+            seen.in_backward.add(names[id(module)])
 
-        return hook
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.callback(module.register_forward_pre_hook(note(cleaned(name))).remove)
+    with on_calls(model.modules(), note):
         yield seen

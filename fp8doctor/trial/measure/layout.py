@@ -91,7 +91,10 @@ class Layout:
             torch.cuda.reset_peak_memory_stats(self.device)
         try:
             for cut in plan.cuts:
-                self._add(cut)
+                job, base, memo = cut_of(self.job, cut, self.device)
+                self.bases.append(base.train())
+                self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+                self._first_step(cut)
         except torch.OutOfMemoryError:
             fits = False
         else:
@@ -104,12 +107,6 @@ class Layout:
     def forget(self) -> None:
         self.bases.clear()
         self.optimizers.clear()
-
-    def _add(self, cut: depth.Cut) -> None:
-        job, base, memo = cut_of(self.job, cut, self.device)
-        self.bases.append(base.train())
-        self.optimizers.append(optimizer_for(job, base.parameters(), memo))
-        self._first_step(cut)
 
     def _first_step(self, cut: depth.Cut) -> None:
         """Take one eager step, which makes the optimizer's state and shows what ran."""

@@ -1,8 +1,7 @@
 """Watch the GPU and the host while variants are timed.
 
 NVML is asked once a block, between the launch of the last step and its end: the GPU is busy, and no step that
-counts waits. It ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID. Linux counts since the
-start of the machine, so its counters are read at both ends of a window.
+counts waits. It ignores ``CUDA_VISIBLE_DEVICES``, so the GPU is found by its UUID.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,16 +29,9 @@ class Observer:
         self._open = ExitStack()
         self._nvml: Any = None
         self._card: Any = None
-        """The whole GPU, for clocks, power and heat."""
-        self._part: Any = None
-        """The MIG slice in use, else the GPU, for processes."""
-        self._clocks: list[int] = []
-        self._watts: list[float] = []
-        self._celsius: list[int] = []
-        self._reasons: list[int] = []
-        self._others: list[int] = []
-        self._shares: list[float] = []
+        self._seen: dict[str, list[Any]] = defaultdict(list)
         self._looks = self._since = 0
+        self._paces_ms: list[float] = []
         if device.type == "cuda":
             self._find()
 
@@ -50,91 +41,83 @@ class Observer:
             uuid = str(torch.cuda.get_device_properties(self._device).uuid)
         except Exception:  # no driver, another version of it than the library's, or an older torch
             return
-        bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
-        for kind in ("GPU", "MIG"):
-            self._part = self._part or self._ask(self._nvml.nvmlDeviceGetHandleByUUID, f"{kind}-{bare}")
-        if self._part is not None:
-            whole = self._ask(self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, self._part)
-            self._card = whole or self._part
+        self._card = self._ask("DeviceGetHandleByUUID", f"GPU-{uuid.removeprefix('GPU-')}")
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _ask(self, question: str, *arguments: Any) -> Any:
         """Ask NVML; None if it has no answer."""
         try:
-            return question(*arguments)
+            return getattr(self._nvml, f"nvml{question}")(*arguments)
         except self._nvml.NVMLError:
             return None
 
     def look(self) -> None:
-        """Take one sample."""
-        if self._part is None:
-            return
-        nvml, card = self._nvml, self._card
+        """Take one sample, of the GPU first, which is busy now."""
+        if self._card is not None:
+            self._look_at_gpu(self._card)
+        self._paces_ms.append(_pace_ms())
+
+    def _look_at_gpu(self, card: Any) -> None:
         self._looks += 1
-        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, card)
+        reasons = self._ask("DeviceGetCurrentClocksEventReasons", card)
         if reasons is None:  # drivers before 535 know only the old function
-            reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, card)
-        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, self._part)
-        others = None if processes is None else count_others(processes, ours=True)
-        for samples, answer in (
-            (self._clocks, self._ask(nvml.nvmlDeviceGetClockInfo, card, nvml.NVML_CLOCK_SM)),
-            (self._watts, self._ask(nvml.nvmlDeviceGetPowerUsage, card)),
-            (self._celsius, self._ask(nvml.nvmlDeviceGetTemperature, card, nvml.NVML_TEMPERATURE_GPU)),
-            (self._reasons, reasons),
-            (self._others, others),
-        ):
+            reasons = self._ask("DeviceGetCurrentClocksThrottleReasons", card)
+        processes = self._ask("DeviceGetComputeRunningProcesses", card)
+        sample = {
+            "mhz": self._ask("DeviceGetClockInfo", card, self._nvml.NVML_CLOCK_SM),
+            "mw": self._ask("DeviceGetPowerUsage", card),
+            "celsius": self._ask("DeviceGetTemperature", card, self._nvml.NVML_TEMPERATURE_GPU),
+            "reasons": reasons,
+            "others": None if processes is None else count_others(processes, ours=True),
+        }
+        for name, answer in sample.items():
             if answer is not None:
-                samples.append(answer)
+                self._seen[name].append(answer)
         # in a container this process cannot be distinguished from the others
-        if used := self._ask(nvml.nvmlDeviceGetProcessUtilization, card, self._since):
+        if used := self._ask("DeviceGetProcessUtilization", card, self._since):
             self._since = max(each.timeStamp for each in used)
             latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
             if latest.pop(os.getpid(), None) is not None:
-                self._shares.append(float(sum(latest.values())))
+                self._seen["share"].append(float(sum(latest.values())))
 
     def health(self) -> Health | None:
-        """Sum up the samples; None on a CPU, not recorded without NVML."""
+        """Sum up the samples of the GPU; None on a CPU, not recorded without NVML."""
         if self._device.type != "cuda" or not self._looks:
             unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
             return unknown
-        limit = self._ask(self._nvml.nvmlDeviceGetPowerManagementLimit, self._card)
+        limit_mw = self._ask("DeviceGetPowerManagementLimit", self._card)
+        mhz, mw, reasons = (self._seen[each] for each in ("mhz", "mw", "reasons"))
         held = {
-            reason: 100 * sum(bool(bits & bit) for bits in self._reasons) / len(self._reasons)
+            reason: 100 * sum(bool(bits & bit) for bits in reasons) / len(reasons)
             for bit, reason in THROTTLE_REASONS.items()
-            if self._reasons
+            if reasons
         }
         return Health(
             samples=self._looks,
-            sm_clock_low_mhz=min(self._clocks, default=None),
-            sm_clock_median_mhz=round(statistics.median(self._clocks)) if self._clocks else None,
-            sm_clock_high_mhz=max(self._clocks, default=None),
-            power_median_w=statistics.median(self._watts) / 1000 if self._watts else None,
-            power_limit_w=limit / 1000 if limit is not None else None,
-            temperature_high_c=max(self._celsius, default=None),
-            throttled_pct={reason: share for reason, share in held.items() if share}
-            if self._reasons
-            else NOT_RECORDED,
-            other_processes=max(self._others) if self._others else NOT_RECORDED,
-            other_use_pct=max(self._shares, default=None),
+            sm_clock_low_mhz=min(mhz, default=None),
+            sm_clock_median_mhz=round(statistics.median(mhz)) if mhz else None,
+            sm_clock_high_mhz=max(mhz, default=None),
+            power_median_w=statistics.median(mw) / 1000 if mw else None,
+            power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
+            temperature_high_c=max(self._seen["celsius"], default=None),
+            throttled_pct={reason: pct for reason, pct in held.items() if pct} if reasons else NOT_RECORDED,
+            other_processes=max(self._seen["others"], default=NOT_RECORDED),
+            other_use_pct=max(self._seen["share"], default=None),
         )
 
+    def host(self) -> HostLoad:
+        if not self._paces_ms:
+            unknown: HostLoad = NOT_RECORDED
+            return unknown
+        return HostLoad(pace_low_ms=min(self._paces_ms), pace_median_ms=statistics.median(self._paces_ms))
+
     def close(self) -> None:
-        self._part = None
+        self._card = None
         self._open.close()
 
 
-@dataclass
-class HostObserver:
-    paces_ms: list[float] = field(default_factory=list)
-
-    def look(self) -> None:
-        """Take one sample."""
-        began, value = time.perf_counter(), 1
-        for number in range(PACE_LOOPS):
-            value = (value * 3 + number) & 0xFFFF
-        self.paces_ms.append((time.perf_counter() - began) * 1e3)
-
-    def load(self) -> HostLoad:
-        if not self.paces_ms:
-            unknown: HostLoad = NOT_RECORDED
-            return unknown
-        return HostLoad(pace_low_ms=min(self.paces_ms), pace_median_ms=statistics.median(self.paces_ms))
+def _pace_ms() -> float:
+    """Time a fixed piece of Python."""
+    began, value = time.perf_counter(), 1
+    for number in range(PACE_LOOPS):
+        value = (value * 3 + number) & 0xFFFF
+    return (time.perf_counter() - began) * 1e3

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.evidence import (
     StepProof,
     counted,
+    on_calls,
     profiled,
     proof_of,
     why_not_profiled,
@@ -166,17 +167,23 @@ def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[st
 
 @contextmanager
 def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Name every call of these modules in a profile, for `profiling.trace` to read.
-
-    A call that raises is closed too: checkpointing ends a recomputation that way.
-    """
+    """Name every call of these modules in a profile, for `profiling.trace` to read."""
+    texts = {
+        id(module): f"{MODULE}{type(module).__module__}.{type(module).__qualname__} {cleaned(name)}"
+        for name, module in modules.items()
+    }
     calls = _Calls()
-    with ExitStack() as hooks:
-        for name, module in modules.items():
-            kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            begin = calls.beginning(f"{MODULE}{kind} {cleaned(name)}")
-            hooks.callback(module.register_forward_pre_hook(begin, prepend=True).remove)
-            hooks.callback(module.register_forward_hook(calls.ending, always_call=True).remove)
+
+    def enter(module: nn.Module, given: Any) -> None:
+        annotation: Any = torch.profiler.record_function(texts[id(module)])
+        annotation.__enter__()
+        calls.open.append((module, annotation))
+
+    def leave(module: nn.Module) -> None:
+        if calls.open and calls.open[-1][0] is module:
+            calls.open.pop()[1].__exit__(None, None, None)
+
+    with on_calls(modules.values(), enter, leave):
         yield
 
 
@@ -185,15 +192,3 @@ class _Calls(threading.local):
 
     def __init__(self) -> None:
         self.open: list[tuple[nn.Module, Any]] = []
-
-    def beginning(self, text: str) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, arguments: Any) -> None:
-            annotation: Any = torch.profiler.record_function(text)
-            annotation.__enter__()
-            self.open.append((module, annotation))
-
-        return hook
-
-    def ending(self, module: nn.Module, arguments: Any, output: Any) -> None:
-        if self.open and self.open[-1][0] is module:
-            self.open.pop()[1].__exit__(None, None, None)

@@ -50,15 +50,21 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
         ),
         self_check_ratio=_self_check(bench.attempts, samples),
         health=bench.observer.health(),
-        host=bench.host.load(),
+        host=bench.observer.host(),
         gaps=failed,
         why=None,
         budget_s=budget.seconds,
         enough_s=enough_s,
         elapsed_s=budget.elapsed_s,
     )
-    doubts = why_unreliable(trial), _too_few(samples)
-    reason = "; ".join(filter(None, doubts)) or None
+    doubts = [doubt] if (doubt := why_unreliable(trial)) else []
+    rounds = min(map(len, samples.values()), default=timer.LEAST_ROUNDS)
+    if rounds < timer.LEAST_ROUNDS:
+        doubts.append(
+            f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an interval of "
+            f"{CONFIDENCE:.0%} confidence needs"
+        )
+    reason = "; ".join(doubts) or None
     return msgspec.structs.replace(trial, reliable=reason is None, reason=reason)
 
 
@@ -75,24 +81,9 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
     ).median
 
 
-def _too_few(samples: Samples) -> str | None:
-    """Explain why there are too few rounds for an interval; None if there are enough."""
-    rounds = min(map(len, samples.values()), default=timer.LEAST_ROUNDS)
-    if rounds >= timer.LEAST_ROUNDS:
-        return None
-    return (
-        f"there was time for only {rounds} of the {timer.LEAST_ROUNDS} rounds that an interval of "
-        f"{CONFIDENCE:.0%} confidence needs"
-    )
-
-
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     of = attempt.plan
-    planned: dict[str, Any] = {
-        "name": of.name,
-        "treatments": of.treatments,
-        "base": of.base,
-    }
+    planned: dict[str, Any] = {"name": of.name, "treatments": of.treatments, "base": of.base}
     proof = attempt.proof
     unseen = UNSEEN if proof is None and of.fp8 and of.name != ArmName.AS_IS else None
     if no_number := attempt.no_number or unseen:
@@ -115,6 +106,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             )
         )
     at, memory = interval(full), [ready.memory for ready in attempt.ready]
+    non_finite = [ready.non_finite for ready in attempt.ready]
+    found = tuple(dict.fromkeys(name for each in non_finite for name in each or ()))
     divided: Breakdown | None = None if attempt.profiled is None else NOT_RECORDED
     if attempt.profiled:
         divided = breakdown(plan, attempt.profiled, at.median)
@@ -136,15 +129,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
         memory=memory_parts(plan, peak_gib, memory),
         fp8_gemms=proof.fp8_gemms if proof else NOT_RECORDED,
         graphs_run=proof.graphs_run if proof and proof.graphs_run is not None else NOT_RECORDED,
-        non_finite=_non_finite(attempt),
+        non_finite=None if not found and None in non_finite else found,
     )
-
-
-def _non_finite(attempt: Attempt) -> tuple[str, ...] | None:
-    """Name what was NaN or infinite at any depth; None if that is not known."""
-    seen = [ready.non_finite for ready in attempt.ready]
-    found = tuple(dict.fromkeys(name for each in seen for name in each or ()))
-    return None if not found and None in seen else found
 
 
 def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Breakdown:

@@ -1,8 +1,7 @@
-"""Time variants in turn, B C A C A B ..., until enough is known.
+"""Time variants in turn, B C A C A B ..., until enough is known: all share clocks, heat and neighbors.
 
-All share clocks, heat and neighbors. A measurement block runs some steps of one variant and drops the first
-ones, which run with the caches and at the clocks that the variant before left. Its figure is the median of
-the rest. CUDA events time the GPU, the clock of the host a CPU.
+A block runs some steps of one variant and drops the first ones, which run with the caches and at the clocks
+that the variant before left. Its figure is the median of the rest.
 """
 
 from __future__ import annotations

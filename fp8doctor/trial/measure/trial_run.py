@@ -17,27 +17,20 @@ from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.wording import sentence
 
-KeepTrace = Callable[[str, Path], object]
-"""Takes a variant's name and the trace of its deepest step, a file that is removed afterwards."""
-
-
-def _ignore(*_: object) -> None:
-    """Do nothing."""
-
 
 @dataclass(frozen=True)
 class TrialRun:
     device: torch.device
     budget: Budget
-    progress: Callable[[str, str | None], object] = _ignore
+    progress: Callable[[str, str | None], object] = lambda *_: None
     """Receives a line of progress, and the variant that it is about."""
     skip: Mapping[str, str] = field(default_factory=dict)
     """Variant or part that is left out -> the reason, after it crashed an earlier process."""
-    keep: Callable[[Trial], object] = _ignore
+    keep: Callable[[Trial], object] = lambda *_: None
     """Receives the partial trial before each optional part starts."""
-    keep_trace: KeepTrace | None = None
-    """Receives the trace of every profiled variant."""
-    begin: Callable[[Stage], object] = _ignore
+    keep_trace: Callable[[str, Path], object] | None = None
+    """Receives the name of every profiled variant and the trace of its deepest step, which is removed."""
+    begin: Callable[[Stage], object] = lambda *_: None
     """Receives each stage as it begins."""
     own_process: bool = False
     """Whether the process runs only this trial, and is not the user's."""
@@ -54,12 +47,8 @@ def choose_device(name: str | None) -> torch.device | None:
 
     Raises `UserError` for a name that is no device here.
     """
-    if name is not None:
-        return _named(name)
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
-
-
-def _named(name: str) -> torch.device:
+    if name is None:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -70,11 +59,10 @@ def _named(name: str) -> torch.device:
         raise UserError(f"{name!r} cannot be timed on; write cuda, cuda:1 or cpu")
     if not torch.cuda.is_available():
         raise UserError(f"{name!r} was asked for, and torch sees no CUDA device here")
+    count = torch.cuda.device_count()
     index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= torch.cuda.device_count():
-        raise UserError(
-            f"{name!r} was asked for, and torch sees {torch.cuda.device_count()} CUDA devices here"
-        )
+    if index >= count:
+        raise UserError(f"{name!r} was asked for, and torch sees {count} CUDA devices here")
     return torch.device("cuda", index)
 
 
@@ -89,10 +77,6 @@ class DeviceLost(BaseException):
         self.arm = arm
         self.trial: Trial | None = None
         """The trial so far, if every variant was timed and proven."""
-
-    @property
-    def no_number(self) -> NoNumber:
-        return NoNumber(Reason.TOOK_PROCESS_DOWN, str(self))
 
 
 def still_there(device: torch.device, part: str) -> None:
