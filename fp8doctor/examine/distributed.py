@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
-from fp8doctor.stacks import torch_private
+from fp8doctor.stacks import sharding_private, torch_private
 from fp8doctor.stacks.looking import class_name, parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
 
@@ -78,7 +78,7 @@ def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
 def is_fsdp2(place: Place) -> bool:
     """Tell if ``fully_shard`` was called on this module, whose class it replaces."""
     return any(
-        base.__name__ == "FSDPModule" and str(base.__module__).startswith(torch_private.FSDP2)
+        base.__name__ == "FSDPModule" and str(base.__module__).startswith(sharding_private.FSDP2)
         for base in type(place.module).__mro__
     )
 
@@ -89,7 +89,7 @@ def gathered_as(place: Place) -> str | None:
     while at is not None:
         policies = [read(each, "mixed_precision") for each in at.wrappers]
         if is_fsdp2(at):
-            policies.append(torch_private.fsdp2_policy(at.module))
+            policies.append(sharding_private.fsdp2_policy(at.module))
         for policy in policies:
             if (dtype := read(policy, "param_dtype")) is not None:
                 return str(dtype).removeprefix("torch.")

@@ -161,36 +161,31 @@ def try_scaled_mm(by_row: bool, device: str) -> str | None:
     return None
 
 
-SWITCH = re.compile(r"(no-)?((?:use-|enable-|with-)?(?:fp8|float8)(?:-training|-linear)?)")
-"""Options that enable FP8 training, alone or with a value."""
-
-FP8_WORDS = frozenset(
-    "fp8 float8 e4m3 hybrid mxfp8 tensorwise rowwise blockwise delayed tensorwise-fp8".split()
+SWITCH = re.compile(
+    r"(no-)?((?:use-|enable-|with-)?(?:fp8|float8)(?:-training|-linear|-format|-recipe-name)?)"
 )
-YES = frozenset("true 1 yes on y t".split())
-NO = frozenset((*"false 0 no off n f none null bf16 fp16 fp32".split(), ""))
-"""Values of a switch that do not ask for FP8; another word is a file or another argument."""
+"""Options that enable FP8 training, alone or with a value (Megatron's ``--fp8-format hybrid``)."""
 
-FORMATS = ("fp8-format", "fp8-recipe-name", "float8-recipe-name")
-"""Options whose value is an FP8 format or recipe (Megatron's ``--fp8-format hybrid``)."""
-
-PRECISIONS = (
-    *("precision", "mixed-precision", "train-precision", "training-precision", "compute-precision"),
-    "converters",
-)
+PRECISION = re.compile(r"(?:(?:mixed|train|training|compute)-)?precision|converters")
 """Options that take a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
 
-FP8_PRECISIONS = frozenset("fp8 float8 mxfp8 fp8-hybrid fp8-delayed transformer-engine ao-fp8".split())
+FP8_WORDS = frozenset(
+    """
+    fp8 float8 e4m3 hybrid mxfp8 tensorwise rowwise blockwise delayed fp8-hybrid fp8-delayed ao-fp8
+    transformer-engine true
+    """.split()
+)
+"""Values that are kept; another word is a file or another argument."""
 
-VALUED = {**dict.fromkeys(FORMATS, FP8_WORDS), **dict.fromkeys(PRECISIONS, FP8_PRECISIONS)}
-"""Option -> values that ask for FP8."""
+NO = frozenset((*"false 0 no off n f none null bf16 fp16 fp32".split(), ""))
+"""Values of a switch that do not ask for FP8."""
 
 ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
 def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
     """Return arguments that ask for FP8, as listed; a name's last one counts."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str] = {}
     for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         match = ASSIGNMENT.match(argument)
         if match is None or not (match["dashes"] or match["value"] is not None):
@@ -200,10 +195,11 @@ def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
         if value is None and following and not following.startswith("-"):
             value = following
         word = None if value is None else value.strip("\"'").lower().replace("_", "-")
-        if switch := SWITCH.fullmatch(name):
-            given = f" {word}" if word in YES | FP8_WORDS else ""
-            asks = not switch[1] and word not in NO
-            found[switch[2]] = f"{match['dashes']}{name}{given}" if asks else None
-        elif name in VALUED:
-            found[name] = f"{match['dashes']}{name} {word}" if word in VALUED[name] else None
-    return tuple(each for each in found.values() if each is not None)
+        switch = SWITCH.fullmatch(name)
+        if switch is None and not PRECISION.fullmatch(name):
+            continue
+        key = switch[2] if switch else name
+        found.pop(key, None)
+        if (word in FP8_WORDS and word != "true") if switch is None else (not switch[1] and word not in NO):
+            found[key] = f"{match['dashes']}{name}{f' {word}' if word in FP8_WORDS else ''}"
+    return tuple(found.values())

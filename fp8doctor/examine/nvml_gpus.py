@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,7 +109,7 @@ def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...
         return _gpus_of_torch(torch, "nvidia")  # slices of GPUs (MIG) have UUIDs of their own
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     seen = [known[uuid] for uuid in uuids] or read_visible_devices(variable, cards)
-    why = None if uuids else _why_unknown(nvml, variable, seen, cards)
+    why = None if uuids else _why_unknown(nvml, variable, cards)
     if why is not None:
         gaps["gpus.visible"] = why
         return tuple(describe(nvml, card, NOT_RECORDED, False) for card in cards)
@@ -191,25 +190,19 @@ def count_others(processes: Sequence[Any], ours: bool) -> int:
 
 def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
     """List torch's devices. Raises RuntimeError before CUDA or HIP is initialized."""
-    if not torch.cuda.device_count():
-        return ()
-    if not torch.cuda.is_initialized():
+    count, amd = torch.cuda.device_count(), vendor == "amd"
+    if count and not torch.cuda.is_initialized():
         raise RuntimeError("torch has not initialized HIP in this process, and to ask would do so")
     return tuple(
-        _describe_by_torch(torch.cuda.get_device_properties(i), vendor)
-        for i in range(torch.cuda.device_count())
-    )
-
-
-def _describe_by_torch(properties: Any, vendor: Literal["nvidia", "amd"]) -> Gpu:
-    amd = vendor == "amd"
-    return Gpu(
-        name=properties.name,
-        vendor=vendor,
-        compute_capability=None if amd else f"{properties.major}.{properties.minor}",
-        architecture=properties.gcnArchName.partition(":")[0] if amd else None,
-        memory_gib=properties.total_memory / GIB,
-        visible=True,
+        Gpu(
+            name=each.name,
+            vendor=vendor,
+            compute_capability=None if amd else f"{each.major}.{each.minor}",
+            architecture=each.gcnArchName.partition(":")[0] if amd else None,
+            memory_gib=each.total_memory / GIB,
+            visible=True,
+        )
+        for each in map(torch.cuda.get_device_properties, range(count))
     )
 
 
@@ -229,13 +222,12 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[in
     if variable is None:
         return [*range(len(cards))]
     seen: list[int] = []
-    for entry in variable.split(","):
-        if variable.startswith("GPU-"):
-            found = [i for i, card in enumerate(cards) if card.uuid.startswith(entry) and entry != "GPU-"]
-        else:
-            number = re.match(r"[+-]?\d+", entry.strip(), re.ASCII)  # as C's strtoul reads it: 1gpu is 1
-            found = [i for i in range(len(cards)) if number and i == int(number.group())]
-        if len(found) != 1 or not entry:
+    for entry in map(str.strip, variable.split(",")):
+        by_uuid = entry.startswith("GPU-") and entry != "GPU-"
+        found = [
+            i for i, card in enumerate(cards) if (card.uuid.startswith(entry) if by_uuid else entry == str(i))
+        ]
+        if len(found) != 1:
             break
         if found[0] in seen:
             return []
@@ -243,13 +235,12 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[in
     return seen
 
 
-def _why_unknown(nvml: Any, variable: str | None, seen: list[int], cards: Sequence[Card]) -> str | None:
+def _why_unknown(nvml: Any, variable: str | None, cards: Sequence[Card]) -> str | None:
     """Return why this process's GPUs are not known before CUDA is initialized, or None."""
     if any(_ask(nvml, card, "nvmlDeviceGetMigMode", lambda modes: bool(modes[0])) is True for card in cards):
         return "a GPU is divided into slices (MIG)"
     mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"
-    by_index = variable is not None and not variable.startswith("GPU-")
-    if by_index and mixed and 0 < len(seen) < len(cards):
+    if mixed and variable is not None:
         return (
             "CUDA_VISIBLE_DEVICES counts GPUs of different models, the fastest first unless "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID"

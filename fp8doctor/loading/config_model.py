@@ -23,12 +23,6 @@ SEQUENCE = 4096
 LARGEST_CONFIG = 16 * 2**20
 """Bytes; the largest of public models have under 1 MiB."""
 
-MOST_LAYERS = 2048
-"""More blocks than any public model has: a larger number is a mistake, and would take minutes to build."""
-
-LAYERS = ("_layers", "n_layer")
-"""Ends of the keys that count blocks."""
-
 ONLY = "fp8doctor plans decoder language models from a configuration; for another model, name a model file"
 
 
@@ -50,13 +44,11 @@ def read_config(target: str) -> dict[str, Any] | str:
     """Read a configuration file or a checkpoint's; a name is returned as it is. Raises `UserError`."""
     path = Path(target)
     if path.is_dir():
-        if (path / "model_index.json").is_file():
-            raise UserError(f"{escaped(target)} holds a diffusion pipeline; {ONLY}")
-        if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
-            raise UserError(f"{escaped(target)} holds an adapter; name the base model, and give --lora RANK")
-        path /= "config.json"
-        if not path.is_file():
+        names = ("config.json", "model_index.json", "adapter_config.json")
+        held = next((path / name for name in names if (path / name).is_file()), None)
+        if held is None:
             raise UserError(f"{escaped(target)} holds no config.json")
+        path = held
     elif path.suffix != ".json":
         return target
     name = escaped(path.name)
@@ -149,7 +141,6 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
             f"{_near(kind, known, 'name a model file, or install the version that has it')}"
         )
     given = {key: value for key, value in data.items() if key not in ("auto_map", "quantization_config")}
-    refuse_too_many_layers(given)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(copy.deepcopy(given))
         config = config.get_text_config(decoder=True)
@@ -157,15 +148,6 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
         raise UserError(f"transformers cannot read this configuration: {error_in_words(error)}") from None
     config.use_cache = False
     return config
-
-
-def refuse_too_many_layers(data: Mapping[str, Any]) -> None:
-    """Raise `UserError` for a number of blocks that transformers would count up to for minutes."""
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            refuse_too_many_layers(value)
-        elif str(key).endswith(LAYERS) and _is_size(value) and value > MOST_LAYERS:
-            raise UserError(f"{key} is {value:,}; fp8doctor builds models of up to {MOST_LAYERS:,} blocks")
 
 
 def _built(config: Any, transformers: Any) -> Any:

@@ -7,7 +7,6 @@ of torch. Functions import torch; the module does not.
 from __future__ import annotations
 
 import importlib
-import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
@@ -348,9 +347,6 @@ CHECKPOINT_WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapp
 COMPOSABLE_CHECKPOINT = "torch.distributed._composable.checkpoint_activation"
 """Module of the composable ``checkpoint`` (2.6 to 2.15)."""
 
-FSDP2 = ("torch.distributed.fsdp", "torch.distributed._composable")
-"""Homes of ``FSDPModule`` (2.6 to 2.15)."""
-
 COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD = (
     "_orig_mod",
     "_checkpoint_wrapped_module",
@@ -370,65 +366,8 @@ WRAPPERS = {
 }
 """Wrapper class -> the wrapped child, which takes the wrapper's name (2.6 to 2.15)."""
 
-INNER_NAMES = frozenset(WRAPPERS.values())
-
 
 def wrapped_child(module: Module) -> Module | None:
     """Return the module inside a wrapper; None for a module that is no wrapper."""
-    if INNER_NAMES.isdisjoint(children_of(module)):
-        return None
     known = next((each for each in lineage(type(module)) if each in WRAPPERS), None)
     return None if known is None else children_of(module).get(WRAPPERS[known])
-
-
-def fsdp2_policy(module: Any) -> Any:
-    """Return FSDP2's mixed-precision policy of a module, or None (2.6 to 2.13)."""
-    state_of = _loaded("torch.distributed._composable_state", "_get_module_state")
-    return read(state_of(module), "_mp_policy") if state_of else None
-
-
-def local_tensor(tensor: Any) -> Any:
-    """Return this process's part of a DTensor, or None (2.6 to 2.15)."""
-    return read(tensor, "_local_tensor")
-
-
-COMPOSABLE_STATE = "__composable_api_state_key"
-"""Beginning of a module's attributes with the states of ``fully_shard`` and its like (2.6 to 2.13)."""
-
-MANAGED = ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
-"""Attributes by which Dynamo knows modules of FSDP (2.6 to 2.13)."""
-
-
-def without_fsdps(state: dict[str, Any]) -> dict[str, Any]:
-    """Remove FSDP's hooks, states and marks from a copy of a module's attributes (2.6 to 2.13)."""
-    for key in MANAGED:
-        state.pop(key, None)
-    for key, value in state.items():
-        if isinstance(value, dict) and (key.endswith("_hooks") or key.startswith(COMPOSABLE_STATE)):
-            state[key] = type(value)((name, each) for name, each in value.items() if not is_fsdps(each))
-    return state
-
-
-def is_fsdps(value: Any) -> bool:
-    """Tell if an object is FSDP's own."""
-    home = getattr(value, "__module__", None) or type(value).__module__
-    return home.startswith("torch.distributed.fsdp")
-
-
-def fsdp1_parameters(wrapper: Any) -> list[tuple[Any, tuple[int, ...], int]] | None:
-    """Return each parameter of one ``FullyShardedDataParallel``, its whole shape, and its share in elements.
-
-    None if it does not keep the original parameters, as with ``use_orig_params=False`` (2.6 to 2.13).
-    """
-    handle = read(wrapper, "_handle")
-    if handle is None:  # it holds none of its own
-        return []
-    flat = read(handle, "flat_param")
-    parameters, shapes, size = (read(flat, name) for name in ("_params", "_shapes", "_sharded_size"))
-    if parameters is None or shapes is None or size is None:
-        return None
-    part = size.numel() / max(1, sum(shape.numel() for shape in shapes))
-    return [
-        (each, tuple(shape), math.ceil(part * shape.numel()))
-        for each, shape in zip(parameters, shapes, strict=True)
-    ]

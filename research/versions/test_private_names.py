@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.examine import fp8_conversion
-from fp8doctor.stacks import te_private, torch_private, torchao_private
+from fp8doctor.stacks import sharding_private, te_private, torch_private, torchao_private
 from tests.stand_ins import transformer_engine
 
 
@@ -196,8 +196,8 @@ def test_wrappers_of_torch_distributed() -> None:
     assert composable.__module__ == torch_private.COMPOSABLE_CHECKPOINT
     importlib.import_module("torch.distributed._composable_state")
 
-    assert torch_private.fsdp2_policy(nn.Linear(2, 2)) is None
-    assert torch_private.local_tensor(torch.ones(2)) is None
+    assert sharding_private.fsdp2_policy(nn.Linear(2, 2)) is None
+    assert sharding_private.local_tensor(torch.ones(2)) is None
 
 
 def test_a_name_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

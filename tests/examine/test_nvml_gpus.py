@@ -111,10 +111,9 @@ SEEN = {
     "0,-1,1": "1",
     "0,7,1": "1",
     " 1": "2",
-    "1gpu": "2",
     "GPU-b1": "2",
     f"{PAIR[1]},{PAIR[0]}": "21",
-    "GPU-b1,0": "2",
+    "GPU-b1,0": "21",
     **dict.fromkeys(("", "-1", "7", "0,0", "none", "GPU-", "MIG-1"), ""),
 }
 """The variable, and the GPUs that it shows, in order."""
