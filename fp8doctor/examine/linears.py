@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from fp8doctor.examine.distributed import gathered_as
-from fp8doctor.examine.walk import ROUTER_NAMES, Place, Tree
+from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
@@ -24,9 +24,8 @@ from fp8doctor.stacks.looking import (
 
 _log = logging.getLogger("fp8doctor")
 
-HEAD_NAMES = ("head", "lm_head", "score", "classifier")
-PEFT_PARTS = ("base_layer", "modules_to_save", "default")
-"""Components that PEFT appends to the wrapped layer's name."""
+HEAD_NAMES = ("head", "score", "classifier")
+ROUTER_NAMES = ("router", "gate")
 
 VISITED = tuple(
     """
@@ -37,7 +36,7 @@ VISITED = tuple(
 """Settings with the number of experts per token; ``top_k`` is for generation."""
 
 VISITED_BY_ROUTER = ("top_k", "k", *VISITED)
-"""The same on a router or its module. Source: transformers 5; DeepSpeed's ``TopKGate``."""
+"""The same on a router or its holder. Source: transformers 5; DeepSpeed's ``TopKGate``."""
 
 DEEPEST_IN_EXPERTS = 6
 """Levels from a layer up to the router's module: adapters, part, expert, list, module."""
@@ -143,11 +142,6 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
         return "head"
     while place.parent is not None and "base_layer" in children_of(place.parent.module):
         place = place.parent
-    if place.name.endswith(ROUTER_NAMES) and (
-        place.parent is not None
-        and (place.parent.holds_experts or type(place.parent.module).__name__.endswith("Router"))
-    ):
-        return "router"
     return "router" if chooses_experts(place, layer) else "body"
 
 
@@ -190,12 +184,11 @@ def visited_experts(place: Place, config: Any) -> int | None:
     for _ in range(DEEPEST_IN_EXPERTS):
         if at is None:
             break
-        routers = at.routers
-        for each in (at, *routers):
-            for name in VISITED_BY_ROUTER if routers else ("top_k", *VISITED):
+        for each in (at, *(child for child in at.children if child.name.endswith(ROUTER_NAMES))):
+            for name in VISITED_BY_ROUTER:
                 if type(value := state_of(each.module).get(name)) is int:
                     return value
-            if each is not at and (named := TOP_OF.search(type(each.module).__name__)):
+            if named := TOP_OF.search(type(each.module).__name__):
                 return int(named[1])
         at = at.parent
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
@@ -204,11 +197,11 @@ def visited_experts(place: Place, config: Any) -> int | None:
 def find_heads(
     found: Sequence[Found], tree: Tree, vocabulary: int | None, blocks: Sequence[Blocks]
 ) -> set[int]:
-    """Return the indices of layers that make the logits.
+    """Return the index of the layer that makes the logits.
 
-    transformers' output embeddings, else the last as wide as the vocabulary, else the model's end, else by
-    name.
+    transformers' output embeddings, else the last as wide as the vocabulary, else by name.
     """
+    inside = tuple(f"{each.name}." for each in blocks)
     candidates = [
         i
         for i, (place, layer) in enumerate(found)
@@ -220,35 +213,13 @@ def find_heads(
         if place.module is named or (place.parent is not None and place.parent.module is named):
             return {i}
     wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
-    if wide:
-        return {wide[-1]}
-    if ends := _ends(found, candidates, tree, blocks):
-        return ends
-    by_name = [i for i in candidates if last_part(found[i][0].name) in HEAD_NAMES]
-    return set(by_name[-1:])
-
-
-def _ends(
-    found: Sequence[Found], candidates: Sequence[int], tree: Tree, blocks: Sequence[Blocks]
-) -> set[int]:
-    """Find the last layers after blocks or convolutions, whose width feeds none."""
-    convolves = any(map(is_convolution, tree.places))
-    if not candidates or not (blocks or convolves):
-        return set()
-    taken = {layer.in_features for _, layer in found}
-    inside = tuple(f"{each.name}." for each in blocks)
-    last, layer = found[candidates[-1]]
-    if layer.out_features in taken or f"{last.name}.".startswith(inside):
-        return set()
-    holder = last.parent if last.parent is not tree.root else None
-    return {candidates[-1]} | {
+    by_name = [
         i
         for i in candidates
-        if holder is not None
-        and found[i][0].parent is holder
-        and found[i][1].in_features == layer.in_features
-        and found[i][1].out_features not in taken
-    }
+        if not found[i][0].name.startswith(inside)
+        and any(part.endswith(HEAD_NAMES) for part in found[i][0].name.split("."))
+    ]
+    return {(wide or by_name)[-1]} if wide or by_name else set()
 
 
 def output_embeddings(tree: Tree) -> Any:
@@ -261,10 +232,6 @@ def output_embeddings(tree: Tree) -> Any:
                 _log.debug("get_output_embeddings() raised", exc_info=True)
                 return None
     return None
-
-
-def last_part(name: str) -> str:
-    return next((part for part in reversed(name.split(".")) if part not in PEFT_PARTS), "")
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

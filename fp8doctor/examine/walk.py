@@ -36,15 +36,6 @@ REGIONS = ("wrapper", "composable", "whole_forward")
 NUMBERED_EXPERT = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
 """Names of experts that are direct children."""
 
-OF_EXPERTS = re.compile(r"expert|moe|mixture|switch", re.IGNORECASE)
-"""Classes whose list next to a router is of experts, whatever its name."""
-
-ROUTERS = ("router", "gate", "gating", "switch", "wg")
-"""Endings of routers' names; ``wg`` is DeepSpeed's."""
-
-ROUTER_NAMES = ("router", "gate")
-"""Endings of routers' names that decide the experts per token."""
-
 DEEPEST_LIST = 2
 """Levels from a router's siblings to an expert: a list, or a module of lists."""
 
@@ -91,19 +82,16 @@ class Place(Cover):
 
     @cached_property
     def experts_below(self) -> frozenset[int]:
+        """Numbers of experts in lists, and in 3-D weights, below."""
         below, found = self.children, set[int]()
+        for place in below:
+            if "expert" in place.name.rpartition(".")[2].lower():
+                weights = parameters_of(place.module).values()
+                found.update(each.shape[0] for each in weights if each is not None and each.ndim == 3)
         for _ in range(DEEPEST_LIST):
             below = [each for child in below for each in child.children]
             found.update(each.experts for each in below if each.experts is not None)
         return frozenset(found)
-
-    @cached_property
-    def holds_experts(self) -> bool:
-        return any("expert" in each.lower() for each in children_of(self.module))
-
-    @cached_property
-    def routers(self) -> tuple[Place, ...]:
-        return tuple(child for child in self.children if child.name.endswith(ROUTER_NAMES))
 
 
 @dataclass
@@ -283,40 +271,20 @@ def below(place: Place, child_name: str, child: ClassCache, full_name: str, cove
 
 
 def experts_of(place: Place) -> dict[str, int]:
-    """Return a module's children that are routed experts, with their class's count.
+    """Return a module's children that are routed experts by name, with their class's count.
 
-    They are named so, or their list is next to a router with an output for each. Shared experts serve every
-    token and do not count.
+    Shared experts serve every token and do not count.
     """
     siblings = {name: child for name, child in children_of(place.module).items() if child is not None}
     own = place.name.rpartition(".")[2].lower()
     if "shared" in own:
         return {}
     if is_a(place.module, nn.ModuleList) or is_a(place.module, nn.ModuleDict):
-        found = siblings if "expert" in own or _has_a_router(place, len(siblings)) else {}
+        found = siblings if "expert" in own else {}
     else:
         found = {name: child for name, child in siblings.items() if NUMBERED_EXPERT.search(name)}
     alike = Counter(map(type, found.values()))  # NllbMoe keeps a dropout among its experts
     return {name: alike[type(child)] for name, child in found.items()} if len(found) > 1 else {}
-
-
-def _has_a_router(place: Place, experts: int) -> bool:
-    """Tell if a router with so many outputs is next to this list of experts."""
-    holder, of_experts = place.parent, False
-    for _ in range(2):
-        if holder is None:
-            return False
-        of_experts = of_experts or bool(OF_EXPERTS.search(type(holder.module).__name__))
-        if of_experts and any(
-            (weight := tensor(child, "weight")) is not None
-            and weight.ndim == 2
-            and weight.shape[0] == experts
-            for name, child in children_of(holder.module).items()
-            if child is not None and name.endswith(ROUTERS)
-        ):
-            return True
-        holder = holder.parent
-    return False
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -41,7 +41,7 @@ ENCODERS = (
 )
 OTHER_ENCODERS = (
     Untouched("BertForSequenceClassification", "BertConfig", TWO, (2,)),
-    Untouched("ElectraForPreTraining", "ElectraConfig", TWO, (2,)),
+    Untouched("ElectraForPreTraining", "ElectraConfig", TWO, (2,), head=False),
     Untouched("DebertaV2ForMaskedLM", "DebertaV2Config", TWO, (2,)),
     Untouched("XLNetLMHeadModel", "XLNetConfig", {"n_layer": 2}, (2,)),
     Untouched("LongformerForMaskedLM", "LongformerConfig", {"attention_window": [512, 512], **TWO}, (2,)),

@@ -1,9 +1,8 @@
-"""What ends a model is its head, whatever it is called; and blocks of several classes that take turns."""
+"""Heads, routers and experts; and blocks of several classes that take turns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -33,20 +32,12 @@ def vgg() -> nn.Module:
     return Around(features=features, classifier=nn.Sequential(*layers))
 
 
-def detector() -> nn.Module:
-    """As torchvision's Faster R-CNN: two layers end it side by side."""
-    box_head = Around(fc6=nn.Linear(256, 64), fc7=nn.Linear(64, 64))
-    predictor = Around(cls_score=nn.Linear(64, 91), bbox_pred=nn.Linear(64, 364))
-    return Around(backbone=nn.Conv2d(3, 8, 3), roi_heads=Around(box_head=box_head, box_predictor=predictor))
-
-
 @pytest.mark.parametrize(
     ("build", "heads"),
     [
         (lambda: Around(layers=encoder(), mlp_head=nn.Linear(32, 10)), ["mlp_head"]),
         (lambda: Around(layers=encoder(), head=Around(fc=nn.Linear(32, 10))), ["head.fc"]),
         (vgg, ["classifier.5"]),
-        (detector, ["roi_heads.box_predictor.cls_score", "roi_heads.box_predictor.bbox_pred"]),
     ],
 )
 def test_the_head_is_what_ends_the_model(build: Callable[[], nn.Module], heads: list[str]) -> None:
@@ -86,29 +77,8 @@ def one_by_one() -> nn.Module:
     return behind_a_gate(bank=Around(**{f"expert_{i}": Block() for i in range(4)}))
 
 
-class MoELayer(Around):
-    """A class that says what its list holds."""
-
-
-def in_a_list_of_any_name() -> nn.Module:
-    """With litgpt's name for the experts of a token."""
-    layer = MoELayer(gate=nn.Linear(32, 4, bias=False), ffns=nn.ModuleList(Block() for _ in range(4)))
-    model = Around(layer=layer)
-    model.config = SimpleNamespace(n_embd=32, n_expert=4, n_expert_per_token=2)
-    return model
-
-
-def weight_by_weight() -> nn.Module:
-    """All first layers of the experts in one list, all second ones in another."""
-    up, down = (nn.ModuleList(nn.Linear(*sides) for _ in range(4)) for sides in ((32, 128), (128, 32)))
-    layer = MoELayer(wg=nn.Linear(32, 4, bias=False), ffn=Around(up=up, down=down))
-    layer.top_k = 2  # type: ignore[assignment]
-    return Around(layer=layer)
-
-
-@pytest.mark.parametrize("build", [one_by_one, in_a_list_of_any_name, weight_by_weight])
-def test_experts_however_they_are_held(build: Callable[[], nn.Module]) -> None:
-    facts = network(build())
+def test_experts_that_are_children() -> None:
+    facts = network(one_by_one())
     router, *experts = facts.linears
     assert router.role == "router"
     assert {each.role for each in experts} == {"experts"}
