@@ -185,8 +185,6 @@ class Arm(Record, frozen=True, kw_only=True):
     """None on a CPU. If the cuts leave it open it is not recorded, and a gap says between what it is."""
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
-    beside: str | None = NOT_RECORDED
-    """Of older reports: the variant next to which it was timed alone; None if all took turns."""
     tokens_ratio: float = NOT_RECORDED
     """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it
     is has."""
@@ -229,10 +227,6 @@ class Health(Record, frozen=True, kw_only=True):
 class HostLoad(Record, frozen=True, kw_only=True):
     """The host while variants were timed."""
 
-    cores: int = NOT_RECORDED
-    """Of older reports, as the next: cores that this process may use; shares are of their time."""
-    others_pct: float = NOT_RECORDED
-    """Share of others than this process."""
     pace_low_ms: float = NOT_RECORDED
     """Fastest time of a fixed piece of Python, timed once a visit."""
     pace_median_ms: float = NOT_RECORDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fp8doctor.answer.job import job_facts, model
 from fp8doctor.diagnosis.comparison import Comparison
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render.page import Page, Part, Quiet, Strong, Table
+from fp8doctor.render.page import Page, Part, Quiet, Strong, Table, number
 from fp8doctor.render.trace_page import FAMILIES, change
 
 NONE_MS = 0.05
@@ -60,7 +60,7 @@ def _both(
 ) -> tuple[str, str, str]:
     """Write two numbers and their ratio, of the numbers as they are shown."""
     both = ((one, after), (other, behind))
-    cells = ["-" if value is None else f"{value:,.{places}f}{spread}" for value, spread in both]
+    cells = [number(value, places) + spread for value, spread in both]
     below, above = round(one or 0.0, places), round(other or 0.0, places)
     return cells[0], cells[1], f"{above / below:.2f}x" if above and below else ""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from fp8doctor.facts.record import encode
 from fp8doctor.health.record import OPERANDS, Health
 from fp8doctor.health.verdict import Conclusion, HealthVerdict
-from fp8doctor.render.page import Code, Heatmap, Page, Part, Quiet, Strong, Table
+from fp8doctor.render.page import Code, Heatmap, Page, Part, Quiet, Strong, Table, number
 from fp8doctor.version import VERSION
 from fp8doctor.wording import labels, percent, plural
 
@@ -47,8 +47,8 @@ def comparison(one: Judged, other: Judged) -> Page:
     ]
     rows = (
         ("last step", *(f"{each.steps[-1]:,}" if each.steps else "-" for each in runs)),
-        (f"loss up to step {end:,}", *map(_number, losses)),
-        ("lowest signal to error, dB", *map(_db, lowest)),
+        (f"loss up to step {end:,}", *map(_loss, losses)),
+        ("lowest signal to error, dB", *map(number, lowest)),
         ("layers with a fault", *(str(len(verdict.layers)) for _, verdict in (one, other))),
     )
     parts: list[Part] = [Table(("", *names), rows)]
@@ -108,16 +108,12 @@ def _last(health: Health, worst: Sequence[str]) -> Table:
         last = [series[name, each][-1][1] if (name, each) in series else None for each in OPERANDS]
         flushed = max((cast.flushed_pct or 0.0 for cast in last if cast is not None), default=0.0)
         rows.append(
-            (name, *(_db(None if cast is None else cast.lowest_db) for cast in last), percent(flushed))
+            (name, *(number(None if cast is None else cast.lowest_db) for cast in last), percent(flushed))
         )
     return Table(("last sample", *(f"{each} dB" for each in OPERANDS), "flushed"), tuple(rows))
 
 
-def _db(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _number(value: float | None) -> str:
+def _loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
 
 
@@ -126,7 +122,7 @@ def _basis(health: Health) -> Iterator[str]:
     samples = [sample for _, sample in health.samples]
     yield f"{plural(len(samples), 'step')} sampled, on the job's own tensors."
     for first, last in [(samples[0], samples[-1])] if samples else []:
-        at = [f"{_number(each.loss)} ({_number(each.gradient_norm)})" for each in (first, last)]
+        at = [f"{_loss(each.loss)} ({_loss(each.gradient_norm)})" for each in (first, last)]
         yield f"Loss (gradient norm): {at[0]} at step {first.step:,}, {at[1]} at {last.step:,}."
     cost = sum(each.cost_ms or 0.0 for each in samples)
     if cost and samples[-1].step_ms:

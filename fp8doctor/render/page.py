@@ -72,6 +72,11 @@ class Table(Struct, frozen=True):
     """Head of a last column of text, which is cut to the width; empty without one."""
 
 
+def number(value: float | None, digits: int = 1) -> str:
+    """Write a cell of a table."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
 class Bars(Struct, frozen=True):
     """The timed steps, as bars of their parts."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fp8doctor.answer.job import quantity
 from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.plan_document import PlanDocument, Setup
-from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table
+from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table, number
 
 HEADS = ("recipe", "ms/step", "tokens/s", "speedup", "range", "GiB", "max batch")
 
@@ -63,8 +63,12 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
     apart = len({each.bf16_step_ms for each in of_stacks}) > 1
     shown = [each for each in found if not each.why and each.compiled]
     yield Strong(f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB")
-    rows = [_bf16(each, apart=apart) for each in (of_stacks if apart else of_stacks[:1])]
-    yield Table(HEADS, (*rows, *map(_row, shown)), "limited by")
+    rows = [
+        _cells("te BF16" if apart and each.stack == "te" else "BF16", each, "bf16_")
+        for each in (of_stacks if apart else of_stacks[:1])
+    ]
+    rows += [_cells(_name(each), each) for each in shown]
+    yield Table(HEADS, tuple(rows), "limited by")
     without: dict[str, list[str]] = {}
     for row in found:
         if row.why:
@@ -74,37 +78,17 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
         yield f"No estimate for {first.gpu}: {'; '.join(told)}."
 
 
-def _bf16(row: Row, *, apart: bool) -> tuple[str, ...]:
-    """Lay out BF16 of a row; ``apart`` if it differs in another framework."""
-    numbers = row.bf16_step_ms, row.bf16_tokens_per_s, row.bf16_memory_gib
-    name = "te BF16" if apart and row.stack == "te" else "BF16"
-    return _cells(name, numbers, "", "", row.bf16_largest_batch, row.bf16_limits)
-
-
-def _row(row: Row) -> tuple[str, ...]:
-    speedup = f"{row.speedup:.2f}x" if row.speedup else "-"
-    between = f"{row.speedup_low:.2f}-{row.speedup_high:.2f}" if row.speedup else "-"
-    numbers = row.step_ms, row.tokens_per_s, row.memory_gib
-    return _cells(_name(row), numbers, speedup, between, row.largest_batch, row.limits)
-
-
-def _cells(
-    name: str,
-    numbers: tuple[float | None, float | None, float | None],
-    speedup: str,
-    between: str,
-    batch: int | None,
-    limits: Sequence[str],
-) -> tuple[str, ...]:
-    """Lay out ms/step, tokens/s and GiB with what belongs to them."""
-    (ms, tokens, gib), shown = numbers, ", ".join(limits[:SHOWN_LIMITS])
+def _cells(name: str, row: Row, of: str = "") -> tuple[str, ...]:
+    """Lay out FP8 of a row, or BF16 with the fields that ``of`` begins."""
+    fields = ("step_ms", "tokens_per_s", "memory_gib", "largest_batch", "limits")
+    ms, tokens, gib, batch, limits = (getattr(row, of + field) for field in fields)
+    speedup, between = ("", "") if of else ("-", "-")
+    if row.speedup and not of:
+        speedup, between = f"{row.speedup:.2f}x", f"{row.speedup_low:.2f}-{row.speedup_high:.2f}"
+    shown = ", ".join(limits[:SHOWN_LIMITS])
     fits = "-" if batch is None else f"{batch:,}" if batch else "none fits"
     limited = shown if len(shown) <= LONGEST_LIMITS else limits[0]
-    return name, _number(ms, 1), _number(tokens, 0), speedup, between, _number(gib, 1), fits, limited
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:,.{digits}f}"
+    return name, number(ms), number(tokens, 0), speedup, between, number(gib), fits, limited
 
 
 def _name(row: Row) -> str:

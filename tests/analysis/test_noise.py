@@ -16,7 +16,7 @@ from tests.checks.arms import timed
 from tests.checks.step.profiled import profiled
 from tests.facts_of import DECODER_468M
 
-SLOW = HostLoad(cores=16, others_pct=10.0, pace_low_ms=0.3, pace_median_ms=0.53)
+SLOW = HostLoad(pace_low_ms=0.3, pace_median_ms=0.53)
 
 
 def rounds(arm: Arm, *rounds_ms: float) -> Arm:
