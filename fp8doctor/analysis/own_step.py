@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import NamedTuple
 
 from fp8doctor.analysis.layers import stores_fp8
 from fp8doctor.analysis.significance import interval
@@ -80,18 +80,16 @@ def outside_autocast(facts: Facts) -> bool:
     return own and facts.training.fp8_autocast is False
 
 
-class FiniteSteps(Struct, frozen=True):
-    """What of which step was not finite, as far as somebody looked."""
+class FiniteSteps(NamedTuple):
+    """What of the job's own step, watched or timed, was not finite, and whether BF16 is; None if unknown."""
 
     now: tuple[str, ...] | None
-    """``loss``, ``gradients`` of the job's own step, watched or timed; empty if finite, None if unknown."""
+    """``loss``, ``gradients``; empty if finite."""
     bf16: bool | None
-    """Whether BF16 is finite with the same weights and batch; None if unknown. It is the job's own step if
-    the model holds no FP8."""
+    """With the same weights and batch: the job's own step if the model holds no FP8."""
 
 
 def finite_steps(facts: Facts) -> FiniteSteps:
-    """Read what was watched, and what the trial looked at."""
     now: tuple[str, ...] | None = None
     if found := facts.get("not_finite"):
         now = (found.what,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from statistics import median
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,7 +33,7 @@ FUSED = re.compile(r"flash|fmha|sdpa|cudnn::fusion|flex_attention|flex_decod", r
 """Kernels of fused attention, by name."""
 
 
-class PlainAttention(Struct, frozen=True):
+class PlainAttention(NamedTuple):
     """Attention without a fused kernel in one profiled step of the deepest cut."""
 
     softmax_ms: float
@@ -63,24 +64,14 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
     plain = [group for group in attention if not FUSED.search(group.name)]
     softmax_ms, gemm_ms = _ms(group for group in plain if is_softmax(group)), _ms(gemms)
     total_ms = _ms(plain) + gemm_ms
-    if (
-        not works_ms
-        or not gemm_ms
-        or 100 * softmax_ms < SOFTMAX_PCT * gemm_ms
-        or 100 * total_ms < SHARE_PCT * works_ms
-    ):
+    is_little = not works_ms or 100 * total_ms < SHARE_PCT * works_ms
+    if is_little or not gemm_ms or 100 * softmax_ms < SOFTMAX_PCT * gemm_ms:
         return None
+    others_ms, share_pct = total_ms - softmax_ms - gemm_ms, 100 * total_ms / works_ms
     fp32_ms = _ms(group for group in breakdown.groups if group.family == "gemm_fp32")
-    return PlainAttention(
-        softmax_ms=softmax_ms,
-        gemm_ms=gemm_ms,
-        others_ms=total_ms - softmax_ms - gemm_ms,
-        share_pct=100 * total_ms / works_ms,
-        beside_fused=len(plain) < len(attention),
-        of_fp32_gemms=_ms(group for group in gemms if group.family == "gemm_fp32") / fp32_ms
-        if fp32_ms
-        else 0.0,
-    )
+    own_ms = _ms(group for group in gemms if group.family == "gemm_fp32")
+    own = own_ms / fp32_ms if fp32_ms else 0.0
+    return PlainAttention(softmax_ms, gemm_ms, others_ms, share_pct, len(plain) < len(attention), own)
 
 
 def is_softmax(group: KernelGroup) -> bool:
@@ -151,16 +142,14 @@ def breakdown_of(arm: Arm) -> Breakdown | None:
 
 def with_attention_together(arm: Arm) -> Breakdown | None:
     """Move attention's fp32 products to ``attention``, as no compiled operator does."""
-    found = arm.breakdown
-    plain = plain_attention(arm) if found is not None else None
+    found, plain = arm.breakdown, plain_attention(arm)
     if found is None or plain is None or not plain.of_fp32_gemms:
         return found
-    own_ms = plain.of_fp32_gemms * found.families_ms["gemm_fp32"]
-    moved = {
-        "gemm_fp32": found.families_ms["gemm_fp32"] - own_ms,
-        "attention": found.families_ms.get("attention", 0.0) + own_ms,
-    }
-    return replace(found, families_ms=found.families_ms | moved)
+    families = found.families_ms
+    own_ms = plain.of_fp32_gemms * families["gemm_fp32"]
+    attention_ms = families.get("attention", 0.0) + own_ms
+    moved = {"gemm_fp32": families["gemm_fp32"] - own_ms, "attention": attention_ms}
+    return replace(found, families_ms=families | moved)
 
 
 def why_unknown(arm: Arm) -> str:
@@ -194,18 +183,11 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
 
 def parts_in_words(found: Waterfall) -> str:
     """Write the parts, the largest first: ``casts +240.6, matmuls −33.0 ms``."""
-    parts = sorted(
-        ((part, ms) for part, ms in found.parts_ms.items() if abs(ms) >= SHOWN_MS),
-        key=lambda each: -abs(each[1]),
-    )
-    told = ", ".join(f"{PART_NAMES.get(part, part)} {signed(ms)}" for part, ms in parts)
-    fused = (
-        f" ({found.fused_ms:,.1f} ms of norm and pointwise work runs inside the casts and is not "
-        "counted as theirs)"
-        if found.fused_ms >= SHOWN_MS
-        else ""
-    )
-    return f"{told} ms{fused}" if told else "no part differs"
+    parts = sorted(found.parts_ms.items(), key=lambda each: -abs(each[1]))
+    told = [f"{PART_NAMES.get(part, part)} {signed(ms)}" for part, ms in parts if abs(ms) >= SHOWN_MS]
+    inside = f" ({found.fused_ms:,.1f} ms of norm and pointwise work runs inside the casts)"
+    fused = inside if found.fused_ms >= SHOWN_MS else ""
+    return f"{', '.join(told)} ms{fused}" if told else "no part differs"
 
 
 def signed(ms: float, digits: int = 1) -> str:

@@ -86,8 +86,6 @@ def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
         yield f"the timing of {step.name} contained compilation"
     if step.step_ms and facts.get("trial.reliable") is False:
         yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
-    if step.on_cpu:
-        yield f"{step.name} was timed on a CPU, which does not predict a GPU"
 
 
 def unlike(first: Facts, second: Facts) -> Iterator[tuple[str, str, str]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm_if_any, timed_on_cpu
 from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, gemms_ms
-from fp8doctor.analysis.significance import EVEN, interval
+from fp8doctor.analysis.significance import EVEN, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -110,16 +110,14 @@ PARTS: dict[str, Callable[[Observation], tuple[float, ...]]] = {
 """Work of a rank before the others can go on -> how to read it, in ms of each step."""
 
 
-class Behind(Struct, frozen=True):
-    """Where one rank takes longer than the others. Medians, in ms."""
+class Behind(NamedTuple):
+    """Where one rank takes longer than the others. Medians, in ms, of the other ranks and of all steps."""
 
     rank: int
     what: str
     own_ms: float
     others_ms: float
-    """Median of the other ranks."""
     step_ms: float
-    """Median of all ranks' steps."""
 
     @property
     def by_ms(self) -> float:
@@ -198,28 +196,30 @@ def _is_spread(facts: Facts) -> bool:
 
 
 def whole_speedup(
-    facts: Facts, now: float | None, later: float | None, bf16_ms: float | None
+    facts: Facts, speedup: Number | None, bf16_ms: float | None, *, has_fp8: bool
 ) -> tuple[float, float] | None:
     """Bound the whole step's speedup over the best BF16; None if the copies are all of it, or it is unknown.
 
-    ``now`` is the compute's speedup of the FP8 that runs, ``later`` that of an FP8 that the job may get. The
-    job's step has more than its copy: communication, casts of gathered FP8 weights, other kernels of its
-    wrapper, idle time. A BF16 step has the other kernels too. It may have work in place of the casts, wait as
-    long, and cover as little of its communication, or none of these: that gives its bounds. A future FP8 may
-    wait longer, so that only its most is known (1.10x of copies was 0.93x of scripts on an H100: FSDP2,
-    research/benchmarks/results/sharded_trials_h100.md); so is that of one process, whose BF16 may wait too.
+    ``speedup`` is that of the copies. The job's step has more than its copy: communication, casts of gathered
+    FP8 weights, other kernels of its wrapper, idle time. A BF16 step has the other kernels too. It may have
+    work in place of the casts, wait as long, and cover as little of its communication, or none of these: that
+    gives its bounds. A future FP8 may wait longer, so that only its most is known (1.10x of copies was 0.93x
+    of scripts on an H100: FSDP2, research/benchmarks/results/sharded_trials_h100.md); so is that of one
+    process, whose BF16 may wait too.
     """
+    if speedup is None or speedup.basis != "measured" or speedup.side == "open" or not bf16_ms:
+        return None
     seen = facts.observed
     copy, own_ms = arm_if_any(facts, ArmName.AS_IS), exposed_ms(seen)
-    if not timed_alone(facts) or not bf16_ms or own_ms is None or not seen.steps_ms or not copy:
+    if not timed_alone(facts) or own_ms is None or not seen.steps_ms or not copy:
         return None
     whole_ms, copy_ms = median(seen.steps_ms), copy.step_ms or 0.0
     if not copy_ms or copy_ms > (1 + MOST_SLOWER) * whole_ms:
         return None  # the copy, which has less to do, took longer
     on_top_ms = max(0.0, whole_ms - copy_ms)
-    if not now:
-        return (0.0, (bf16_ms + on_top_ms) / (bf16_ms / later + on_top_ms)) if later else None
-    bf16_ms = copy_ms * now
+    if not has_fp8:
+        return 0.0, (bf16_ms + on_top_ms) / (bf16_ms / speedup.value + on_top_ms)
+    bf16_ms = copy_ms * speedup.value
     least_ms = min([own_ms, *exposed_of_ranks(facts)])  # of the rank that waits for no other
     shared_ms = min(least_ms, whole_ms)
     casts_ms, waiting_ms = 0.0, whole_ms - copy_ms - own_ms

@@ -20,7 +20,7 @@ from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_first, whole_speedup
-from fp8doctor.answer.commands import failed_to_time, run_again, timed, with_more_time
+from fp8doctor.answer.commands import run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.items import Item, gains_nothing, items
@@ -161,6 +161,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     nothing = known and (
         if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts)
     )
+    bf16_ms = compared.bf16.ms.value if compared.bf16 else None
     said = Answer(
         status=status,
         has_fp8=has_fp8,
@@ -171,7 +172,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,
-        whole=_whole(compared, has_fp8, facts),
+        whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
         unknown="" if speedup or fault or state or not known else _unknown(view, findings, compared.after),
@@ -199,15 +200,6 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     if why := (untimed and untimed.get("reason")) or nothing:
         return f"the step was not timed: {why.rstrip('.')}"
     return f"only the step {after} can be estimated" if after else why_not_modelled(view.facts, findings)
-
-
-def _whole(compared: Comparison, has_fp8: bool, facts: Facts) -> tuple[float, float] | None:
-    """Bound the whole step's speedup by what the job's own steps have beyond the timed copies."""
-    speedup, bf16 = compared.speedup, compared.bf16
-    if speedup is None or speedup.basis != "measured" or speedup.side == "open" or bf16 is None:
-        return None
-    now, later = (speedup.value, None) if has_fp8 else (None, speedup.value)
-    return if_recorded(whole_speedup, facts, now, later, bf16.ms.value)
 
 
 def _causes(
@@ -290,8 +282,7 @@ def _doubts(view: TrialView) -> Iterator[str]:
 def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     """Say what could change the verdict or the plan, the gravest alone, with its command."""
     facts, speedup, whole = view.facts, said.speedup, said.whole
-    again, longer = run_again(facts) or "", with_more_time(facts)
-    time_it = again if failed_to_time(facts) else longer or timed(facts) or LIVE
+    again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or LIVE
     measured = speedup is not None and speedup.basis == "measured"
     is_slower = measured and speedup is not None and speedup.high < 1
     other = "BF16" if said.has_fp8 else "FP8"

@@ -12,18 +12,9 @@ from fp8doctor.facts.no_number import why_of
 
 def timed(facts: Facts, *, longer: bool = False) -> str | None:
     """Write the command that times copies of this job, ``longer`` than it did; None for a live model."""
-    budget_s = facts.get("trial.budget_s") if longer else None
-    budget = f"--budget {more_time_s(facts.trial) or _enough_s(facts.trial, budget_s):g} " if budget_s else ""
-    if facts.get("target.kind") == "environment":
-        return "fp8doctor model.py"
+    seconds = if_recorded(more_time_s, facts.get("trial", Trial())) if longer else None
+    budget = f"--budget {seconds:g} " if seconds else ""
     return run_again(facts, f"--stop {budget}", budget)
-
-
-def failed_to_time(facts: Facts) -> bool:
-    """Return whether a trial on a GPU tried to time this job, and more time would not help."""
-    trial = facts.get("trial")
-    tried = trial is not None and trial.get("device") == "cuda" and bool(trial.get("arms"))
-    return tried and not any(each.get("tried") for each in trial.arms) and not more_time(facts)
 
 
 def run_again(facts: Facts, option: str = "", of_a_file: str = "") -> str | None:
@@ -72,15 +63,11 @@ def with_more_time(facts: Facts) -> str:
 
 
 def more_time_s(trial: Trial) -> float | None:
-    """Return the budget that would fit the variants left out for time, if any."""
+    """Return the budget that would fit the variants left out for time, if any; for old recordings a guess."""
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
-    waits = no_arm or any(map(lacked_time, trial.get("arms", ())))
-    budget_s = trial.get("budget_s")
-    return _enough_s(trial, budget_s) if waits and budget_s else None
-
-
-def _enough_s(trial: Trial, budget_s: float) -> float:
-    """Return the budget that is expected to fit the rest; for old recordings a guess."""
+    budget_s: float | None = trial.get("budget_s")
+    if not budget_s or not (no_arm or any(map(lacked_time, trial.get("arms", ())))):
+        return None
     if enough_s := trial.get("enough_s"):
         return max(float(enough_s), budget_s)
     took_s = max(budget_s, trial.get("elapsed_s") or 0.0)

@@ -121,7 +121,7 @@ def _of_a_script(view: TrialView) -> Steps | None:
 def _profile(step: Arm, view: TrialView) -> Breakdown | None:
     """Return the parts of a step on a GPU: a CPU's operators are no kernels."""
     on_cpu = view.trial.get("device") == "cpu"
-    return with_attention_together(step) if recorded(step, "breakdown") and not on_cpu else None
+    return None if on_cpu or not recorded(step, "breakdown") else with_attention_together(step)
 
 
 def _row(step: Arm, label: str, view: TrialView, known: Interval | None) -> Row:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from fp8doctor import load_report
+from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.watched import whole_speedup
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -30,8 +31,8 @@ def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
     return timed(facts, *arms)
 
 
-def bounds_of(facts: Facts, now: float | None, later: float | None, bf16_ms: float) -> tuple[float, float]:
-    found = whole_speedup(facts, now, later, bf16_ms)
+def bounds_of(facts: Facts, speedup: float, bf16_ms: float, *, has_fp8: bool = True) -> tuple[float, float]:
+    found = whole_speedup(facts, Number(speedup, speedup, speedup), bf16_ms, has_fp8=has_fp8)
     assert found is not None
     return found
 
@@ -39,10 +40,12 @@ def bounds_of(facts: Facts, now: float | None, later: float | None, bf16_ms: flo
 def test_compute_scales_and_longer_compute_may_cover_communication() -> None:
     """52.8 ms: 12.8 of communication alone, 2.9 of wait for the other rank, and 37.1 of compute."""
     facts = with_trial(recorded_job(), 37.1)
-    slower = bounds_of(facts, 46.4 / 37.1, None, 46.4)
+    slower = bounds_of(facts, 46.4 / 37.1, 46.4)
     assert slower == pytest.approx(((46.4 + 12.8 - 9.3) / 52.8, (46.4 + 15.7) / 52.8), rel=2e-3)
-    assert bounds_of(facts, 29.7 / 37.1, None, 29.7)[0] == pytest.approx((29.7 + 12.8) / 52.8, rel=2e-3)
-    assert bounds_of(facts, None, 37.1 / 29.7, 37.1) == pytest.approx((0.0, 52.8 / (15.7 + 29.7)), rel=2e-3)
+    assert bounds_of(facts, 29.7 / 37.1, 29.7)[0] == pytest.approx((29.7 + 12.8) / 52.8, rel=2e-3)
+    assert bounds_of(facts, 37.1 / 29.7, 37.1, has_fp8=False) == pytest.approx(
+        (0.0, 52.8 / (15.7 + 29.7)), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize(
@@ -64,9 +67,9 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     facts = recorded_job()
     observed = msgspec.structs.replace(facts.observed, steps_ms=(68.9 + 22.8,) * 3)
     facts = with_trial(msgspec.structs.replace(facts, observed=observed), 56.5)
-    bounds = bounds_of(facts, 61.9 / 56.5, None, 61.9)
+    bounds = bounds_of(facts, 61.9 / 56.5, 61.9)
     assert bounds == pytest.approx((61.9 / 91.7, (68.9 + 5.4 + 22.8) / 91.7), abs=0.01)
-    assert bounds_of(facts, None, 1.10, 56.5)[0] == 0, "FP8 may wait longer"
+    assert bounds_of(facts, 1.10, 56.5, has_fp8=False)[0] == 0, "FP8 may wait longer"
 
 
 @pytest.mark.parametrize(("fp8_ms", "bf16_ms"), [(100.0, 30.0), (120.0, 60.0), (60.0, 58.0)])
