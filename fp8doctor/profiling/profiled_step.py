@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf
+from typing import TypeVar
 
 from fp8doctor.facts import Family, KernelGroup, ModuleTime
 from fp8doctor.facts.record import UnreadableDocument
@@ -20,6 +21,8 @@ from fp8doctor.profiling.activities import (
     work_of,
 )
 from fp8doctor.profiling.trace import Trace, collector_paused
+
+Name = TypeVar("Name", bound=str)
 
 Gap = tuple[int, int, int]
 """Start and end in ns, and the work that ended it."""
@@ -94,6 +97,12 @@ def by_module(by_place: dict[WorkOwner, dict[Family, int]], modules: Modules) ->
     )
 
 
+def longest_first(times: Mapping[Name, int]) -> dict[Name, float]:
+    """Turn times in ns into ms."""
+    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
+    return {name: milliseconds(time) for name, time in ordered}
+
+
 def milliseconds(nanoseconds: int) -> float:
     return nanoseconds / 1e6
 
@@ -146,10 +155,7 @@ def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
     for group in groups:
         families[group.family] += group.time
     return ProfiledStep(
-        families_ms={
-            family: milliseconds(time)
-            for family, time in sorted(families.items(), key=lambda item: (-item[1], item[0]))
-        },
+        families_ms=longest_first(families),
         busy_ms=milliseconds(sum(owned)),
         host_wait_pct=100 * waited / idle if idle and trace.gpu else None,
         kernels=len(works.kinds),

@@ -15,20 +15,8 @@ from typing import Literal
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.activities import Modules, Works, work_of
-from fp8doctor.profiling.profiled_step import Gap, grouped, milliseconds, sweep
+from fp8doctor.profiling.profiled_step import Gap, grouped, longest_first, milliseconds, sweep
 from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
-
-Edges = list[int]
-"""When the GPU began the first step, and when it finished each, in ns."""
-
-
-@dataclass(frozen=True)
-class Timeline:
-    works: Works
-    owned: list[int]
-    gaps: list[Gap]
-    step_of: list[int | None]
-    edges: Edges
 
 
 @collector_paused()
@@ -53,20 +41,24 @@ def traced_step(path: Path) -> TracedStep:
     if not any(step is not None for step in step_of):
         marks = StepMarks(None, ((-1, max(end for _, end, _, _ in works.spans)),))
         step_of = [0] * len(works.spans)
-    timeline = Timeline(works, *sweep(works), step_of, _edges(works, marks, step_of))
+    (owned, gaps), edges = sweep(works), _edges(works, marks, step_of)
     worked = sorted({step for step in step_of if step is not None})
     compiled = compilations(trace)
-    on_host = marks.steps if marks.by else [(timeline.edges[0], timeline.edges[1])]
+    on_host = marks.steps if marks.by else [(edges[0], edges[1])]
     calm = [step for step in worked if not compiled.within(*on_host[step])]
     counted = calm or worked
-    length = [timeline.edges[step + 1] - timeline.edges[step] for step in counted]
-    kernels = _kernels(timeline, counted)
-    families: dict[str, float] = defaultdict(float)
-    for kernel in kernels:
-        families[kernel.family] += kernel.time_ms
-    idle = _idle(trace, timeline, counted)
-    busy = sum(families.values())
-    if not busy:
+    length = [edges[step + 1] - edges[step] for step in counted]
+    outside, wanted = 0, set(counted)
+    families: dict[str, int] = defaultdict(int)
+    for kind, own, step in zip(works.kinds, owned, step_of, strict=True):
+        if step in wanted:
+            kind.count += 1
+            kind.time += own
+            families[kind.family] += own
+        elif step is None:
+            outside += own
+    idle = _idle(HostActivity(trace), works, gaps, [(edges[step], edges[step + 1]) for step in counted])
+    if not any(families.values()):
         raise UnreadableDocument("none of the GPU's work that its steps launched takes any time")
     return TracedStep(
         file=path.name,
@@ -78,17 +70,25 @@ def traced_step(path: Path) -> TracedStep:
         marked_by=marks.by,
         compiling_steps=len(worked) - len(calm),
         compiled=not calm,
-        step_ms=busy + sum(idle.values()),
+        step_ms=milliseconds(sum(families.values()) + sum(idle.values())) / len(counted),
         low_ms=milliseconds(min(length)),
         high_ms=milliseconds(max(length)),
-        busy_ms=busy,
-        families_ms=dict(sorted(families.items(), key=lambda item: (-item[1], item[0]))),
-        idle_ms=idle,
-        outside_ms=milliseconds(
-            sum(own for own, step in zip(timeline.owned, timeline.step_of, strict=True) if step is None)
-        ),
+        busy_ms=milliseconds(sum(families.values())) / len(counted),
+        families_ms={name: time / len(counted) for name, time in longest_first(families).items()},
+        idle_ms={cause: time / len(counted) for cause, time in longest_first(idle).items() if time},
+        outside_ms=milliseconds(outside),
         with_stack=trace.with_stack,
-        kernels=kernels,
+        kernels=tuple(
+            TracedKernel(
+                name=kind.name,
+                family=kind.family,
+                operator=kind.operator,
+                count=kind.count / len(counted),
+                time_ms=milliseconds(kind.time) / len(counted),
+            )
+            for kind in grouped(works.kinds)
+            if kind.count
+        ),
     )
 
 
@@ -105,10 +105,11 @@ def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
     return max(numbered, key=lambda device: times[device]), len(numbered)
 
 
-def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edges:
-    """Return the steps' edges: a step begins when the host began and the GPU was free.
+def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> list[int]:
+    """Return when the GPU began the first step, and when it finished each, in ns.
 
-    Without the profiler's marks the first begins with the GPU's work.
+    A step begins when the host began and the GPU was free. Without the profiler's marks the first begins with
+    the GPU's work.
     """
     done = [0] * len(marks.steps)
     before = 0
@@ -125,44 +126,19 @@ def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> Edg
     return edges
 
 
-def _kernels(timeline: Timeline, counted: Sequence[int]) -> tuple[TracedKernel, ...]:
-    wanted = set(counted)
-    for kind, own, step in zip(timeline.works.kinds, timeline.owned, timeline.step_of, strict=True):
-        if step in wanted:
-            kind.count += 1
-            kind.time += own
-    return tuple(
-        TracedKernel(
-            name=kind.name,
-            family=kind.family,
-            operator=kind.operator,
-            count=kind.count / len(counted),
-            time_ms=milliseconds(kind.time) / len(counted),
-        )
-        for kind in grouped(timeline.works.kinds)
-        if kind.count
-    )
-
-
-def _idle(trace: Trace, timeline: Timeline, counted: Sequence[int]) -> dict[str, float]:
-    """Return the counted steps' idle time per step, by cause."""
-    host, causes = HostActivity(trace), defaultdict[IdleCause, int](int)
-    works, edges = timeline.works, timeline.edges
-    windows = Times((edges[step], edges[step + 1]) for step in counted)
+def _idle(
+    host: HostActivity, works: Works, gaps: Sequence[Gap], steps: Sequence[tuple[int, int]]
+) -> dict[IdleCause, int]:
+    """Return the idle time of these steps, by cause."""
+    causes, windows = defaultdict[IdleCause, int](int), Times(steps)
     first, last = works.spans[0], max(end for _, end, _, _ in works.spans)
-    gaps: list[tuple[int, int, int | None]] = [*timeline.gaps]
-    if edges[0] < first[0]:
-        gaps.append((edges[0], first[0], first[3]))
-    if last < edges[-1]:
-        gaps.append((last, edges[-1], None))  # nothing of the step ended it
-    for dry, end, work in gaps:
-        launch = end if work is None else round(works.launched[work])
-        causes[host.cause(dry, end, launch)] += windows.within(dry, end)
-    return {
-        cause: milliseconds(time) / len(counted)
-        for cause, time in sorted(causes.items(), key=lambda item: (-item[1], item[0]))
-        if time
-    }
+    for dry, end, work in (*gaps, (min(windows.starts), first[0], first[3])):
+        if dry < end:
+            causes[host.cause(dry, end, round(works.launched[work]))] += windows.within(dry, end)
+    if last < max(windows.ends):  # nothing of the step ended it
+        end = max(windows.ends)
+        causes[host.cause(last, end, end)] += windows.within(last, end)
+    return causes
 
 
 PROFILER_STEP = "ProfilerStep#"

@@ -91,10 +91,7 @@ class Layout:
             torch.cuda.reset_peak_memory_stats(self.device)
         try:
             for cut in plan.cuts:
-                job, base, memo = cut_of(self.job, cut, self.device)
-                self.bases.append(base.train())
-                self.optimizers.append(optimizer_for(job, base.parameters(), memo))
-                self._first_step(cut)
+                self._add(cut)
         except torch.OutOfMemoryError:
             fits = False
         else:
@@ -107,6 +104,13 @@ class Layout:
     def forget(self) -> None:
         self.bases.clear()
         self.optimizers.clear()
+
+    def _add(self, cut: depth.Cut) -> None:
+        """Make one cut, in a frame of its own: after an error nothing may hold what does not fit."""
+        job, base, memo = cut_of(self.job, cut, self.device)
+        self.bases.append(base.train())
+        self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+        self._first_step(cut)
 
     def _first_step(self, cut: depth.Cut) -> None:
         """Take one eager step, which makes the optimizer's state and shows what ran."""
