@@ -98,10 +98,6 @@ def is_grouped(linear: Linear) -> bool:
     return bool(linear.get("gemms", 1) > 1)
 
 
-def adds_bias(linear: Linear) -> bool:
-    return linear.features.get("adds_bias") is True
-
-
 def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
     """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear.
 
@@ -109,7 +105,7 @@ def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept:
     that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and ``note`` a comment.
     """
     in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
-    biased = [each for each in in_mxfp8 if each.bias and not is_grouped(each) and not adds_bias(each)]
+    biased = [each for each in in_mxfp8 if each.bias and not is_grouped(each)]
     emulated = any(linear.features.get("emulate") for linear in in_mxfp8)
     lines, summary = [*keep, *lines_by_bias(in_mxfp8, biased, kept, note)], []
     if biased:
@@ -142,9 +138,7 @@ def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
     converted = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
     in_high_precision = any(linear.features.get("wgrad_with_hp") for linear in converted)
     recipe = f"MXFP8_RCEIL{'_WGRAD_WITH_HP' if in_high_precision else ''}"
-    wanted = "isinstance(layer, nn.Linear)"
-    if not any(map(adds_bias, converted)):
-        wanted += " and layer.bias is None"
+    wanted = "isinstance(layer, nn.Linear) and layer.bias is None"
     grouped = filter(is_grouped, converted or linears)
     experts = dict.fromkeys(linear.kind.rpartition(".")[2] for linear in grouped)
     if experts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -266,16 +266,10 @@ def written_back(wrapper: Any) -> list[nn.Parameter]:
 
     DeepSpeed 0.19.8 keeps them in lists by group, with ZeRO (stages 1 to 3) and without.
     """
-    held = (each for value in state_of(wrapper).values() for each in _parameters_in(value, DEEPEST))
-    return list({id(each): each for each in held}.values())
-
-
-def _parameters_in(value: Any, deepest: int) -> Iterator[nn.Parameter]:
-    if is_a(value, nn.Parameter):
-        yield value
-    elif deepest and type(value) in (list, tuple):
-        for each in value:
-            yield from _parameters_in(each, deepest - 1)
+    held = list(state_of(wrapper).values())
+    for _ in range(DEEPEST):
+        held = [inner for each in held for inner in (each if type(each) in (list, tuple) else (each,))]
+    return list({id(each): each for each in held if is_a(each, nn.Parameter)}.values())
 
 
 def outside(

@@ -11,9 +11,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fp8doctor.facts import Scaling, Use
 from fp8doctor.recipes import RECIPES, TORCHAO, by_class
@@ -161,7 +159,7 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
             features=layer.features
             | config_features(config)
             | ({"multiplied_by": instead} if instead else {})
-            | (bias_features(local(weight), module) if layer.bias and layer.role != "experts" else {}),
+            | ({} if layer.role == "experts" else own_forward(type(module), "torch.nn.")),
         )
     if name == ALL_GATHER_WEIGHT:
         return layer
@@ -173,46 +171,6 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     return replace(
         layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight))
     )
-
-
-ADDS_BIAS: dict[type, bool | None] = {}
-"""torchao's weight class -> whether a Linear adds its bias; None if the try failed. Tried once per
-process."""
-
-TRIED_SIDE = 32
-"""Side of the tried Linear: one block of MXFP8."""
-
-
-def bias_features(weight: Tensor, module: nn.Module) -> Features:
-    """Return whether a layer with a wrapped weight adds its bias, if known."""
-    forward = state_of(module).get("forward") or read_class(type(module), "forward")
-    if not str(read(forward, "__module__", "")).startswith("torch.nn."):
-        return {"own_forward": True}
-    kind = type(weight)
-    if not kind.__module__.startswith("torchao."):
-        return {}
-    if kind not in ADDS_BIAS:
-        ADDS_BIAS[kind] = try_bias(kind, read(weight, "config"))
-    adds = ADDS_BIAS[kind]
-    return {} if adds is None else {"adds_bias": adds}
-
-
-def try_bias(kind: Any, config: Any) -> bool | None:
-    """Run a tiny Linear with a wrapped weight on the CPU; None if it raises."""
-    try:
-        preference = read(config, "kernel_preference")
-        if isinstance(preference, Enum):
-            config = replace(config, kernel_preference=type(preference)["EMULATED"])
-        with torch.no_grad():
-            ones = torch.ones(TRIED_SIDE, TRIED_SIDE, dtype=torch.bfloat16, device="cpu")
-            weight = kind(ones.clone(), config)
-            without, with_bias = (
-                functional.linear(ones, weight, bias) for bias in (None, ones[0] * TRIED_SIDE)
-            )
-            return bool((with_bias - without > TRIED_SIDE / 2).all())
-    except Exception:
-        _log.debug("a Linear under %s could not be tried", kind.__name__, exc_info=True)
-        return None
 
 
 def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Features]:
@@ -252,12 +210,10 @@ def all_gather(weight: Tensor | None) -> Features:
     }
 
 
-def own_forward(kind: type) -> Features:
-    """Return whether a class has a forward that is not torchao's."""
-    forward = read_class(kind, "forward")
-    return (
-        {} if str(read(forward, "__module__", "torchao.")).startswith("torchao.") else {"own_forward": True}
-    )
+def own_forward(kind: type, library: str = "torchao.") -> Features:
+    """Return whether a class has a forward that is not the library's."""
+    home = str(read(read_class(kind, "forward"), "__module__", library))
+    return {} if home.startswith(library) else {"own_forward": True}
 
 
 def recipe_of(module: nn.Module, name: str) -> str:

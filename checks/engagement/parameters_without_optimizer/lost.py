@@ -77,11 +77,7 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     **kit.NO_FP8_STEP,
 )
 def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    wrapped = [
-        each
-        for each in facts.network.fp8
-        if not is_grouped(each) and (is_mxfp8(each) or "adds_bias" in each.features)
-    ]
+    wrapped = [each for each in facts.network.fp8 if not is_grouped(each) and is_mxfp8(each)]
     if not wrapped:
         return kit.NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
     adds = [(each, adds_bias(each, facts)) for each in wrapped if each.bias]
@@ -102,9 +98,7 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 
 def adds_bias(linear: kit.Linear, facts: kit.Facts) -> bool | None:
-    """Whether the wrapper adds the bias: as tried, else by torchao's version; None if neither shows it."""
-    if "adds_bias" in linear.features:
-        return linear.features["adds_bias"] is True
+    """Whether the wrapper adds the bias, by torchao's version; None if that does not show it."""
     found, (first, end) = kit.installed(facts, "torchao"), DROPS_BIAS
     drops = found is not None and first <= found < end and not linear.features.get("own_forward")
     return False if drops else None
