@@ -42,7 +42,6 @@ GENERATES = "GenerationMixin"
 
 
 def examine_attention(tree: Tree) -> tuple[Attention, ...]:
-    """List attention configurations, and classes that call torch's own attention."""
     found: dict[int, Attention] = {}
     asked: set[type] = set()
     for place in tree.places:
@@ -83,7 +82,6 @@ def is_followed(place: Place, config: Any) -> bool:
 
 
 def needs_eager(config: Any) -> str | None:
-    """Return the setting that needs eager attention, as a user writes it."""
     if read(config, "output_attentions") is True:
         return "output_attentions=True"
     return next(

@@ -82,12 +82,10 @@ def is_checkpoint(value: Any) -> bool:
 
 
 def is_composable(hook: Any) -> bool:
-    """Tell if this hook begins or ends a region of torch's composable checkpoint."""
     return bool(read(hook, "__module__") == COMPOSABLE_CHECKPOINT)
 
 
 def whole_forward(module: Any) -> bool:
-    """Tell if ``module.forward`` is a checkpoint function over the forward."""
     return is_checkpoint(read(forward_of(module), "func"))
 
 
@@ -124,7 +122,6 @@ def is_layer(kind: ClassCache) -> bool:
 
 
 def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
-    """Yield the code of a forward and its wrappers, with the names around it."""
     for link in chain(forward_of(module)):
         function = original(link) or link
         function = read(function, "__func__", function)
@@ -141,7 +138,6 @@ def package(value: Any) -> str | None:
 
 
 def opens_fp8_autocast(region: Any) -> bool:
-    """Tell if a forward inside this region names Transformer Engine's autocast."""
     own = [each for _, each in modules_of(region) if not from_library(type(each))]
     return any(open_fp8_autocast(forwards(each)) for each in own)
 

@@ -142,7 +142,6 @@ def cuda_in_use() -> bool:
 
 
 def try_scaled_mm(by_row: bool, device: str) -> str | None:
-    """Return the first line of the error of torch's FP8 matmul, or None."""
     import torch
 
     product = scaled_mm()

@@ -50,7 +50,6 @@ Found = tuple[Place, Layer]
 
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
-    """List all linear layers with their places, in the tree's order."""
     scripted = [place.name for place in tree.places if place.kind.once(is_torchscript)]
     if scripted:
         gaps["network.linears"] = (
@@ -179,7 +178,6 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 
 
 def visited_experts(place: Place, config: Any) -> int | None:
-    """Return the experts per token, from nearby modules or the configuration."""
     at: Place | None = place
     for _ in range(DEEPEST_IN_EXPERTS):
         if at is None:

@@ -236,7 +236,6 @@ def read_visible_devices(variable: str | None, cards: Sequence[Card]) -> list[in
 
 
 def _why_unknown(nvml: Any, variable: str | None, cards: Sequence[Card]) -> str | None:
-    """Return why this process's GPUs are not known before CUDA is initialized, or None."""
     if any(_ask(nvml, card, "nvmlDeviceGetMigMode", lambda modes: bool(modes[0])) is True for card in cards):
         return "a GPU is divided into slices (MIG)"
     mixed = len({card.name for card in cards}) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"

@@ -74,5 +74,4 @@ def error_of(save: Callable[[Tensor], object], weight: Tensor) -> str | None:
 
 
 def has_save_pretrained(tree: Tree) -> bool:
-    """Tell if the unwrapped root is a model of transformers or PEFT."""
     return not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module)))

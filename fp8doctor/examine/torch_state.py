@@ -73,7 +73,6 @@ def disabled_by_variable() -> bool:
 
 
 def failures(metrics: Iterable[Any]) -> tuple[str, ...]:
-    """Return type and message of failed compilations, scrubbed, each once."""
     failed = [each for each in tuple(metrics) if getattr(each, "fail_type", None)]
     heads = ((each.fail_reason or "").strip().splitlines()[:2] for each in failed)  # backend and exception
     reasons = (scrub(" ".join(map(str.strip, head))) for head in heads)

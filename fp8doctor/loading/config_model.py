@@ -27,7 +27,6 @@ ONLY = "fp8doctor plans decoder language models from a configuration; for anothe
 
 
 def is_config(target: str) -> bool:
-    """Return whether a target is a configuration, not a model file or a module."""
     path = Path(target)
     if path.is_dir():
         return not (path / "__init__.py").is_file()
@@ -151,7 +150,6 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
 
 
 def _built(config: Any, transformers: Any) -> Any:
-    """Build a decoder on the meta device."""
     import torch
 
     kind = config.model_type
@@ -174,7 +172,6 @@ def _built(config: Any, transformers: Any) -> Any:
 
 
 def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:
-    """Read the configuration of a model on the hub from this machine's cache."""
     file = None
     if "/" in name:
         try:
@@ -190,7 +187,6 @@ def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:
 
 
 def _near(name: str, known: Sequence[str], instead: str) -> str:
-    """Suggest the name that is nearest, if one is, and what to do instead."""
     from difflib import get_close_matches
 
     near = get_close_matches(name[:40].lower(), known, 1)

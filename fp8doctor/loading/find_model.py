@@ -161,7 +161,6 @@ def _only(candidates: Mapping[str, Any], what: str, file: str) -> ModelCandidate
 
 
 def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
-    """List module instances with parameters that are in no other one."""
     import torch
 
     found = {
@@ -174,7 +173,6 @@ def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _required(value: Callable[..., Any]) -> list[str]:
-    """Return the names of required arguments."""
     try:
         parameters = inspect.signature(value).parameters.values()
     except (ValueError, TypeError):
@@ -209,7 +207,6 @@ def _nothing(names: Mapping[str, Any], classes: Mapping[str, Any], file: str) ->
 
 
 def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
-    """Return the model and optimizer of ``model`` or ``(model, optimizer)``."""
     import torch
 
     if (

@@ -68,12 +68,10 @@ class TrainerPlan:
 
 
 def is_trainer(value: Any) -> bool:
-    """Tell if this is a transformers Trainer or a subclass, without importing it."""
     return _derives_from(value, "Trainer")
 
 
 def is_training_arguments(value: Any) -> bool:
-    """Tell if these are transformers' TrainingArguments or a subclass (``SFTConfig``)."""
     return _derives_from(value, "TrainingArguments")
 
 
@@ -87,7 +85,6 @@ def is_optimizer(value: Any) -> bool:
 
 
 def plan_of(trainer: Any) -> TrainerPlan:
-    """Read a Trainer or TrainingArguments without calling it."""
     arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
     if read(arguments, "bf16"):

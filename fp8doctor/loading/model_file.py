@@ -117,8 +117,6 @@ def load(
 def _maker(
     found: ModelCandidate, names: dict[str, Any], file: str
 ) -> Callable[[int | None], tuple[Any, Any]]:
-    """Return a function that builds model and optimizer; layers None: the file's."""
-
     def make(layers: int | None) -> tuple[Any, Any]:
         built, optimizer = build(found, file, layers)
         if optimizer is None and (make_optimizer := _function(names, "build_optimizer", file)):
@@ -135,7 +133,6 @@ def _maker(
 
 
 def _sizable(found: ModelCandidate) -> bool:
-    """Tell if the model comes from a function that takes ``layers``."""
     import torch
 
     return (
@@ -176,7 +173,6 @@ def _most_weights() -> float:
 
 
 def _watch() -> ConversionWatch | None:
-    """Watch the file's conversion; None before torch is loaded."""
     if "torch" not in sys.modules:
         return None
     from fp8doctor.examine.fp8_conversion import ConversionWatch
@@ -224,7 +220,6 @@ def _import(module: str) -> ModuleType:
 
 
 def _import_failed(error: ImportError, source: Source) -> str:
-    """Explain a failed import in the user's file."""
     if "relative import" in str(error) and source.path:
         return (
             f"{source.name} uses relative imports, so name it as a module, from the folder above its "
@@ -243,7 +238,6 @@ def _import_failed(error: ImportError, source: Source) -> str:
 
 
 def _free_name(path: Path) -> str:
-    """Return an unused module name for the file, its stem if possible."""
     stem = re.sub(r"\W", "_", path.stem)
     if stem not in sys.modules and stem not in sys.stdlib_module_names and stem != "__main__":
         return stem

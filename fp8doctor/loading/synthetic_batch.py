@@ -85,7 +85,6 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
 def _tokens(
     model: Any, first: Any, arguments: Mapping[str, bool], size: int | None, sequence: int | None
 ) -> tuple[Any, str]:
-    """Make token ids, and the tokens to predict if the forward takes them."""
     vocabulary = _vocabulary(model, first)
     shape = (size or BATCH, sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE))
     ids = _random(model, shape, vocabulary)
@@ -131,7 +130,6 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 def _arguments(model: Any) -> dict[str, bool]:
-    """Return the forward's arguments, and if each is required."""
     try:
         found = list(inspect.signature(read_class(type(model), "forward")).parameters.values())[1:]
     except (TypeError, ValueError):
@@ -141,7 +139,6 @@ def _arguments(model: Any) -> dict[str, bool]:
 
 
 def first_layer(model: Any) -> Any:
-    """Return the first embedding (not of positions), convolution or linear layer."""
     for name, module in modules_of(model):
         embeds = isinstance(read(module, "num_embeddings"), int) and not _is_of_positions(name)
         convolves = isinstance(read(module, "in_channels"), int) and isinstance(
@@ -179,7 +176,6 @@ def _vocabulary(model: Any, first: Any) -> int:
 
 
 def _longest_sequence(model: Any) -> int | None:
-    """Return the longest sequence by configuration and positions, or None."""
     config = _text_config(model)
     found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
     for name, module in modules_of(model):
@@ -303,7 +299,6 @@ def describe(
 
 
 def core(model: Any) -> Any:
-    """Return the model inside ``torch.compile``, data-parallel wrappers and PEFT."""
     while True:
         inner = wrapped_child(model)
         ask = method(model, "get_base_model") if home(type(model)).startswith("peft.") else None

@@ -51,7 +51,6 @@ def prepare(trainer: Any) -> None:
 
 
 def _is_spread(trainer: Any) -> bool:
-    """Tell if the Trainer would wrap the model for several GPUs or processes."""
     arguments = read(trainer, "args")
     engines = ("is_deepspeed_enabled", "is_fsdp_enabled", "is_fsdp_xla_enabled")
     return (read(arguments, "_n_gpu") or 0) > 1 or any(read(trainer, each) for each in engines)

@@ -110,7 +110,6 @@ def stacks_of(kind: type) -> tuple[StackModule, ...]:
 
 @functools.cache
 def stacks() -> tuple[StackModule, ...]:
-    """List all stacks, in the order of asking."""
     modules = (importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__))
     found = [cast(StackModule, each) for each in modules if hasattr(each, "recognise")]
     return tuple(sorted(found, key=lambda each: each.ORDER))
@@ -144,7 +143,6 @@ def bf16_counterpart(module: Module, compiled: bool) -> Module | None:
 
 
 def scaling(module: Module) -> Scaling | None:
-    """Return how this module scales; None if no stack has a record of it."""
     return next(
         (
             found
@@ -165,5 +163,4 @@ def casts_of(module: Module) -> dict[str, Cast]:
 
 
 def fp8_copies(module: Module) -> list[Tensor]:
-    """List FP8 weights that this module keeps between steps as plain attributes."""
     return [each for stack in stacks() if hasattr(stack, "fp8_copies") for each in stack.fp8_copies(module)]

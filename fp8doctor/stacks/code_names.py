@@ -19,7 +19,6 @@ def from_library(kind: type) -> bool:
 
 
 def names_in(code: CodeType) -> Iterator[str]:
-    """Yield the names in a function and its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -53,7 +52,6 @@ def named(
 
 
 def is_own(function: Any) -> bool:
-    """Tell if no library wrote this function."""
     home = function.__globals__.get("__name__", "") if type(function) is FunctionType else ""
     return type(function) is FunctionType and not f"{home}.".startswith(LIBRARIES)
 

@@ -21,7 +21,6 @@ EXPERTS = ("FP8Experts", "FP8Expert", "FbgemmFp8Llama4TextExperts")
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Recognize a linear or expert module with float8 data, not a dequantized one."""
     kind = ancestor(type(module), PREFIX, LINEARS + EXPERTS)
     if kind is None:
         return ()

@@ -107,17 +107,14 @@ def acts_on_its_death(kind: type) -> bool:
 
 
 def is_torchscript(kind: type) -> bool:
-    """Tell if ``torch.jit`` made this class's modules."""
     return ancestor(kind, "torch.jit.", ("ScriptModule",)) is not None
 
 
 def parameters_of(module: Module) -> dict[str, Parameter | None]:
-    """Return a module's own parameters."""
     return _members(module, "_parameters")
 
 
 def buffers_of(module: Module) -> dict[str, Tensor | None]:
-    """Return a module's own buffers."""
     return _members(module, "_buffers")
 
 
@@ -199,7 +196,6 @@ def _module() -> tuple[type, Callable[[Any], dict[str, Any]]]:
 
 
 def _on_class(kind: type, name: str) -> tuple[type | None, Any]:
-    """Find the class that defines an attribute, and its raw value."""
     for each in kind.__mro__:
         if name in each.__dict__:
             return each, each.__dict__[name]
@@ -304,7 +300,6 @@ class ClassCache:
         self._answers: dict[Hashable, object] = {}
 
     def once(self, ask: Callable[[type], Answer]) -> Answer:
-        """Return ``ask`` of the class, computed once."""
         if ask not in self._answers:
             self._answers[ask] = ask(self.of)
         return cast(Answer, self._answers[ask])

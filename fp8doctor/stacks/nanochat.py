@@ -21,7 +21,6 @@ PREFIX = "nanochat."
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Describe nanochat's Float8Linear, which always scales tensorwise."""
     kind = ancestor(type(module), PREFIX + "fp8", ("Float8Linear",))
     if kind is None:
         return ()

@@ -31,7 +31,6 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def says_fp8(module: nn.Module) -> bool:
-    """Tell if a class of the user's is named after FP8, or an attribute switches it on."""
     if home(type(module)).partition(".")[0] in LIBRARIES:
         return False
     switches = {value for name, value in state_of(module).items() if SWITCH.fullmatch(name)}
@@ -45,7 +44,6 @@ def _is_quantized(weight: Tensor) -> bool:
 
 
 def _layers(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Describe the module as an ordinary layer, or by its matrix ``weight``."""
     if known := plain.recognise(module, gaps):
         return known
     weight = tensor(module, "weight")

@@ -34,7 +34,6 @@ DOWN = re.compile(r"down|w2|wo$|output", re.IGNORECASE)
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Recognize layers in 16 or 32 bits, or with plain float8 weights."""
     if is_a(module, nn.Linear):
         return linear(module, gaps)
     if is_a(module, nn.MultiheadAttention):
@@ -107,7 +106,6 @@ def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def attention(module: nn.Module) -> tuple[Layer, ...]:
-    """Describe the input projections of nn.MultiheadAttention."""
     found = []
     for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
         weight = tensor(module, name)
@@ -155,7 +153,6 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
 
 
 def multiplies_grouped(module: nn.Module) -> bool:
-    """Tell if experts use torch's grouped matmul, or transformers may choose it."""
     named = _named_by_forward(module)
     return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
 

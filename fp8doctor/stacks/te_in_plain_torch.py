@@ -19,8 +19,6 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Activate the first half of the last dimension, times the second."""
-
     def gate(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
         return activation(first) * second
@@ -133,7 +131,6 @@ class LayerNormMLP(_Normed):
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Join the last dimensions of those present, or return None."""
     there = [each for each in parts if each is not None]
     return torch.cat(there, dim=-1) if len(there) > 1 else next(iter(there), None)
 

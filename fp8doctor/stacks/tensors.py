@@ -62,7 +62,6 @@ def storage_bytes(tensor: Tensor) -> int:
 
 
 def plain(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the ordinary tensors inside a tensor of this process."""
     tensor = local(tensor)
     inner = _inside(tensor)
     if not inner:
@@ -77,7 +76,6 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def is_float8(tensor: Tensor) -> bool:
-    """Tell if the dtype is one of torch's float8 types."""
     return str(tensor.dtype).startswith("torch.float8")
 
 
@@ -101,7 +99,6 @@ DEEP = 3
 
 
 def named_tensors(value: Any, name: Any = "", deep: int = DEEP) -> Iterator[tuple[Any, Tensor]]:
-    """Yield every tensor of a batch with its key, field or attribute."""
     if _is_tensor(value):
         yield name, value
     elif isinstance(value, Mapping):
@@ -116,7 +113,6 @@ def named_tensors(value: Any, name: Any = "", deep: int = DEEP) -> Iterator[tupl
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield every tensor of a batch."""
     for _, tensor in named_tensors(value):
         yield tensor
 

@@ -60,7 +60,6 @@ RECIPE_OF = {each.operands: each.name for each in RECIPES.values() if each.opera
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """Describe torchao's linear by class, or a layer by its torchao weight."""
     kind = ancestor(type(module), "torchao.", FLOAT8 + OTHERS)
     if kind and is_a(module, nn.Linear):
         described = plain.linear(module, gaps)
@@ -83,7 +82,6 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def configured(module: nn.Module) -> bool:
-    """Tell if this expert module has its own FP8 configuration."""
     state, kind = state_of(module), type(module)
     return any(name in state or read_class(kind, name) is not None for name in OP_CONFIGS)
 
@@ -174,7 +172,6 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
 
 
 def float8(module: nn.Module, gaps: dict[str, str]) -> tuple[str | None, Features]:
-    """Return recipe and settings from a Float8Linear's configuration."""
     config: Any = state_of(module).get("config")
     casts = [read(config, cast) for cast in CASTS]
     if None in casts:
@@ -211,7 +208,6 @@ def all_gather(weight: Tensor | None) -> Features:
 
 
 def own_forward(kind: type, library: str = "torchao.") -> Features:
-    """Return whether a class has a forward that is not the library's."""
     home = str(read(read_class(kind, "forward"), "__module__", library))
     return {} if home.startswith(library) else {"own_forward": True}
 
@@ -251,7 +247,6 @@ def _word(member: Any) -> str:
 
 
 def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
-    """Make an nn.Linear of torchao's linear; unwrap other layers' weights."""
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
         return plain_linear(module).train(module.training)
     if configured(module):
@@ -263,7 +258,6 @@ def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
 
 
 def plain_linear(module: Any) -> nn.Linear:
-    """Make an nn.Linear over a torchao linear's weight and bias."""
     plain = nn.Linear(
         module.in_features,
         module.out_features,
@@ -276,7 +270,6 @@ def plain_linear(module: Any) -> nn.Linear:
 
 
 def unwrapped(weight: Tensor) -> nn.Parameter:
-    """Return a Parameter over the data inside a wrapper, or the Parameter itself."""
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
     inner = wrapped_tensor(weight)

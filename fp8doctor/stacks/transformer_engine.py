@@ -49,7 +49,6 @@ class ForwardRecord:
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    """List a module's matmuls: two in a LayerNormMLP, one per expert."""
     base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
     if kind is None or (base is None and not kind.endswith(OPERATIONS)):
@@ -78,7 +77,6 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
-    """List part, weights, output features and bias of each matmul."""
     parameters = {
         name: each for name, each in parameters_of(module).items() if each is not None and each.numel()
     }
@@ -252,13 +250,11 @@ def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
 
 
 def without_fp8(module: nn.Module) -> nn.Module:
-    """Change the module's forward to close an FP8 autocast around it."""
     closed = autocast()
     return within(module, lambda: closed(enabled=False))
 
 
 def within(module: nn.Module, context: Callable[[], AbstractContextManager[Any]]) -> nn.Module:
-    """Change the module's forward to run inside ``context``."""
     inner = module.forward
 
     def forward(*arguments: Any, **settings: Any) -> Any:
