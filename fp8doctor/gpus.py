@@ -125,7 +125,8 @@ def gpu_spec(name: str) -> GpuSpec:
     """
     wanted = _bare(name.partition(",")[0])
     for spec in GPUS:
-        if wanted in _names(spec) or _is_product_in_short(wanted, spec):
+        product = re.sub(r"[ -]|GeForce|SXM4\?", "", spec.product)
+        if wanted in _names(spec) or re.fullmatch(product, wanted, re.IGNORECASE):
             return spec
     if wanted.startswith(AMD):
         raise UserError(f"fp8doctor has no estimates for AMD GPUs such as {name}: no matmul was timed on one")
@@ -160,10 +161,6 @@ def _bare(name: str) -> str:
     """
     bare = re.sub(r"[\W_]", "", name.upper())
     return re.sub(r"^NVIDIA|GEFORCE|(?<=[0-9])SXM[0-9]?(?=$|[0-9]{2}GB)", "", bare)
-
-
-def _is_product_in_short(bare: str, spec: GpuSpec) -> bool:
-    return re.fullmatch(re.sub(r"[ -]|GeForce|SXM4\?", "", spec.product), bare, re.IGNORECASE) is not None
 
 
 def modelled_gpu(facts: Facts) -> GpuSpec | None:

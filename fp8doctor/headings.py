@@ -129,11 +129,8 @@ def fired(code: str) -> str:
     if code not in of["checks"]:
         return ""
     check = of["checks"][code]
-    judged = f"rightly: {check['rightly']}, false alarms: {check['false_alarm']}"
-    open_ones = f", not judged: {check['not_judged']}" if check["not_judged"] else ""
-    waits = f"; {check['unknown']} of them it cannot judge without a trial" if check["unknown"] else ""
+    judged = f" (rightly: {check['rightly']}, false alarms: {check['false_alarm']})" if check["fired"] else ""
     return (
-        f"Fired on {check['fired'] or 'none'} of {of['recipes']} public recipes"
-        f"{f' ({judged}{open_ones})' if check['fired'] else ''}{waits}, and on none of "
+        f"Fired on {check['fired'] or 'none'} of {of['recipes']} public recipes{judged}, and on none of "
         f"{of['untouched_models']} untouched models."
     )

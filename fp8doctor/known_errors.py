@@ -18,7 +18,6 @@ LONGEST = 1_000_000
 LONGEST_QUOTE = 100
 """Longest message to repeat in a command, in characters."""
 
-
 KINDS = ("raised", "generic", "class", "follows", "logged")
 """Kinds of messages, the most relevant first.
 

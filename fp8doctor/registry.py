@@ -201,6 +201,7 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
                 found.setdefault(key, []).append((each.code, answer))
     findings: list[Finding] = []
     outcomes: dict[str, Outcome] = {}
+    gravity = GRAVEST_FIRST.index
     for each, answer in answers:
         if isinstance(answer, Finding):
             causes = [cause for key in each.explained_by for cause in found.get(key, ())]
@@ -209,14 +210,11 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
                 codes = tuple(dict.fromkeys(code for code, _ in causes if code != each.code))
                 findings.append(msgspec.structs.replace(answer, caused_by=codes))
             answer = Outcome(code=each.code, outcome="fires", area=each.area)
-        outcomes[each.code] = min(outcomes.get(each.code, answer), answer, key=_gravity)
+        known = outcomes.get(each.code, answer)
+        outcomes[each.code] = min(known, answer, key=lambda outcome: gravity(outcome.outcome))
     never_graver = {each.name for each in checks if each.severity == "info"}
     in_order = sorted(findings, key=lambda each: (each.severity == "info", each.name in never_graver))
     return tuple(in_order), tuple(outcomes.values())
-
-
-def _gravity(outcome: Outcome) -> int:
-    return GRAVEST_FIRST.index(outcome.outcome)
 
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:
@@ -257,14 +255,8 @@ def _well_formed(answer: Any) -> Finding | NotApplicable | None:
 
 
 def why_missing(facts: Facts, path: str) -> str:
-    """Name the fact that a check could not read, with the reason if it is known."""
-    reason = gap_of(facts, path)
-    return f"{path}: {reason}" if reason else f"{path} was not recorded"
-
-
-def gap_of(facts: Facts, path: str) -> str | None:
-    """Find why a fact was not recorded: the reason of a parent, else of a part."""
+    """Name the fact that a check could not read, with the reason of a parent or a part if one is known."""
     gaps = {**facts.get("gaps", {}), **facts.get("trial.gaps", {})}
-    around = (text for gap, text in gaps.items() if gap == path or path.startswith(gap + "."))
-    within = (text for gap, text in gaps.items() if gap.startswith(path + "."))
-    return next(around, None) or next(within, None)
+    around = [text for gap, text in gaps.items() if f"{path}.".startswith(f"{gap}.")]
+    within = [text for gap, text in gaps.items() if gap.startswith(f"{path}.")]
+    return next((f"{path}: {reason}" for reason in around + within if reason), f"{path} was not recorded")

@@ -2,8 +2,7 @@
 
 torchao's FP8 casts are fast only if the compiler fuses them; otherwise each layer launches about 83 more
 kernels per step. Nothing warns you. A disabled Dynamo is silent, backend="eager" and "aot_eager" generate no
-kernel, a suppressed failure falls back, and model.forward() or the unwrapped model runs uncompiled. Before
-torch 2.14, compiling a class of torch.nn in place, such as an nn.Sequential, compiles nothing.
+kernel, a suppressed failure falls back, and model.forward() or the unwrapped model runs uncompiled.
 
     block.compile(backend="aot_eager")  # before: left over from debugging
 
@@ -93,16 +92,16 @@ def not_called(facts: kit.Facts) -> Iterator[Cause]:
             text = f"the training step calls the model, not {compiled}"
         fix = ("use-compiled-object", f"call {compiled}, or compile in place", "model.compile()")
         yield Cause(text, *fix)
-    elif unused or kit.compile_coverage.ran_uncompiled(facts):
-        module = kit.in_python(unused[0].name if unused else "", facts.network)
+    elif unused:
+        module = kit.in_python(unused[0].name, facts.network)
         text = f"the training steps run {module} uncompiled: they call its forward, or another object"
         line = f"output = {module}(x)   # not {module}.forward(x), nor the module that torch.compile wrapped"
         fix = ("call-compiled-object", "call the compiled object itself", line)
-        yield Cause(text, *fix, unused or marks)
+        yield Cause(text, *fix, unused)
 
 
 def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
-    """Find debug backends, marks on objects whose forward Dynamo skips, and suppressed failures."""
+    """Find debug backends and suppressed failures."""
     marks, dynamo, network = facts.training.compile_marks, facts.training.dynamo, facts.network
     bare = tuple(mark for mark in marks if mark.backend in kit.compile_coverage.BACKENDS_WITHOUT_KERNELS)
     if bare:
@@ -110,14 +109,6 @@ def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
         code = module_names.without_backend(bare, network)
         fix = ("default-backend", "use the default backend, inductor", code)
         yield Cause(f"{text}, which generates no kernel", *fix, bare)
-    if lost := kit.compile_coverage.compiled_in_vain(facts):
-        idle = kit.compile_coverage.idle_marks(facts)
-        skipped = tuple(mark for mark in idle if any(kit.is_below(each, mark.name) for each in lost))
-        again = kit.compile_treatment(facts, [each for each in lost if kit.needs_compile(each)] or lost)
-        code = f"{module_names.unwrapped(skipped, network)}\n" if skipped[0].form == "wrapped" else ""
-        module = kit.in_python(skipped[0].name, network)
-        text = f"the forward of {module} is torch.nn's own, or none, which Dynamo skips"
-        yield Cause(text, again.name, again.summary, code + again.code, skipped)
     breaks = ("Unsupported", "SkipFrame")  # a graph break or a skipped frame is no failure
     failures = [each for each in dynamo.failures or () if not each.startswith(breaks)]
     if marks and dynamo.suppress_errors and failures:

@@ -39,8 +39,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.NotApplicable(reason="no torchao FP8 Linear in the model")
     if kit.compile_coverage.without_effect(facts):
         return kit.NotApplicable(reason="CMP002 says why nothing is compiled")
-    idle = under_an_idle_mark(facts)
-    eager = [linear for linear in fp8 if linear.compiled is None and linear not in idle]
+    eager = [linear for linear in fp8 if linear.compiled is None]
     if not eager:
         return None
     if kit.under_unsloth(facts):
@@ -48,7 +47,6 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         raise kit.Unrecorded(kit.Linear, "compiled", why)
     runs = [linear for linear in eager if not kit.unaligned(linear)]
     only_heads = len(eager) < len(fp8) and all(kit.makes_logits(linear, facts.network) for linear in runs)
-    uncovered = [linear for linear in fp8 if linear in runs or linear in idle]
     which = cost = ""
     if len(eager) < len(fp8):
         more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
@@ -79,7 +77,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         saving_ms=balance.saving if balance else None,
         treatment=kit.keep_in_bf16([linear.name for linear in eager], facts)
         if only_heads
-        else kit.compile_treatment(facts, uncovered or eager),
+        else kit.compile_treatment(facts, runs or eager),
     )
 
 
@@ -89,12 +87,11 @@ def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     compiled = [linear for linear in fp8 if linear.compiled is not None]
     if not compiled:
         return kit.NotApplicable(reason="no torchao FP8 Linear is compiled")
-    idle_marks, idle = kit.compile_coverage.idle_marks(facts), under_an_idle_mark(facts)
-    regions = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks}
+    regions = {mark.name for mark in facts.training.compile_marks if mark.get("compiles") is not False}
     alone = [
         linear
         for linear in compiled
-        if linear.name and linear.compiled == linear.name and linear not in idle
+        if linear.name and linear.compiled == linear.name
         if not any(linear.name != name and kit.is_below(linear, name) for name in regions)
     ]
     inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
@@ -109,12 +106,6 @@ def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         evidence={"alone": len(alone), "compiled_fp8_linears": len(compiled), "first": alone[0].name},
         treatment=kit.compile_treatment(facts, inside if few_beside else alone),
     )
-
-
-def under_an_idle_mark(facts: kit.Facts) -> list[kit.Linear]:
-    """List the layers under a mark that compiles nothing, which CMP002 reports."""
-    names = [mark.name for mark in kit.compile_coverage.idle_marks(facts)]
-    return [each for each in facts.network.linears if any(kit.is_below(each, name) for name in names)]
 
 
 def _decoder(compiled: str | None, *marks: str) -> kit.Facts:

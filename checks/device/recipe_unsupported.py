@@ -23,9 +23,9 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, assumed_gpus, capability, has_fp8, needs, unmet
+from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, assumed_gpus, capability, has_fp8, unmet
 from fp8doctor.analysis.treatment_table import ON_THIS_GPU
-from fp8doctor.recipes import Recipe
+from fp8doctor.recipes import RECIPES, UNKNOWN, Recipe
 
 PLAIN_NVFP4 = Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
 """Needs of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
@@ -86,7 +86,7 @@ def visible_gpus(facts: kit.Facts) -> list[kit.Gpu]:
 
 def needs_of(linear: kit.Linear, facts: kit.Facts, gpu: kit.Gpu) -> Recipe:
     """Say what a layer's recipe needs with its settings, in the version that is installed."""
-    needed = needs(linear.stack, linear.recipe or "")
+    needed = RECIPES.get((linear.stack, linear.recipe or ""), UNKNOWN)  # which needs FP8 cores alone
     if (linear.stack, linear.recipe) != ("transformer_engine", "nvfp4") or gpu.vendor == "amd":
         return needed
     if linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding"):

@@ -153,58 +153,9 @@ def has_forward_of_torch(module: Blocks | Network) -> bool:
     return bool(module.get("forward_of_torch", module.get("kind", "").startswith(TORCH_NN)))
 
 
-def idle_marks(facts: Facts) -> list[CompileMark]:
-    """List the marks that compile no frame of the module they are on."""
-    return [mark for mark in facts.training.compile_marks if mark.get("compiles") is False]
-
-
 def unused_marks(facts: Facts) -> tuple[CompileMark, ...]:
     """List the marks whose modules no training step of a watched script called."""
     return tuple(each for each in facts.training.compile_marks if each.get("unused"))
-
-
-def compiled_in_vain(facts: Facts) -> list[Linear]:
-    """List layers under marks without a frame of their own, and in no other region.
-
-    Empty if a user's modules inside are regions, like the blocks of an nn.Sequential, and cover all that
-    matters. Leaves out layers with their own mark, and 16-bit layers in an FP8 model.
-    """
-    lost: dict[str, Linear] = {}
-    by_hand = {mark.name for mark in facts.training.compile_marks if mark not in idle_marks(facts)}
-    for mark in idle_marks(facts):
-        if mark in unused_marks(facts):
-            continue
-        below = [linear for linear in facts.network.linears if is_below(linear, mark.name)]
-        if not any(map(needs_compile, below)) and any(map(needs_compile, facts.network.linears)):
-            continue
-        left = [linear for linear in below if linear.compiled in {None, linear.name} - by_hand]
-        if len(left) < len(below) or [linear.name for linear in below] == [mark.name]:
-            left = [linear for linear in left if needs_compile(linear)]
-            alone = [
-                linear for linear in left if not any(is_inside(linear, each) for each in facts.network.blocks)
-            ]
-            if len(alone) == len(left) <= BESIDE_AT_MOST and None not in [linear.compiled for linear in left]:
-                continue
-        lost.update((linear.name, linear) for linear in left)
-    return list(lost.values())
-
-
-def ran_uncompiled(facts: Facts) -> int:
-    """Count the Linears under a compile mark that all ran uncompiled in a script.
-
-    0 if some did not, or if Linears outside of the marks could account for the count.
-    """
-    if not recorded(facts, "observed.uncompiled_linears"):
-        return 0
-    kernels = [each for each in facts.training.compile_marks if each.backend not in BACKENDS_WITHOUT_KERNELS]
-    linears = [each for each in facts.network.linears if each.kind.endswith((".Linear", ".Float8Linear"))]
-    covered = [each for each in linears if any(each.compiled == mark.name for mark in kernels)]
-    beside = len(linears) - len(covered)
-    calls = facts.get("observed.calls")
-    if not covered or 2 * beside >= len(covered) or (beside and not calls):
-        return 0
-    due = len(linears) * (calls or 1)
-    return len(covered) if facts.observed.uncompiled_linears >= due else 0
 
 
 def disabled_by_variable(facts: Facts) -> bool:

@@ -88,7 +88,8 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
     precision = variables.get("ACCELERATE_MIXED_PRECISION", "")
     if precision.lower() == "fp8":
         return f"ACCELERATE_MIXED_PRECISION={precision}"
-    return "accelerate launch --mixed_precision fp8" if launched_with_fp8(variables) else None
+    launched = all(name in variables for name in LAUNCHER_FINGERPRINT)
+    return "accelerate launch --mixed_precision fp8" if launched else None
 
 
 def asked_by_argument(facts: Facts) -> str | None:
@@ -121,17 +122,16 @@ def of_converter(facts: Facts) -> Converter | None:
     return facts.training.converter if recorded(facts, "training.converter") else None
 
 
-def launched_with_fp8(variables: Mapping[str, str]) -> bool:
-    """Return whether ``accelerate launch --mixed_precision fp8`` set this environment."""
-    return all(name in variables for name in LAUNCHER_FINGERPRINT)
-
-
 def autocast_of(facts: Facts) -> str | None:
     """Return the dtype of the step's autocast, or ``its own`` if it is unknown; None without one.
 
-    Raises `Unrecorded` if that is not known.
+    Raises `Unrecorded` if that is not known: the step's code names an autocast, and no forward was seen.
     """
-    return facts.training.autocast or ("its own" if opens_own_autocast(facts) else None)
+    if facts.training.autocast:
+        return facts.training.autocast
+    names_one = "training.autocast_within" in facts.get("gaps", {})
+    known = names_one or recorded(facts, "training.autocast_within")
+    return "its own" if known and facts.training.autocast_within else None
 
 
 def lacks_autocast(facts: Facts) -> bool:
@@ -140,15 +140,6 @@ def lacks_autocast(facts: Facts) -> bool:
         return autocast_of(facts) is None
     except Unrecorded:
         return False
-
-
-def opens_own_autocast(facts: Facts) -> bool:
-    """Return whether the step opens an autocast of its own.
-
-    Raises `Unrecorded` if its code names one and no forward was seen.
-    """
-    names_one = "training.autocast_within" in facts.get("gaps", {})
-    return (names_one or recorded(facts, "training.autocast_within")) and facts.training.autocast_within
 
 
 ALL_GATHER = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"

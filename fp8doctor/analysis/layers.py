@@ -20,9 +20,6 @@ INSIDE = {
 }
 """Class of a wrapper -> its attribute that holds what it wraps."""
 
-LISTS = ("torch.nn.modules.container.Sequential", "torch.nn.modules.container.ModuleList")
-"""Classes whose children are reached by number."""
-
 
 def in_python(name: str, network: Network, *, unwrapped: bool = False) -> str:
     """Write a module as a script does that calls its model ``model``.
@@ -83,12 +80,10 @@ def wrapped_in_python(network: Network) -> str:
 
 def _container(name: str, network: Network) -> str | None:
     """Return the kind of container that takes an index or key, as far as it is known."""
-    if not name and network.get("kind") in LISTS:
+    if not name and network.get("kind", "").endswith((".container.Sequential", ".container.ModuleList")):
         return "list"
-    for blocks in network.get("blocks", ()):
-        if blocks.name == name:
-            return blocks.container if recorded(blocks, "container") else "list"
-    return None
+    found = (each.get("container", "list") for each in network.get("blocks", ()) if each.name == name)
+    return next(found, None)
 
 
 MOST_NAMED = 2

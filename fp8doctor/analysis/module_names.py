@@ -115,12 +115,6 @@ def has_lora(linears: Iterable[Linear]) -> bool:
     return any(each.get("adapter") == "adapter" and OF_LORA in each.name for each in linears)
 
 
-def unwrapped(marks: tuple[CompileMark, ...], network: Network) -> str:
-    """Write the lines that take the wrappers off what has no forward of its own."""
-    names = [mark.name for mark in marks if mark.form == "wrapped"]
-    return f"{_in_their_places(names, '{}._orig_mod', network)}   # or without torch.compile"
-
-
 COMPILED_AGAIN = {
     "decorated_forward": "@torch.compile",
     "training_step": "training_step = torch.compile(training_step)",

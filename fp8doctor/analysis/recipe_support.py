@@ -11,7 +11,6 @@ from fp8doctor.recipes import (
     RECIPES,
     STACKS,
     TRANSFORMER_ENGINE,
-    UNKNOWN,
     Recipe,
     Stack,
     VersionNumbers,
@@ -53,11 +52,6 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
         return []
     spec = gpu_spec(facts.assumed_gpu)
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
-
-
-def needs(stack: str, recipe: str) -> Recipe:
-    """Look up a recipe; it needs tensor cores for FP8 if nothing else is known of it."""
-    return RECIPES.get((stack, recipe), UNKNOWN)
 
 
 def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:

@@ -135,7 +135,7 @@ def _meets(linear: Linear, when: Mapping[str, Any], facts: Facts) -> bool:
         and when.get("role") in (None, linear.role)
         and re.search(when.get("kind", ""), linear.kind) is not None
         and features == when.get("features", {})
-        and (not when.get("frozen_first") or is_frozen_first(linear, facts))
+        and (not when.get("frozen_first") or _is_frozen_first(linear, facts))
         and not (when.get("trained") and not linear.requires_grad)
         and not (when.get("compiled") and linear.compiled is None)
         and (not when.get("split_by_ddp") or is_split_by_ddp(linear, facts))
@@ -143,7 +143,7 @@ def _meets(linear: Linear, when: Mapping[str, Any], facts: Facts) -> bool:
     )
 
 
-def is_frozen_first(linear: Linear, facts: Facts) -> bool:
+def _is_frozen_first(linear: Linear, facts: Facts) -> bool:
     """Return whether a layer is its stack's first FP8 layer, frozen before layers that train."""
     alike = [each for each in facts.network.fp8 if each.stack == linear.stack]
     return alike[0] is linear and not linear.requires_grad and any(each.requires_grad for each in alike)
@@ -184,10 +184,6 @@ def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
     return below and any(size > FIRST_BUCKET_BYTES for size in sizes)
 
 
-def fp8_stacks(facts: Facts) -> set[str]:
-    return {each.stack for each in facts.linears() if each.use == "training"}
-
-
 def backend(facts: Facts) -> str | None:
     return next(iter(facts.environment.backend_imports), None)
 
@@ -197,8 +193,10 @@ JOB: dict[str, Callable[[Facts], bool]] = {
     "asks by a variable": lambda facts: asked_by_environment(facts.environment.variables) is not None,
     "asks by an argument": lambda facts: facts.get("training.accelerate.mixed_precision") == "fp8",
     "is prepared": was_prepared,
-    "has FP8 layers": lambda facts: bool(fp8_stacks(facts)),
-    "has te layers": lambda facts: "transformer_engine" in fp8_stacks(facts),
+    "has FP8 layers": lambda facts: any(each.use == "training" for each in facts.linears()),
+    "has te layers": lambda facts: any(
+        each.use == "training" and each.stack == "transformer_engine" for each in facts.linears()
+    ),
     "takes torchao": lambda facts: backend(facts) == "AO",
     "takes te": lambda facts: backend(facts) == "TE",
     "uses FSDP": lambda facts: facts.environment.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true",

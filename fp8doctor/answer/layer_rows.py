@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 
 from fp8doctor.analysis.layer_gain import Gain, gains
@@ -35,24 +35,11 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
     for (name, shape, compiled, how), members in alike.items():
         names = [each.get("name", "") for each in members]
         ms = [gained[each].ms for each in names if each in gained]
-        rows.append(
-            (
-                name,
-                str(len(members)),
-                shape,
-                _share(members, facts),
-                f"{-sum(ms):+.3f}".replace("-", "−") if ms else "-",
-                next((if_recorded(_alone, shapes[each]) or "-" for each in names if each in shapes), "-"),
-                compiled,
-                how,
-            )
-        )
+        share = if_recorded(flops_share_pct, members, facts)
+        flops, saved = percent(share) if share else "-", f"{-sum(ms):+.3f}".replace("-", "−") if ms else "-"
+        alone = next((if_recorded(_alone, shapes[each]) or "-" for each in names if each in shapes), "-")
+        rows.append((name, str(len(members)), shape, flops, saved, alone, compiled, how))
     return tuple(rows)
-
-
-def _share(linears: Sequence[Linear], facts: Facts) -> str:
-    share = if_recorded(flops_share_pct, linears, facts)
-    return percent(share) if share else "-"
 
 
 def layer_shape(linear: Linear) -> str:
@@ -65,17 +52,12 @@ def layer_shape(linear: Linear) -> str:
 
 def runs_in(linear: Linear) -> str:
     """Name the precision that a layer computes in."""
-    use = linear.get("use")
+    use, label = linear.get("use"), if_recorded(layer_label, linear)
     if use == "training":
         idle = "(not engaged)" if linear.get("engaged") is False else ""
-        label = if_recorded(layer_label, linear) or ""
-        return " ".join(filter(None, ("FP8", linear.get("recipe") or "", label, idle)))
+        return " ".join(filter(None, ("FP8", linear.get("recipe"), label, idle)))
     dtype = str(linear.get("dtype", "not FP8" if use == "none" else "unknown"))
-    return (
-        f"{dtype}, weights only ({if_recorded(layer_label, linear) or 'unknown'})"
-        if use == "storage"
-        else dtype
-    )
+    return f"{dtype}, weights only ({label or 'unknown'})" if use == "storage" else dtype
 
 
 def _compiled(linear: Linear) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from fp8doctor.analysis.recipe_support import (
     BACKENDS,
     has_fp8,
-    runs_on,
     transformer_engine_line,
     usable_recipes,
     visible_gpus,
@@ -15,9 +14,9 @@ from fp8doctor.analysis.recipe_support import (
 from fp8doctor.answer.items import MARK_OF_SEVERITY, Mark, Marked
 from fp8doctor.answer.job import gpu_label, short_version
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, Gpu, if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Finding
-from fp8doctor.recipes import RECIPES, STACKS
+from fp8doctor.recipes import STACKS
 from fp8doctor.wording import plural
 
 FP8_LIBRARIES = ("torchao", "transformer_engine")
@@ -25,9 +24,6 @@ FP8_LIBRARIES = ("torchao", "transformer_engine")
 ABSENT = "not installed"
 
 INSTALL = "pip install torchao"
-
-SCALINGS = {"tensor": "tensorwise", "row": "rowwise"}
-"""Granularity of a recipe -> what people call it; block scaling has several names."""
 
 ELSEWHERE = "fp8doctor model.py --assume-gpu H200"
 """Estimates for a GPU of another machine."""
@@ -118,18 +114,12 @@ def _gpus(report: Document) -> Iterator[Marked]:
         count = sum(gpu_label(each) == label for each in gpus or ())
         many = f"{count} x " if count > 1 else ""
         if has_fp8(gpu):
-            yield Marked("healthy", f"{many}{label}: {if_recorded(_scalings, facts, gpu) or 'FP8'}", "GPU")
+            yield Marked("healthy", f"{many}{label}: FP8", "GPU")
         else:
             yield Marked("bad", f"{many}{label}: no FP8 tensor cores", "GPU", lines=ELSEWHERE)
     for each in findings:
         if each.name != "no-fp8-tensor-cores" or each.treatment:  # else the GPU's line says it
             yield _of_finding("GPU", each, least="info" if gpus and not _is_cpu_build(facts) else "warning")
-
-
-def _scalings(facts: Facts, gpu: Gpu) -> str:
-    """Name the ways of scaling that a GPU supports, in whatever library."""
-    runs = (each for each in RECIPES.values() if each.granularity and gpu in runs_on(facts, each))
-    return f"FP8 {', '.join(dict.fromkeys(SCALINGS.get(each.granularity, each.words) for each in runs))}"
 
 
 def _packages(facts: Facts) -> Iterator[Marked]:
