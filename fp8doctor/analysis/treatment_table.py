@@ -112,14 +112,6 @@ _ALL = (
     TreatmentRecord(STAY_IN_BF16, "", "bf16", "bf16.stay_in_bf16"),
     TreatmentRecord("adapters-to-bf16", "BF16 adapters", "", "bf16.adapters_to_bf16", helps_bf16_too=True),
     TreatmentRecord("attention-sdpa", "fused attention", "", "switches.attention_sdpa", helps_bf16_too=True),
-    TreatmentRecord(
-        "fused-attention-on",
-        "fused attention",
-        "",
-        "switches.fused_attention_on",
-        "settings of torch",
-        helps_bf16_too=True,
-    ),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(
         TreatmentRecord(f"convert-{each.name}", "", "convert", "fp8_recipes.convert", recipe=each.name)

@@ -83,11 +83,9 @@ def time_copies(
 
 
 def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun) -> Facts:
-    """Watch a forward of a copy, time the model's shapes, then the variants of its step.
+    """Watch a forward of a copy, time the model's shapes, which decide what stays in BF16, then the variants.
 
-    ``propose`` receives the facts with what the forward showed, and returns the steps to time. Raises
-    `DeviceLost`, with the trial so far, if a variant left the GPU unusable for this process. What the model
-    raises becomes a reason.
+    Raises `DeviceLost`, with the trial so far. What the model raises becomes a reason.
     """
     try:
         _refuse_unready(job)
@@ -100,7 +98,31 @@ def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]]
     run.begin(Stage.SHAPES)
     current = torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
     with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
-        facts, trial = _all_of_it(job, facts, propose, guarded)
+        now = time.monotonic()
+        facts, seen, unseen = rows.watch_copy(job, facts, guarded)
+        prescription = propose(facts)
+        known = Trial(device=run.device.type, gpu=gpu_name(run.device), rows=seen)
+        until = now + shapes.SHARE * (run.budget.end - now)
+        timed_shapes, untimed = shapes.time_shapes(structs.replace(facts, trial=known), guarded, until)
+        known = structs.replace(known, shapes=timed_shapes)
+        planned = plan_variants(structs.replace(facts, trial=known), prescription, job)
+        gaps = {"trial.rows": unseen, "trial.shapes": untimed}
+        missing = {fact: gap for fact, gap in gaps.items() if gap}
+
+        def whole(trial: Trial) -> Trial:
+            all_gaps = {**trial.get("gaps", {}), **missing}
+            return structs.replace(
+                trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=all_gaps
+            )
+
+        run.keep(whole(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))))
+        try:
+            lists = [blocks.name for blocks in facts.network.blocks]
+            trial = timed(job, lists, planned, replace(guarded, keep=lambda known: run.keep(whole(known))))
+        except DeviceLost as lost:
+            lost.trial = whole(lost.trial) if lost.trial else None
+            raise
+        trial = whole(trial)
         run.keep(trial)
     return structs.replace(facts, trial=with_harm(trial, changed))
 
@@ -119,34 +141,3 @@ def _refuse_unready(job: Job) -> None:
                 f"its parameter {name} has no size before a batch has gone through the lazy module that "
                 "holds it: run the model once on a batch, as in build_model(), before fp8doctor looks at it"
             )
-
-
-def _all_of_it(
-    job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun
-) -> tuple[Facts, Trial]:
-    """Watch a forward, time the shapes, which decide what stays in BF16, and then the variants."""
-    now = time.monotonic()
-    until = now + shapes.SHARE * (run.budget.end - now)
-    facts, seen, unseen = rows.watch_copy(job, facts, run)
-    prescription = propose(facts)
-    known = Trial(device=run.device.type, gpu=gpu_name(run.device), rows=seen)
-    timed_shapes, untimed = shapes.time_shapes(structs.replace(facts, trial=known), run, until)
-    known = structs.replace(known, shapes=timed_shapes)
-    planned = plan_variants(structs.replace(facts, trial=known), prescription, job)
-    gaps = {"trial.rows": unseen, "trial.shapes": untimed}
-    missing = {fact: gap for fact, gap in gaps.items() if gap}
-
-    def whole(trial: Trial) -> Trial:
-        all_gaps = {**trial.get("gaps", {}), **missing}
-        return structs.replace(
-            trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=all_gaps
-        )
-
-    run.keep(whole(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))))
-    try:
-        lists = [blocks.name for blocks in facts.network.blocks]
-        trial = timed(job, lists, planned, replace(run, keep=lambda known: run.keep(whole(known))))
-    except DeviceLost as lost:
-        lost.trial = whole(lost.trial) if lost.trial else None
-        raise
-    return facts, whole(trial)

@@ -1,7 +1,6 @@
-"""Conduct a trial: build the variants by importance, time them, and prove them.
+"""Conduct a trial: build the variants by importance, time them, and prove that they ran as their names say.
 
-A variant that fails (out of memory, a compile error) costs itself and nothing else. A variant without proof
-that it ran as its name says has a reason instead of a number.
+A variant that fails (out of memory, a compile error) costs itself and nothing else.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ MOSTLY_FREE = 0.5
 
 @contextmanager
 def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
-    """Guard what is the user's; at the end put it back, and name what was changed in the list.
-
-    Raises `DeviceLost` if a variant crashed the CUDA context: a new process can go on without it.
-    """
+    """Guard what is the user's; at the end put it back, and name what was changed in the list."""
     run.progress("noting the state of the model", None)
     began = time.monotonic()
     guard = Guard(job)
@@ -66,10 +62,9 @@ def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
 
 
 def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    """Time the variants; the caller restores what they changed.
+    """Time the variants; a model that cannot be copied, or whose own step raises, has a reason instead.
 
-    ``lists`` names the lists of repeated blocks. A model that cannot be copied, or whose own step raises,
-    gives a trial with a reason and no times.
+    ``lists`` names the lists of repeated blocks.
     """
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
@@ -91,9 +86,7 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
     finally:
         if run.own_process:
             torch_private.forget_cuda_graphs()  # with the compiled code that recorded them
-        if bench is not None:
-            bench.close()
-        free(run.device)
+        free(run.device) if bench is None else bench.close()
     return msgspec.structs.replace(trial, elapsed_s=run.budget.elapsed_s)
 
 
@@ -186,10 +179,7 @@ def _no_base_for(plan: VariantPlan, attempts: Sequence[Attempt]) -> NoNumber | N
 
 
 def _take_samples(bench: Bench) -> None:
-    """Time the variants in turn, and begin again without one that raises.
-
-    If the step as it is raises, no variant has a time.
-    """
+    """Time the variants in turn, and begin again without one that raises, if it is not the step as it is."""
     while True:
         timed = [each for each in bench.attempts if each.no_number is None]
         bench.run.progress(f"timing {len(timed)} variants of the step", None)

@@ -1,9 +1,6 @@
 """Plan the variants of a trial, in the order of `fp8doctor.trial.variant.Place`.
 
-A variant's ``base`` is the one that it changes: the difference of their times is what the change saves.
-Proposals change ``as_is``; an exploration changes ``prescribed`` if there is one, else ``as_is``. Of a job in
-one graph the recipes change ``compile-blocks``: blocks compile in 8 to 17 s, the graph in 44 to 50 at each
-depth (a 1.7B decoder, H200, torch 2.11).
+Proposals change ``as_is``; an exploration, which no finding asked for, changes ``prescribed`` if it is there.
 """
 
 from __future__ import annotations
@@ -81,20 +78,6 @@ class TrialContext:
         return whole and bool(self.facts.network.blocks) and not self.compiles
 
 
-def explorations(context: TrialContext) -> list[str]:
-    """List the treatments to try, the one that may save most first."""
-    return [
-        name
-        for name, is_sensible in WORTH_A_TRY.items()
-        if name not in context.treatments and if_recorded(is_sensible, context)
-    ]
-
-
-def caches(context: TrialContext) -> bool:
-    """Return whether training builds a KV cache that no treatment switches off."""
-    return context.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in context.treatments
-
-
 def checkpoints(context: TrialContext) -> bool:
     """Return whether checkpointing is surely on, and can be switched off from outside."""
     return any(
@@ -126,9 +109,8 @@ def other_recipe(context: TrialContext, name: str) -> bool:
 def blocks_may_gain(context: TrialContext) -> bool:
     """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
 
-    That is a job in one graph, or repeated blocks with uncompiled ``te.Linear``, not fused modules. Up to
-    Transformer Engine 2.19 the graph breaks at every module. Compiling around the breaks still pays with
-    enough tokens: 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
+    That is a job in one graph, or repeated blocks with uncompiled ``te.Linear``: compiling around its graph
+    breaks pays with enough tokens, 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
     """
     te_is_eager = any(
         stack_of(linear).own_kernels
@@ -151,7 +133,9 @@ WORTH_A_TRY: dict[str, Callable[[TrialContext], bool]] = {
     TE_AUTOCAST: lambda context: any(
         stack_of(each).under_autocast and each.engaged is False for each in context.in_fp8
     ),
-    "cache-off": caches,
+    "cache-off": lambda context: (
+        context.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in context.treatments
+    ),
     AUTOCAST_BF16: in_fp32,
     CHECKPOINTING_OFF: checkpoints,
     KEEP_IN_BF16: some_lose,
@@ -248,10 +232,7 @@ class VariantPlanner:
         )
 
     def baselines(self, in_fp8: bool) -> list[VariantPlan]:
-        """Plan every form of BF16 that the user could write, except for the step as it is.
-
-        FP8 is compared with the user's own form, so that comes first.
-        """
+        """Plan every form of BF16 that the user could write, their own first, but not the step as it is."""
         compiled = any(linear.compiled is not None for linear in self.facts.network.linears)
         own = self.own_autocast
         forms = {
@@ -331,12 +312,14 @@ class VariantPlanner:
         """Plan the explorations on top of ``base``, after BF16 with the same change if that helps it too.
 
         BF16 has the proposals that help it too, ``alike``, as the exploration has them, and its own autocast.
-        If one graph holds several blocks, recipes are tried block by block: the graph would compile again for
-        each of them.
+        If one graph holds several blocks, recipes are tried block by block: blocks compile in 8 to 17 s, the
+        graph in 44 to 50 at each depth (a 1.7B decoder, H200, torch 2.11).
         """
         context = self.with_changes(each.name for each in proposals)
         blocks = base
-        for name in explorations(context):
+        for name, is_sensible in WORTH_A_TRY.items():
+            if name in context.treatments or not if_recorded(is_sensible, context):
+                continue
             if (treatment := describe(name, self.facts)) is None:
                 continue
             by_block = family(name) == "recipe" and context.is_one_graph

@@ -13,14 +13,9 @@ from torch import nn
 
 
 class Place(IntEnum):
-    """The order in which variants are built.
-
-    The first four decide: each is begun as long as its time can still be taken within the hard limit, so no
-    trial ends below its budget while one of them is untimed. The others have to fit into the budget.
-    """
+    """The order in which variants are built. The first four decide; others have to fit into the budget."""
 
     AS_IS = 1
-    """The step as it is."""
     OWN_BF16 = 2
     """BF16 in the user's own form of compilation; of a BF16 job that is the step as it is."""
     PLAN = 3
@@ -41,7 +36,7 @@ class Place(IntEnum):
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the training step: the model, and what a treatment may change."""
+    """What a treatment may change in one variant of the training step."""
 
     model: nn.Module
     """A replica. It shares its parameters with the other variants unless a treatment replaces them."""
@@ -82,5 +77,4 @@ class VariantPlan:
     """Whether it compiles single blocks instead of following the user's own marks."""
     place: Place = Place.REST
     if_host_waits: bool = False
-    """Whether it is built only if the fastest compiled step waits for the host. For it the models are cut as
-    shallow as for any graph of several blocks."""
+    """Whether it is built only if the fastest compiled step waits for the host."""

@@ -90,24 +90,16 @@ def _with_own_code(kind: type[nn.Module]) -> type[nn.Module]:
         type[nn.Module],
         metaclass(kind.__name__, (kind,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}),
     )
-    rebuild = Rebuilding({})
+    rebuild, names = Rebuilding({}), {"forward"}
+    for base in kind.__mro__:
+        if not base.__module__.startswith("torch."):
+            names |= {name for name in vars(base) if not name.startswith("__")}
     # Set afterwards, because transformers' layers wrap every new subclass's forward in the same code object.
-    for name, method in _methods(kind).items():
-        setattr(own, name, rebuild.of(method))
+    for name in names:
+        method = inspect.getattr_static(kind, name)
+        if isinstance(method, types.FunctionType):
+            setattr(own, name, rebuild.of(method))
     return own
-
-
-def _methods(kind: type[nn.Module]) -> dict[str, types.FunctionType]:
-    """Collect ``forward`` and the plain methods that are not torch's own, as the class resolves them."""
-    names = {"forward"} | {
-        name
-        for base in kind.__mro__
-        if not base.__module__.startswith("torch.")
-        for name in vars(base)
-        if not name.startswith("__")
-    }
-    found = {name: inspect.getattr_static(kind, name) for name in names}
-    return {name: each for name, each in found.items() if isinstance(each, types.FunctionType)}
 
 
 def clone_function(
@@ -128,13 +120,12 @@ def clone_function(
 
 
 class Rebuilding:
-    """Clones functions with code objects of their own, around copies of what they close over.
+    """Clones functions with code objects of their own, around ``copies`` of what they close over, by ``id``.
 
     A function that names itself, or that another one here names, names the clone.
     """
 
     def __init__(self, copies: Mapping[int, Any]) -> None:
-        """``copies`` maps ``id`` of an original to its copy."""
         self._copies = copies
         self._made: dict[int, types.FunctionType] = {}
 

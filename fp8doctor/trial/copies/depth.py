@@ -1,12 +1,7 @@
 """Truncated models: repeated blocks are cut to a few depths, and the full step is extrapolated linearly.
 
 One list of blocks has two depths and the line through both; an encoder and a decoder have one more cut per
-list. A list in a regular pattern (sliding and full attention in turn) is cut in whole patterns. Special
-blocks at its front (dense before experts) stay.
-
-Cuts to 4 and 12 predict an 8B Llama's step within 1.4% (H200, research/benchmarks/results), 2 and 6 within
-3.2%; one and two blocks missed by up to 11%. A graph of several blocks is compiled again at each depth, for
-30 to 90 s, so it is cut shallower. Memory is a straight line in all.
+list. A list in a regular pattern is cut in whole patterns; special blocks at its front stay.
 """
 
 from __future__ import annotations
@@ -22,10 +17,11 @@ from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD, COMPILED_CHILD, F
 from fp8doctor.trial.copies.shards import is_stand_in
 
 DEPTHS = ((4, 12), (2, 6), (1, 3))
-"""Blocks kept at the two depths (measured, see above), then smaller pairs for little memory."""
+"""Blocks kept at the two depths, then smaller pairs for little memory. Cuts to 4 and 12 predict an 8B Llama's
+step within 1.4%, 2 and 6 within 3.2% (H200, research/benchmarks/results); 1 and 2 missed by up to 11%."""
 
 DEPTHS_AS_ONE = DEPTHS[1:]
-"""The same if a graph holds several blocks."""
+"""The same if a graph holds several blocks: it is compiled again at each depth, for 30 to 90 s."""
 
 LEAST_WORTH_CUTTING, LEAST_AS_ONE = 25, 16
 """Shorter lists are measured whole, because the cuts together would cost about as much. The second is for

@@ -61,17 +61,15 @@ def replicate(
 ) -> tuple[nn.Module, dict[int, Any]]:
     """Copy ``model``; return the copy and the memo that maps ``id`` of each original object to its copy.
 
+    A ``torch.compile`` wrapper is rebuilt around the copy, DistributedDataParallel is removed. Raises
+    `NotReplicable` with the part and the reason.
+
     Args:
-        model: The module as the user calls it. A ``torch.compile`` wrapper around it is rebuilt around the
-            copy, DistributedDataParallel is removed.
         device: Device of the copy's tensors; None keeps them on theirs.
         cuts: Name of a ModuleList -> how many blocks to keep, from the first on. The others are never copied.
         share: Keep the same Parameter and buffer objects, for variants that share one set of weights.
         stand_ins: ``id`` of a tensor -> its replacement, so it is not copied.
         fill: Puts copies of modules of `SHARDED` classes, which are refused without it, into the memo.
-
-    Raises:
-        NotReplicable: with the part and the reason.
     """
     wrapper_context, root = _unwrap(model, refuse=fill is None)
     # A copy holds the same imported module as the original (``self.te = te``): deepcopy refuses to copy one.
@@ -109,18 +107,14 @@ def replicate(
 
 
 def unwrapped(model: nn.Module, *, refuse: bool = True) -> nn.Module:
-    """Return the user's own root module, without ``torch.compile`` and DistributedDataParallel.
-
-    Raises `NotReplicable` if it is sharded, unless ``refuse`` is False.
-    """
+    """Return the user's own root module. Raises `NotReplicable` if it is sharded, if it is to ``refuse``."""
     return _unwrap(model, refuse=refuse)[1]
 
 
 def shared_by_copies(root: Any, known: Iterable[int] = ()) -> dict[int, Any]:
-    """Find the objects in ``root`` that act on their death, by their ``id``. They are not copied.
+    """Find the objects in ``root`` that act on their death, by their ``id``, except for those ``known``.
 
-    ``known`` are the objects that are not searched, by their ``id``. Raises `NotReplicable` for a module: a
-    copy needs tensors of its own.
+    They are not copied. Raises `NotReplicable` for a module: a copy needs tensors of its own.
     """
     seen, left, shared = set(known), [root], dict[int, Any]()
     while left:
@@ -167,7 +161,10 @@ def _memoize_neighbors(
     pieces: dict[int, dict[int, torch.Tensor]] = {}
     for module in modules:
         for tensor in (*module._parameters.values(), *module._buffers.values()):
-            if tensor is not None and id(tensor) not in memo and _lies_on(device, tensor):
+            if tensor is None or id(tensor) in memo or device not in (None, tensor.device):
+                continue
+            plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+            if plain and not tensor.is_meta and tensor.untyped_storage().nbytes() > 0:
                 pieces.setdefault(tensor.untyped_storage().data_ptr(), {})[id(tensor)] = tensor
     for together in pieces.values():
         storage = next(iter(together.values())).untyped_storage()
@@ -180,13 +177,6 @@ def _memoize_neighbors(
             memo[id(tensor)] = _like(tensor, data)
 
 
-def _lies_on(device: torch.device | None, tensor: torch.Tensor) -> bool:
-    """Return whether it is a plain tensor with memory on its copy's device."""
-    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-    there = plain and not tensor.is_meta and tensor.untyped_storage().nbytes() > 0
-    return there and device in (None, tensor.device)
-
-
 def _memoize_tensors(
     name: str, module: nn.Module, memo: dict[int, Any], device: torch.device | None, share: bool
 ) -> None:
@@ -196,13 +186,12 @@ def _memoize_tensors(
             continue
         if any(cls.__name__ in SHARDED for cls in type(tensor).__mro__):
             raise NotReplicable(f"{name}.{key} is sharded over processes ({type(tensor).__name__})")
-        if is_stand_in(tensor) and device is not None and not share:
-            memo[id(tensor)] = _like(tensor, filled(tensor, device))
-            continue
-        if tensor.is_meta and device is not None and device.type != "meta":
-            raise NotReplicable(f"{name}.{key} has no data (meta device)")
         if share:
             memo[id(tensor)] = tensor
+        elif is_stand_in(tensor) and device is not None:
+            memo[id(tensor)] = _like(tensor, filled(tensor, device))
+        elif tensor.is_meta and device is not None and device.type != "meta":
+            raise NotReplicable(f"{name}.{key} has no data (meta device)")
         else:
             memo[id(tensor)] = _like(tensor, tensor.detach().to(device or tensor.device, copy=True))
     for value in module.__dict__.values():

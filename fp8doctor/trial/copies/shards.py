@@ -1,7 +1,6 @@
-"""Placeholders for the shards of a sharded model in a copy, on one process and without communication.
+"""Placeholders for the shards of a sharded model: parameters of the whole shape without data.
 
-A sharded parameter's stand-in has its whole shape and no data. A copy gets random values for it: they do not
-change times. Its optimizer steps this process's part of each parameter, in the part's dtype, as in the job.
+A copy gets random values for them. Its optimizer steps this process's part of each parameter, as in the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Training step of a variant: forward, loss, backward and optimizer, as in the user's own step.
-
-All variants share one set of weights: a NaN that one variant's update carries into them would be in every
-variant, BF16 too.
-"""
+"""Training step of a variant: forward, loss, backward and optimizer, as in the user's own step."""
 
 from __future__ import annotations
 
@@ -32,10 +28,7 @@ RATE = 1e-12
 
 
 def move(batch: Any, device: torch.device) -> Any:
-    """Copy the batch to ``device``; a step may write into it. Containers keep their kind.
-
-    A batch with a method ``to`` of its own, such as a graph library's, moves itself.
-    """
+    """Copy the batch to ``device``. One with a method ``to``, such as a graph library's, moves itself."""
     shared = shared_by_copies(batch)
     moves_itself = not isinstance(batch, (torch.Tensor, nn.Module)) and id(batch) not in shared
     if moves_itself and callable(getattr(batch, "to", None)):
@@ -56,10 +49,7 @@ def call(model: nn.Module, batch: Any) -> Any:
 
 
 def own_loss(loss: Any, device: torch.device) -> Any:
-    """Return the loss; copied if it is a module or its method, which may have parameters and buffers.
-
-    Raises `NotReplicable`.
-    """
+    """Return the loss; copied if it is a module or its method, which may have parameters and buffers."""
     module = loss.__self__ if isinstance(loss, MethodType) else loss
     if not isinstance(module, nn.Module):
         return loss
@@ -90,10 +80,10 @@ def training_step(
     device: torch.device,
     before_backward: Callable[[], None] = lambda: None,
 ) -> Callable[[], torch.Tensor]:
-    """Return one step of this variant: each micro-batch forward and backward, then the optimizer.
+    """Return one step of this variant, which returns its loss.
 
-    It returns the loss. The output stays alive during the backward, as with ``output = model(batch)`` in a
-    user's loop: logits count in the memory peak. ``before_backward`` is called once per micro-batch.
+    The output stays alive during the backward, as with ``output = model(batch)`` in a user's loop: logits
+    count in the memory peak. ``before_backward`` is called once per micro-batch.
     """
     model, batch = variant.model, variant.batch
     own = own_step(job.training_step, as_compiled=variant.step_as_compiled)
@@ -158,10 +148,9 @@ def like(
     settings: Mapping[str, Any],
     kind: Any = None,
 ) -> torch.optim.Optimizer:
-    """Make an optimizer like another over the trained counterparts of its parameters, with these settings.
+    """Make an optimizer like another over the trained counterparts of its parameters, by their ``id``.
 
-    ``counterparts`` maps ``id`` of a parameter to its counterpart. ``kind`` is another class. Raises
-    `NotReplicable` if it would step nothing.
+    ``kind`` is another class. Raises `NotReplicable` if it would step nothing.
     """
     kind, groups = kind or type(optimizer), []
     for group in optimizer.param_groups:
@@ -183,7 +172,8 @@ Step = Callable[[], torch.Tensor]
 class WatchedSteps:
     """A step whose loss and gradients are watched; its update sees finite ones only.
 
-    Nothing is read from the device before `non_finite` is called.
+    All variants share one set of weights, and with it a NaN. Nothing is read from the device before
+    `non_finite` is called.
     """
 
     def __init__(self, step: Step, optimizer: torch.optim.Optimizer) -> None:

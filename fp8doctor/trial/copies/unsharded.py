@@ -1,8 +1,4 @@
-"""Make a plain model of a sharded one, on one process alone: nothing is communicated.
-
-Its classes are those before FSDP, its parameters are stand-ins of the whole shape in the dtype that computes
-(`fp8doctor.trial.copies.shards`), and FSDP's hooks are replaced by one that casts as they do.
-"""
+"""Make a plain model of a sharded one, on one process alone (docs/traps.md): nothing is communicated."""
 
 from __future__ import annotations
 
@@ -54,10 +50,7 @@ class _Place:
 
 
 def unsharded(job: Job) -> Job:
-    """Return the job with a plain model in place of a sharded one, else the job itself.
-
-    Raises `NotReplicable` for what such a model cannot stand for.
-    """
+    """Return the job with a plain model in place of a sharded one, else itself. Raises `NotReplicable`."""
     if not isinstance(job.model, nn.Module) or not _is_sharded(job.model):
         return job
     if any(_of(type(each), DTENSOR) for each in tensors(job.batch)):

@@ -1,8 +1,6 @@
-"""Refuse a replica's writes to the user's objects before they happen.
+"""Refuse a replica's writes to the user's objects, which a training step may name, before they happen.
 
-A replica can reach the original if, for example, the training step names the model or its optimizer. Every
-step of a trial refuses what costs no measured time to refuse. Single writes are refused in first steps, and
-counted from then on.
+Every step refuses what costs no measured time. Single writes are refused in first steps, and found later.
 """
 
 from __future__ import annotations
@@ -117,10 +115,7 @@ class Guard:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Refuse in every step to run the original, give it gradients, or step its optimizer.
-
-        These cost no measured time. `look` finds the writes.
-        """
+        """Refuse in every step to run the original, give it gradients, or step its optimizer."""
         self._standing = True
         try:
             with ExitStack() as stack:
@@ -149,10 +144,7 @@ class Guard:
 
     @contextmanager
     def armed(self) -> Iterator[None]:
-        """Refuse every write too, for a first step.
-
-        Raises `OriginalTouched` when one would begin, or at the end if the step swallows that.
-        """
+        """Refuse every write too, for a first step; raise at the end if the step swallows that."""
         self.look()
         refused = len(self._refused)
         try:
@@ -172,16 +164,12 @@ class Guard:
             raise OriginalTouched(self._refused[refused])
 
     def _refuse(self, what: str, *_: object) -> None:
-        """Refuse it to the trial and to threads that its steps start, while the guard stands.
-
-        The user's other threads may go on, and so may all if an interrupt has left a hook behind.
-        """
+        """Refuse it to the trial and to threads that its steps start, not to the user's other threads."""
         if self._standing and threading.get_ident() not in self._others:
             self._refused.append(what)
             raise OriginalTouched(what)
 
     def _refuse_step(self, optimizer: Any, arguments: Any, settings: Any) -> None:
-        """Refuse to step the job's optimizer, or one over its parameters."""
         if torch.compiler.is_compiling():
             return
         groups = getattr(optimizer, "param_groups", ())
@@ -211,8 +199,7 @@ def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators that write to the user's storages, and collectives if there are several processes.
 
-    Dynamo compiles under it as without it, and nothing is compiled again when it is gone
-    (``ignore_compile_internals``, torch 2.9 on; ``is_infra_mode`` before).
+    Dynamo compiles as without it (``ignore_compile_internals``, torch 2.9 on; ``is_infra_mode`` before).
     """
 
     supports_higher_order_operators = True

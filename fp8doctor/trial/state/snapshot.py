@@ -34,9 +34,9 @@ MEMORY_SLACK = 64 * 2**20
 def restored(job: Job) -> Iterator[list[str]]:
     """Put back everything that replicas may change, also after an interrupt.
 
-    The process's settings (random numbers, flags, variables) are put back silently, because a user's own
-    forward may change them. Changes of the user's model are put back, then named in the list that the context
-    gives; so is what cannot be put back. Inside, gradients are on and warnings are hidden.
+    Settings are put back silently, because a user's own forward may change them. Changes of the user's model
+    are named in the list that the context gives; so is what cannot be put back. Inside, gradients are on and
+    warnings are hidden.
     """
     torch_private.load_dynamo()  # whose settings are read
     settings, objects, allocated = noted_settings(), noted_objects(job), _allocated()

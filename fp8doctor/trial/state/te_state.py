@@ -1,8 +1,7 @@
 """Transformer Engine's process-wide FP8 state, kept from replicas.
 
 Whenever an autocast closes, or its backward ends, the library updates the scales of every module that ever
-registered in its global buffers for delayed scaling. So replicas run with other buffers than the user's, and
-each timed replica has its own: otherwise every variant's step would update all modules.
+registered in its global buffers. So each timed replica has buffers of its own.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ Buffers = dict[str, dict[str, Any]]
 
 @contextmanager
 def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
-    """Use other global buffers inside, and put the user's own back afterwards.
-
-    They come from ``own``, which gets an empty one for each that it lacks; without it all are empty.
-    """
+    """Use the global buffers of ``own`` inside, which gets an empty one for each that it lacks."""
     state, own = te_private.state(), {} if own is None else own
     kept = {
         name: getattr(state, name)

@@ -1,7 +1,4 @@
-"""The user's modules, tensors and optimizers: found, noted before a trial, and put back if they changed.
-
-Nothing is taken away during the trial, so an interrupt loses nothing.
-"""
+"""The user's modules, tensors and optimizers: found, noted before a trial, and put back if they changed."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
                         setattr(module, child_name, changed)
             else:
                 made[id(module)] = (module, new)
-                if behind_compile(module) is None:
+                if inside is None:
                     mark_alike(new, module)
         return made[id(module)][1]
 
@@ -118,8 +118,7 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
 def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> nn.Module:
     """Change ``model``, in place if possible, and return it or its replacement.
 
-    One warning names the treatments that were not applied and why, and says if the optimizer has to be
-    created again.
+    One warning says what was not applied and why, and if the optimizer has to be created again.
     """
     prescribed = tuple(prescribed)
     left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in TREATMENTS]
@@ -130,8 +129,13 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             left.append(f"{each.name} (it changes {changes})")
             continue
         try:
-            root, context = root_of(model), TreatmentContext(facts, each.name, each.layers)
-            model = put_back(model, root, function_of(each.name)(Variant(root, batch=None), context).model)
+            holder, root = root_of(model)
+            context = TreatmentContext(facts, each.name, each.layers)
+            changed = function_of(each.name)(Variant(root, batch=None), context).model
+            if holder is None:
+                model = changed
+            elif changed is not root:
+                holder.module = changed
         except NoCounterpart as error:
             left.append(f"{each.name} ({error})")
     said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
@@ -142,24 +146,15 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
     return model
 
 
-def root_of(model: nn.Module) -> nn.Module:
-    """Return the model inside DistributedDataParallel and similar wrappers, which the facts name.
+def root_of(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:
+    """Return the last wrapper such as DistributedDataParallel, if any, and the model that the facts name.
 
-    A wrapper of torch.compile stays.
+    A wrapper of torch.compile inside them stays.
     """
-    held = behind_compile(model)
-    inside = model if held is None else held
-    if type(inside).__name__ in KEEP_IT_IN_MODULE:
-        return root_of(inside.module)  # type: ignore[arg-type]
-    return model
-
-
-def put_back(model: nn.Module, root: nn.Module, changed: nn.Module) -> nn.Module:
-    """Put the changed root back inside DistributedDataParallel and similar wrappers."""
-    if changed is root:
-        return model
-    for holder in model.modules() if root is not model else ():
-        if holder._modules.get("module") is root:
-            holder.module = changed
-            return model
-    return changed
+    holder: nn.Module | None = None
+    while True:
+        held = behind_compile(model)
+        inside: Any = model if held is None else held
+        if type(inside).__name__ not in KEEP_IT_IN_MODULE:
+            return holder, model
+        holder, model = inside, inside.module

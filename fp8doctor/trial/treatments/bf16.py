@@ -35,10 +35,7 @@ def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def in_form(form: str, facts: Facts) -> Change:
-    """Return the change that makes this form of BF16, of `BF16_BASELINES`.
-
-    `fp8doctor.diagnosis.treatments` has the lines that a user would write for it.
-    """
+    """Return the change that makes this form of BF16, of `BF16_BASELINES`."""
 
     def change(variant: Variant) -> Variant:
         bare = variant if form == ArmName.BF16_AS_COMPILED else without_compile_marks(variant)

@@ -65,10 +65,7 @@ def block_by_block(model: nn.Module, facts: Facts, others: Sequence[str] = ()) -
 def compile_blocks(
     model: nn.Module, lists: Sequence[str], others: Sequence[str] = (), **settings: Any
 ) -> nn.Module:
-    """Compile the lists' blocks and the ``others``, or the whole model without lists.
-
-    Compiles in place if that compiles something, else replaces the module by the wrapper. Returns the model.
-    """
+    """Compile the lists' blocks and the ``others``, or the whole model without lists; return the model."""
     model = strip_compile_marks(model)
     if lists:
         places = _blocks_in(model, lists)
@@ -87,15 +84,12 @@ def without_compile_marks(variant: Variant) -> Variant:
 
 
 def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
-    """Return whether the user's compile marks differ from `block_by_block` with default settings.
-
-    Marks only on Linears do nothing in a BF16 model.
-    """
+    """Return whether the user's compile marks differ from `block_by_block` with default settings."""
     known = facts.get("training.compile_marks", ())
     marks = {mark.name for mark in known if mark.get("compiles") is not False}
     if marks.issubset(linear.name for linear in facts.network.linears):
-        return False
-    root, lists = root_of(model), _lists_of(facts)
+        return False  # they do nothing in a BF16 model
+    root, lists = root_of(model)[1], _lists_of(facts)
     names = {id(module): cleaned(name) for name, module in root.named_modules()}
     blocks = {names[id(parent._modules[child])] for parent, child in _blocks_in(root, lists)}
     if marks != (blocks if lists else {""}):
@@ -113,10 +107,7 @@ def _blocks_in(model: nn.Module, lists: Sequence[str]) -> list[Child]:
 
 
 def _called_within(container: nn.Module) -> Iterator[Child]:
-    """Find the modules called in a list of blocks.
-
-    These are the blocks, or if a block has no forward, the modules in it that hold a matrix.
-    """
+    """Find the blocks of a list, or if one has no forward, the modules in it that hold a matrix."""
     for name, child in container.named_children():
         if not is_called(child):
             yield from _called_within(child)
@@ -145,10 +136,7 @@ def _compiled(module: nn.Module, settings: dict[str, Any]) -> Any:
 
 
 def strip_compile_marks(model: nn.Module) -> nn.Module:
-    """Remove every compile mark from ``model``, in place.
-
-    Returns the module inside if the root is a ``torch.compile`` wrapper.
-    """
+    """Remove every compile mark, in place; return the module inside if the root is a wrapper."""
     while (inside := behind_compile(model)) is not None:
         model = inside
     for parent in list(model.modules()):

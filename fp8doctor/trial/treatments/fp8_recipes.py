@@ -83,10 +83,9 @@ def config_of(recipe: str) -> Any:
 
 
 def give(layer: Any, config: Any) -> None:
-    """Set only the attributes that torchao's constructor derives from ``config``.
+    """Set only the attributes that torchao's constructor derives from ``config``: a subclass keeps its own.
 
-    A subclass is not constructed again, and keeps what its user set. The float8 all-gather wrapper is
-    removed, because it supports only tensorwise scaling.
+    The float8 all-gather wrapper is removed, because it supports only tensorwise scaling.
     """
     from torchao.float8.float8_linear import Float8Linear  # type: ignore[import-untyped]
 
@@ -137,12 +136,9 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
 def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
     """Open every FP8 autocast of forward and loss with the recipe at its default settings.
 
-    This covers autocasts of the user's step, of the model's forward and of Accelerate's wrapper. One that
-    switches FP8 off stays. ``te.checkpoint`` recomputes under the forward's recipe. Operations of ``te.ops``
-    keep no record that proves the change, and captured graphs replay their old recipe, so neither is tried.
-
-    The first forward proves that the layers ran with the recipe. The second proves that the first backward,
-    which may recompute them, did.
+    One that switches FP8 off stays. Operations of ``te.ops`` keep no record that proves the change, and
+    captured graphs replay their old recipe, so neither is tried. The first forward proves that the layers ran
+    with the recipe; the second, that the first backward, which may recompute them, did.
     """
     layers: list[Any] = [
         module
@@ -180,8 +176,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
     """Return a context in which every FP8 autocast opens with this recipe instead of its own.
 
-    The library tests whether it supports the given recipe. The replacement is one function, so a graph that
-    calls it is compiled once.
+    The replacement is one function, so a graph that calls it is compiled once.
     """
     manager, names = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
     if not names:
@@ -210,10 +205,7 @@ def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
 
 
 def _prove(layers: Iterable[Any], recipe: Any) -> None:
-    """Raise `NotTried` unless every layer that ran in FP8 used a recipe of this type.
-
-    A layer keeps its recipe object if the new one equals it.
-    """
+    """Raise `NotTried` unless every layer that ran in FP8 used a recipe of this type."""
     ran = [recipe_of(each) for each in layers if state_of(each).get("fp8")]
     if not ran:
         raise NotTried("no layer ran under an FP8 autocast that was opened in its step")

@@ -7,23 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fp8doctor.analysis.treatment_table import FUSABLE
-from fp8doctor.examine.attention import sdp_backends
 from fp8doctor.examine.checkpointing import huggingface_flag, names_checkpoint
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
-from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
 
 
 def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
-    """Use torch's fused attention instead of transformers' eager one.
-
-    transformers 4.53 and later have a switch. Older versions read the configuration at every call.
-    """
+    """Use torch's fused attention; transformers before 4.53 has no switch and reads the configuration."""
     holders: list[Any] = [module for module in variant.model.modules() if "config" in vars(module)]
     eager = [each for each in holders if getattr(each.config, "_attn_implementation", None) == "eager"]
     if not eager:
@@ -42,21 +37,6 @@ def attention_sdpa(variant: Variant, context: TreatmentContext) -> Variant:
     return variant
 
 
-ALL = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.MATH,
-]
-
-
-def fused_attention_on(variant: Variant, context: TreatmentContext) -> Variant:
-    """Allow every attention backend; torch picks the fastest for each call, as by default."""
-    if {"flash", "mem_efficient", "cudnn"}.issubset(sdp_backends()):
-        raise NotTried("no fused backend is switched off")
-    return opened_around(variant, lambda: sdpa_kernel(ALL))
-
-
 def cache_off(variant: Variant, context: TreatmentContext) -> Variant:
     if not without_cache(variant.model) and not context.facts.get("training.use_cache"):
         raise NotTried("no configuration in it asks for a cache")
@@ -72,10 +52,7 @@ def without_cache(model: nn.Module) -> bool:
 
 
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
-    """Remove checkpoint wrappers and clear flags; an unconditional call in a forward stays.
-
-    transformers turns the KV cache off while it checkpoints. The cache stays off.
-    """
+    """Remove checkpoint wrappers and clear flags. transformers' KV cache, off meanwhile, stays off."""
     asking = {flag for each in context.facts.training.checkpointing if (flag := each.get("flag"))}
     flagged: list[Any] = [module for module in variant.model.modules() if huggingface_flag(module)]
     for module in flagged:
@@ -113,10 +90,7 @@ def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def could_be_fused(job: Job) -> bool:
-    """Return whether torch can fuse the user's optimizer and does not.
-
-    Without one, the trial uses fused AdamW.
-    """
+    """Return whether torch can fuse the user's optimizer and does not."""
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     kind = type(optimizer)
     if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):
