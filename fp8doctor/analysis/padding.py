@@ -120,7 +120,8 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
     given = [each for each in fp8 if not is_grouped(each) and facts.workload.batch_source == "given"]
     for linear in given:
         multiple, ranks = tokens_divisor(linear), sequence_ranks(linear)
-        seen = (ranks == 1 and rows_seen(linear, facts)) or (facts.workload.tokens or 0,)
+        tokens = 0 if linear.role == "experts" else facts.workload.tokens or 0  # a router decides theirs
+        seen = (ranks == 1 and rows_seen(linear, facts)) or (tokens,)
         multiple *= ranks if multiple > 1 else 1
         if rows := next((rows for rows in seen if rows % multiple), None):
             found[linear.name] = rows, multiple

@@ -155,12 +155,7 @@ def unaligned(linear: Linear) -> bool:
 
 
 def tokens_divisor(linear: Linear) -> int:
-    """Return the multiple that this FP8 layer's tokens need; 1 without a need.
-
-    The tokens of one expert change from step to step and cannot be padded here.
-    """
-    if linear.role == "experts":
-        return 1
+    """Return the multiple that this FP8 layer's tokens need; 1 without a need."""
     recipe, frozen = recipe_of(linear), stack_of(linear).forward_tokens
     if frozen is not None and not linear.requires_grad and not recipe.whole_blocks:
         return frozen

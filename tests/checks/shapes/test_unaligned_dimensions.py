@@ -217,7 +217,8 @@ def test_experts_that_are_linears_and_get_odd_rows_are_left_in_bf16(look: Look) 
         experts = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
         return nn.ModuleDict({"gate": nn.Linear(32, 4), "experts": experts}).bfloat16()
 
-    workload = Workload(batch_source="given", tokens=64, rows={"experts.0": (8,)})
+    rows = {"experts.0": (8,)}
+    workload = Workload(batch_source="given", tokens=64, sequence_length=None, rows=rows)
     names: dict[str, Any] = {"model": mixture()}
     exec(fix_of(ROWS, replace(look(float8(mixture(), "rowwise")), workload=workload)).code, names)
     assert finding_of(ROWS, replace(look(names["model"]), workload=workload)) is None
