@@ -97,12 +97,9 @@ class LinearCost(NamedTuple):
         return self.bf16_ms - self.fp8_ms
 
 
-def linear_cost(linear: Linear, rows: int, gpu: GpuSpec, *, own_recipe: bool = True) -> LinearCost | None:
-    """Model one matmul of a layer, or all of its experts; None if the GPU has no FP8 tensor cores.
-
-    Without ``own_recipe`` all its matmuls are in FP8, whatever its recipe leaves in BF16.
-    """
-    name = linear.get("recipe") if own_recipe else None
+def linear_cost(linear: Linear, rows: int, gpu: GpuSpec) -> LinearCost | None:
+    """Model one matmul of a layer, or all of its experts; None if the GPU has no FP8 tensor cores."""
+    name = linear.get("recipe")
     recipe = RECIPES.get((linear.get("stack", ""), name or "")) or named(name)
     products = 2 + (linear.requires_grad is not False)
     m, groups = rows_of_one(linear, rows), in_one_kernel(linear)

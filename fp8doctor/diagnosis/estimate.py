@@ -36,7 +36,7 @@ from fp8doctor.cost.step_cost import (
 )
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
-from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of, recorded
+from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of
 from fp8doctor.finding import Finding
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 
@@ -64,6 +64,11 @@ def _keeps_layers(finding: Finding) -> bool:
     return finding.treatment is not None and finding.treatment.name not in OTHER_LAYERS
 
 
+def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Say why there is no estimate of a job's FP8, or why it has none."""
+    return why_not_engaged(facts) or f"No estimate: {why_not_modelled(facts, findings)}."
+
+
 def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
     others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
@@ -77,8 +82,7 @@ def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
 
 def _unknown_part(facts: Facts) -> str:
     """Say which part of a step, or of its conversion, the cost model has no numbers for."""
-    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    fp8 = facts.network.fp8
+    gpu, fp8 = modelled_gpu(facts) if has_datasheet(facts) else None, facts.network.fp8
     if gpu is None:
         return "fp8doctor has no datasheet of this GPU"
     if gpu.fp8_tflops is None:
@@ -93,17 +97,10 @@ def _unknown_part(facts: Facts) -> str:
         return "FP8 layers have a forward of their own that does other work"
     if not all(rows_of(each, facts) for each in facts.network.linears):
         return "the batch is unknown"
-    recipes = {
-        each.recipe or "unknown" for each in fp8 if recorded(each, "recipe") and not is_known(each, gpu)
-    }
-    if recipes:
-        return f"nobody measured the casts of the recipe {', '.join(sorted(recipes))} on {gpu.name}"
+    unknown = {each.recipe or "unknown" for each in fp8 if not is_known(each, gpu)}
+    if unknown:
+        return f"nobody measured the casts of the recipe {', '.join(sorted(unknown))} on {gpu.name}"
     return "the cost model does not know this form of the step"
-
-
-def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
-    """Say why there is no estimate of a job's FP8, or why it has none."""
-    return why_not_engaged(facts) or f"No estimate: {why_not_modelled(facts, findings)}."
 
 
 def planned_speedup(

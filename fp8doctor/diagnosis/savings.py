@@ -59,22 +59,19 @@ def _without_too_large(view: TrialView, finding: Finding) -> Finding:
 def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
     """Return a finding's saving as timed with only its treatment; else None.
 
-    A finding of a measured check brings its own. BF16 is compared with the best FP8: the rest of its saving
-    is the other treatments' gain. If the plan leaves FP8 off, a treatment that helps BF16 too is judged in
-    BF16, and one that gains nothing alone is judged with the plan's other changes.
+    A finding of a measured check brings its own. No time alone refutes a part of the plan's end, and none in
+    FP8 counts for what helps BF16 too if the plan leaves FP8 off.
     """
     if finding.treatment is None or (finding.saving_ms is not None and finding.saving_ms.basis == "measured"):
         return None
-    if finding.treatment.name == STAY_IN_BF16:
+    name, end = finding.treatment.name, view.end
+    if name == STAY_IN_BF16:
         fp8 = view.fp8 if view.uses_fp8 else None
         return measured_saving(view.facts.trial, fp8, view.bf16) if fp8 and view.bf16 else None
-    name, end = finding.treatment.name, view.end
-    alone, in_bf16 = view.savings.get(name), view.gives_up_fp8 and traits(name).helps_bf16_too
-    if end is None or not (in_bf16 or (alone and alone.high <= 0)):
-        return alone
-    pair = _pair_in_use(view, name)
-    saved = measured_saving(view.facts.trial, *pair) if pair else None if in_bf16 else alone
-    return None if saved and saved.high <= 0 and name in end.changes else saved
+    alone = view.savings.get(name)
+    if view.gives_up_fp8 and traits(name).helps_bf16_too:
+        return None
+    return None if alone and alone.high <= 0 and end and name in end.changes else alone
 
 
 class Link(Struct, frozen=True):
@@ -156,23 +153,6 @@ def way(view: TrialView) -> tuple[Link, ...]:
         links.append(Link(now, after, made - done))
         now, done = after, made
     return tuple(links)
-
-
-def _pair_in_use(view: TrialView, name: str) -> tuple[Arm, Arm] | None:
-    """Find the step without and with a change, in BF16 if the plan ends there; None if not timed.
-
-    It is the pair with the most of the plan's other changes.
-    """
-    stops = _stops(view)
-    whole = next((made for made, each in stops if view.end and each.name == view.end.name), frozenset())
-    pairs = [
-        (made, before, after)
-        for made, before in stops
-        for more, after in stops
-        if name not in made and more == made | {name} and whole & {STAY_IN_BF16} <= made <= whole
-    ]
-    _, *found = max(pairs, key=lambda pair: len(pair[0]), default=(None,))
-    return (found[0], found[1]) if found else None
 
 
 def _stops(view: TrialView) -> list[tuple[frozenset[str], Arm]]:

@@ -216,31 +216,26 @@ def with_recipe(word: str, facts: Facts) -> str:
 
 def checkpointing_off(facts: Facts) -> Treatment:
     """Switch off the form of checkpointing that was found."""
-    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=_switch_off(facts))
-
-
-def _switch_off(facts: Facts) -> str:
     found = facts.get("training.checkpointing", ())
     first = next((each for each in found if each.active is not False), None)
     if first is None:
-        return WITHOUT_CHECKPOINTING["wrapper"]
-    if first.form == "huggingface":
+        code = WITHOUT_CHECKPOINTING["wrapper"]
+    elif first.form == "huggingface":
         trainer = facts.trainer()
         off = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
         if trainer and trainer.checkpointing:
             off = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
-        return f"{off}\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
-    if recorded(first, "flag"):
-        return (
+        code = f"{off}\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
+    elif recorded(first, "flag"):
+        code = (
             f"for module in {in_python('modules', facts.network)}():\n"
             f'    if hasattr(module, "{first.flag}"):\n'
             f"        module.{first.flag} = False"
         )
-    return WITHOUT_CHECKPOINTING.get(
-        first.form,
-        f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
-        "checkpoint(function, ...)",
-    )
+    else:
+        called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
+        code = WITHOUT_CHECKPOINTING.get(first.form, f"{called}checkpoint(function, ...)")
+    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=code)
 
 
 WITHOUT_CHECKPOINTING = {
@@ -311,17 +306,16 @@ def te_recipe(name: str, facts: Facts) -> Treatment:
 
     Accelerate's ``TERecipeKwargs`` knows two of them. Source: ``apply_fp8_autowrap``, accelerate 1.15.
     """
-    autocast = f"with te.autocast(enabled=True, recipe={BY_TREATMENT[name].config}):\n    output = model("
-    if not may_have_converted(facts):
-        code = (
-            "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
-            f"te.fp8_autocast(fp8_recipe=...)\n{autocast}batch)"
-        )
-    elif name in ("te-delayed", "te-mxfp8"):
+    code = (
+        "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
+        "te.fp8_autocast(fp8_recipe=...)\n"
+        f"with te.autocast(enabled=True, recipe={BY_TREATMENT[name].config}):\n    output = model(batch)"
+    )
+    if may_have_converted(facts) and name in ("te-delayed", "te-mxfp8"):
         handler = f"TERecipeKwargs(use_mxfp8_block_scaling={name == 'te-mxfp8'})"
         code = f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{handler}])'
-    else:
-        code = f"{WITHOUT_ACCELERATE}\n{autocast}**batch)"
+    elif may_have_converted(facts):
+        code = f"{WITHOUT_ACCELERATE}\n{code}"
     words = BY_TREATMENT[name].words
     return Treatment(name=name, summary=f"run Transformer Engine with {words}", code=code)
 
