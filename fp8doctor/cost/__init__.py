@@ -6,7 +6,6 @@ Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies.
 research/benchmarks/cost_model.py.
 """
 
-from fp8doctor.cost.cast_cost import casts_ms
 from fp8doctor.cost.eager import eager_balance
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.layer import linear_cost, mxfp8_experts
@@ -27,7 +26,6 @@ __all__ = [
     "GpuSpec",
     "amdahl",
     "calls_of",
-    "casts_ms",
     "eager_balance",
     "gemm_ms",
     "gemms",

@@ -11,7 +11,7 @@ from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
 from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import STACKS, Recipe, default_recipe, named, recipe_of, runs_on, stack_of
+from fp8doctor.recipes import STACKS, Recipe, default_recipe, recipe_of, runs_on, stack_of
 
 MOST_ROWS_CAST_EAGERLY = 65_536
 """Rows up to which these bytes are taken to hold: they were measured with up to 16,384, and four times that
@@ -88,12 +88,3 @@ def casts_of(
         return None
     casts = layer_casts_ms(recipe, m, k, n, gpu, compiled=True, weights=weights)
     return casts and casts + stack.compiled.kernels * KERNEL_LAUNCH_MS
-
-
-def casts_ms(
-    m: int, k: int, n: int, gpu: GpuSpec, *, compiled: bool, recipe: Recipe | str = "tensorwise"
-) -> float:
-    of = named(recipe) if isinstance(recipe, str) else recipe
-    found = layer_casts_ms(of, m, k, n, gpu, compiled=compiled)
-    assert found is not None, of.name
-    return found

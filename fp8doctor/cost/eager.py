@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from fp8doctor.cost.cast_cost import MOST_ROWS_CAST_EAGERLY, casts_ms
-from fp8doctor.cost.layer import HOST_MS, between_ms, linear_cost, uncompiled
-from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of
-from fp8doctor.facts import Facts, Linear, recorded
+from fp8doctor.cost.layer import calls_ms, uncompiled
+from fp8doctor.cost.matmul_counts import micro_batches
+from fp8doctor.cost.step_cost import call_of, in_plain_bf16
+from fp8doctor.facts import Facts, Linear
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import modelled_gpu
-from fp8doctor.recipes import named, recipe_of, stack_of
 
 UNCERTAINTY = 0.25
 """Half-width of the interval around a modelled saving. Of 12 measured savings of 32 to 621 ms 11 lie inside
@@ -36,31 +36,29 @@ class Balance(Struct, frozen=True):
 def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     """Weigh these layers' uncompiled casts against their matmuls' saving.
 
-    None if tokens or GPU are unknown, the tokens are too many, or FP8 cannot run.
+    None if tokens or GPU are unknown, the tokens are too many, or a recipe was not measured.
     """
-    gpu = modelled_gpu(facts)
-    if gpu is None:
+    gpu, calls = modelled_gpu(facts), [call_of(each, facts) for each in eager]
+    if gpu is None or gpu.fp8_tflops is None or not all(each.rows for each in calls):
         return None
-    casts = host = saved = busy_saved = host_saved = 0.0
-    for linear in eager:
-        rows = rows_of(linear, facts)
-        cost = linear_cost(linear, rows, gpu) if rows else None
-        if not rows or rows > MOST_ROWS_CAST_EAGERLY or cost is None:
-            return None
-        count = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
-        shape = (rows, linear.in_features, linear.out_features)
-        stack, known = stack_of(linear), recipe_of(linear) if recorded(linear, "recipe") else None
-        recipe = known if known and known.cast_bytes and not known.only_compiled else named("tensorwise")
-        now, then = (casts_ms(*shape, gpu, compiled=each, recipe=recipe) for each in (False, True))
-        beside, fused = (between_ms(linear, rows, gpu, how) for how in (uncompiled(facts), "compiled"))
-        casts += count * now
-        saved += count * cost.saved_ms
-        busy_saved += count * (now - then + beside - fused)
-        host += count * stack.eager.host_ms
-        launched = stack.eager.host_ms - stack.compiled.host_ms
-        host_saved += count * (launched + HOST_MS["eager"] - HOST_MS["compiled"])
-    most = max(busy_saved, host_saved)
-    return Balance(casts, saved, gpu.name, host, modelled_saving(most, gpu.name))
+    now = [replace(each, linear=replace(each.linear, compiled=None)) for each in calls]
+    compiled = [replace(each, linear=replace(each.linear, compiled="")) for each in now]
+    plain = [replace(each, linear=in_plain_bf16(each.linear)) for each in now]
+    autocast = facts.get("training.autocast") == "bfloat16"
+    of_now, of_compiled, of_plain = (
+        calls_ms(form, gpu, uncompiled(facts), autocast=autocast) for form in (now, compiled, plain)
+    )
+    if of_now is None or of_compiled is None or of_plain is None:
+        return None
+    times = micro_batches(facts)
+    host_saved, busy_saved = of_now.host - of_compiled.host, of_now.busy - of_compiled.busy
+    return Balance(
+        times * of_now.of("cast"),
+        times * (of_plain.of("gemm_16bit") - of_now.of("gemm_fp8") - of_now.of("gemm_16bit")),
+        gpu.name,
+        times * (of_now.host - of_plain.host),
+        modelled_saving(times * max(busy_saved, host_saved), gpu.name),
+    )
 
 
 def modelled_saving(ms: float, gpu: str) -> Saving:

@@ -10,7 +10,6 @@ from msgspec import Struct
 from fp8doctor.cost.cast_cost import casts_of, casts_too_many_rows, recipe_on
 from fp8doctor.cost.gemm import matmuls_ms
 from fp8doctor.cost.matmul_counts import (
-    TE_RECOMPUTE_HOST_MS,
     gemms,
     in_one_kernel,
     is_grouped,
@@ -153,6 +152,13 @@ class CallsMs(NamedTuple):
     gaps: float
     """Idle time between the kernels."""
 
+    def of(self, family: Family) -> float:
+        return sum(parts[family] for _, parts in self.families)
+
+    @property
+    def busy(self) -> float:
+        return sum(sum(parts.values()) for _, parts in self.families)
+
 
 def layer_ms(
     call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
@@ -216,6 +222,4 @@ def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: b
             launch = stack.eager if linear.compiled is None else stack.compiled
             host += call.count * launches(linear, call.weights_cast) * launch.host_ms
             kernels += count * launch.kernels
-            if is_te(linear):
-                host += count * call.recomputed * TE_RECOMPUTE_HOST_MS
     return CallsMs(times, host, GAP_MS * kernels)

@@ -95,8 +95,8 @@ def routed_rows(linear: Linear, facts: Facts) -> int | None:
 
 
 TE_RECOMPUTE_HOST_MS = 0.97
-"""What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16, more than
-its forward and backward take. Source: h200-te_checkpointed_inside."""
+"""What recomputing an FP8 layer of Transformer Engine adds on the host: (29.8 - 14.2) / 16 in one recording,
+h200-te_checkpointed_inside. No step is modelled that this would set the pace of."""
 
 
 def is_recomputed(linear: Linear) -> bool:

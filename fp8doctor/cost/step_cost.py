@@ -17,8 +17,11 @@ from msgspec.structs import replace
 
 from fp8doctor.cost.layer import Call, calls_ms, uncompiled
 from fp8doctor.cost.matmul_counts import (
+    TE_RECOMPUTE_HOST_MS,
     calls_of,
     is_recomputed,
+    is_te,
+    launches,
     micro_batches,
     routed_rows,
     rows_of,
@@ -116,19 +119,15 @@ def modelled_step(
         return None
     if unseen_recompute(facts) is not None:
         return None
-    calls = [_call(each, facts) for each in facts.network.linears]
+    calls = [call_of(each, facts) for each in facts.network.linears]
     if not all(each.rows for each in calls):
         return None
     autocast = facts.get("training.autocast") == "bfloat16"
     found = calls_ms(calls, gpu, uncompiled(facts), autocast=autocast)
     if found is None:
         return None
-    families: dict[Family, float] = dict.fromkeys(
-        ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise"), 0.0
-    )
-    for _, parts in found.families:
-        for family, ms in parts.items():
-            families[family] += ms
+    kinds: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
+    families = {family: found.of(family) for family in kinds}
     families["attention"] = attention_ms(facts, gpu)
     families["loss"] = loss_ms(facts, gpu, LOSS_BYTES[loss])
     accumulate = micro_batches(facts)
@@ -136,10 +135,15 @@ def modelled_step(
     families["optimizer"] = optimizer_ms(facts.network, gpu)
     busy, host = sum(families.values()), found.host * accumulate
     paced_by_gpu = busy + found.gaps * accumulate
+    again = sum(
+        each.count * launches(each.linear) for each in calls if each.recomputed and is_te(each.linear)
+    )
+    if again and host + TE_RECOMPUTE_HOST_MS * again * accumulate > paced_by_gpu:
+        return None
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
 
 
-def _call(linear: Linear, facts: Facts) -> Call:
+def call_of(linear: Linear, facts: Facts) -> Call:
     """Read how often a layer is called, with which rows; 0 if they are unknown."""
     rows, calls = rows_of(linear, facts), calls_of(linear, facts)
     if linear.get("role") == "experts":
@@ -217,12 +221,14 @@ def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
 def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
     """Turn the FP8 Linears of these names into plain ones, or all of them."""
     plain = (
-        replace(linear, use="none", stack="torch", recipe=None, features={})
-        if linear.use == "training" and (names is None or linear.name in names)
-        else linear
-        for linear in facts.network.linears
+        in_plain_bf16(each) if each.use == "training" and (names is None or each.name in names) else each
+        for each in facts.network.linears
     )
     return with_linears(facts, plain)
+
+
+def in_plain_bf16(linear: Linear) -> Linear:
+    return replace(linear, use="none", stack="torch", recipe=None, features={})
 
 
 def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -> Facts:

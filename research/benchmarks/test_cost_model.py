@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import OFF
-from fp8doctor.cost import casts_ms, gpu_spec
+from fp8doctor.cost import gpu_spec
+from fp8doctor.cost.cast_cost import layer_casts_ms
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.recipes import RECIPES
@@ -102,7 +103,7 @@ def test_the_casts_of_nanochat_are_those_that_were_measured(
     shapes = [(width, width)] * 4 + [(width, 4 * width), (4 * width, width)]
     for compiled, measured in ((False, eager_ms), (True, compiled_ms)):
         modelled = blocks * sum(
-            casts_ms(tokens, k, n, gpu, compiled=compiled, recipe=recipe) for k, n in shapes
+            layer_casts_ms(recipe, tokens, k, n, gpu, compiled=compiled) or 0.0 for k, n in shapes
         )
         assert modelled == pytest.approx(measured, rel=0.1)
 

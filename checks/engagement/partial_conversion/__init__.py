@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from fp8doctor import kit
-from fp8doctor.cost import amdahl, casts_ms, large_gemm_speedup, linear_cost, rows_of
+from fp8doctor.cost import amdahl, large_gemm_speedup, linear_cost, rows_of
 
 from .left_out import BY_FILTER, REASONS, Reason
 
@@ -115,8 +115,7 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
     cost = linear_cost(linear, rows, gpu)
-    casts = casts_ms(rows, linear.in_features, linear.out_features, gpu, compiled=True)
-    return cost is not None and cost.saved_ms - casts > ERROR * cost.bf16_ms
+    return cost is not None and cost.saved_ms - (cost.casts_ms or 0.0) > ERROR * cost.bf16_ms
 
 
 def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
