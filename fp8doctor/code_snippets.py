@@ -27,8 +27,10 @@ IMPORTS = {
     "accelerate.utils": "AORecipeKwargs TERecipeKwargs",
     "accelerate.utils.transformer_engine": "convert_model",
     "peft": "LoraConfig get_peft_model",
-    "transformers": "AutoModelForCausalLM DataCollatorWithPadding FineGrainedFP8Config Trainer "
-    "TrainingArguments",
+    "torchao.optim": "Adam8bit AdamW8bit",
+    "torch.distributed.fsdp": "fully_shard",
+    "transformers": "AutoModelForCausalLM BitsAndBytesConfig DataCollatorWithPadding "
+    "FineGrainedFP8Config Trainer TrainingArguments",
     "trl": "SFTConfig",
     "unsloth": "FastLanguageModel",
     "torch": "nn",

@@ -138,8 +138,9 @@ class Fit(Struct, frozen=True):
 
     @property
     def is_too_large(self) -> bool:
-        """Return whether the peak is beyond the memory by more than its error, or without activations."""
-        return max(self.now.held.in_both, self.now.gib / (1 + MAY_BE_OFF)) > self.gpu_gib
+        """Return whether the peak is beyond what a step may fill by more than its error, or without
+        activations."""
+        return max(self.now.held.in_both, self.now.gib / (1 + MAY_BE_OFF)) > USABLE * self.gpu_gib
 
     @property
     def may_be_too_large(self) -> bool:
@@ -161,13 +162,6 @@ class Fit(Struct, frozen=True):
         if most:
             return f"{told}The largest batch that fits is about {most:,} ({self.batch:,} now)."
         return f"{told}Not even a batch of 1 fits."
-
-    @property
-    def fix(self) -> str:
-        count = math.ceil(self._fixed / (USABLE * self.gpu_gib))
-        if count > 1:
-            return f"Shard it over {count} GPUs or more (FSDP), or train fewer parameters (LoRA)."
-        return "Use a smaller batch, checkpoint the blocks, or shard the model (FSDP)."
 
     @property
     def _fixed(self) -> float:

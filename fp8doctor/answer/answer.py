@@ -29,6 +29,7 @@ from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import why_not_modelled
+from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding
 
@@ -68,6 +69,8 @@ class Answer(Struct, frozen=True):
     items: tuple[Item, ...] = ()
     """The fixes and the other findings, explained."""
     memory: Fit | None = None
+    fits_in_gib: float | None = None
+    """The estimated peak with the fixes that make the job fit; None if it fits, or they are not enough."""
     whole: tuple[float, float] | None = None
     """Bounds of the whole step's speedup if copies without communication were timed; 0 if one is unknown."""
     is_compute: bool = False
@@ -172,6 +175,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,
+        fits_in_gib=_fits_in(facts) if known else None,
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
@@ -190,6 +194,11 @@ SIDES: dict[Side, Status] = {
     "faster": "fp8_faster",
     "open": "open",
 }
+
+
+def _fits_in(facts: Facts) -> float | None:
+    fitted = to_fit(facts)
+    return fitted[1].gib if fitted and fitted[2] else None
 
 
 def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:

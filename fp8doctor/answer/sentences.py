@@ -239,8 +239,6 @@ def _cause(cause: Cause) -> Line:
 
 
 def _fix(said: Answer) -> Iterator[Line]:
-    if said.status == "does_not_fit" and said.memory:
-        yield say("fix.step", summary=said.memory.fix.rstrip("."))
     savings = [each.saving_ms.middle if each.saving_ms else -math.inf for each in said.fixes]
     if savings != sorted(savings, reverse=True):
         yield say("fix.order")
@@ -249,7 +247,7 @@ def _fix(said: Answer) -> Iterator[Line]:
         summary = in_short(summary if len(summary.split()) <= USUAL_WORDS else summary.partition(": ")[0])
         summary = f"{summary[:1].upper()}{summary[1:]}"
         yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
-    if said.fixes or said.status == "does_not_fit":
+    if said.fixes:
         return
     found = said.speedup
     if said.fault:
@@ -271,9 +269,12 @@ def _then(said: Answer) -> Iterator[Line]:
     mends = fault and fault.finding and any(fault.finding.name in step.names for step in said.fixes)
     if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
         yield say("then.mended", mended=MENDED[said.status])
+    if said.memory and said.fits_in_gib:
+        after, whole = said.fits_in_gib, said.memory.gpu_gib
+        yield say("then.mended", mended=f"about {after:,.0f} of {whole:,.0f} GiB (estimated)")
     same = end is not None and compared.now is not None and end.name == compared.now.name
     if end is None or not said.fixes or (same and gain is None and than_bf16 is None):
-        if said.fixes and not mends and not any(step.saving_ms for step in said.fixes):
+        if said.fixes and not (mends or said.fits_in_gib or any(step.saving_ms for step in said.fixes)):
             yield say("then.unknown")
         return
     timed = end.ms.basis == "measured"

@@ -25,10 +25,13 @@ from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
+    CHECKPOINTING_OFF,
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
     FOR_FP8,
     KEEP_IN_BF16,
+    LARGER_BATCH,
+    MORE_TOKENS,
     ON_THIS_GPU,
     STAY_IN_BF16,
     traits,
@@ -45,6 +48,7 @@ from fp8doctor.diagnosis.estimate import (
     fixed_checks,
     planned_speedup,
 )
+from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.diagnosis.leaving_fp8 import compiled_as, replaces_own_compile, stay_in_bf16
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
@@ -80,7 +84,22 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     if fault is not None and fault.was_seen and fault.status == "open":  # what stopped it is not speed
         gravest = {each.name for each in findings if each.severity == "error" or each.area in BEFORE_SPEED}
         return tuple(step for step in steps if gravest.intersection(step.names))
-    return tuple(if_recorded(_with_a_start, steps, view, findings) or steps)
+    return tuple(_fitting(if_recorded(_with_a_start, steps, view, findings) or steps, view.facts))
+
+
+MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
+"""Treatments that no job needs that does not fit."""
+
+
+def _fitting(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
+    """Put what makes the job fit before all else, and drop what that rules out."""
+    fitted = to_fit(facts) if recorded(facts, "network") else None
+    for each in fitted[0] if fitted else ():
+        yield _step("The job does not fit into the GPU's memory", each)
+    stored = fitted is not None and any(each.name == "base-in-8-bits" for each in fitted[0])
+    for step in steps:
+        if not fitted or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):
+            yield step
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
@@ -295,7 +314,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or is_unclear(facts):
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
-    added = [] if any(map(changes_fp8, steps)) else [*_converting(facts)]
+    stored = any(each.use == "storage" for each in facts.network.linears)
+    added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(facts)]
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
     if not asked and not leaves and if_recorded(runs_in_fp32, facts):
         treatment = FIXED[AUTOCAST_BF16]  # every estimate is of BF16; the optimizer keeps fp32 weights
