@@ -10,14 +10,13 @@ from fp8doctor.loading.job import Job
 
 def examine_surroundings(target: Target) -> Facts:
     """Examine software, variables and GPUs: everything except a model."""
-    from fp8doctor.examine.accelerate_config import default_config
-    from fp8doctor.examine.environment import examine_environment
+    from fp8doctor.examine.environment import accelerate_config, examine_environment
     from fp8doctor.examine.nvml_gpus import examine_gpus
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
     if target.get("kind") == "environment":
-        config = default_config(gaps)
+        config = accelerate_config(gaps)
         environment = msgspec.structs.replace(environment, accelerate_config=config)
     gpus = examine_gpus(gaps)
     return Facts(target=target, software=software, environment=environment, gpus=gpus, gaps=gaps)
@@ -30,7 +29,6 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     from fp8doctor.examine.fp8_support import try_recipes
     from fp8doctor.examine.linears import examine_scaling
     from fp8doctor.examine.module_facts import examine_network
-    from fp8doctor.examine.saving import examine_saving, has_save_pretrained
     from fp8doctor.examine.training_state import examine_training
     from fp8doctor.examine.walk import walk
 
@@ -41,8 +39,6 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
         examine_network(tree, gaps),
         scalings=examine_scaling(tree),
         attentions=examine_attention(tree),
-        saving=examine_saving(tree, gaps),
-        save_pretrained=has_save_pretrained(tree),
     )
     training = msgspec.structs.replace(
         examine_training(tree, job, gaps),

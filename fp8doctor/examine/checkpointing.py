@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Iterable
+from types import FunctionType, ModuleType
 from typing import Any
 
-from fp8doctor.examine.compile_marks import chain
 from fp8doctor.facts import Checkpointing
-from fp8doctor.stacks.code_names import from_library, named, names_in
+from fp8doctor.stacks.code_names import from_library, named
 from fp8doctor.stacks.looking import (
     ClassCache,
     forward_of,
@@ -20,7 +19,7 @@ from fp8doctor.stacks.looking import (
     read_class,
     state_of,
 )
-from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT, memory_budget, original
+from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT, memory_budget
 
 CHECKPOINT_MODULES = (
     "torch.utils.checkpoint",
@@ -121,15 +120,6 @@ def is_layer(kind: ClassCache) -> bool:
     return LAYER in kind.lineage
 
 
-def forwards(module: Any) -> Iterator[tuple[CodeType, dict[str, Any]]]:
-    for link in chain(forward_of(module)):
-        function = original(link) or link
-        function = read(function, "__func__", function)
-        code = read(function, "__code__")
-        if isinstance(code, CodeType):
-            yield code, function.__globals__
-
-
 def package(value: Any) -> str | None:
     while issubclass(type(value), functools.partial):
         value = value.func
@@ -139,19 +129,16 @@ def package(value: Any) -> str | None:
 
 def opens_fp8_autocast(region: Any) -> bool:
     own = [each for _, each in modules_of(region) if not from_library(type(each))]
-    return any(open_fp8_autocast(forwards(each)) for each in own)
+    return any(name_fp8_autocast(named(forward_of(each), type(each).__mro__)) for each in own)
 
 
-def open_fp8_autocast(codes: Iterable[tuple[CodeType, dict[str, Any]]]) -> bool:
-    """Tell if one of these functions names TE's autocast and its package."""
-    for code, bound in codes:
-        names = {*names_in(code), *code.co_freevars}
-        if not names.isdisjoint(AUTOCASTS) and any(
-            name.startswith(TRANSFORMER_ENGINE) or package(bound.get(name)) == TRANSFORMER_ENGINE
-            for name in names
-        ):
-            return True
-    return False
+def name_fp8_autocast(found: Iterable[tuple[str, Any]]) -> bool:
+    """Tell if TE's autocast and its package are among these names and their values."""
+    values = dict(found)
+    return not AUTOCASTS.isdisjoint(values) and any(
+        name.startswith(TRANSFORMER_ENGINE) or package(value) == TRANSFORMER_ENGINE
+        for name, value in values.items()
+    )
 
 
 def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:

@@ -19,10 +19,11 @@ from difflib import get_close_matches
 from email.parser import HeaderParser
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 
 from fp8doctor.examine.fp8_support import try_backends
 from fp8doctor.examine.nvml_gpus import driver_version, installed_torch
-from fp8doctor.facts import Environment, Package, Software
+from fp8doctor.facts import AccelerateConfig, Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -82,30 +83,19 @@ MOST_DIGITS = 12
 """Digits in one piece of a value; longer ones may be private."""
 
 PACKAGES = {
-    "torchao": ("torchao",),
+    name: (name,)
+    for name in """
+    torchao accelerate transformers peft trl unsloth unsloth_zoo deepspeed bitsandbytes flash_attn
+    nvdlfw_inspect liger_kernel xformers compressed_tensors vllm llamafactory axolotl
+    """.split()
+} | {
     "transformer_engine": ("transformer_engine", "transformer_engine_cu12", "transformer_engine_cu13"),
-    "accelerate": ("accelerate",),
-    "transformers": ("transformers",),
-    "peft": ("peft",),
-    "trl": ("trl",),
-    "unsloth": ("unsloth",),
-    "unsloth_zoo": ("unsloth_zoo",),
-    "deepspeed": ("deepspeed",),
-    "bitsandbytes": ("bitsandbytes",),
-    "flash_attn": ("flash_attn",),
     "flash_attn_interface": ("flash_attn_3",),
     "fbgemm_gpu": ("fbgemm_gpu", "fbgemm_gpu_genai", "fbgemm_gpu_nightly"),
     "modelopt": ("nvidia_modelopt",),
     "msamp": ("ms_amp", "msamp"),
     "megatron": ("megatron_core",),
-    "nvdlfw_inspect": ("nvdlfw_inspect",),
     "lightning": ("lightning", "pytorch_lightning"),
-    "liger_kernel": ("liger_kernel",),
-    "xformers": ("xformers",),
-    "compressed_tensors": ("compressed_tensors",),
-    "vllm": ("vllm",),
-    "llamafactory": ("llamafactory",),
-    "axolotl": ("axolotl",),
 }
 """Import name -> distributions that may contain it, in order of trying."""
 
@@ -227,6 +217,43 @@ def debug_switches() -> dict[str, bool]:
         "nvdlfw_inspect": getattr(inspect, "DEBUG_MANAGER", None)
         is not None,  # nvdlfw_inspect 0.2.2: None until initialize()
     }
+
+
+CONFIG_FILES = ("default_config.yaml", "default_config.json")
+"""Files in Accelerate's folder, in order of preference. Source: ``commands/config/config_args.py``, 1.15."""
+
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
+BACKENDS = ("TE", "AO", "MSAMP")
+
+
+def accelerate_config(gaps: dict[str, str]) -> AccelerateConfig | None:
+    """Read the file; None without one. ``gaps`` says why it cannot be read."""
+    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
+    folder = Path(home).expanduser() / "accelerate"
+    file = next((folder / name for name in CONFIG_FILES if (folder / name).is_file()), None)
+    if file is None:
+        return None
+    try:
+        import yaml  # type: ignore[import-untyped]
+
+        read = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML
+        if not isinstance(read, dict):
+            raise ValueError("it has no keys")
+    except Exception as error:
+        _log.debug("reading Accelerate's configuration raises", exc_info=True)
+        reason = scrub(f"{type(error).__name__}: {error}".splitlines()[0])
+        gaps["environment.accelerate_config"] = f"{file.name} cannot be read: {reason}"
+        unread: AccelerateConfig = NOT_RECORDED
+        return unread
+    fp8 = read.get("fp8_config")
+    fp8 = fp8 if isinstance(fp8, dict) else {}
+    precision = str(read.get("mixed_precision") or "no").lower()
+    backend = str(fp8.get("backend") or fp8.get("fp8_backend") or "").upper()
+    return AccelerateConfig(
+        mixed_precision=precision if precision in PRECISIONS else SET,
+        fp8_backend=None if not backend else backend if backend in BACKENDS else SET,
+    )
 
 
 @contextmanager

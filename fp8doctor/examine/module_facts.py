@@ -1,18 +1,25 @@
-"""Describe the module tree as facts; works on the meta device."""
+"""Describe the module tree as facts; works on the meta device.
+
+Of each tensor subclass the smallest weight is saved, in memory.
+"""
 
 from __future__ import annotations
 
+import io
+import logging
 import re
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers, is_convolution
 from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, hooks, parameters
-from fp8doctor.facts import Blocks, Network
+from fp8doctor.facts import Blocks, Network, SavedWeight
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.looking import (
@@ -25,8 +32,22 @@ from fp8doctor.stacks.looking import (
     read,
     state_of,
 )
-from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, whole_size
+from fp8doctor.stacks.tensors import (
+    dtype_name,
+    is_float8,
+    local,
+    storage_bytes,
+    stored,
+    stored_bytes,
+    subclass,
+    whole_size,
+)
 from fp8doctor.stacks.torch_private import wrapped_child
+from fp8doctor.wording import sentence
+
+_log = logging.getLogger("fp8doctor")
+
+PEFT_MODEL = ("peft.peft_model", "PeftModel")
 
 CONFIGS = ("config", "model_args", "args", "params")
 """Attributes with a model's sizes, in order of looking."""
@@ -69,14 +90,16 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     held = (each for place in tree.places for each in buffers_of(place.module).values())
     buffers = [each for each in held if each is not None]
     tuned = {each for place in tree.places for each in adapters_of(place.module)}
+
+    def adapts(name: str) -> bool:
+        return any(part.startswith("lora_") or part in tuned for part in name.split("."))
+
     return Network(
         kind=class_name(type(tree.root.module)),
         forward_of_torch=forward_of_torch(tree.root.module),
         parameters=total,
         trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
-        adapter_parameters=sum(
-            counts[key] for key, aliases in names.items() if any(is_adapter(name, tuned) for name in aliases)
-        ),
+        adapter_parameters=sum(counts[key] for key, aliases in names.items() if any(map(adapts, aliases))),
         dtypes=dict(dtypes),
         devices=tuple(sorted({each.device.type for each in (*unique.values(), *buffers)})),
         modules=len(tree.places),
@@ -89,6 +112,8 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
+        saving=examine_saving(tree, gaps),
+        save_pretrained=not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module))),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
         heads=_size(config, HEADS),
@@ -100,11 +125,6 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
 def fp8_calls(tree: Tree) -> tuple[str, ...]:
     kinds = (type(place.module).__name__ for place in tree.places if not place.idle)
     return tuple(dict.fromkeys(each for each in kinds if FP8_ATTENTION.search(each)))
-
-
-def is_adapter(name: str, tuned: Collection[str] = ()) -> bool:
-    """Tell by its name if a parameter is an adapter's: LoRA's, or the tuner's own."""
-    return any(part.startswith("lora_") or part in tuned for part in name.split("."))
 
 
 def find_config(tree: Tree) -> Any:
@@ -282,3 +302,50 @@ def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
         if NOT_RECORDED in checkpointed
         else sum(each is not None for each in checkpointed),
     )
+
+
+MOST_BYTES = 32 * 2**20
+"""Largest weight to try: 4096 x 4096 in BF16, copied and pickled in 20 ms."""
+
+GATHERED = "torch.distributed."
+"""Modules of FSDP's and DTensor's classes, which are removed before saving."""
+
+
+def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
+    """Describe each tensor subclass; a gap if it has no weight to try."""
+    smallest: dict[str, tuple[str, nn.Parameter]] = {}
+    for name, parameter in parameters(tree):
+        kind = subclass(parameter)
+        if kind is None or kind.startswith(GATHERED) or local(parameter) is not parameter:
+            continue
+        if is_a(parameter, nn.UninitializedParameter):
+            continue
+        if kind not in smallest or stored_bytes(parameter) < stored_bytes(smallest[kind][1]):
+            smallest[kind] = name, parameter
+    found = []
+    for kind, (name, weight) in smallest.items():
+        reason = "has no data (meta device)" if weight.is_meta else ""
+        if not reason and storage_bytes(weight) > MOST_BYTES:
+            reason = "is too large to try"
+        if reason:
+            gaps["network.saving"] = f"the smallest {kind.rpartition('.')[2]} {reason}"
+            return NOT_RECORDED
+        found.append(
+            SavedWeight(
+                weight_class=kind,
+                tried=name,
+                pickle_error=error_of(lambda each: torch.save(each, io.BytesIO()), weight),
+                storage_error=error_of(lambda each: each.untyped_storage().data_ptr(), weight),
+            )
+        )
+    return tuple(found)
+
+
+def error_of(save: Callable[[Tensor], object], weight: Tensor) -> str | None:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # a fake tensor warns that it has no storage
+            save(weight.detach())
+    except Exception as error:
+        _log.debug("a weight cannot be saved", exc_info=True)
+        return sentence(error)
+    return None

@@ -48,7 +48,12 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
     torch = installed_torch()
     gpus: tuple[Gpu, ...] = NOT_RECORDED
     try:
-        gpus = _gpus_of_torch(torch, "amd") if torch and torch.version.hip else _gpus_of_nvidia(torch, gaps)
+        if torch and torch.version.hip:
+            return _gpus_of_torch(torch, "amd")
+        with open_nvml() as nvml:
+            return _gpus_of_nvml(nvml, torch, gaps)
+    except NoDriverError:
+        return _gpus_of_torch(torch, "nvidia") if torch and torch.cuda.is_initialized() else ()
     except Exception as error:
         _log.debug("the GPUs cannot be asked", exc_info=True)
         gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
@@ -91,14 +96,6 @@ def open_nvml() -> Iterator[Any]:
         yield pynvml
     finally:
         pynvml.nvmlShutdown()
-
-
-def _gpus_of_nvidia(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    try:
-        with open_nvml() as nvml:
-            return _gpus_of_nvml(nvml, torch, gaps)
-    except NoDriverError:
-        return _gpus_of_torch(torch, "nvidia") if torch and torch.cuda.is_initialized() else ()
 
 
 def _gpus_of_nvml(nvml: Any, torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:

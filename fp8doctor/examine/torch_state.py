@@ -25,14 +25,9 @@ def examine_dynamo(gaps: dict[str, str]) -> Dynamo:
     """Read Dynamo's switches and counters, or its variables if it is not loaded."""
     config = torch_private.config()
     if config is None:
-        return Dynamo(
-            disabled=disabled_by_variable(),
-            suppress_errors=bool(os.environ.get("TORCHDYNAMO_SUPPRESS_ERRORS")),
-            stance="default",
-            frames_total=0,
-            frames_ok=0,
-            failures=(),
-        )
+        suppress = bool(os.environ.get("TORCHDYNAMO_SUPPRESS_ERRORS"))
+        counted: dict[str, Any] = {"stance": "default", "frames_total": 0, "frames_ok": 0, "failures": ()}
+        return Dynamo(disabled=disabled_by_variable(), suppress_errors=suppress, **counted)
     stance = getattr(torch_private.stance(), "stance", None)
     frames, metrics = torch_private.counters("frames"), torch_private.compilation_metrics()
     if stance is None or frames is None or metrics is None:

@@ -109,7 +109,9 @@ def load(
         autocast=autocast,
         trainer=trainer,
         rebuild=make if _sizable(found) and trainer is None else None,
-        compiled_elsewhere=_compiled_elsewhere(names, model),
+        compiled_elsewhere=tuple(
+            name for name, value in names.items() if value is not model and behind_compile(value) is model
+        ),
         watched=watch,
     )
 
@@ -306,10 +308,3 @@ def _trainer(names: dict[str, Any], model: Any) -> Any:
             return value
     arguments = {id(value): value for value in names.values() if is_training_arguments(value)}
     return next(iter(arguments.values())) if len(arguments) == 1 else None
-
-
-def _compiled_elsewhere(names: dict[str, Any], model: Any) -> tuple[str, ...]:
-    """Return names of ``torch.compile(model)`` while ``model`` itself is inspected."""
-    return tuple(
-        name for name, value in names.items() if value is not model and behind_compile(value) is model
-    )

@@ -71,7 +71,8 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
     if kind is None and type(width) is int and width > 0 and next(iter(arguments), "") not in IMAGES:
         if before := _made_before(model, first):
             raise NoBatchError(f"{before} makes the inputs of the first {type(first).__name__}")
-        if sequence is None and _attends(model):
+        labels = (f"{name} {type(each).__name__}".lower() for name, each in modules_of(model))
+        if sequence is None and any("attention" in label or "attn" in label for label in labels):
             raise NoBatchError("the model attends, and the length of its sequences is not known")
         rows = _random(
             model, (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
@@ -200,14 +201,6 @@ def _is_of_positions(name: str) -> bool:
     return any(part in parts for part in POSITION_PARTS)
 
 
-def _attends(model: Any) -> bool:
-    return any(
-        "attention" in label or "attn" in label
-        for name, each in modules_of(model)
-        for label in (name.lower(), type(each).__name__.lower())
-    )
-
-
 def _image_shape(model: Any, first: Any) -> tuple[int, ...] | None:
     """Return channels, height and width of the images that a model takes; None if it tells none.
 
@@ -311,7 +304,10 @@ def core(model: Any) -> Any:
 
 def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     """Return batch size, sequence length and matmul rows (tokens) of a batch."""
-    tensor = _main_tensor(batch)
+    named = [(str(key), tensor) for key, tensor in named_tensors(batch)]
+    inputs = [tensor for name, tensor in named if name not in TARGETS and "mask" not in name]
+    inputs += [tensor for _, tensor in named]
+    tensor = dict(named).get("input_ids", inputs[0] if inputs else None)
     if tensor is None:
         return None, None, None
     shape = tuple(tensor.shape)
@@ -322,12 +318,3 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
         return shape[0] if shape else None, None, None  # images: the rows depend on the model's code
     leading = shape[:-1]
     return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)
-
-
-def _main_tensor(batch: Any) -> Any:
-    """Return ``input_ids``, else the first tensor that is no target or mask."""
-    named = [(str(key), tensor) for key, tensor in named_tensors(batch)]
-    inputs = [tensor for name, tensor in named if name not in TARGETS and "mask" not in name] or [
-        tensor for _, tensor in named
-    ]
-    return dict(named).get("input_ids", inputs[0] if inputs else None)

@@ -34,7 +34,9 @@ def prepare(trainer: Any) -> None:
     Without data, or with several processes or GPUs, it stays as it is. For a process of its own: model and
     optimizer change.
     """
-    if read(trainer, "train_dataset") is None or _is_spread(trainer):
+    engines = ("is_deepspeed_enabled", "is_fsdp_enabled", "is_fsdp_xla_enabled")
+    spread = (read(read(trainer, "args"), "_n_gpu") or 0) > 1 or any(read(trainer, each) for each in engines)
+    if spread or read(trainer, "train_dataset") is None:
         return
     callbacks, stop = trainer.callback_handler.callbacks, _Stop()
     callbacks.insert(0, stop)
@@ -48,12 +50,6 @@ def prepare(trainer: Any) -> None:
     finally:
         callbacks.remove(stop)
         trainer.is_in_train = False
-
-
-def _is_spread(trainer: Any) -> bool:
-    arguments = read(trainer, "args")
-    engines = ("is_deepspeed_enabled", "is_fsdp_enabled", "is_fsdp_xla_enabled")
-    return (read(arguments, "_n_gpu") or 0) > 1 or any(read(trainer, each) for each in engines)
 
 
 def own_batch(trainer: Any, model: Any) -> Any:

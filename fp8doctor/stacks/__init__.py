@@ -13,7 +13,7 @@ import importlib
 import logging
 import pkgutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from fp8doctor.facts import Scaling, Use
@@ -142,24 +142,20 @@ def bf16_counterpart(module: Module, compiled: bool) -> Module | None:
     return None
 
 
+def _first(module: Module, name: str) -> Any:
+    """Ask the stacks that have this function; return the first answer, or None."""
+    asked = (getattr(stack, name, None) for stack in stacks_of(type(module)))
+    return next((found for ask in asked if ask and (found := ask(module))), None)
+
+
 def scaling(module: Module) -> Scaling | None:
-    return next(
-        (
-            found
-            for stack in stacks_of(type(module))
-            if hasattr(stack, "scaling") and (found := stack.scaling(module)) is not None
-        ),
-        None,
-    )
+    found: Scaling | None = _first(module, "scaling")
+    return found
 
 
 def casts_of(module: Module) -> dict[str, Cast]:
     """Return how a module casts ``input``, ``weight`` and ``gradient``, as far as its stack tells."""
-    for stack in stacks_of(type(module)):
-        if hasattr(stack, "casts") and (found := stack.casts(module)):
-            casts: dict[str, Cast] = found
-            return casts
-    return {}
+    return _first(module, "casts") or {}
 
 
 def fp8_copies(module: Module) -> list[Tensor]:

@@ -25,28 +25,18 @@ SWITCH = re.compile(
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """Describe a layer with 16- or 32-bit weights whose class, weight type or switch says FP8."""
     weights = [each for each in parameters_of(module).values() if each is not None and each.ndim in (2, 3)]
-    if not weights or not says_fp8(module) or any(map(_is_quantized, weights)):
+    if not weights or any(map(_is_quantized, weights)) or home(type(module)).partition(".")[0] in LIBRARIES:
         return ()
-    return tuple(replace(each, stack=STACK, use="unknown") for each in _layers(module, gaps))
-
-
-def says_fp8(module: nn.Module) -> bool:
-    if home(type(module)).partition(".")[0] in LIBRARIES:
-        return False
     switches = {value for name, value in state_of(module).items() if SWITCH.fullmatch(name)}
     called = f"{type(module).__name__} {read(read(module, 'weight_qtype'), 'name')}"  # the latter is quanto's
-    return True in switches or (False not in switches and bool(NAMED.search(called)))
+    if True not in switches and (False in switches or not NAMED.search(called)):
+        return ()
+    layers, weight = plain.recognise(module, gaps), tensor(module, "weight")
+    if not layers and weight is not None and weight.ndim == 2:
+        layers = (plain.layer(module, (weight,), weight.shape[1], weight.shape[0]),)
+    return tuple(replace(each, stack=STACK, use="unknown") for each in layers)
 
 
 def _is_quantized(weight: Tensor) -> bool:
     inside = subclass(local(weight))
     return is_float8(stored(weight)) or inside not in (None, FAKE_TENSOR) or not weight.is_floating_point()
-
-
-def _layers(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-    if known := plain.recognise(module, gaps):
-        return known
-    weight = tensor(module, "weight")
-    if weight is None or weight.ndim != 2:
-        return ()
-    return (plain.layer(module, (weight,), weight.shape[1], weight.shape[0]),)

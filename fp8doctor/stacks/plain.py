@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from types import FunctionType
-from typing import Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -52,18 +52,9 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 
 
 def layer(
-    module: nn.Module,
-    weights: tuple[Tensor, ...],
-    in_features: int,
-    out_features: int,
-    *,
-    part: str = "",
-    bias: bool | None = None,
-    gemms: int = 1,
-    role: Literal["body", "router", "experts"] = "body",
-    features: dict[str, bool | int | str | None] | None = None,
+    module: nn.Module, weights: tuple[Tensor, ...], in_features: int, out_features: int, **more: Any
 ) -> Layer:
-    """Describe an ordinary layer; a plain float8 weight makes its use ``storage``."""
+    """Describe an ordinary layer, with ``more`` fields; a plain float8 weight makes its use ``storage``."""
     data = stored(weights[0])
     use: Use = "storage" if is_float8(data) else "none"
     return Layer(
@@ -74,12 +65,8 @@ def layer(
         out_features=int(out_features),
         weights=weights,
         dtype=dtype_name(data if use == "storage" else weights[0]),
-        bias=parameters_of(module).get("bias") is not None if bias is None else bias,
-        part=part,
-        gemms=gemms,
-        role=role,
-        features=features or {},
         weight_class=subclass(weights[0]),
+        **{"bias": parameters_of(module).get("bias") is not None, **more},
     )
 
 
@@ -94,36 +81,24 @@ def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     if is_a(weight, nn.UninitializedParameter):
         gaps["network.linears"] = "a LazyLinear has no shape before its first forward"
         return ()
-    role: Literal["body", "router"] = "router" if ROUTER.search(type(module).__name__) else "body"
+    role = "router" if ROUTER.search(type(module).__name__) else "body"
     of_weight = (int(weight.shape[-1]), int(weight.shape[0]))
     own = (read(module, "in_features"), read(module, "out_features"))
     in_features, out_features = (
         size if type(size) is int else known for size, known in zip(own, of_weight, strict=True)
     )
     bias = tensor(module, "bias") is not None
-    computed = {} if "weight" in parameters_of(module) else {"computed_weight": True}
-    return (layer(module, (weight,), in_features, out_features, bias=bias, role=role, features={**computed}),)
+    features = {} if "weight" in parameters_of(module) else {"computed_weight": True}
+    return (layer(module, (weight,), in_features, out_features, bias=bias, role=role, features=features),)
 
 
 def attention(module: nn.Module) -> tuple[Layer, ...]:
-    found = []
-    for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        weight = tensor(module, name)
-        if weight is not None:
-            bias = tensor(module, "in_proj_bias") is not None
-            part = name.removesuffix("_weight")
-            found.append(
-                layer(
-                    module,
-                    (weight,),
-                    weight.shape[1],
-                    weight.shape[0],
-                    part=part,
-                    bias=bias,
-                    features={"functional": True},
-                )
-            )
-    return tuple(found)
+    bias = tensor(module, "in_proj_bias") is not None
+    return tuple(
+        layer(module, (weight,), *weight.shape[::-1], part=name, bias=bias, features={"functional": True})
+        for name in ("in_proj", "q_proj", "k_proj", "v_proj")
+        if (weight := tensor(module, f"{name}_weight")) is not None
+    )
 
 
 def experts(module: nn.Module) -> tuple[Layer, ...]:

@@ -146,8 +146,7 @@ def _of_kind(mapping: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
         return changed
     try:
         copied = copy.copy(mapping)
-        for key, each in changed.items():
-            copied[key] = each
+        copied.update(changed)
     except Exception:  # of a class of the user's or a library's
         _log.debug("a %s cannot be written to", type(mapping), exc_info=True)
         return changed

@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType, TorchDynamoPlugin
 from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from transformers import Trainer, TrainingArguments
 
-from fp8doctor.examine.accelerate_config import default_config
+from fp8doctor.examine.environment import accelerate_config
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.examine.models import Stacked, llama, network, training
 from tests.stand_ins import transformer_engine as stand_in
@@ -101,7 +101,7 @@ def test_a_file_as_accelerate_writes_it(file: Path, settings: dict[str, Any], re
     gaps: dict[str, str] = {}
     for write, path in ((config.to_yaml_file, file), (config.to_json_file, file.with_suffix(".json"))):
         write(path)
-        found = default_config(gaps)
+        found = accelerate_config(gaps)
         assert found is not None
         assert (found.mixed_precision, found.fp8_backend) == read
         path.unlink()
@@ -112,5 +112,5 @@ def test_a_file_as_accelerate_writes_it(file: Path, settings: dict[str, Any], re
 def test_a_file_that_cannot_be_read(file: Path, text: str) -> None:
     file.write_text(text)
     gaps: dict[str, str] = {}
-    assert default_config(gaps) is NOT_RECORDED
+    assert accelerate_config(gaps) is NOT_RECORDED
     assert "default_config.yaml" in gaps["environment.accelerate_config"]

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-from fp8doctor.examine import saving
-from fp8doctor.examine.saving import examine_saving
+from fp8doctor.examine import module_facts as saving
+from fp8doctor.examine.module_facts import examine_saving
 from fp8doctor.examine.walk import walk
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 

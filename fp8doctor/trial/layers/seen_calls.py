@@ -17,8 +17,9 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, open_fp8_autocast
+from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
+from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.torch_private import Unknown, call_code
@@ -186,8 +187,12 @@ def _checkpoint_call(frame: FrameType | None, above: int | None) -> Call | None:
             call = Call(
                 home.partition(".")[0],
                 known,
-                opens_fp8=open_fp8_autocast(
-                    (each.f_code, {**each.f_globals, **each.f_locals}) for each in inside
+                opens_fp8=any(
+                    name_fp8_autocast(
+                        (name, {**each.f_globals, **each.f_locals}.get(name))
+                        for name in (*names_in(each.f_code), *each.f_code.co_freevars)
+                    )
+                    for each in inside
                 ),
             )
         elif above is not None and frame.f_code is module_call and id(frame.f_locals.get("self")) == above:
