@@ -36,10 +36,8 @@ FUSED = re.compile(r"flash|fmha|sdpa|cudnn::fusion|flex_attention|flex_decod", r
 class PlainAttention(NamedTuple):
     """Attention without a fused kernel in one profiled step of the deepest cut."""
 
-    softmax_ms: float
-    gemm_ms: float
-    others_ms: float
-    """Masks, scaling and dropout over the scores, if they were launched inside torch's attention."""
+    total_ms: float
+    """Softmax, products, and what lies between them if torch's attention launched it."""
     share_pct: float
     """Of the time the GPU works."""
     beside_fused: bool
@@ -47,10 +45,6 @@ class PlainAttention(NamedTuple):
     of_fp32_gemms: float
     """Share of the step's fp32 matmuls that are its own, 0 to 1: of those that no attention's operator
     encloses, as in a compiled graph."""
-
-    @property
-    def total_ms(self) -> float:
-        return self.softmax_ms + self.gemm_ms + self.others_ms
 
 
 def plain_attention(arm: Arm) -> PlainAttention | None:
@@ -67,11 +61,10 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
     is_little = not works_ms or 100 * total_ms < SHARE_PCT * works_ms
     if is_little or not gemm_ms or 100 * softmax_ms < SOFTMAX_PCT * gemm_ms:
         return None
-    others_ms, share_pct = total_ms - softmax_ms - gemm_ms, 100 * total_ms / works_ms
     fp32_ms = _ms(group for group in breakdown.groups if group.family == "gemm_fp32")
     own_ms = _ms(group for group in gemms if group.family == "gemm_fp32")
     own = own_ms / fp32_ms if fp32_ms else 0.0
-    return PlainAttention(softmax_ms, gemm_ms, others_ms, share_pct, len(plain) < len(attention), own)
+    return PlainAttention(total_ms, 100 * total_ms / works_ms, len(plain) < len(attention), own)
 
 
 def is_softmax(group: KernelGroup) -> bool:
@@ -231,6 +224,6 @@ def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicabl
     if now is None or not now.tried or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")
     found = breakdown_of(now)
-    return (
-        (now, found, now.step_ms) if found else NotApplicable(reason=f"the step as it is {why_unknown(now)}")
-    )
+    if found is None:
+        return NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    return now, found, now.step_ms

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.arms import (
     all_changes,
-    arm,
+    arm_if_any,
     base_of,
     changes_in_bf16,
     is_finite,
@@ -35,7 +35,6 @@ from fp8doctor.facts.arm_names import (
     Reason,
     is_conversion,
     is_in_bf16,
-    is_withdrawn,
     keeps_users_compilation,
 )
 from fp8doctor.facts.no_number import why_of
@@ -125,15 +124,19 @@ class TrialView:
         changes = all_changes(self.trial, of)
         return [name for name in changes if not (compiled and traits(name).compiles)]
 
+    def of(self, name: str) -> Arm | None:
+        """Return the variant of that name, if it was timed."""
+        return arm_if_any(self.facts, name)
+
     @known
     def as_is(self) -> Arm | None:
-        return arm(self.trial, ArmName.AS_IS)
+        return self.of(ArmName.AS_IS)
 
     @known
     def bf16(self) -> Arm | None:
         """The best BF16 of the same model. Without FP8, also outside of layers, the job as it is counts."""
         names = BF16_BASELINES if self.uses_fp8 or self.facts.get("network.fp8_calls") else BASELINES
-        return min(filter(None, (arm(self.trial, name) for name in names)), key=_ms, default=None)
+        return min(filter(None, (self.of(name) for name in names)), key=_ms, default=None)
 
     @known
     def totals(self) -> list[Arm] | None:
@@ -215,7 +218,7 @@ class TrialView:
         """Find the baseline that a BF16 variant changes, or changes a change of."""
         below: Arm | None = of
         while below is not None and below.name not in BASELINES:
-            below = arm(self.trial, below.get("base") or "")
+            below = self.of(below.get("base") or "")
         return below
 
     @known
@@ -272,16 +275,20 @@ class TrialView:
             each.treatments: each for each in arms if not each.tried and why_of(each) is Reason.DOES_NOT_FIT
         }
 
-    @known
+    @cached_property
+    def late(self) -> dict[str, Arm]:
+        """The variants that only time kept from being timed, by their names."""
+        return {each.name: each for each in self.facts.arms() if lacked_time(each)}
+
+    @cached_property
     def left_out_bf16(self) -> Arm | None:
-        """The compiled BF16 that was left out for time and may be the fastest.
+        """The compiled BF16 that had no time and may be the fastest.
 
         That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed.
         """
-        late = {each.name: each for each in self.trial.arms if lacked_time(each)}
-        compiled = (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED)
-        timed = any(arm(self.trial, name) for name in compiled)
-        return late.get(compiled[0]) or (None if timed else late.get(compiled[1]))
+        timed = any(self.of(name) for name in (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED))
+        own = self.late.get(ArmName.BF16_AS_COMPILED)
+        return own or (None if timed else self.late.get(ArmName.BF16_COMPILED))
 
     @known
     def own_bf16_left_out(self) -> Arm | None:
@@ -297,29 +304,19 @@ class TrialView:
 
         False if another form is faster than BF16 anyway.
         """
-        own = [
-            each
-            for each in self.facts.arms()
-            if is_conversion(each.get("name", "")) and keeps_users_compilation(each.name)
-        ]
         wins = self.fp8 and self.bf16 and _ms(self.fp8) < _ms(self.bf16)
-        return not wins and not any(each.tried for each in own) and any(map(lacked_time, own))
+        timed = any(_is_own_conversion(each.name) for each in self.totals or [])
+        return not wins and not timed and any(map(_is_own_conversion, self.late))
 
     @cached_property
     def deciding_fp8(self) -> bool:
         """Return whether a plan in BF16 waits for an FP8 that the budget left no time for."""
         if not self.gives_up_fp8 or self.has_little_to_gain:
             return False
-        every = [
-            each
-            for each in self.trial.arms
-            if each.get("treatments") and not is_in_bf16(each.name) and not is_withdrawn(*each.treatments)
-        ]
-        timed = [each for each in every if each.tried]
-        late = list(filter(lacked_time, every))
-        if any(each.name == ArmName.PRESCRIBED for each in late):
-            return True
-        return bool(late and not timed) or (any(map(_compiles, late)) and not any(map(_compiles, timed)))
+        timed = [each for each in self.totals or [] if each is not self.as_is]
+        late = list(filter(is_total, self.late.values()))
+        unlike = any(map(_compiles, late)) and not any(map(_compiles, timed))
+        return bool(late and not timed) or unlike or any(each.name == ArmName.PRESCRIBED for each in late)
 
     @cached_property
     def fp8_is_undecided(self) -> bool:
@@ -328,6 +325,10 @@ class TrialView:
         noise = bf16 and self.fp8 and speed(self.fp8, bf16, self.trial).side == "open"
         hidden = noise and self.gives_up_fp8 and not self.has_little_to_gain
         return self.deciding_fp8 or bool(hidden)
+
+
+def _is_own_conversion(name: str) -> bool:
+    return is_conversion(name) and keeps_users_compilation(name)
 
 
 def _compiles(of: Arm) -> bool:

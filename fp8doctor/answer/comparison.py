@@ -6,6 +6,7 @@ Behind this file nobody asks where a time comes from, except to print its basis.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,7 +18,6 @@ from fp8doctor.analysis.significance import Number, holding, interval
 from fp8doctor.analysis.step_difference import REST, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView, Variant
-from fp8doctor.analysis.watched import watched_ms
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.estimate import (
     begins_fp8,
@@ -129,9 +129,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     expects = expected_speedup(facts, findings)
     if expects is None:
         return None
-    bf16_ms, ran = expects.bf16_ms, None
-    if if_recorded(watched_ms, facts):
-        ran = _watched(facts).now
+    bf16_ms, ran = expects.bf16_ms, _watched(facts).now if expects.ran_ms else None
     converts = bool(expects.recipes)
     value = expects.best if converts else expects.as_is if expects.as_is else expects.now
     bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None
@@ -144,15 +142,15 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
     words = f"FP8 {recipe_in_words(name)} compiled"
     fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best) if converts else now
     rest = expects.fp8_ms - bf16_ms - sum(expects.parts_ms.values())
-    end, gain, end_speedup = _planned(facts, findings, steps, expects, now, bf16)
+    plan = _planned(facts, findings, steps, expects, bf16) if steps else Plan(now)
     return Comparison(
         now=now,
         bf16=bf16,
         fp8=fp8,
-        end=end,
+        end=plan.end,
         speedup=speedup,
-        gain=gain,
-        end_speedup=end_speedup,
+        gain=plan.gain,
+        end_speedup=plan.end_speedup,
         parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or expects.as_is) else {},
         gpu=expects.gpu,
         as_is=expects.as_is,
@@ -165,35 +163,37 @@ def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
     return Variant(name, words, in_fp8, Number(ms, ms, ms, "modelled"))
 
 
+class Plan(NamedTuple):
+    """The step with the plan, its gain over the step now, and its speed next to BF16; None if unknown."""
+
+    end: Variant | None = None
+    gain: Number | None = None
+    end_speedup: Number | None = None
+
+
 def _planned(
-    facts: Facts,
-    findings: Sequence[Finding],
-    steps: Sequence[Step],
-    expects: ModelledSpeedup,
-    now: Variant | None,
-    bf16: Variant,
-) -> tuple[Variant | None, Number | None, Number | None]:
-    """Estimate the step with the plan: its time, its gain over the step now, and its speed next to BF16."""
-    if not steps:
-        return now, None, None
+    facts: Facts, findings: Sequence[Finding], steps: Sequence[Step], expects: ModelledSpeedup, bf16: Variant
+) -> Plan:
+    """Estimate the step with the plan."""
     if stops_first(facts, findings):
-        return None, None, None
+        return Plan()
     if stays_in_bf16(steps):
         ms, gain = _with_plan(expects, None) or (bf16.ms, None)
-        return replace(bf16, ms=ms), gain, None
+        return Plan(replace(bf16, ms=ms), gain)
     planned = planned_speedup(facts, findings, steps)
     if planned is None or (planned.recipes and not begins_fp8(steps, planned)):
-        return None, None, None
-    more_tokens = any(step.treatment.name == MORE_TOKENS for step in steps)
-    found = None if more_tokens else _with_plan(expects, planned)
-    if found is None and expects.as_is is not None and not more_tokens and not planned.recipes:
-        return None, None, None  # the plan changes nothing that the cost model knows
-    if more_tokens and now is not None and now.ms.basis == "measured":
-        return None, None, None  # the watched step waits as long with more tokens: the estimate does not
-    end_speedup = holding(planned.best, *planned.best_bounds, "modelled")
+        return Plan()
+    if any(step.treatment.name == MORE_TOKENS for step in steps):
+        if expects.ran_ms:
+            return Plan()  # the watched step waits as long with more tokens: the estimate does not
+        found = None
+    else:
+        found = _with_plan(expects, planned)
+        if found is None and expects.as_is is not None and not planned.recipes:
+            return Plan()  # the plan changes nothing that the cost model knows
     end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best)
     ms, gain = found or (end.ms, None)
-    return replace(end, ms=ms), gain, end_speedup
+    return Plan(replace(end, ms=ms), gain, holding(planned.best, *planned.best_bounds, "modelled"))
 
 
 GAIN = 0.01
@@ -235,24 +235,18 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     of = gain or compared.speedup
     if of is not None and of.basis == "measured":
         return tuple(steps)
-    stays = stays_in_bf16(steps)
-    held = [
-        step
-        for step in steps
-        if (step.treatment.name == STAY_IN_BF16 if stays else gain and is_modelled(step))
-    ]
+    if stays_in_bf16(steps):
+        held = [step for step in steps if step.treatment.name == STAY_IN_BF16]
+    else:
+        held = list(filter(is_modelled, steps)) if gain else []
     known = [step for step in held if step.saving_ms] or held
     saving = None
     if gain and now and end:
         low, high = now.ms.value - end.ms.high, now.ms.value - end.ms.low
         saving = Saving(low=low, high=high, basis="modelled", gpu=compared.gpu)
-    return tuple(
-        replace(
-            step,
-            saving_ms=saving if step is known[0] else None,
-            together=tuple(each.treatment.name for each in known if each is not step),
-        )
-        if step in known
-        else step
-        for step in steps
-    )
+    given = list(steps)
+    for place, step in enumerate(steps):
+        if step in known:
+            others = tuple(each.treatment.name for each in known if each is not step)
+            given[place] = replace(step, saving_ms=saving if step is known[0] else None, together=others)
+    return tuple(given)

@@ -17,7 +17,7 @@ from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step_ms
 from fp8doctor.facts import Arm, Breakdown, Facts, Rank, if_recorded, recorded
-from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_conversion, is_in_bf16, is_withdrawn
+from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.wording import percent, plural, times
 
@@ -102,7 +102,7 @@ def timed_steps(view: TrialView) -> Steps | None:
     timed = [each for each in arms if each.tried and each.step_ms]
     rows = [_row(each, words[each.name], view, script_interval(each, trial)) for each in timed]
     untimed = [(words[each.name], sentence_of(each)) for each in arms if each not in timed]
-    notes = (*_notes({words[each.name]: each for each in timed}, view), *_circumstances(view))
+    notes = tuple(_notes({words[each.name]: each for each in timed}, view))
     return Steps(tuple(rows), _method(view, timed), _untimed(untimed), tuple(_differences(view)), notes)
 
 
@@ -156,12 +156,11 @@ def _speed(view: TrialView, step: Arm) -> tuple[str, str]:
         return "1x", "plain"
     if speed(step, best, view.trial).side == "open":
         return "noisy", "plain"
-    unconverted = ArmName.AS_IS in (step.name, step.get("base")) and not is_conversion(step.name)
-    in_bf16 = is_in_bf16(step.name) or (unconverted and not view.uses_fp8)
-    fair = None if in_bf16 else view.fair_bf16(step)
-    if not in_bf16 and fair is None:
+    is_fp8 = any(each.name == step.name and each.in_fp8 for each in view.table or ())
+    fair = view.fair_bf16(step) if is_fp8 else best
+    if fair is None:
         return "", "plain"
-    side = speed(step, fair, view.trial).side if fair else "even"
+    side = speed(step, fair, view.trial).side if is_fp8 else "even"
     return times(best.step_ms, step.step_ms), {"faster": "good", "slower": "bad"}.get(side, "plain")
 
 
@@ -189,22 +188,21 @@ def _differences(view: TrialView) -> Iterator[str]:
 
 
 def _notes(steps: Mapping[str, Arm], view: TrialView) -> Iterator[str]:
-    """Write the notes on the parts, variants with the same note together."""
+    """Say what is wrong with the parts of the steps, and what may have changed the times."""
     told: dict[str, list[str]] = {}
     for label, each in steps.items():
         for what, aside in _doubts(_profile(each, view)):
             told.setdefault(what, []).append(f"{label} ({aside})")
     yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
     gaps = view.trial.get("gaps", {})
-    yield from (
-        f"{what} is not known of every variant: {gaps[path]}."
-        for path, what in UNKNOWN_PARTS.items()
-        if path in gaps
-    )
+    for path, what in UNKNOWN_PARTS.items():
+        if path in gaps:
+            yield f"{what} is not known of every variant: {gaps[path]}."
+    found = (busy_host(view.trial), gpu_contention(view.trial.get("health")))
+    yield from (f"While timed: {each}." for each in found if each)
 
 
 def _doubts(found: Breakdown | None) -> Iterator[tuple[str, str]]:
-    """Say what is wrong with the parts of a step, and by how much."""
     if found is None:
         return
     if not found.reliable:
@@ -213,12 +211,6 @@ def _doubts(found: Breakdown | None) -> Iterator[tuple[str, str]]:
         yield "Scaled down to the step", f"profiled, its kernels took {found.scale:.2f} times as long"
     if found.unclassified_pct > UNCLASSIFIED_PCT:
         yield "In kernels that no rule knows (in other)", percent(found.unclassified_pct)
-
-
-def _circumstances(view: TrialView) -> Iterator[str]:
-    """Say what may have changed the times, with its size."""
-    found = (busy_host(view.trial), gpu_contention(view.trial.get("health")))
-    yield from (f"While timed: {each}." for each in found if each)
 
 
 def _method(view: TrialView, timed: Sequence[Arm]) -> str:
