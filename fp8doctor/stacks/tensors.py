@@ -146,7 +146,8 @@ def _of_kind(mapping: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
         return changed
     try:
         copied = copy.copy(mapping)
-        copied.update(changed)
+        for key, each in changed.items():
+            copied[key] = each
     except Exception:  # of a class of the user's or a library's
         _log.debug("a %s cannot be written to", type(mapping), exc_info=True)
         return changed
