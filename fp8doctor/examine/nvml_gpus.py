@@ -50,10 +50,11 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
     try:
         if torch and torch.version.hip:
             return _gpus_of_torch(torch, "amd")
-        with open_nvml() as nvml:
-            return _gpus_of_nvml(nvml, torch, gaps)
-    except NoDriverError:
-        return _gpus_of_torch(torch, "nvidia") if torch and torch.cuda.is_initialized() else ()
+        try:
+            with open_nvml() as nvml:
+                return _gpus_of_nvml(nvml, torch, gaps)
+        except NoDriverError:
+            return _gpus_of_torch(torch, "nvidia") if torch and torch.cuda.is_initialized() else ()
     except Exception as error:
         _log.debug("the GPUs cannot be asked", exc_info=True)
         gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
