@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE, in_its_place, in_python
+from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE, in_python
 from fp8doctor.facts import CompileMark, Facts, Linear, Network
 
 FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(0|[1-9][0-9]*)((?:\..+)?)")
@@ -115,38 +115,13 @@ def has_lora(linears: Iterable[Linear]) -> bool:
     return any(each.get("adapter") == "adapter" and OF_LORA in each.name for each in linears)
 
 
-COMPILED_AGAIN = {
-    "decorated_forward": "@torch.compile",
-    "training_step": "training_step = torch.compile(training_step)",
-    "assigned_forward": "{0}.forward = torch.compile({0}.forward)",
-}
-"""Form of a compile mark -> its line, with ``{0}`` for the module; others are compiled in place."""
-
-
 def without_backend(bare: tuple[CompileMark, ...], network: Network) -> str:
-    forms: dict[str, list[str]] = {}
-    for mark in bare:
-        forms.setdefault(mark.form, []).append(mark.name)
-    lines = [
-        _in_their_places(names, "torch.compile({})", network)
-        if form == "wrapped"
-        else _for_each(names, COMPILED_AGAIN.get(form, "{0}.compile()"), network)
-        for form, names in forms.items()
-    ]
-    return "\n".join(lines) + f"   # without backend={bare[0].backend!r}"
-
-
-def _in_their_places(names: list[str], made: str, network: Network) -> str:
-    """Put something made of each module, ``{}``, in its place."""
+    """Write the lines that compile modules in place by the default backend, or say what to change."""
+    note = f"# without backend={bare[0].backend!r}"
+    if any(mark.form != "in_place" for mark in bare):
+        return f"{note}, in your call of torch.compile"
+    names, model = [mark.name for mark in bare], in_python("", network)
     if len(names) == 1:
-        return in_its_place(names[0], made, network)
-    made = made.replace("{}", "{0}")
-    return _for_each(names, f"{in_python('', network)}.set_submodule(name, {made})", network)
-
-
-def _for_each(names: list[str], line: str, network: Network) -> str:
-    """Write a line about a module, ``{0}``, for one or in a loop for several."""
-    if len(names) == 1 or "{0}" not in line:
-        return line.format(in_python(names[0], network))
-    module = f"{in_python('', network)}.get_submodule(name)"
-    return f"for name in {' | '.join(names_in_python(names))}:\n    {line.format(module)}"
+        return f"{in_python(names[0], network)}.compile()   {note}"
+    found = " | ".join(names_in_python(names))
+    return f"for name in {found}:\n    {model}.get_submodule(name).compile()   {note}"

@@ -16,9 +16,7 @@ from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_f
 from fp8doctor.analysis.recipe_support import parsed
 from fp8doctor.cost.matmul_counts import covers
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
-
-IN_WORDS = {"transformer_engine": "Transformer Engine", "megatron": "Megatron Core"}
-"""Import name -> the library's own name."""
+from fp8doctor.recipes import STACKS
 
 FIRST_BUCKET_BYTES = 2**20
 """DDP splits no graph with fewer bytes of trained parameters. Source:
@@ -51,8 +49,9 @@ class TrainingBug(NamedTuple):
     ``no: why`` none does; `research.versions.probed` asks the releases."""
 
     def release(self, facts: Facts) -> str:
+        words = {name: stack.in_words for name, stack in STACKS.items()} | {"megatron": "Megatron Core"}
         names = filter(None, (self.library, self.partner))
-        return " with ".join(f"{IN_WORDS.get(name, name)} {version_of(facts, name)}" for name in names)
+        return " with ".join(f"{words.get(name, name)} {version_of(facts, name)}" for name in names)
 
     def concerns(self, facts: Facts) -> bool:
         """Whether the installed releases have this bug. One that cannot be read has not."""

@@ -215,8 +215,13 @@ def area_marks(
 ) -> dict[str, Mark]:
     """Mark each area without a finding: unknown if a check of it is, else healthy.
 
-    A step that is slower than BF16 is not called fine if no check of it found anything.
+    A step that is slower than BF16 is not called fine if no check of it found anything. What waits for facts
+    that this way of looking never gives does not apply: the trial of a watched script, watched steps of a
+    model, the ranks of one process.
     """
+    watched = facts.get("target.kind") == "script"
+    several = watched and facts.get("training.distributed.world_size", 1) > 1
+    never = {"trial" if watched else "observed", *(() if several else ("ranks",))}
     troubled, marks = {each.area for each in findings}, dict[str, set[Mark]]()
     for each in outcomes:
         if each.outcome == "crashed":
@@ -224,7 +229,7 @@ def area_marks(
         elif each.outcome != "fires":
             mark = MARK_OF_OUTCOME.get(each.outcome, "healthy")
             unexplained = each.area == "step" and status in ("fp8_slower", *GRAVE) and mark == "healthy"
-            aside = unexplained or _asks_of_another_way(each, facts)
+            aside = unexplained or each.get("missing") in never
             marks.setdefault(each.area, set()).add("not_applicable" if aside else mark)
     order: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
     calm = sorted(marks.keys() - troubled, key=position)
@@ -241,17 +246,6 @@ def areas(marks: dict[str, Mark]) -> Iterator[Marked]:
     if unknown := [AREAS.get(area, area) for area, mark in marks.items() if mark == "unknown"]:
         names = ", ".join(unknown)
         yield Marked("unknown", f"{len(unknown)} not fully checked (-v says why): {names}")
-
-
-def _asks_of_another_way(outcome: Outcome, facts: Facts) -> bool:
-    """Return whether a check waits for facts that this way of looking never gives.
-
-    A trial of a watched script, watched steps of a model, ranks of one process.
-    """
-    several = facts.get("training.distributed.world_size", 1) > 1
-    watched: bool = facts.get("target.kind") == "script"
-    never = {"trial": watched, "observed": not watched, "ranks": not (watched and several)}
-    return recorded(outcome, "missing") and never.get(outcome.missing, False)
 
 
 def without_findings(outcomes: Iterable[Outcome]) -> tuple[Marked, ...]:

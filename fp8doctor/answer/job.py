@@ -233,10 +233,6 @@ def _attention(facts: Facts) -> str:
     return ", ".join(filter(None, (*asked, kernels, unfused, none)))
 
 
-LOSSES = {"output.loss": "the model's own", "mean": "the mean of the output"}
-"""Source of the loss, if nobody gave one -> whose it is."""
-
-
 def made_up(facts: Facts) -> str:
     """Name the step's synthetic parts, and what is missing; else empty."""
     if not recorded(facts, "workload"):
@@ -254,7 +250,8 @@ def made_up(facts: Facts) -> str:
     if lacks_batch(work) and not steps_are_watched(facts):
         why = (work.note or "").rstrip(".")
         told.append(f"{why[:1].upper()}{why[1:]}.")
-    used = LOSSES.get(work.get("loss_source"))
+    of_source = {"output.loss": "the model's own", "mean": "the mean of the output"}
+    used = of_source.get(work.get("loss_source"))
     copied = not facts.get("observed.steps_ms") or recorded(facts, "trial.arms")
     if used and copied and trainer is not None and trainer.get("own_loss"):
         told.append(
