@@ -65,7 +65,6 @@ class Recipe(Struct, frozen=True, kw_only=True):
     grouped_scales_ms: float = 0.0  # time per row to reorder the scales of its groups
     treatment: str = ""  # name of the treatment that changes to it
     converts: bool = False  # the trial converts a model without FP8 with it
-    tried: bool = False  # a tiny ``_scaled_mm`` tells whether it runs
 
 
 class Stack(Struct, frozen=True, kw_only=True):
@@ -163,7 +162,6 @@ _TORCHAO = (
         frozen_cast_share=5.0 / 9.0,
         treatment="recipe-tensorwise",
         converts=True,
-        tried=True,
     ),
     _of_torchao(
         name="rowwise",
@@ -179,7 +177,6 @@ _TORCHAO = (
         grouped_cast_bytes=15.4,
         treatment="recipe-rowwise",
         converts=True,
-        tried=True,
     ),
     _of_torchao(
         name="rowwise_with_gw_hp",
@@ -201,7 +198,6 @@ _TORCHAO = (
         timed_alone=True,
         cast_bytes=CastBytes(6.4, 25.0),
         treatment="recipe-rowwise-with-gw-hp",
-        tried=True,
     ),
     _of_torchao(
         name="mxfp8",

@@ -71,8 +71,7 @@ def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> st
     least = max(wanted.cuda, on_ada)
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
-    error = facts.get("recipe_tries", {}).get(recipe) if wanted.tried else None
-    return f"a tiny matmul raises {error}" if error else None
+    return None
 
 
 def numbers(text: str) -> VersionNumbers:
@@ -102,8 +101,7 @@ def may_run(recipe: Recipe, facts: Facts) -> bool:
     """Return whether a visible GPU runs a recipe; without one, whether it needs FP8 alone."""
     if any(gpu.visible for gpu in facts.gpus):
         return bool(runs_on(facts, recipe))
-    refused = recipe.tried and facts.get("recipe_tries", {}).get(recipe.name)
-    return not refused and recipe.first == FIRST_WITH_FP8
+    return recipe.first == FIRST_WITH_FP8
 
 
 def usable_recipes(facts: Facts) -> dict[str, list[Recipe]]:

@@ -26,7 +26,6 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Examine a job; ``surroundings`` is an earlier `examine_surroundings`."""
     from fp8doctor.examine.attention import examine_attention, sdp_backends
     from fp8doctor.examine.distributed import examine_distributed
-    from fp8doctor.examine.fp8_support import try_recipes
     from fp8doctor.examine.linears import examine_scaling
     from fp8doctor.examine.module_facts import examine_network
     from fp8doctor.examine.training_state import examine_training
@@ -48,7 +47,6 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     return msgspec.structs.replace(
         facts,
         target=job.target,
-        recipe_tries=try_recipes(network.linears),
         network=network,
         training=training,
         workload=job.workload,

@@ -1,8 +1,6 @@
-"""Try if FP8 works here: the import of Accelerate's backend, torchao's recipes.
+"""Try in a process of its own if Accelerate's backend imports; find arguments of a script that ask for FP8.
 
-Importing Transformer Engine or torchao changes a process, so a separate process with the same ``sys.path``
-and environment tries it. A loaded module counts as tried. Arguments of a script that ask for FP8 are found
-here too.
+Importing Transformer Engine or torchao changes a process. A loaded module counts as tried.
 """
 
 from __future__ import annotations
@@ -10,19 +8,15 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fp8doctor.facts import Linear
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.recipes import TORCHAO, of_stack
-from fp8doctor.stacks.torch_private import scaled_mm
 
 MODULES = {"AO": "torchao.float8", "TE": "transformer_engine.pytorch", "MSAMP": "msamp"}
 """Backend -> module that Accelerate imports, in its order of preference. Source: ``Accelerator.__init__`` and
@@ -109,55 +103,6 @@ def try_import(module: str, path: tuple[str, ...]) -> str | None:
         return f"the process that imported it ended with code {done.returncode}"
     said = json.loads(answers[-1])
     return None if said is None else scrub(said)
-
-
-_log = logging.getLogger("fp8doctor")
-
-SIDE = 64
-"""Side of the tried matmul; ``_scaled_mm`` needs multiples of 16."""
-
-
-def try_recipes(linears: Iterable[Linear]) -> dict[str, str | None]:
-    """Map the model's torchao recipes to errors; empty before CUDA is initialized."""
-    if not cuda_in_use() or scaled_mm() is None:
-        return {}
-    used = {
-        each.recipe
-        for each in linears
-        if each.stack == TORCHAO.name and each.use == "training" and not each.features.get("emulate")
-    }
-    return {
-        each.name: try_scaled_mm(each.granularity == "row", "cuda")
-        for each in of_stack(TORCHAO.name)
-        if each.tried and each.name in used
-    }
-
-
-def cuda_in_use() -> bool:
-    """Tell if this process has initialized CUDA, not HIP."""
-    import torch
-
-    cuda: Any = torch.cuda
-    return cuda.is_initialized() and not torch.version.hip
-
-
-def try_scaled_mm(by_row: bool, device: str) -> str | None:
-    import torch
-
-    product = scaled_mm()
-    assert product is not None
-    try:
-        with torch.no_grad():
-            left = torch.zeros(SIDE, SIDE, dtype=torch.bfloat16, device=device).to(torch.float8_e4m3fn)
-            shapes = ((SIDE, 1), (1, SIDE)) if by_row else ((), ())
-            scales = [torch.ones(shape, dtype=torch.float32, device=device) for shape in shapes]
-            product(
-                left, left.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16
-            ).float().sum().item()
-    except Exception as error:
-        _log.debug("an FP8 product failed", exc_info=True)
-        return scrub(f"{type(error).__name__}: {error}".splitlines()[0])
-    return None
 
 
 SWITCH = re.compile(

@@ -79,9 +79,6 @@ class Facts(Record, frozen=True, kw_only=True):
     environment: Environment = NOT_RECORDED
     gpus: tuple[Gpu, ...] = NOT_RECORDED
     """All GPUs NVML sees, the visible ones marked; empty if there is none."""
-    recipe_tries: dict[str, Prose | None] = NOT_RECORDED
-    """Recipe of the model -> why a tiny matmul of its kind failed on this GPU, None if it ran. Empty when
-    none was tried: no CUDA in use in this process, or no recipe in the model that has such a matmul."""
     network: Network = NOT_RECORDED
     training: Training = NOT_RECORDED
     workload: Workload = NOT_RECORDED

@@ -1,5 +1,4 @@
-"""Try FP8 backends, broken packages in a real process, and recipes, a tiny matmul each; and which arguments
-of a script ask for FP8."""
+"""Try FP8 backends, broken packages in a real process; and which arguments of a script ask for FP8."""
 
 from __future__ import annotations
 
@@ -8,14 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from fp8doctor.examine import fp8_support
-from fp8doctor.examine.fp8_support import fp8_arguments, try_backends, try_recipes, try_scaled_mm
-from fp8doctor.facts import Linear
+from fp8doctor.examine.fp8_support import fp8_arguments, try_backends
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.recipes import of_stack
-from tests.stand_ins.scaled_mm import needs_rowwise_scaled_mm, needs_scaled_mm
 
 Install = Callable[[str], None]
 
@@ -76,29 +71,6 @@ def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.
     gaps: dict[str, str] = {}
     assert try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps) is NOT_RECORDED
     assert "0.5 s" in gaps["environment.backend_imports"]
-
-
-FLOAT8 = [each.name for each in of_stack("torchao") if each.tried]
-
-
-@pytest.mark.parametrize(
-    "by_row", [pytest.param(False, marks=needs_scaled_mm), pytest.param(True, marks=needs_rowwise_scaled_mm)]
-)
-def test_nothing_of_the_process_changes(by_row: bool) -> None:
-    state, grad = torch.get_rng_state(), torch.is_grad_enabled()
-    with torch.device("meta"), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert try_scaled_mm(by_row, "cpu") is None
-        assert torch.empty(1).device.type == "meta"
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.is_grad_enabled() is grad
-    assert torch.get_default_dtype() is torch.float32
-
-
-def test_cuda_is_not_initialized_for_it() -> None:
-    linears = [Linear(stack="torchao", use="training", recipe=recipe, features={}) for recipe in FLOAT8]
-    before = torch.cuda.is_initialized()
-    assert set(try_recipes(linears)) == (set(FLOAT8) if before else set())
-    assert torch.cuda.is_initialized() is before
 
 
 ASKS = {

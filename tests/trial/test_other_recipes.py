@@ -68,7 +68,7 @@ def test_mxfp8_is_tried_on_data_center_blackwell_only(capability: str, bias: boo
     model = float8(nn.Sequential(nn.Linear(64, 64, bias=bias)))
     model.compile()
     gpu = Gpu(name="GPU", vendor="nvidia", compute_capability=capability, visible=True)
-    known = replace(facts(model), gpus=(gpu,), software=Software(cuda="13.0"), recipe_tries={})
+    known = replace(facts(model), gpus=(gpu,), software=Software(cuda="13.0"))
     of = TrialContext(known, Job(model=model, target=Target(), workload=Workload()), ())
     assert other_recipe(of, "recipe-mxfp8") is tried
     assert other_recipe(of, "recipe-rowwise") is True

@@ -11,7 +11,7 @@ from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
 from fp8doctor import inspect_model
-from fp8doctor.examine import examine_surroundings, fp8_support
+from fp8doctor.examine import examine_surroundings
 from fp8doctor.facts import Facts, Gpu, Target
 from tests.checks.environment.test_incompatible_versions import with_releases
 from tests.checks.models import float8, mlp, mxfp8, ran_in_te
@@ -115,23 +115,6 @@ def test_amd_by_recipe(architecture: str, recipe: str, outcome: str, look: Look)
     assert outcome_of(RECIPE, facts) == outcome
     finding = finding_of(RECIPE, facts)
     assert not finding or "tensorwise" in finding.treatment.code
-
-
-def test_a_try_decides_what_a_recipe_does_here(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
-    """Only what the model uses is tried, and only if CUDA is in use. The words: pytorch#192707."""
-    machine(monkeypatch, (12, 0))
-    assert look(float8(mlp(), "rowwise")).recipe_tries == {}
-    real = fp8_support.try_scaled_mm
-    monkeypatch.setattr(fp8_support, "cuda_in_use", lambda: True)
-    monkeypatch.setattr(fp8_support, "try_scaled_mm", lambda by_row, where: real(by_row, "cpu"))
-    assert look(mxfp8(mlp())).recipe_tries == {}
-
-    def refuse(*arguments: object, **settings: object) -> None:
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED\nsecond line")
-
-    monkeypatch.setattr(torch, "_scaled_mm", refuse)
-    finding = found_by(RECIPE, look(float8(mlp(), "rowwise_with_gw_hp")))
-    assert finding.title.endswith("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED")
 
 
 NO_RHT = {"disable_rht": True, "disable_stochastic_rounding": True}
