@@ -90,12 +90,17 @@ _ALL = (
     TreatmentRecord(TE_AUTOCAST, "switched on", "", "fp8_recipes.te_autocast", "the autocast"),
     TreatmentRecord("cache-off", "no KV cache", "", "switches.cache_off"),
     TreatmentRecord(
-        AUTOCAST_BF16, "BF16 autocast", "precision", "bf16.autocast_bf16", "the autocast", helps_bf16_too=True
+        AUTOCAST_BF16,
+        "BF16 autocast",
+        "precision",
+        "forms.autocast_bf16",
+        "the autocast",
+        helps_bf16_too=True,
     ),
     TreatmentRecord(
         CHECKPOINTING_OFF, "no checkpointing", "", "switches.checkpointing_off", helps_bf16_too=True
     ),
-    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "bf16", "bf16.keep_in_bf16"),
+    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "bf16", "forms.keep_in_bf16"),
     TreatmentRecord(
         "fused-optimizer",
         "fused optimizer",
@@ -104,13 +109,11 @@ _ALL = (
         "the optimizer",
         helps_bf16_too=True,
     ),
-    TreatmentRecord(COMPILE_BLOCKS, "compiled", "compilation", "compilation.compile_it", compiles=True),
-    TreatmentRecord(COMPILE_MODEL, "compiled whole", "compilation", "compilation.compile_it", compiles=True),
-    TreatmentRecord(
-        COMPILE_LAYERS, "layers compiled", "compilation", "compilation.compile_layers", compiles=True
-    ),
-    TreatmentRecord(STAY_IN_BF16, "", "bf16", "bf16.stay_in_bf16"),
-    TreatmentRecord("adapters-to-bf16", "BF16 adapters", "", "bf16.adapters_to_bf16", helps_bf16_too=True),
+    TreatmentRecord(COMPILE_BLOCKS, "compiled", "compilation", "forms.compile_it", compiles=True),
+    TreatmentRecord(COMPILE_MODEL, "compiled whole", "compilation", "forms.compile_it", compiles=True),
+    TreatmentRecord(COMPILE_LAYERS, "layers compiled", "compilation", "forms.compile_layers", compiles=True),
+    TreatmentRecord(STAY_IN_BF16, "", "bf16", "forms.stay_in_bf16"),
+    TreatmentRecord("adapters-to-bf16", "BF16 adapters", "", "forms.adapters_to_bf16", helps_bf16_too=True),
     TreatmentRecord("attention-sdpa", "fused attention", "", "switches.attention_sdpa", helps_bf16_too=True),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(

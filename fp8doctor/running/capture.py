@@ -17,7 +17,7 @@ from torch import nn
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.running.patches import unnoticed
 from fp8doctor.stacks.tensors import tensors, with_tensors
-from fp8doctor.trial.state.te_state import open_autocast
+from fp8doctor.trial.state.settings import open_autocast
 from fp8doctor.wording import sentence
 
 LARGEST = 2**30

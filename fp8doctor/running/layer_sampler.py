@@ -31,7 +31,7 @@ from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_te
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.state.te_state import open_autocast
+from fp8doctor.trial.state.settings import open_autocast
 from fp8doctor.wording import sentence
 
 OF_ALL = "num_items_in_batch"

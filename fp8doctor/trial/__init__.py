@@ -31,7 +31,7 @@ from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_devic
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state.snapshot import CONTEXT, with_harm
 
-__all__ = ["Budget", "DeviceLost", "TrialRun", "run_trial", "time_copies", "with_forward", "without_forward"]
+__all__ = ["Budget", "DeviceLost", "TrialRun", "time_copies", "with_forward", "without_forward"]
 
 
 def time_copies(
@@ -46,11 +46,12 @@ def time_copies(
     keep: Callable[[Facts], object] = lambda known: None,
     **settings: Any,
 ) -> Facts | None:
-    """Add a trial to the facts; None if there is no device for it.
+    """Watch a forward of a copy, time the shapes, then the variants; add that to the facts.
 
-    ``propose`` receives the facts with what a forward showed, and returns the steps to time. ``tell``
-    receives each activity and its variant, ``keep`` the facts with the trial so far. ``before`` counts the
-    command's stages before the trial; ``settings`` are other fields of the `TrialRun`.
+    None if there is no device for it. What the model raises becomes a reason. ``propose`` receives the facts
+    with what the forward showed, and returns the steps to time. ``tell`` receives each activity and its
+    variant, ``keep`` the facts with the trial so far. ``before`` counts the stages before the trial;
+    ``settings`` are other fields of the `TrialRun`.
 
     Raises `DeviceLost` in a process of the trial's own, and `UserError` for a device that is not here.
     """
@@ -58,73 +59,62 @@ def time_copies(
     if where is None:
         return None
     teller = Teller(tell, budget.end, before=before)
-    seen = facts
 
-    def proposed(shown: Facts) -> Sequence[Step]:
-        nonlocal seen
-        seen = shown
-        return propose(shown)
+    def known(trial: Trial) -> Facts:
+        return structs.replace(facts, trial=trial)
 
     run = TrialRun(
         where,
         budget,
         teller.say,
-        keep=lambda trial: keep(structs.replace(seen, trial=trial)),
+        keep=lambda trial: keep(known(trial)),
         begin=teller.begin,
         **settings,
     )
     try:
-        return run_trial(job, facts, proposed, run)
+        _refuse_unready(job)
+        job = unsharded(job)
+    except NotReplicable as error:
+        facts = without_seen(facts, str(error))
+        return known(without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error))))
+    # The trial of a child that is ended from here on:
+    run.keep(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT)))
+    run.begin(Stage.SHAPES)
+    current = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
+    try:
+        with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
+            now = time.monotonic()
+            facts, seen, unseen = rows.watch_copy(job, facts, guarded)
+            prescription = propose(facts)
+            shown = Trial(device=where.type, gpu=gpu_name(where), rows=seen)
+            until = now + shapes.SHARE * (budget.end - now)
+            timed_shapes, untimed = shapes.time_shapes(known(shown), guarded, until)
+            shown = structs.replace(shown, shapes=timed_shapes)
+            planned = plan_variants(known(shown), prescription, job)
+            gaps = {"trial.rows": unseen, "trial.shapes": untimed}
+            missing = {fact: gap for fact, gap in gaps.items() if gap}
+
+            def whole(trial: Trial) -> Trial:
+                all_gaps = {**trial.get("gaps", {}), **missing}
+                return structs.replace(
+                    trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=all_gaps
+                )
+
+            run.keep(whole(without_times(run, budget.left_out(Reason.NO_TIME_LEFT))))
+            try:
+                lists = [blocks.name for blocks in facts.network.blocks]
+                with_rest = replace(guarded, keep=lambda trial: run.keep(whole(trial)))
+                trial = whole(timed(job, lists, planned, with_rest))
+            except DeviceLost as lost:
+                lost.trial = whole(lost.trial) if lost.trial else None
+                raise
+            run.keep(trial)
     except DeviceLost as lost:
         if run.own_process:
             raise
         nothing = without_times(run, NoNumber(Reason.TOOK_PROCESS_DOWN, f"{lost.arm}: {lost}"))
-        return structs.replace(seen, trial=with_harm(lost.trial or nothing, (CONTEXT,)))
-
-
-def run_trial(job: Job, facts: Facts, propose: Callable[[Facts], Sequence[Step]], run: TrialRun) -> Facts:
-    """Watch a forward of a copy, time the model's shapes, which decide what stays in BF16, then the variants.
-
-    Raises `DeviceLost`, with the trial so far. What the model raises becomes a reason.
-    """
-    try:
-        _refuse_unready(job)
-        job = unsharded(job)
-    except NotReplicable as error:
-        trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
-        return structs.replace(without_seen(facts, str(error)), trial=trial)
-    # The trial of a child that is ended from here on:
-    run.keep(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT)))
-    run.begin(Stage.SHAPES)
-    current = torch.cuda.device(run.device) if run.device.type == "cuda" else nullcontext()
-    with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
-        now = time.monotonic()
-        facts, seen, unseen = rows.watch_copy(job, facts, guarded)
-        prescription = propose(facts)
-        known = Trial(device=run.device.type, gpu=gpu_name(run.device), rows=seen)
-        until = now + shapes.SHARE * (run.budget.end - now)
-        timed_shapes, untimed = shapes.time_shapes(structs.replace(facts, trial=known), guarded, until)
-        known = structs.replace(known, shapes=timed_shapes)
-        planned = plan_variants(structs.replace(facts, trial=known), prescription, job)
-        gaps = {"trial.rows": unseen, "trial.shapes": untimed}
-        missing = {fact: gap for fact, gap in gaps.items() if gap}
-
-        def whole(trial: Trial) -> Trial:
-            all_gaps = {**trial.get("gaps", {}), **missing}
-            return structs.replace(
-                trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=all_gaps
-            )
-
-        run.keep(whole(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT))))
-        try:
-            lists = [blocks.name for blocks in facts.network.blocks]
-            trial = timed(job, lists, planned, replace(guarded, keep=lambda known: run.keep(whole(known))))
-        except DeviceLost as lost:
-            lost.trial = whole(lost.trial) if lost.trial else None
-            raise
-        trial = whole(trial)
-        run.keep(trial)
-    return structs.replace(facts, trial=with_harm(trial, changed))
+        return known(with_harm(lost.trial or nothing, (CONTEXT,)))
+    return known(with_harm(trial, changed))
 
 
 def _refuse_unready(job: Job) -> None:

@@ -1,7 +1,4 @@
-"""Conduct a trial: build the variants by importance, time them, and prove that they ran as their names say.
-
-A variant that fails (out of memory, a compile error) costs itself and nothing else.
-"""
+"""Conduct a trial: build the variants by importance, time them, and prove that they ran as named."""
 
 from __future__ import annotations
 
@@ -62,10 +59,7 @@ def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
 
 
 def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    """Time the variants; a model that cannot be copied, or whose own step raises, has a reason instead.
-
-    ``lists`` names the lists of repeated blocks.
-    """
+    """Time the variants; ``lists`` names the lists of repeated blocks."""
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
         return without_times(run, NoNumber(Reason.NO_BATCH, reason))
@@ -121,10 +115,7 @@ def _timed(bench: Bench) -> Trial:
 
 
 def build(bench: Bench) -> None:
-    """Build the variants in their order; a condition that does not hold drops or postpones one.
-
-    If the step as it is has too little memory, all begins again with shallower models.
-    """
+    """Build the variants; begin again with shallower models if the step as it is has too little memory."""
     last = list[Attempt]()
     for attempt in list(bench.attempts):
         if attempt.plan.if_host_waits and not _host_waits(bench.built):

@@ -33,15 +33,13 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, stack_of
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
-from fp8doctor.trial.treatments.bf16 import in_form, mostly_fp32
-from fp8doctor.trial.treatments.compilation import compiles_otherwise, without_compile_marks
+from fp8doctor.trial.treatments.forms import compiles_otherwise, in_form, mostly_fp32, without_compile_marks
 from fp8doctor.trial.treatments.switches import could_be_fused
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 
 HOST_PACED = 0.9
-"""Modelled time of the host / of the GPU from which the host may set the pace. With it the cost model finds
-all five recorded steps that wait for the host for a third of the time, and five others, which the trial drops
-once it has timed a compiled step."""
+"""Modelled time of the host / of the GPU from which the host may set the pace. It finds all five recorded
+steps that do, and five others, which the trial drops once it has timed a compiled step."""
 
 
 @dataclass(frozen=True)
@@ -301,9 +299,10 @@ class VariantPlanner:
 
     def bf16_under(self, plan: VariantPlan) -> VariantPlan:
         """Plan BF16 compiled as this variant is."""
-        if not self.with_changes(plan.treatments).compiled:
+        context = self.with_changes(plan.treatments)
+        if not context.compiled:
             return self.bf16(ArmName.BF16)
-        own = self.compiles_otherwise and not any(traits(name).compiles for name in plan.treatments)
+        own = self.compiles_otherwise and not context.compiles
         return self.bf16(ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED)
 
     def tried_unasked(

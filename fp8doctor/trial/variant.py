@@ -19,11 +19,9 @@ class Place(IntEnum):
     OWN_BF16 = 2
     """BF16 in the user's own form of compilation; of a BF16 job that is the step as it is."""
     PLAN = 3
-    """FP8 with the plan, and BF16 with those changes of it that help BF16 too; of a BF16 job its best
-    conversion, before any second form of BF16."""
+    """FP8 with the plan, and BF16 with what of it helps BF16 too; of a BF16 job its best conversion."""
     OTHER_BF16 = 4
-    """BF16 compiled by block; BF16 once more, as a check; BF16 and then FP8 compiled whole, if the step waits
-    for the host."""
+    """BF16 compiled by block; BF16 once more, as a check; both compiled whole, if the host sets the pace."""
     NO_CHECKPOINTING = 5
     """Without checkpointing, BF16 and FP8, if more than half of the memory is free; else after all others."""
     REST = 6
@@ -44,7 +42,7 @@ class Variant:
     """On the device of the trial."""
     autocast: torch.dtype | None = None
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    """A context around every forward and loss, inside the autocast, such as ``te.autocast``."""
+    """Around every forward and loss, inside the autocast, such as ``te.autocast``."""
     optimizer: Mapping[str, Any] | None = None
     """Optimizer settings that differ from the job's, such as ``fused``; None shares the optimizer."""
     step_as_compiled: bool = True

@@ -14,8 +14,7 @@ from fp8doctor.facts import Arm, Facts, Target, Trial, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.treatments.bf16 import in_form
-from fp8doctor.trial.treatments.compilation import compile_blocks
+from fp8doctor.trial.treatments.forms import compile_blocks, in_form
 from fp8doctor.trial.variant import Change, VariantPlan, as_it_is
 from tests.trial.conducted import conduct
 

@@ -14,7 +14,7 @@ from torchao.float8 import convert_to_float8_training
 from fp8doctor.stacks.tensors import subclass
 from fp8doctor.trial.copies.replica import replicate
 from fp8doctor.trial.treatments.apply import NotTried
-from fp8doctor.trial.treatments.bf16 import to_bf16
+from fp8doctor.trial.treatments.forms import to_bf16
 from tests.examine.models import Stacked
 from tests.stand_ins import transformer_engine as te
 from tests.trial.treated import applied, float8, in_fp8, same_parameters

@@ -21,7 +21,7 @@ from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import as_it_is
-from fp8doctor.trial.treatments.compilation import compile_blocks
+from fp8doctor.trial.treatments.forms import compile_blocks
 from fp8doctor.trial.variant import VariantPlan
 from tests.trial.conducted import conduct
 from tests.trial.decoder import BF16, Decoder, on_model

@@ -8,7 +8,7 @@ from torch import nn
 
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate
-from fp8doctor.trial.treatments.compilation import compile_blocks, strip_compile_marks
+from fp8doctor.trial.treatments.forms import compile_blocks, strip_compile_marks
 from tests.examine.models import network, training
 from tests.trial.treated import applied
 

@@ -232,9 +232,12 @@ def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
     in_time(monkeypatch)
     monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: Trial(device="cpu", arms=()))
     made, told = of(), list[Any]()
-    run = TrialRun(CPU, Budget(60), lambda text, part: told.append(part))
-    trial = fp8doctor.trial.run_trial(made, examine(made), lambda facts: (), run).trial
-    assert told[1:-1] == ["rows", "shapes"]
+    found = fp8doctor.trial.time_copies(
+        made, examine(made), "cpu", lambda facts: (), Budget(60), lambda doing, part: told.append(part)
+    )
+    assert found
+    trial = found.trial
+    assert [part for part in told if part] == ["rows", "shapes"]
     assert {shape.m for shape in trial.shapes} == ({TOKENS} if reason else {512, 64, 16, TOKENS})
     assert trial.gaps.get("trial.rows", "").startswith(reason or "")
     assert ("trial.rows" in trial.gaps) is (reason is not None)

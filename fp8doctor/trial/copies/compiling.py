@@ -52,9 +52,8 @@ def records_cuda_graphs(model: nn.Module) -> bool:
 def give_own_code(model: nn.Module, own: dict[type[nn.Module], type[nn.Module]] | None = None) -> None:
     """Give every module a subclass of its class with its own code objects for ``forward`` and other methods.
 
-    Without it variants run each other, and the user's model, uncompiled (docs/traps.md). Other methods count
-    because a graph break makes one a frame of its own. Models that get the same ``own``, which is filled,
-    share compiled graphs.
+    A graph break makes any method a frame of its own (docs/traps.md). Models that get the same ``own``, which
+    is filled, share compiled graphs.
     """
     own = {} if own is None else own
     for module in model.modules():

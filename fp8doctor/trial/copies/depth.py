@@ -29,8 +29,8 @@ graphs of several blocks: twice the blocks that both cuts compile."""
 
 MOST_WHOLE = 32
 """Blocks of all lists up to which a model is measured whole, if the memory is large for it and no graph holds
-several blocks. Five rounds of a Llama 3B, 28 blocks, took 12.0 s whole and 11.3 at two cuts; the four times
-were off by 0.7% at most instead of 4.1 (H200, research/benchmarks/results/trial_jobs_h200.md)."""
+several blocks. A Llama 3B, 28 blocks, took 12.0 s whole and 11.3 at two cuts; its times were off by 0.7% at
+most instead of 4.1 (H200, research/benchmarks/results/trial_jobs_h200.md)."""
 
 WRAPPED = frozenset((COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD))
 """Names under which ``torch.compile``, checkpoint and FSDP wrappers hold what they wrap."""
@@ -81,10 +81,7 @@ class Plan:
         return len(self.cuts) == 1
 
     def weights(self) -> tuple[float, ...]:
-        """Coefficients, one per cut: the full value is the sum of coefficient times value of the cut.
-
-        For one list cut to ``a`` and ``b`` of ``n`` blocks: ``(b - n) / (b - a)`` and ``(n - a) / (b - a)``.
-        """
+        """Return a coefficient per cut: of one list of n, (b - n) / (b - a) and (n - a) / (b - a)."""
         if self.whole:
             return (1.0,)
         base = self.cuts[0]
@@ -114,10 +111,9 @@ def named_in(model: nn.Module, lists: Iterable[str]) -> list[str]:
 
 
 def plans(model: nn.Module, lists: Sequence[str], *, as_one: bool = False, roomy: bool = False) -> list[Plan]:
-    """Plan the cuts for the lists of repeated blocks, then smaller ones for little memory.
+    """Plan the cuts, then smaller ones for little memory; first none, if no list is worth cutting.
 
-    The first plan is the whole model if no list is worth cutting and its weights are there. ``as_one`` says
-    that a graph holds several blocks, ``roomy`` that the memory is large for the model.
+    ``as_one`` says that a graph holds several blocks, ``roomy`` that the memory is large for the model.
     """
     stacks = [stack for name in lists if (stack := _stack(name, model.get_submodule(name)))]
     least, pairs = (LEAST_AS_ONE, DEPTHS_AS_ONE) if as_one else (LEAST_WORTH_CUTTING, DEPTHS)

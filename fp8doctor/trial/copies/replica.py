@@ -230,9 +230,8 @@ def _drop_foreign_hooks(module: nn.Module) -> None:
 def _stays(hook: Any) -> bool:
     """Return whether a hook is torch's, stands for one of FSDP's, or only calls ``requires_grad_``.
 
-    torch's are of weight norm and parametrizations. Adapters on a frozen model under checkpointing need one
-    that asks for a gradient: transformers' ``enable_input_require_grads`` and PEFT register such a function
-    on the embedding. The names in its code tell.
+    transformers' ``enable_input_require_grads`` and PEFT register such a function on the embedding: adapters
+    on a frozen model under checkpointing need it. The names in its code tell.
     """
     module = getattr(hook, "__module__", None) or type(hook).__module__
     if isinstance(hook, InputCastHook) or module.startswith("torch."):

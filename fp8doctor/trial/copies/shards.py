@@ -20,11 +20,10 @@ SHARD = "_fp8doctor_shard"
 
 @dataclass(frozen=True)
 class Shard:
-    """This process's part of a parameter."""
+    """This process's part of a parameter, which the optimizer steps in the dtype."""
 
     elements: int
     dtype: torch.dtype
-    """Of the part, which the optimizer steps; the whole one is in the dtype that computes."""
 
 
 def stand_in(

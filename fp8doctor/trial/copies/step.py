@@ -123,8 +123,8 @@ def optimizer_for(
 ) -> torch.optim.Optimizer:
     """Make an optimizer of the user's class and settings over a replica's parameters, at the rate `RATE`.
 
-    Without one: AdamW over the trainable parameters, fused if possible. Raises `NotReplicable` if nothing is
-    trained, or if the optimizer cannot step by itself.
+    Without one: AdamW, fused if possible. Raises `NotReplicable` if nothing is trained, or if the optimizer
+    cannot step by itself.
     """
     trained = {id(parameter): parameter for parameter in parameters if parameter.requires_grad}
     if not trained:

@@ -25,12 +25,6 @@ DEEPSPEED = "DeepSpeedEngine"
 LIBRARIES = ("torch.distributed", "deepspeed.")
 """Homes of these classes."""
 
-SPLIT = (
-    "its parameter {} is split by tensor parallelism (DTensor): a copy without the collectives between its "
-    "layers would do other work"
-)
-FLAT = "FSDP keeps its parameters flat (use_orig_params=False), so the shapes of its layers are not known"
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -38,7 +32,7 @@ class _Place:
 
     module: nn.Module
     fsdp: str | None
-    """`FSDP2`, `FSDP1` or `DEEPSPEED`, if the module is one; else None."""
+    """`FSDP2`, `FSDP1` or `DEEPSPEED`, if the module is one."""
     policy: Any
     """Mixed precision of the nearest module of FSDP."""
     in_fsdp2: bool
@@ -114,14 +108,19 @@ def _stand_ins(place: _Place) -> Iterator[tuple[int, nn.Parameter]]:
     if place.fsdp == FSDP1:
         kept = fsdp1_parameters(place.module)
         if kept is None:
-            raise NotReplicable(FLAT)
+            raise NotReplicable(
+                "FSDP keeps its parameters flat (use_orig_params=False), so nobody knows its layers' shapes"
+            )
         for parameter, shape, elements in kept:
             yield id(parameter), stand_in(parameter, shape, place.dtype, elements)
     for name, sharded in place.module._parameters.items():
         if sharded is None or not _of(type(sharded), DTENSOR):
             continue
         if not place.in_fsdp2 or sum(each.is_shard() for each in sharded.placements) > 1:  # type: ignore[attr-defined]
-            raise NotReplicable(SPLIT.format(name))
+            raise NotReplicable(
+                f"its parameter {name} is split by tensor parallelism (DTensor): a copy without the "
+                "collectives between its layers would do other work"
+            )
         held = local(sharded)
         if class_name(type(held)) not in PLAIN and tensor_class(held) != ALL_GATHER_WEIGHT:
             raise NotReplicable(f"its parameter {name} is a sharded {type(held).__name__}")

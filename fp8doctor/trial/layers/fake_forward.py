@@ -26,8 +26,7 @@ from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.rows import Watched
 from fp8doctor.trial.layers.seen_calls import undecided, with_seen, without_seen
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
-from fp8doctor.trial.treatments.bf16 import to_bf16
-from fp8doctor.trial.treatments.compilation import strip_compile_marks
+from fp8doctor.trial.treatments.forms import strip_compile_marks, to_bf16
 from fp8doctor.wording import error_in_words
 
 LONGEST_S = 10.0

@@ -44,9 +44,9 @@ from fp8doctor.trial.measure.evidence import on_calls
 from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.settings import buffers_apart
 from fp8doctor.trial.state.snapshot import free
-from fp8doctor.trial.state.te_state import buffers_apart
-from fp8doctor.trial.treatments.compilation import strip_compile_marks
+from fp8doctor.trial.treatments.forms import strip_compile_marks
 from fp8doctor.wording import sentence
 
 _log = logging.getLogger("fp8doctor")

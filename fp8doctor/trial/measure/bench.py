@@ -28,8 +28,8 @@ from fp8doctor.trial.measure.layout import Layout, one_graph
 from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, rounding
 from fp8doctor.trial.measure.observers import Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
+from fp8doctor.trial.state.settings import Buffers, buffers_apart
 from fp8doctor.trial.state.snapshot import free
-from fp8doctor.trial.state.te_state import Buffers, buffers_apart
 from fp8doctor.trial.variant import Variant, VariantPlan
 
 _log = logging.getLogger("fp8doctor")

@@ -25,7 +25,7 @@ from fp8doctor.trial.measure.memory import is_roomy, leaves_room
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.snapshot import free
-from fp8doctor.trial.treatments.compilation import without_compile_marks
+from fp8doctor.trial.treatments.forms import without_compile_marks
 from fp8doctor.trial.variant import Variant
 
 

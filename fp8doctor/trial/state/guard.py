@@ -1,7 +1,4 @@
-"""Refuse a replica's writes to the user's objects, which a training step may name, before they happen.
-
-Every step refuses what costs no measured time. Single writes are refused in first steps, and found later.
-"""
+"""Refuse a replica's writes to the user's objects, which a training step may name, before they happen."""
 
 from __future__ import annotations
 
@@ -37,12 +34,8 @@ class _Part(NamedTuple):
     kind: str
     name: str
     tensor: torch.Tensor
+    storage: int
     version: int | None
-    """None if it counts no versions."""
-
-    @property
-    def storage(self) -> int:
-        return int(self.tensor.untyped_storage()._cdata)
 
     @property
     def written(self) -> bool:
@@ -86,7 +79,7 @@ class Guard:
     def _note(self, kind: str, name: str, *held: torch.Tensor) -> None:
         for tensor in chain(*map(_plain, held)):
             version = None if tensor.is_inference() else tensor._version
-            self._parts.append(_Part(kind, name, tensor, version))
+            self._parts.append(_Part(kind, name, tensor, tensor.untyped_storage()._cdata, version))
 
     def sums(self) -> dict[int, int]:
         """Sum the words of each storage.
@@ -110,12 +103,12 @@ class Guard:
         now = self.sums()
         parts = self._parts
         return sorted(
-            {each.kind for each in parts if each.written or before.get(each.storage) != now[each.storage]}
+            {each.kind for each in parts if each.written or before[each.storage] != now[each.storage]}
         )
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Refuse in every step to run the original, give it gradients, or step its optimizer."""
+        """Refuse to run the original, give it gradients, or step its optimizer: no measured time."""
         self._standing = True
         try:
             with ExitStack() as stack:

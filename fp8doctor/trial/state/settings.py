@@ -11,6 +11,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -18,37 +19,24 @@ from typing import Any
 import torch
 
 from fp8doctor.stacks import te_private, torch_private
+from fp8doctor.stacks.te_private import autocast_is_open
+from fp8doctor.stacks.transformer_engine import autocast_with
 from fp8doctor.trial.state.users import Contents, PutBack, contents, refill, restore
 
 _log = logging.getLogger("fp8doctor")
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
-FLAGS = (
-    "utils.deterministic.fill_uninitialized_memory",
-    "backends.fp32_precision",
-    "backends.cuda.matmul.fp32_precision",
-    "backends.cudnn.fp32_precision",
-    "backends.cudnn.conv.fp32_precision",
-    "backends.cudnn.rnn.fp32_precision",
-    "backends.mkldnn.fp32_precision",
-    "backends.mkldnn.matmul.fp32_precision",
-    "backends.mkldnn.conv.fp32_precision",
-    "backends.mkldnn.rnn.fp32_precision",
-    "backends.cuda.matmul.allow_tf32",
-    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
-    "backends.cuda.matmul.allow_fp16_accumulation",
-    "backends.cudnn.allow_tf32",
-    "backends.cudnn.enabled",
-    "backends.cudnn.benchmark",
-    "backends.cudnn.benchmark_limit",
-    "backends.cudnn.deterministic",
-    "backends.mkldnn.enabled",
-    "backends.mkldnn.deterministic",
-)
-"""Attributes of torch. One that cannot be read is left out, as ``allow_tf32`` may be since torch 2.9, which
-also has ``fp32_precision``."""
+FLAGS = """
+    fp32_precision cuda.matmul.fp32_precision cudnn.fp32_precision cudnn.conv.fp32_precision
+    cudnn.rnn.fp32_precision mkldnn.fp32_precision mkldnn.matmul.fp32_precision mkldnn.conv.fp32_precision
+    mkldnn.rnn.fp32_precision cuda.matmul.allow_tf32 cuda.matmul.allow_fp16_reduced_precision_reduction
+    cuda.matmul.allow_bf16_reduced_precision_reduction cuda.matmul.allow_fp16_accumulation cudnn.allow_tf32
+    cudnn.enabled cudnn.benchmark cudnn.benchmark_limit cudnn.deterministic mkldnn.enabled
+    mkldnn.deterministic
+""".split()
+"""Attributes of ``torch.backends``. One that cannot be read is left out, as ``allow_tf32`` may be since torch
+2.9, which also has ``fp32_precision``."""
 
 ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 """``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
@@ -118,7 +106,8 @@ def _of_torch() -> Iterator[Setting]:
     yield "the number of threads", torch.get_num_threads, torch.set_num_threads
     name = "precision and backend flags"
     yield f"{name}: matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    for path in FLAGS:
+    fill = "utils.deterministic.fill_uninitialized_memory"
+    for path in (fill, *(f"backends.{flag}" for flag in FLAGS)):
         yield f"{name}: {path}", partial(attrgetter(path), torch), partial(_write_flag, path)
     for kind in ATTENTION:
         read_it, write = (
@@ -172,10 +161,7 @@ def _te_attributes() -> dict[str, Any]:
     state = te_private.state()
     names = getattr(type(state), "__slots__", None) or list(getattr(state, "__dict__", ()))
     values = {name: getattr(state, name, None) for name in names if not name.startswith("_")}
-    kinds = (classmethod, staticmethod)
-    return {
-        name: value for name, value in values.items() if not callable(value) and not isinstance(value, kinds)
-    }
+    return {name: value for name, value in values.items() if not callable(value)}
 
 
 def _write_te(before: Contents) -> None:
@@ -183,3 +169,34 @@ def _write_te(before: Contents) -> None:
     for name in restore(attributes, before):
         if name in before:
             setattr(te_private.state(), name, attributes[name])
+
+
+Buffers = dict[str, dict[str, Any]]
+"""Name of a global buffer -> its replacement for some replicas."""
+
+
+@contextmanager
+def buffers_apart(own: Buffers | None = None) -> Iterator[None]:
+    """Use the global buffers of ``own`` inside, which gets an empty one for each that it lacks.
+
+    Whenever an autocast closes, or its backward ends, Transformer Engine updates the scales of every module
+    that ever registered in its global buffers. So each timed replica has buffers of its own.
+    """
+    state, own = te_private.state(), {} if own is None else own
+    kept = {
+        name: getattr(state, name)
+        for name in te_private.BUFFERS
+        if isinstance(getattr(state, name, None), dict)
+    }
+    for name in kept:
+        setattr(state, name, own.setdefault(name, {}))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(state, name, value)
+
+
+def open_autocast() -> Callable[[], AbstractContextManager[object]]:
+    """Return a context that opens the current autocast again, or an empty one if none is open."""
+    return partial(autocast_with, te_private.open_recipe()) if autocast_is_open() else nullcontext

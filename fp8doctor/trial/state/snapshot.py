@@ -18,8 +18,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.torch_private import compiled_entries
-from fp8doctor.trial.state.settings import noted_settings
-from fp8doctor.trial.state.te_state import buffers_apart
+from fp8doctor.trial.state.settings import buffers_apart, noted_settings
 from fp8doctor.trial.state.users import noted_objects, put_back
 
 MEMORY = "memory of the GPU"
@@ -49,7 +48,7 @@ def restored(job: Job) -> Iterator[list[str]]:
         with signals_deferred():
             last_first.close()
 
-    last_first.callback(lambda: named.extend(_grown(allocated)))
+    last_first.callback(lambda: named.extend([MEMORY] if _allocated() - allocated > MEMORY_SLACK else []))
     last_first.callback(lambda: named.extend(put_back(settings)))
     last_first.callback(put_back, settings)
     last_first.callback(put_back, settings)  # precision settings change each other
@@ -73,10 +72,7 @@ def restored(job: Job) -> Iterator[list[str]]:
 
 
 def _forget_compiled(before: Sequence[tuple[CodeType, list[CodeType]]]) -> list[str]:
-    """Forget Dynamo's entries of code that had none, and name what is not as it was.
-
-    Single entries cannot be removed: a new one next to the user's own stays.
-    """
+    """Forget Dynamo's entries of code that had none; a new one next to the user's own stays, and is named."""
     had = {id(code) for code, entries in before if entries}
     for code in torch_private.seen_codes():
         if id(code) not in had and compiled_entries(code):
@@ -105,10 +101,6 @@ def _allocated() -> int:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
     return sum(map(torch.cuda.memory_allocated, range(torch.cuda.device_count())))
-
-
-def _grown(before: int) -> list[str]:
-    return [MEMORY] if _allocated() - before > MEMORY_SLACK else []
 
 
 def with_harm(trial: Trial, changed: Sequence[str]) -> Trial:

@@ -36,7 +36,6 @@ HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 Contents = dict[Any, tuple[Any, Any]]
 """Attribute -> its value, and a copy of the value if it is a container."""
 
-
 PutBack = Callable[[], Iterable[str]]
 """Puts one thing back, and names what had changed."""
 
@@ -196,14 +195,11 @@ CONTAINERS = (list, tuple, set, deque)
 
 
 class UsersOwn(NamedTuple):
-    """The job's own objects, and those that its loss and step can reach by name; each once."""
+    """The job's model, optimizers and schedulers, and those that its loss and step can reach by name."""
 
     modules: list[nn.Module]
-    """The job's model first."""
     optimizers: list[Any]
-    """And learning-rate schedulers."""
     trained: list[torch.Tensor]
-    """Tensors with gradients that are in an optimizer, a variable or an attribute."""
 
 
 def of_the_job(job: Job) -> UsersOwn:

@@ -1,15 +1,11 @@
-"""Find the function that applies a treatment, and apply a prescription to a live model.
-
-Variants share their Parameters. A treatment's function may replace one, but never writes to one.
-"""
+"""Apply treatments: their functions may replace a Parameter, which variants share, but never write to one."""
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
@@ -36,7 +32,6 @@ class TreatmentContext:
 
     facts: Facts
     name: str
-    """Name of the treatment, for a function that knows several."""
     layers: tuple[str, ...] = ()
     """Modules that it changes, by their names in the facts; empty if its name says it all."""
     job: Job | None = None
@@ -44,18 +39,6 @@ class TreatmentContext:
 
 
 CarryOut = Callable[[Variant, TreatmentContext], Variant]
-
-
-def opened_around(variant: Variant, opened: Callable[[], AbstractContextManager[Any]]) -> Variant:
-    """Open one more context around forward and loss, inside the others."""
-    outer = variant.around
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        with outer(), opened():
-            yield
-
-    return replace(variant, around=around)
 
 
 @cache
@@ -81,8 +64,7 @@ def modules(model: nn.Module) -> dict[str, nn.Module]:
 def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -> nn.Module:
     """Replace each module by ``make(name, module)``, and return the model or its replacement.
 
-    If ``make`` returns None, the module stays and its children are visited. A replacement keeps the compile
-    mark.
+    If that is None, the module stays and its children are visited. A replacement keeps the compile mark.
     """
     made: dict[int, tuple[nn.Module, nn.Module]] = {}
 
@@ -116,10 +98,7 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
 
 
 def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> nn.Module:
-    """Change ``model``, in place if possible, and return it or its replacement.
-
-    One warning says what was not applied and why, and if the optimizer has to be created again.
-    """
+    """Change ``model``, in place if possible, and return it or its replacement; warn of what was left."""
     prescribed = tuple(prescribed)
     left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in TREATMENTS]
     before = [id(parameter) for parameter in model.parameters()]
@@ -147,10 +126,7 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
 
 
 def root_of(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:
-    """Return the last wrapper such as DistributedDataParallel, if any, and the model that the facts name.
-
-    A wrapper of torch.compile inside them stays.
-    """
+    """Return the last wrapper such as DistributedDataParallel, if any, and the model that the facts name."""
     holder: nn.Module | None = None
     while True:
         held = behind_compile(model)

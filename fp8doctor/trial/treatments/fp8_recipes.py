@@ -20,7 +20,7 @@ from fp8doctor.stacks.torch_private import Unknown
 from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, opened_around, swap
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
 
 
@@ -76,9 +76,7 @@ def config_of(recipe: str) -> Any:
         from torchao.float8 import Float8LinearConfig  # type: ignore[import-untyped]
 
         return Float8LinearConfig.from_recipe_name(recipe)
-    except ImportError as error:
-        raise NotTried(f"torchao cannot be imported ({error})") from None
-    except ValueError as error:
+    except (ImportError, ValueError) as error:
         raise NotTried(f"this torchao has no recipe {recipe} ({error})") from None
 
 
@@ -116,10 +114,7 @@ def convert(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
-    """Run forward and loss under TE's autocast, with TE's default recipe for this GPU.
-
-    A layer opens it again if the model's own code closes it (``te.autocast(enabled=self.fp8)``).
-    """
+    """Run forward and loss under TE's autocast; a layer opens it again if the model's own code closes it."""
     if not any(linear.stack == STACK for linear in context.facts.network.linears):
         raise NotTried("the model holds no layer of Transformer Engine")
     opened = autocast()
@@ -130,7 +125,13 @@ def te_autocast(variant: Variant, context: TreatmentContext) -> Variant:
     for module in variant.model.modules():
         if transformer_engine.recognise(module, {}):
             within(module, opened_again)
-    return opened_around(variant, lambda: opened(enabled=True))
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        with variant.around(), opened(enabled=True):
+            yield
+
+    return replace(variant, around=around)
 
 
 def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
@@ -174,10 +175,7 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 
 def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which every FP8 autocast opens with this recipe instead of its own.
-
-    The replacement is one function, so a graph that calls it is compiled once.
-    """
+    """Return a context in which every FP8 autocast opens with this recipe: one function, compiled once."""
     manager, names = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
     if not names:
         raise Unknown("Transformer Engine opens its autocast in another way")
