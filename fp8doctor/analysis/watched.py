@@ -55,15 +55,13 @@ def host_is_ahead(facts: Facts) -> bool:
 def waiting_first(facts: Facts) -> str:
     """Say what the step waits for, if that matters more than FP8; else empty."""
     seen = facts.observed
-    whole_ms, between_ms = median(seen.steps_ms), median(_before_forward(seen) or (0.0,))
-    copies_ms = seen.get("host_copies_ms", 0.0)
+    whole_ms = median(seen.steps_ms)
     waits = {
-        "waits for its data {}": _data_ms(seen),
-        "waits for copies from the host to the GPU {}": copies_ms,
-        "spends {} on something else before the model is called": between_ms - copies_ms,
+        "waits for its data": _data_ms(seen),
+        "spends time before the model is called": median(_before_forward(seen) or (0.0,)),
     }
     told = [
-        words.format(f"{ms:,.1f} of {whole_ms:,.1f} ms ({percent(100 * ms / whole_ms)})")
+        f"{words}: {ms:,.1f} of {whole_ms:,.1f} ms ({percent(100 * ms / whole_ms)})"
         for words, ms in waits.items()
         if counts(ms, whole_ms)
     ]

@@ -47,6 +47,8 @@ def fault_of(facts: Facts, findings: Sequence[Finding]) -> Fault | None:
 
 def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     errors = [each for each in findings if each.severity == "error"]
+    engagement = next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
+    broken = {each.breaks: each for each in reversed(findings) if recorded(each, "breaks")}
     if error := facts.get("script_error"):
         yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True)
     elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
@@ -56,34 +58,23 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return
     if own_step_failed(facts):
-        yield Fault(
-            "step_raises",
-            "The training step raises",
-            _explained(facts.trial.reason or ""),
-            next(iter(errors), None),
-            was_seen=True,
-        )
-    for status, words in BROKEN.items():
-        if status == "not_finite":
-            continue
-        if found := next((each for each in findings if each.get("breaks") == status), None):
-            yield Fault(status, words, found.title, found)
+        reason, first = _explained(facts.trial.reason or ""), next(iter(errors), None)
+        yield Fault("step_raises", "The training step raises", reason, first, was_seen=True)
+    for status in ("step_raises", "layers_do_not_learn"):
+        if found := broken.get(status):
+            yield Fault(status, BROKEN[status], found.title, found)
     memory = if_recorded(fit, facts)
     if memory and memory.is_too_large:
         yield Fault("does_not_fit", "It does not fit into the GPU's memory (estimated)", memory.sentence)
     if told := if_recorded(non_finite, facts):
-        found = next((each for each in findings if each.get("breaks") == "not_finite"), None)
-        yield Fault("not_finite", BROKEN["not_finite"], told, found, was_seen=True)
+        yield Fault("not_finite", BROKEN["not_finite"], told, broken.get("not_finite"), was_seen=True)
     if if_recorded(uses_fp8, facts):
         if why := if_recorded(why_fp8_does_not_run, facts):
-            yield Fault(
-                "fp8_not_engaged",
-                "FP8 does not run",
-                why.removeprefix("FP8 does not run: "),
-                _of_engagement(errors),
-            )
-    elif (found := _of_engagement(errors)) and any(if_recorded(each, facts) for each in ASKS):
-        yield Fault("fp8_not_engaged", "FP8 does not run: the job trains without it", found.title, found)
+            why = why.removeprefix("FP8 does not run: ")
+            yield Fault("fp8_not_engaged", "FP8 does not run", why, engagement)
+    elif engagement and any(if_recorded(each, facts) for each in ASKS):
+        title = "FP8 does not run: the job trains without it"
+        yield Fault("fp8_not_engaged", title, engagement.title, engagement)
 
 
 FAILED_EARLY = "The script failed before its first step"
@@ -112,7 +103,3 @@ def non_finite(facts: Facts) -> str:
         return ""
     bf16 = {True: "BF16 is finite", False: "in BF16 too", None: "BF16 was not looked at"}[seen.bf16]
     return f"NaN or infinity in the {' and '.join(seen.now)}; {bf16}"
-
-
-def _of_engagement(errors: Sequence[Finding]) -> Finding | None:
-    return next((each for each in errors if each.area in KEEPS_FP8_OUT), None)

@@ -191,26 +191,24 @@ def _notes(steps: Mapping[str, Arm], view: TrialView) -> Iterator[str]:
     """Say what is wrong with the parts of the steps, and what may have changed the times."""
     told: dict[str, list[str]] = {}
     for label, each in steps.items():
-        for what, aside in _doubts(_profile(each, view)):
-            told.setdefault(what, []).append(f"{label} ({aside})")
+        if (found := _profile(each, view)) is None:
+            continue
+        if not found.reliable:
+            aside = f"{label} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
+            told.setdefault("Unreliable parts", []).append(aside)
+        elif f"{found.scale:.2f}" != "1.00":
+            aside = f"{label} (profiled, its kernels took {found.scale:.2f} times as long)"
+            told.setdefault("Scaled down to the step", []).append(aside)
+        if found.unclassified_pct > UNCLASSIFIED_PCT:
+            aside = f"{label} ({percent(found.unclassified_pct)})"
+            told.setdefault("In kernels that no rule knows (in other)", []).append(aside)
     yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
     gaps = view.trial.get("gaps", {})
     for path, what in UNKNOWN_PARTS.items():
         if path in gaps:
             yield f"{what} is not known of every variant: {gaps[path]}."
-    found = (busy_host(view.trial), gpu_contention(view.trial.get("health")))
-    yield from (f"While timed: {each}." for each in found if each)
-
-
-def _doubts(found: Breakdown | None) -> Iterator[tuple[str, str]]:
-    if found is None:
-        return
-    if not found.reliable:
-        yield "Unreliable parts", f"profiled, its kernels took {found.busy_ms:,.1f} ms"
-    elif f"{found.scale:.2f}" != "1.00":
-        yield "Scaled down to the step", f"profiled, its kernels took {found.scale:.2f} times as long"
-    if found.unclassified_pct > UNCLASSIFIED_PCT:
-        yield "In kernels that no rule knows (in other)", percent(found.unclassified_pct)
+    disturbed = (busy_host(view.trial), gpu_contention(view.trial.get("health")))
+    yield from (f"While timed: {each}." for each in disturbed if each)
 
 
 def _method(view: TrialView, timed: Sequence[Arm]) -> str:
