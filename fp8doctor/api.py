@@ -163,10 +163,7 @@ def _job(
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:
-    """Truncate the job's model to ``layers`` blocks per list, and say so in its name.
-
-    The copy shares the model's parameters.
-    """
+    """Cut the job's model to ``layers`` blocks per list, sharing its parameters, and say so in its name."""
     from fp8doctor.trial.copies.depth import cleaned
     from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 

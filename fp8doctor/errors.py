@@ -12,10 +12,7 @@ OLDEST_TORCH = "2.6"
 
 
 class UserError(Exception):
-    """A problem that the user can solve.
-
-    The message is a sentence that names it; ``detail`` holds the user's own stack frames.
-    """
+    """A problem that the user can solve, as a sentence; ``detail`` holds the user's own stack frames."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -31,10 +28,7 @@ def has_torch() -> bool:
 
 
 def require_torch(wanted: str, *others: str) -> None:
-    """Raise `UserError` with the lines to type if this Python has no torch, or one that is too old.
-
-    ``others`` are packages that are needed with it.
-    """
+    """Raise `UserError` with what to type if torch is missing or too old; ``others`` are installed too."""
     lacks = "none"
     if has_torch():
         from importlib import metadata

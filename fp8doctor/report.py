@@ -140,8 +140,5 @@ def load_report(
     ignore: Sequence[str] = (),
     checks: Sequence[Path] = (),
 ) -> Report:
-    """Run this version's checks on the facts of a saved report.
-
-    Keeps the report's time and tool. Raises `UserError`.
-    """
+    """Run this version's checks on the facts of a saved report. Raises `UserError`."""
     return Report.of(replay(path, assume_gpu=assume_gpu, select=select, ignore=ignore, checks=checks))

@@ -63,10 +63,7 @@ class Teller:
     """Reports a trial's activity, with its stage and remaining budget."""
 
     def __init__(self, tell: Callable[[Doing, str | None], object], end: float, *, before: int = 0) -> None:
-        """Take the callback, the budget's end, and the number of stages before the trial.
-
-        ``tell`` takes the activity and the variant; ``end`` is a ``time.monotonic``.
-        """
+        """Take the callback, the budget's end (``time.monotonic``), and the count of stages before it."""
         self._tell, self._end, self._before = tell, end, before
         self._stage = OF_TRIAL[0]
 

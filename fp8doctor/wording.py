@@ -31,10 +31,7 @@ def _message(error: BaseException) -> str:
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Escape characters that could control a terminal or break a line.
-
-    `fp8doctor.render.terminal` replaces them.
-    """
+    """Escape characters that could control a terminal or break a line; others may replace them instead."""
     return "".join(
         each if each.isprintable() or each in keep else each.encode("unicode_escape").decode()
         for each in text

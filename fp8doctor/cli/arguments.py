@@ -22,8 +22,7 @@ ELSEWHERE = ("--assume-gpu", "--device", "--health", "--every")
 
 
 def typed_again(context: click.Context | None) -> tuple[str, str]:
-    """Write the command that times the same job on a GPU, without a launcher, and the script's words apart,
-    so that an option fits between; both are empty if no job was named."""
+    """Write the command that times this job on a GPU, and a script's words; both are empty without a job."""
     words = context.meta.get(ORDERED) if context else None
     if context is None or not words or (words[0] != "run" and "target" not in context.params):
         return "", ""
@@ -56,10 +55,7 @@ def options_with_value(command: click.Command) -> Iterator[str]:
 
 
 def first_word(args: Sequence[str], with_value: set[str], words: tuple[str, ...] = ()) -> int | None:
-    """Find the index of the first word that is no option and no option's value.
-
-    A word that begins like one of ``words`` is not an option.
-    """
+    """Find the first word that is no option and no option's value; one that begins like ``words`` is none."""
     is_value = False
     for at, arg in enumerate(args):
         if is_value:

@@ -100,10 +100,7 @@ class Commands(click.Group):
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any
     ) -> Any:
-        """Run a command and exit with its code; every exception becomes a sentence.
-
-        Without a word it is the help, and wrong usage.
-        """
+        """Run a command and exit with its code; every exception becomes a sentence."""
         stand_in_for_closed_streams()
         args = sys.argv[1:] if args is None else args
         try:

@@ -28,10 +28,7 @@ NARROWEST = 40
 
 
 def stand_in_for_closed_streams() -> None:
-    """Open the null device for closed standard streams, lest files get their numbers.
-
-    In place of stdout it is not writable, so lost output is noticed.
-    """
+    """Open the null device for closed standard streams, lest files get their numbers; stdout read-only."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             null = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
@@ -71,10 +68,7 @@ def wants_ascii() -> bool:
 
 
 def show(text: str | bytes) -> None:
-    """Print on stdout and ignore a reader that left early (``head``).
-
-    A full disk raises `UserError`.
-    """
+    """Print on stdout, unless its reader left early (``head``). A full disk raises `UserError`."""
     try:
         if isinstance(text, str):
             text = text.encode(sys.stdout.encoding, "replace").decode(sys.stdout.encoding)

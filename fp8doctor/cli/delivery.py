@@ -132,10 +132,7 @@ def checked_options(
 
 
 def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = FORMATS) -> str:
-    """Return the wanted format, else that of the file's suffix.
-
-    Raises a usage error without either.
-    """
+    """Return the wanted format, else that of the file's suffix. Raises a usage error without either."""
     suffix = output.suffix.lower() if output else ""
     meant = "text" if suffix in PLAIN_SUFFIXES else FORMAT_OF_SUFFIX.get(suffix)
     if asked is None and meant not in formats:

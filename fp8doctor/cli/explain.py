@@ -134,10 +134,7 @@ def summary(check: Heading) -> dict[str, Any]:
 
 
 def _show_related(format: str, text: str, catalogue: Sequence[Heading]) -> None:
-    """Show the known errors, else the pages, that share a name of code with an unknown message.
-
-    Raises `UserError` without any.
-    """
+    """Show known errors, else pages, that share a name with a message. Raises `UserError` without any."""
     from fp8doctor.known_errors import known_errors
 
     raised = EXCEPTION.findall(text)

@@ -120,10 +120,7 @@ def _too_slow_by_estimate(report: Document, wanted: float) -> Iterator[str]:
 
 
 def is_same_job(first: Facts, second: Facts, name: str) -> bool:
-    """Say if the report saved as ``name`` is of another job than the second, or if that is not known.
-
-    Return False if GPU, model or batch differ.
-    """
+    """Return False, and say why, if GPU, model or batch differ from those of the report saved as ``name``."""
     from fp8doctor.analysis.timed_step import SAME_JOB, unknown_of_job, unlike
     from fp8doctor.cli.console import complain
 

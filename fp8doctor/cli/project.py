@@ -64,10 +64,7 @@ class Project(NamedTuple):
 
 
 class ProjectCommand(click.Command):
-    """A command whose default options a project may set.
-
-    The command line comes first. Codes ignored by either are ignored.
-    """
+    """A command whose defaults a project may set; codes that it or the command line ignores are ignored."""
 
     of_the_gate = True
     """True if the project's ``fail-on`` and gates apply."""
@@ -118,11 +115,7 @@ class TargetCommand(ProjectCommand):
 
 
 def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
-    """Read the nearest pyproject.toml with the table, from this folder up.
-
-    Else from the current one. Raises `UserError` for an unreadable table. Names and ignores files of other
-    users.
-    """
+    """Read the nearest pyproject.toml with the table, from here up. Raises `UserError` if that fails."""
     here = _here()
     for each in dict.fromkeys((folder, *folder.parents, here, *here.parents)):
         if (project := _read(each / "pyproject.toml", say)) is not None:

@@ -54,10 +54,7 @@ UNTIMED = (
 
 
 class Run(ProjectCommand):
-    """Everything from the script, or from ``-m``, on is the script's.
-
-    The project's gates do not apply: the exit code is the script's, unless the command line says otherwise.
-    """
+    """From the script, or ``-m``, on all is the script's; so is the exit code, but for gates on the line."""
 
     of_the_gate = False
 

@@ -101,10 +101,7 @@ class Facts(Record, frozen=True, kw_only=True):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Facts:
-        """Read facts from plain values, and keep the keys that this version does not know.
-
-        Raises `fp8doctor.facts.record.UnreadableDocument` naming the key that does not fit.
-        """
+        """Read facts, and keep unknown keys. Raises `UnreadableDocument` naming a wrong one."""
         facts = from_builtins(cls, data)
         unknown = unknown_keys(data, to_builtins(facts))
         return msgspec.structs.replace(facts, unrecognized=unknown) if unknown else facts

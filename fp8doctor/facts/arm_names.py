@@ -6,10 +6,7 @@ from enum import StrEnum
 
 
 class ArmName(StrEnum):
-    """Variants that several packages know by name.
-
-    Others are called after the treatment that they time, or after the recipe that they convert to.
-    """
+    """Variants that several packages know by name; others are called after their treatment or recipe."""
 
     AS_IS = "as_is"
     BF16 = "bf16"
@@ -64,10 +61,7 @@ def change_in_bf16(name: str) -> str:
 
 
 def is_in_bf16(name: str) -> bool:
-    """Return whether the variant has no FP8, whatever the job has.
-
-    Treatments that are called after BF16 change a step in FP8.
-    """
+    """Return whether the variant has no FP8; treatments that are called after BF16 change a step in FP8."""
     return name in IN_BF16 or name.startswith(_BF16_WITH)
 
 
@@ -92,10 +86,7 @@ def keeps_users_compilation(name: str) -> bool:
 
 
 def is_withdrawn(*names: str) -> bool:
-    """Return whether only older reports have one of these variants or treatments.
-
-    That is a variant that was replaced by a later or faster one, or CUDA graphs.
-    """
+    """Return whether only older reports have one of these: a variant that was replaced, or CUDA graphs."""
     return any(name.endswith(_FIRST_WINDOW) or name.endswith(_CUDA_GRAPHS) for name in names)
 
 

@@ -58,10 +58,7 @@ FLOAT8 = Linear(
 
 
 def example(**fields: Any) -> Facts:
-    """Build facts from fields of their records: ``example(linears=(), tokens=16)``.
-
-    A package's version stands for an imported package. Raises `KeyError` for a field that no record has.
-    """
+    """Build facts from any record's fields: ``example(linears=(), packages={"torchao": "0.18"})``."""
     owner = {field: part for part in reversed(PARTS) for field in PARTS[part].__struct_fields__}
     owner |= dict.fromkeys(Facts.__struct_fields__, "")
     if "packages" in fields:

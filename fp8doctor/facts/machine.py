@@ -40,10 +40,7 @@ class Software(Record, frozen=True, kw_only=True):
 
 
 class AccelerateConfig(Record, frozen=True, kw_only=True):
-    """Accelerate's default configuration file, which ``accelerate launch`` reads.
-
-    A word that Accelerate does not know is ``(set)``.
-    """
+    """Accelerate's default configuration file; a word that Accelerate does not know is ``(set)``."""
 
     mixed_precision: str = NOT_RECORDED
     fp8_backend: str | None = NOT_RECORDED
@@ -51,10 +48,7 @@ class AccelerateConfig(Record, frozen=True, kw_only=True):
 
 
 class Environment(Record, frozen=True, kw_only=True):
-    """Environment variables on an allow-list, and the files that they name.
-
-    The list is in `fp8doctor.examine.environment`.
-    """
+    """Environment variables on the list of `fp8doctor.examine.environment`, and files that they name."""
 
     variables: dict[str, Prose] = NOT_RECORDED
     backend_imports: dict[str, Prose | None] = NOT_RECORDED
@@ -65,8 +59,7 @@ class Environment(Record, frozen=True, kw_only=True):
     """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
     ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
     fp8_arguments: tuple[str, ...] = NOT_RECORDED
-    """Arguments that ask a script for FP8, of the allow-list of `fp8doctor.examine.fp8_support`, such as
-    ``--fp8``. Not recorded without a script."""
+    """Arguments that ask for FP8, of `fp8doctor.examine.fp8_support`; not recorded without a script."""
     accelerate_config: AccelerateConfig | None = NOT_RECORDED
     """None without such a file. Recorded only if the machine is examined without a model."""
 

@@ -23,18 +23,15 @@ class Linear(Record, frozen=True, kw_only=True):
     """The stack that recognized it (`fp8doctor.stacks`); ``torch`` for ordinary layers."""
     use: Use = NOT_RECORDED
     recipe: str | None = NOT_RECORDED
-    """Scaling recipe read back from its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8,
-    delayed, ..."""
+    """Scaling recipe of its configuration: tensorwise, rowwise, rowwise_with_gw_hp, mxfp8, delayed, ..."""
     features: dict[str, bool | int | str | None] = NOT_RECORDED
     """Settings of the stack that change the cost, such as ``emulate`` and ``pad_inner_dim``."""
     engaged: bool | None = NOT_RECORDED
-    """True if its last training forward ran in FP8; None if the stack keeps no such record or none was
-    run."""
+    """True if its last training forward ran in FP8; None if no record is kept or none was run."""
     in_features: int = NOT_RECORDED
     out_features: int = NOT_RECORDED
     gemms: int = NOT_RECORDED
-    """Matmuls of this shape in one forward: 2 in a fused MLP with equal shapes, the number of experts in a
-    3-D weight."""
+    """Matmuls of this shape in one forward: 2 in some fused MLPs, the experts of a 3-D weight."""
     bias: bool = NOT_RECORDED
     dtype: str = NOT_RECORDED
     """Logical dtype of the weight, such as ``bfloat16``; of the stored data for FP8 weights."""
@@ -45,8 +42,7 @@ class Linear(Record, frozen=True, kw_only=True):
     adapter: Literal["base", "adapter"] | None = NOT_RECORDED
     """With LoRA: the frozen base layer, or one of the low-rank matrices. None without."""
     compiled: str | None = NOT_RECORDED
-    """Name of the compile mark that covers it (the empty name is the whole model); None if it runs
-    uncompiled."""
+    """Name of the compile mark that covers it (empty: the whole model); None if it runs uncompiled."""
     checkpointed: str | None = NOT_RECORDED
     """Name of the checkpointed region that covers it; None if its activations are kept."""
     parameters: int = NOT_RECORDED
@@ -68,8 +64,7 @@ class Blocks(Record, frozen=True, kw_only=True):
     kind: str = NOT_RECORDED
     """Qualified class, the commonest if blocks of several classes take turns."""
     container: Literal["list", "ModuleDict"] = NOT_RECORDED
-    """``list`` for a ModuleList or Sequential, iterated as it is; the blocks of a ModuleDict are its
-    ``values()``."""
+    """``list``: ModuleList or Sequential, iterated; the blocks of a ModuleDict are its ``values()``."""
     forward_of_torch: bool = NOT_RECORDED
     """True if their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
     level: int | None = NOT_RECORDED
@@ -92,30 +87,22 @@ class Scaling(Record, frozen=True, kw_only=True):
     amax_history_len: int | None = NOT_RECORDED
     """Steps that delayed scaling looks back over; None for every other scaling."""
     amax_compute_algo: str | None = NOT_RECORDED
-    """``max`` or ``most_recent`` over that history; ``custom`` for a function; None for every other
-    scaling."""
+    """``max``, ``most_recent`` or ``custom`` (a function) over that history; None for every other scaling."""
 
 
 class Attention(Record, frozen=True, kw_only=True):
-    """One implementation of attention.
-
-    A configuration of transformers, or a class whose forward calls torch's own.
-    """
+    """One implementation of attention: a configuration of transformers, or a class that calls torch's own."""
 
     name: str = NOT_RECORDED
-    """The outermost module that has this configuration, or the first of that class; the empty name is the
-    whole model."""
+    """Outermost module with this configuration, or the first of that class; empty is the whole model."""
     kind: str = NOT_RECORDED
     """Qualified class of that module."""
     implementation: str = NOT_RECORDED
-    """``_attn_implementation`` of the configuration: ``eager``, ``sdpa``, ``flash_attention_2``, ...;
-    ``sdpa`` for torch's own."""
+    """``_attn_implementation``: ``eager``, ``sdpa``, ``flash_attention_2``, ...; ``sdpa`` for torch's own."""
     has_sdpa: bool | None = NOT_RECORDED
-    """True if transformers has torch's fused attention for this class (``_supports_sdpa``); None if it does
-    not say."""
+    """True if transformers has fused attention for it (``_supports_sdpa``); None if it does not say."""
     needs_eager: str | None = NOT_RECORDED
-    """A setting that only eager attention honours, such as ``output_attentions=True``; None if none is
-    set."""
+    """A setting that only eager attention honours: ``output_attentions=True``; None if none is set."""
 
 
 class SavedWeight(Record, frozen=True, kw_only=True):
@@ -154,8 +141,7 @@ class Network(Record, frozen=True, kw_only=True):
     broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED
     """Pairs of parameter names that the model declares as tied (transformers) and that are two Parameters."""
     quantization: Prose | None = NOT_RECORDED
-    """``quant_method`` of the model's configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without
-    one."""
+    """``quant_method`` of the configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without one."""
     fp8_calls: tuple[str, ...] = NOT_RECORDED
     """What is in FP8 outside of layers: classes of FP8 attention."""
     hooks: int = NOT_RECORDED
@@ -171,13 +157,11 @@ class Network(Record, frozen=True, kw_only=True):
     key_value_heads: int | None = NOT_RECORDED
     """Heads that share keys and values; None if the configuration does not tell."""
     channel_widths: tuple[int, ...] = NOT_RECORDED
-    """Widths of the norms, embeddings and convolutions, ascending; a norm by its one-dimensional
-    parameters."""
+    """Widths of norms (by a one-dimensional parameter), embeddings and convolutions, ascending."""
     scalings: tuple[Scaling, ...] = NOT_RECORDED
     """Scaling of the FP8 layers; without those whose library keeps no record, and TE's before a forward."""
     attentions: tuple[Attention, ...] = NOT_RECORDED
-    """Empty if no configuration of transformers and no call of torch's own attention tells how it is
-    computed."""
+    """Empty if neither transformers' configuration nor a call of torch's own tells how it is computed."""
     saving: tuple[SavedWeight, ...] = NOT_RECORDED
     """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and
     DTensors, which are gathered first, are left out."""

@@ -45,10 +45,7 @@ def sentence_of(part: Arm) -> str | None:
 
 
 def without(trial: Trial, part: str, no_number: NoNumber) -> Trial:
-    """Return the trial with the reason why ``part`` is missing.
-
-    ``part`` is a variant or one of `PARTS`. A variant that has a time keeps it.
-    """
+    """Return the trial with the reason why a variant without a time, or one of `PARTS`, is missing."""
     if part in PARTS:
         gaps = {**trial.get("gaps", {}), PARTS[part]: no_number.sentence}
         return msgspec.structs.replace(trial, gaps=gaps)

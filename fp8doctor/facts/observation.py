@@ -25,8 +25,7 @@ class Observation(Record, frozen=True, kw_only=True):
     """Of every step, the same from end to end on the host, where it waits for the GPU included; None if the
     host timed the steps anyway."""
     behind_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step, how much later than the host the GPU came to its end: about 0 if the GPU waits for the
-    host. None without a GPU."""
+    """Of every step, how much later the GPU came to its end than the host; None without a GPU."""
     data_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, how long the training thread waited inside torch's DataLoader; with a GPU only as long
     as that had nothing to do. None if no batch came from such a loader."""
@@ -50,8 +49,7 @@ class Observation(Record, frozen=True, kw_only=True):
     share_pct: float = NOT_RECORDED
     """Share of the stepped parameters that the model owns, by their elements."""
     fp8_gemms: int | None = NOT_RECORDED
-    """FP8 matmuls in one more step, which was profiled: kernels on CUDA, operators on a CPU. None if the
-    profiler saw nothing that tells."""
+    """FP8 matmuls (kernels; operators on a CPU) in one more, profiled step; None if the profiler saw none."""
     graphs_run: int = NOT_RECORDED
     """Compiled regions entered in that step."""
     uncompiled_linears: int = NOT_RECORDED
@@ -59,8 +57,7 @@ class Observation(Record, frozen=True, kw_only=True):
     host_copies_ms: float = NOT_RECORDED
     """Copies from the host to the GPU in that step that no other work of the GPU covered."""
     breakdown: Breakdown = NOT_RECORDED
-    """Where the step goes, by that profile; the parts and ``idle_ms`` add up to the median of
-    ``steps_ms``."""
+    """Where the step goes, by that profile; parts and ``idle_ms`` add up to the median of ``steps_ms``."""
 
 
 class NotFinite(Record, frozen=True, kw_only=True):

@@ -78,10 +78,7 @@ SETTLED = frozenset({bool, type(None), type(NOT_RECORDED)})
 
 @functools.cache
 def _layout(kind: type[Record]) -> tuple[tuple[str, bool, bool], ...]:
-    """List each field's name, and whether it holds a float and prose.
-
-    No record exists before this is called, so its facts are guarded here.
-    """
+    """List each field: name, is a float, holds prose. No record exists before its facts are guarded here."""
     with _first_use():
         fields = msgspec.structs.fields(kind)
         guard(kind, fields)
@@ -106,10 +103,7 @@ def _clean(value: Any) -> Any:
 
 
 def settle(value: Any, number_field: bool = False) -> Any:
-    """Return ``value`` as JSON can hold it.
-
-    Non-finite numbers become None in a number field and text elsewhere.
-    """
+    """Return the value as JSON can hold it: a non-finite number is None in a number field, text elsewhere."""
     kind = type(value)
     if kind is str:
         return value if value.isascii() else value.encode("utf-8", "replace_surrogate").decode("utf-8")
@@ -188,10 +182,7 @@ def _holds_huge_number(data: Any) -> bool:
 
 
 def unknown_keys(data: Any, known: Any) -> dict[str, Any] | None:
-    """Return the part of ``data`` that ``known``, this version's copy, does not carry.
-
-    None if nothing is missing. In a list the index is the key.
-    """
+    """Return the part that ``known``, this version's copy, does not carry; in a list the index is the key."""
     if data == known or type(data) is not type(known) or not isinstance(data, (dict, list)):
         return None
     both = data if isinstance(data, dict) else {str(at): value for at, value in enumerate(data)}

@@ -40,10 +40,7 @@ def scrub(text: str) -> str:
 
 @functools.cache
 def _homes() -> tuple[str, ...]:
-    """List this user's home folders, as named and as resolved, the longest first.
-
-    The root of the file system is none.
-    """
+    """List this user's home folders, as named and as resolved, the longest first; never the root."""
     named = {os.path.expanduser("~"), os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")}
     folders = {folder.rstrip("/\\") for name in named if name for folder in (name, str(Path(name).resolve()))}
     return tuple(

@@ -179,10 +179,7 @@ SHARE = r"""(?<![\w\\:])(?:\\\\){1,2}[A-Za-z0-9][\w.$-]*(?:\\{1,2})[^\s\\'"<>]+"
 
 @functools.lru_cache(1024)
 def without_secrets(text: str) -> str:
-    """Remove everything with the shape of a secret, an address or a home folder.
-
-    The result has at most `LIMIT` characters.
-    """
+    """Remove everything with the shape of a secret, an address or a home folder; cut at `LIMIT`."""
     text = cut(text)
     for contained, pattern, instead in REPLACEMENTS:
         if _compiled(contained).search(text):

@@ -21,8 +21,7 @@ class CompileMark(Record, frozen=True, kw_only=True):
     form: Literal["wrapped", "in_place", "assigned_forward", "decorated_forward", "training_step"] = (
         NOT_RECORDED
     )
-    """``torch.compile(m)``, ``m.compile()``, ``m.forward = torch.compile(m.forward)``, a decorated class, or
-    the step."""
+    """``torch.compile(m)``, ``m.compile()``, ``m.forward = ...``, a decorated class, or the step."""
     backend: str | None = NOT_RECORDED
     """``inductor``, ``eager``, ``aot_eager``, ...; None if it cannot be read."""
     compiles: bool | None = NOT_RECORDED
@@ -30,8 +29,7 @@ class CompileMark(Record, frozen=True, kw_only=True):
     on a class of torch.nn before torch 2.14, and for a ModuleList, which nobody calls. None if it cannot be
     read."""
     unused: bool = NOT_RECORDED
-    """True if a script's training steps ran and Dynamo had compiled nothing in its process: the steps do not
-    call what this mark compiles. `compiles` is then False."""
+    """True if a script's steps ran and Dynamo compiled nothing in its process; `compiles` is then False."""
 
 
 class Dynamo(Record, frozen=True, kw_only=True):
@@ -48,8 +46,7 @@ class Dynamo(Record, frozen=True, kw_only=True):
     failures: tuple[Prose, ...] = NOT_RECORDED
     """Reasons of compilations that failed, scrubbed, at most a few."""
     recompile_limit: int | None = NOT_RECORDED
-    """Versions of one function that Dynamo keeps before it leaves the function eager; not recorded before it
-    is imported."""
+    """Versions of a function that Dynamo keeps before it gives up; not recorded before it is imported."""
 
 
 class Checkpointing(Record, frozen=True, kw_only=True):
@@ -67,19 +64,16 @@ class Checkpointing(Record, frozen=True, kw_only=True):
         "compiler_budget",
         "offload",
     ] = NOT_RECORDED
-    """``composable`` for torch's hooks, ``whole_forward`` for a module whose forward is one call of
-    ``checkpoint``."""
+    """``composable``: torch's hooks; ``whole_forward``: a forward that is one call of ``checkpoint``."""
     active: bool | None = NOT_RECORDED
     """None if only a run can tell (a call to ``checkpoint`` on some ways through ``forward``)."""
     flag: str | None = NOT_RECORDED
     """Attribute of the module that asks for the call in its forward; not recorded if none does."""
     reentrant: bool | None = NOT_RECORDED
     library: str | None = NOT_RECORDED
-    """Package whose function recomputes: ``torch``, ``transformer_engine``, ``deepspeed``, ...; None if there
-    is no one function."""
+    """Package whose function recomputes: ``torch``, ``deepspeed``, ...; None without one such function."""
     opens_fp8_autocast: bool | None = NOT_RECORDED
-    """True if a forward inside the region opens Transformer Engine's autocast, so that the recompute does
-    too; None without it."""
+    """True if a forward inside opens TE's FP8 autocast, so the recompute does; None without it."""
     fp8_autocast_around: bool = NOT_RECORDED
     """True if the forward that calls checkpoint opens that autocast and what it recomputes does not: it is
     closed again when the recompute comes. Not recorded without Transformer Engine."""
@@ -108,21 +102,17 @@ class Distributed(Record, frozen=True, kw_only=True):
     shards: int | None = NOT_RECORDED
     """Processes over which their weights are cut, the most of any; None if FSDP2 shards none."""
     backend: str | None = NOT_RECORDED
-    """Of the default process group: ``nccl``, ``gloo``, ``cpu:gloo,cuda:nccl``, ...; None if it cannot be
-    read."""
+    """Of the default process group: ``nccl``, ``cpu:gloo,cuda:nccl``, ...; None if it cannot be read."""
     wrapper: Literal["DDP", "FSDP1", "FSDP2"] | None = NOT_RECORDED
     """The outermost wrapper that keeps the processes' weights in sync; None without one."""
     wrapper_at: str | None = NOT_RECORDED
     """Name of the module that it is around; the empty name is the whole model. None without one."""
     device: int | None = NOT_RECORDED
-    """Number of the GPU, among those that the process sees, that holds the model's first parameter; None if
-    none does."""
+    """Number of the GPU, of those that the process sees, with the first parameter; None if none has it."""
     amax_ranks: int | None = NOT_RECORDED
-    """Processes over which Transformer Engine's delayed scaling reduces its largest magnitudes; None if no
-    layer does."""
+    """Processes over which delayed scaling of Transformer Engine reduces amax; None if no layer does."""
     optimize_ddp: bool | None = NOT_RECORDED
-    """True if Dynamo cuts graphs inside DDP where its buckets end (``torch._dynamo.config.optimize_ddp``);
-    None before Dynamo is imported."""
+    """``torch._dynamo.config.optimize_ddp``: cut graphs at DDP's buckets; None before Dynamo's import."""
 
 
 class TrainerArguments(Record, frozen=True, kw_only=True):
@@ -164,8 +154,7 @@ class Converter(Record, frozen=True, kw_only=True):
     """Calls of torchao's ``convert_to_float8_training``."""
 
     called: bool | None = NOT_RECORDED
-    """True if it was called while someone watched; None if this torchao leaves no trace of a call, or if it
-    was called before."""
+    """True if it was called while someone watched; None if no call left a trace, or none was watched."""
     replaced: int | None = NOT_RECORDED
     """FP8 layers that took the place of a Linear in any model meanwhile; None if nobody watched."""
     idle_copies: int | None = NOT_RECORDED
@@ -177,8 +166,7 @@ class Training(Record, frozen=True, kw_only=True):
     """The state of training around the module tree."""
 
     autocast: str | None = NOT_RECORDED
-    """Dtype of the autocast the step runs under; None without autocast. Not recorded of a script no call of
-    whose model was seen."""
+    """Dtype of the step's autocast; None without one. Not recorded of a script without a seen call."""
     autocast_within: bool = NOT_RECORDED
     """True if the training step or a forward of the user's own opens an autocast. Not recorded if its code
     names one and no forward was seen."""
@@ -204,22 +192,17 @@ class Training(Record, frozen=True, kw_only=True):
     optimizer: str | None = NOT_RECORDED
     """Qualified class of the optimizer; None if none was given."""
     use_cache: bool | None = NOT_RECORDED
-    """True if a transformers model builds a KV cache in every training forward with labels; None for models
-    that never do."""
+    """True if a transformers model builds a KV cache in every training forward; None if it never does."""
     cache_switch: str | None = NOT_RECORDED
-    """Name of the outermost module whose ``config.use_cache`` asks for that cache, in force or held off by
-    checkpointing; None if none asks."""
+    """Outermost module whose ``config.use_cache`` asks for it, in force or not; None if none does."""
     cache_holder: str | None = NOT_RECORDED
     """Name of the innermost module that makes it, whose blocks fill it; None if none asks."""
     sdp_backends: tuple[str, ...] = NOT_RECORDED
-    """Backends that this process lets torch's ``scaled_dot_product_attention`` use: ``flash``,
-    ``mem_efficient``, ``cudnn``, ``math``."""
+    """Backends of ``scaled_dot_product_attention`` in this process: ``flash``, ``cudnn``, ``math``, ..."""
     alloc_retries: int | None = NOT_RECORDED
-    """Times CUDA's allocator had to free its cache and try again in this process so far; None without CUDA in
-    use."""
+    """Times CUDA's allocator freed its cache to try again in this process; None without CUDA in use."""
     layerdrop: float | None = NOT_RECORDED
-    """Largest probability of a block to be skipped in a training forward (LayerDrop); None if no module is
-    known to skip any."""
+    """Largest probability to skip a block in training (LayerDrop); None if no module is known to."""
     parameters_outside_optimizer: int | None = NOT_RECORDED
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
     first_outside_optimizer: tuple[str, ...] = NOT_RECORDED

@@ -47,21 +47,16 @@ class ModuleTime(Record, frozen=True, kw_only=True):
 
 
 class Breakdown(Record, frozen=True, kw_only=True):
-    """One variant's step in parts at full depth, from a profiled step at each cut.
-
-    Its parts and ``idle_ms`` add up to the step.
-    """
+    """One variant's step in parts at full depth, from profiled steps; they and ``idle_ms`` add up to it."""
 
     families_ms: dict[str, float] = NOT_RECORDED
     """`Family` -> time in ms, every instant with one owner, already divided by ``scale``."""
     idle_ms: float = NOT_RECORDED
     """Unprofiled step - time the GPU was busy; 0 if the profiled kernels took longer than the step."""
     host_wait_pct: float | None = NOT_RECORDED
-    """Share of the profiled step's gaps that ended with a kernel whose launch came after the GPU had run dry;
-    None without gaps."""
+    """Share of the profiled gaps that ended with a kernel launched too late; None without gaps."""
     busy_ms: float = NOT_RECORDED
-    """Union of all kernels over all streams, as profiled, less what kernels of communication waited for
-    beyond the unprofiled step."""
+    """Union of all kernels as profiled, less what communication waited for beyond the unprofiled step."""
     scale: float = NOT_RECORDED
     """``busy_ms`` / step if the profiled kernels took longer than the unprofiled step, else 1."""
     reliable: bool = NOT_RECORDED
@@ -73,8 +68,7 @@ class Breakdown(Record, frozen=True, kw_only=True):
     groups: tuple[KernelGroup, ...] = NOT_RECORDED
     """The longest, then every one that no rule knows, at most a few."""
     modules: tuple[ModuleTime, ...] = NOT_RECORDED
-    """The longest of those that are in no compiled region and contain none; empty if the whole model is
-    compiled."""
+    """The longest outside compiled regions that contain none; empty if all is compiled."""
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):
@@ -87,8 +81,7 @@ class MemoryParts(Record, frozen=True, kw_only=True):
     """All of them, as they lie together when the optimizer begins its step."""
     optimizer_gib: float = NOT_RECORDED
     activations_gib: float = NOT_RECORDED
-    """The rest of the peak: saved activations and temporaries; more of them if the peak comes before the last
-    gradient."""
+    """The rest of the peak: saved activations and temporaries, more if it comes before the last gradient."""
 
 
 Layout = Literal["output", "input_gradient", "weight_gradient"]
@@ -101,8 +94,7 @@ class LayerGemm(Record, frozen=True, kw_only=True):
     layout: Layout = NOT_RECORDED
     bf16_ms: float = NOT_RECORDED
     fp8_ms: float | None = NOT_RECORDED
-    """The FP8 kernel without its casts; None if FP8 could not be timed, and if the recipe keeps this matmul
-    in BF16."""
+    """The FP8 kernel without its casts; None if it could not be timed, or the recipe keeps it in BF16."""
 
 
 class LayerShape(Record, frozen=True, kw_only=True):
@@ -123,8 +115,7 @@ class LayerShape(Record, frozen=True, kw_only=True):
     """Output, input gradient and weight gradient together, of one layer in one micro-batch."""
     fp8_ms: float | None = NOT_RECORDED
     gemms: tuple[LayerGemm, ...] = NOT_RECORDED
-    """The same matmuls one by one, which together are ``bf16_ms`` and, but for those that stay in BF16,
-    ``fp8_ms``."""
+    """The same matmuls one by one: the sum is ``bf16_ms`` and, but for those in BF16, ``fp8_ms``."""
     casts_ms: float | None = NOT_RECORDED
     """Compiled casts of input, weight and output gradient that the recipe needs."""
     reason: Prose | None = NOT_RECORDED
@@ -150,35 +141,29 @@ class ArmCut(Record, frozen=True, kw_only=True):
     left_eager: tuple[str, ...] = NOT_RECORDED
     """Functions that reached the recompile limit, so further calls are not compiled."""
     alloc_retries: int | None = NOT_RECORDED
-    """Times the allocator had to free its cache and ask the GPU again (``num_alloc_retries``) while it warmed
-    up."""
+    """Times the allocator freed its cache and asked again (``num_alloc_retries``) in the warm-up."""
 
 
 class Arm(Record, frozen=True, kw_only=True):
     """One variant of the training step: its time, and the proof of what it ran."""
 
     name: str = NOT_RECORDED
-    """An `fp8doctor.facts.arm_names.ArmName`, a conversion, or the name of a treatment; ``..._first`` is a
-    variant that an older report replaced."""
+    """An `ArmName`, a conversion, or a treatment's name; ``..._first`` is replaced in an older report."""
     treatments: tuple[str, ...] = NOT_RECORDED
     base: str | None = NOT_RECORDED
-    """The variant that this one changes, whose time minus its own is what the change saves; None if it
-    changes none."""
+    """The variant that this one changes, so that the difference is what the change saves; None if none."""
     tried: bool = NOT_RECORDED
     why: Reason | None = NOT_RECORDED
-    """Why it was not tried, or why what was timed is not a number; None if it is one.
-    `fp8doctor.facts.no_number.why_of` reads it, of older recordings too."""
+    """Why it was not tried, or has no number; None if it has. `fp8doctor.facts.no_number.why_of` reads it."""
     reason: Prose | None = NOT_RECORDED
     """The same in a sentence for people."""
     step_ms: float | None = NOT_RECORDED
     """Median at full depth; measured when the model was timed whole, else predicted from the cuts."""
     low_ms: float | None = NOT_RECORDED
     high_ms: float | None = NOT_RECORDED
-    """Interval that holds the true median with 90% confidence; the range of two to four rounds, None of
-    one."""
+    """Holds the true median with 90% confidence; the range of two to four rounds, None of one."""
     rounds_ms: tuple[float, ...] = NOT_RECORDED
-    """One figure per interleaved round; the same round of two variants of one window shares clocks and
-    heat."""
+    """One figure per interleaved round, whose clocks and heat the variants of a window share."""
     window: int = NOT_RECORDED
     """The trial's window that timed it: 1, or 2 in older reports."""
     peak_gib: float | None = NOT_RECORDED
@@ -186,15 +171,12 @@ class Arm(Record, frozen=True, kw_only=True):
     static_gib: float | None = NOT_RECORDED
     """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
     tokens_ratio: float = NOT_RECORDED
-    """Tokens of its step / tokens of the step as it is. Times are given for as many tokens as the step as it
-    is has."""
+    """Tokens of its step / those of the step as it is, for as many of which its times are given."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
     breakdown: Breakdown | None = NOT_RECORDED
-    """None for a variant that was not profiled. If profiling failed it is not recorded, and a gap says
-    why."""
+    """None for a variant that was not profiled; not recorded if profiling failed, and a gap says why."""
     memory: MemoryParts | None = NOT_RECORDED
-    """None on a CPU, for a variant that has no ``peak_gib``, and if its optimizer does not tell when it
-    begins a step."""
+    """None on a CPU, without ``peak_gib``, and if its optimizer does not tell when its step begins."""
     fp8_gemms: int | None = NOT_RECORDED
     """FP8 matmuls in one step of the deepest cut: kernels on CUDA, operators on a CPU."""
     graphs_run: int | None = NOT_RECORDED
@@ -249,8 +231,7 @@ class Trial(Record, frozen=True, kw_only=True):
     blocks: dict[str, int] = NOT_RECORDED
     """Lists of blocks that were cut -> blocks at full depth; empty if the model was measured whole."""
     recomputed: tuple[str, ...] = NOT_RECORDED
-    """The outermost modules whose forward ran again in the backward of an eager step, by their names in the
-    cut; empty if none did."""
+    """Outermost modules, by name in the cut, whose forward ran again in an eager step's backward."""
     arms: tuple[Arm, ...] = NOT_RECORDED
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""
@@ -271,8 +252,7 @@ class Trial(Record, frozen=True, kw_only=True):
     holds many experts, those of each. What was not seen is left out. Empty if none is, or could be, in
     FP8."""
     shapes: tuple[LayerShape, ...] = NOT_RECORDED
-    """The distinct shapes of the Linears; of a model without FP8, of those that a conversion would take. On a
-    CPU they say nothing about a GPU."""
+    """Distinct shapes of the Linears that are, or would be, in FP8. On a CPU they tell nothing of a GPU."""
     gaps: dict[str, Prose] = NOT_RECORDED
     """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
     budget_s: float | None = NOT_RECORDED

@@ -48,10 +48,7 @@ def guard(kind: type[msgspec.Struct], fields: Iterable[msgspec.structs.FieldInfo
 
 
 def value_at(record: msgspec.Struct | None, path: str, default: Any = None) -> Any:
-    """Return the fact at a dotted path, or ``default``.
-
-    The default also if the path leads beyond a None. Raises AttributeError for a name that is no fact.
-    """
+    """Return the fact at a dotted path, or the default, also beyond a None; AttributeError for no fact."""
     for name in _names(path):
         if record is None:
             return default

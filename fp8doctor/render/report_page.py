@@ -43,10 +43,7 @@ ONLY = "Environment only. Run `fp8doctor model.py` to check a model."
 
 
 def page(report: Document, *, quiet: bool = False, held_in: str = "") -> Page:
-    """Lay a report out.
-
-    ``quiet`` leaves the answer, warnings and errors. ``held_in`` names Python's variable of the report.
-    """
+    """Lay a report out; only its warnings if ``quiet``. ``held_in`` names Python's variable of the report."""
     if no_model(report):
         return _environment(report, quiet=quiet)
     if quiet:

@@ -58,10 +58,7 @@ def printable(text: str) -> str:
 
 
 def to_ascii(text: str) -> str:
-    """Write lines in ASCII, none wider than before.
-
-    Characters without a stand-in become a question mark, combining marks vanish.
-    """
+    """Write lines in ASCII, none wider than before; what has no stand-in becomes a question mark."""
     plain = "".join(filter(_columns, text)).translate(ASCII).encode("ascii", "replace").decode("ascii")
     return "\n".join(line.rstrip() for line in plain.split("\n"))
 
