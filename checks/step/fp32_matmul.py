@@ -22,8 +22,8 @@ from fp8doctor import kit
 from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 
-FEW_PCT = 10.0
-"""Percent of all Linears' parameters that may be fp32 on purpose. A choice."""
+FEW_PCT = 10.0  # of all Linears' parameters, which may be fp32 on purpose: a choice
+CAST_BY_LAYER = ("own", "nanochat")  # stacks whose layers cast their operands to BF16 themselves
 
 ADAPTERS_TO_BF16 = kit.Treatment(
     name="adapters-to-bf16",
@@ -37,10 +37,6 @@ PRODUCT = kit.Treatment(
     summary="compute the product in BF16, and convert its result if you need fp32",
     code="output = operand.bfloat16() @ weight.bfloat16()   # and no autocast(enabled=False) around it",
 )
-
-
-CAST_BY_LAYER = ("own", "nanochat")
-"""Stacks whose layers cast their operands to BF16 themselves."""
 
 
 @kit.check("STP004", "fp32-matmul", severity="warning", explained_by=("fp32-adapters", "fp32-parameters"))
@@ -62,11 +58,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     return kit.Finding(
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
-        evidence={
-            "gemm_fp32_ms": spent,
-            "modules": tuple(most or weights[:3]),
-            "fp32_linears": len(weights),
-        },
+        evidence={"gemm_fp32_ms": spent, "modules": tuple(most or weights[:3]), "fp32_linears": len(weights)},
         treatment=PRODUCT if kit.if_recorded(autocast_of, facts) else autocast_bf16(facts, instead),
     )
 
