@@ -16,7 +16,7 @@ from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.cast_cost import is_known, recipe_on
-from fp8doctor.cost.eager import UNCERTAINTY
+from fp8doctor.cost.step_cost import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, if_recorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec

@@ -264,12 +264,6 @@ def _in_words(named: Iterable[tuple[str, float]]) -> str:
     return ", ".join(f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB)
 
 
-def step_now(facts: Facts) -> str:
-    """Name the step as it is, in a comparison; one that does not fit does not run now."""
-    memory = if_recorded(fit, facts)
-    return "without the fix" if memory and memory.is_too_large else "now"
-
-
 def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
     dtypes = Counter(facts.network.dtypes if recorded(facts, "network.dtypes") else {})
     for linear in stored:

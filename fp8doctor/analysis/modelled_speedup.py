@@ -15,8 +15,8 @@ from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
-from fp8doctor.cost.eager import UNCERTAINTY
 from fp8doctor.cost.step_cost import (
+    UNCERTAINTY,
     ModelledStep,
     in_bf16,
     in_fp8,

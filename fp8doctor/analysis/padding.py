@@ -20,10 +20,9 @@ from fp8doctor.cost import (
     rows_seen,
     step_gemms_ms,
 )
-from fp8doctor.cost.eager import modelled_saving
 from fp8doctor.cost.gemm import MULTIPLE
 from fp8doctor.cost.matmul_counts import is_grouped
-from fp8doctor.cost.step_cost import modelled_step
+from fp8doctor.cost.step_cost import modelled_saving, modelled_step
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Saving, Treatment
 from fp8doctor.wording import plural

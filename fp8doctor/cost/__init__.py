@@ -6,7 +6,6 @@ Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies.
 research/benchmarks/cost_model.py.
 """
 
-from fp8doctor.cost.eager import eager_balance
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.layer import linear_cost, mxfp8_experts
 from fp8doctor.cost.matmul_counts import (
@@ -19,6 +18,7 @@ from fp8doctor.cost.matmul_counts import (
     rows_seen,
     step_tokens,
 )
+from fp8doctor.cost.step_cost import eager_balance
 from fp8doctor.gpus import GPUS, GpuSpec, gpu_spec, modelled_gpu
 
 __all__ = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from fp8doctor.analysis.layer_gain import Gain, gains
+from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
@@ -71,29 +71,29 @@ def _is_meant(asked: str, name: str) -> bool:
 
 def layer_reports(linears: Iterable[Linear], document: Document) -> list[LayerReport]:
     """Collect all that is known of some layers."""
-    gained = if_recorded(gains, document.facts) or {}
-    return [_report(linear, gained.get(linear.name), document) for linear in linears]
-
-
-def _report(linear: Linear, gain: Gain | None, document: Document) -> LayerReport:
-    name, facts, plan = linear.name, document.facts, document.prescription
-    shape = next((each for each in facts.get("trial.shapes", ()) if name in each.get("layers", ())), None)
+    facts, plan, found = document.facts, document.prescription, []
+    gained = if_recorded(gains, facts) or {}
     timed = [(arm.get("name"), module) for arm in facts.arms() for module in arm.get("breakdown.modules", ())]
-    return LayerReport(
-        tool=document.tool,
-        seen=linear,
-        rows=if_recorded(rows_of, linear, facts),
-        alike=tuple(each for each in shape.layers if each != name) if shape else (),
-        shape=shape,
-        gain_ms=gain.ms if gain else None,
-        gain_basis=("measured" if gain.measured else "modelled") if gain else None,
-        modules={variant: module for variant, module in timed if module.name == name},
-        advised=tuple(_advice(name, document)),
-        advised_for_all=tuple(step.treatment.summary for step in plan if not step.treatment.layers),
-        keep_in_bf16=any(
-            step.treatment.name == KEEP_IN_BF16 and name in step.treatment.layers for step in plan
-        ),
-    )
+    for linear in linears:
+        name, gain = linear.name, gained.get(linear.name)
+        shapes = (each for each in facts.get("trial.shapes", ()) if name in each.get("layers", ()))
+        shape = next(shapes, None)
+        kept = (each.treatment.layers for each in plan if each.treatment.name == KEEP_IN_BF16)
+        report = LayerReport(
+            tool=document.tool,
+            seen=linear,
+            rows=if_recorded(rows_of, linear, facts),
+            alike=tuple(each for each in shape.layers if each != name) if shape else (),
+            shape=shape,
+            gain_ms=gain.ms if gain else None,
+            gain_basis=("measured" if gain.measured else "modelled") if gain else None,
+            modules={variant: module for variant, module in timed if module.name == name},
+            advised=tuple(_advice(name, document)),
+            advised_for_all=tuple(step.treatment.summary for step in plan if not step.treatment.layers),
+            keep_in_bf16=any(name in layers for layers in kept),
+        )
+        found.append(report)
+    return found
 
 
 def _advice(name: str, document: Document) -> Iterator[str]:

@@ -14,7 +14,6 @@ from fp8doctor.analysis.arms import base_of, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for
 from fp8doctor.analysis.known_form import runs_in_fp32
-from fp8doctor.analysis.memory import step_now
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
@@ -283,11 +282,10 @@ def _settled(view: TrialView) -> set[str]:
 
 def _giving_up(proposed: Sequence[Step], view: TrialView) -> Step:
     """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
-    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
     treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
-    if asked:
-        return replace(asked, treatment=treatment, saving_ms=None)
-    return _step("No FP8 that was timed is faster than BF16 for sure", treatment)
+    own = _step("No FP8 that was timed is faster than BF16 for sure", treatment)
+    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), own)
+    return replace(asked, treatment=treatment, saving_ms=None)
 
 
 def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
@@ -359,8 +357,7 @@ def _compiling(facts: Facts) -> Step | None:
     compiled = any(each.compiled is not None for each in linears)
     if compiled or now.host_ms > now.busy_ms or faster - 1 < off:
         return None
-    than = f"{in_times(faster)} faster than {step_now(facts)}"
-    title = f"Compiled, BF16 would be about {than} (estimated for {now.gpu})"
+    title = f"Compiled, BF16 would be about {in_times(faster)} faster (estimated for {now.gpu})"
     saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
     saving = Saving(low=saves[0], high=saves[1], basis="modelled", gpu=now.gpu)
     treatment = compile_treatment(facts, covered_by_blocks(facts))
