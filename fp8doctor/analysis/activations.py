@@ -1,9 +1,5 @@
-"""What a forward keeps for the backward, estimated from the Linears of a job, for reports and plans alike.
-
-Each Linear keeps its output, which a norm, an activation or attention reads, and its input, once for all that
-share it. Compiled torchao layers compute their FP8 input again from what lies before it. `tests.analysis.
-test_memory` and `tests.planning.test_peaks` have the error next to every measured peak.
-"""
+"""What a forward keeps for the backward, by the Linears of a job: each keeps its output, and its input once
+for all that share it. tests/analysis/test_memory.py and tests/planning/test_peaks.py have the error."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Gain of each FP8 layer over BF16, layers that lose, and the batch size from which FP8 pays.
+"""Gain of each FP8 layer over BF16, by matmuls and compiled casts that were timed alone, else modelled.
 
-Matmuls and casts are those that were timed alone on this GPU (`Trial.shapes`), else those of
-`fp8doctor.cost`. Casts are those of a compiled layer: an uncompiled one loses for another reason. Experts are
-left out, because their rows change from step to step, and so are layers that no FP8 kernel takes as they are.
-"""
+Experts are left out, because their rows change from step to step."""
 
 from __future__ import annotations
 

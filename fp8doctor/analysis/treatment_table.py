@@ -1,7 +1,4 @@
-"""One record per treatment that the trial can carry out, without torch.
-
-Checks may name others, which only a user can carry out. Findings with the same one share a step of the plan.
-"""
+"""One record per treatment that the trial can carry out, without torch; only a user can carry out others."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Estimates of FP8's cost and gain, from datasheets and measurements on an H200.
+"""Estimates of FP8's cost and gain, from datasheets and an H200's efficiencies, which other GPUs get.
 
-The model has a time for every matmul by its shape, the bytes that casts move, and Amdahl's law;
-`fp8doctor.cost.step_cost` adds up a training step. Its numbers have the basis ``modelled`` and a GPU name.
-Lengths count elements, times are in ms. Other GPUs get the H200's efficiencies. Its error:
-research/benchmarks/cost_model.py.
-"""
+Lengths count elements, times are in ms. research/benchmarks/cost_model.py has the error."""
 
 from fp8doctor.cost.gemm import amdahl, gemm_ms, large_gemm_speedup, step_gemms_ms
 from fp8doctor.cost.layer import linear_cost, mxfp8_experts

@@ -1,9 +1,6 @@
-"""The time of one Linear's casts: bytes moved, or launches if those are few.
+"""The time of one Linear's casts: bytes moved at the bandwidth of a copy, or launches if those are few.
 
-Bytes are effective: the time at the bandwidth of a copy (`fp8doctor.gpus.MEMORY_EFFICIENCY`), so a kernel
-that writes a transposed copy counts more than it moves. All of one H200, torch 2.11, torchao 0.18, November
-2026.
-"""
+Measured on one H200, torch 2.11, torchao 0.18, November 2026."""
 
 from __future__ import annotations
 

@@ -1,13 +1,6 @@
-"""The time of one matmul by its shape: tiles in waves, or bytes of operands.
+"""The time of one matmul by its shape: tiles in waves over the multiprocessors, or bytes of operands.
 
-A matmul is cut into tiles; each wave gives every multiprocessor one, so a last wave that is nearly empty
-costs as much as a full one, and few tiles leave multiprocessors idle unless the reduction is split. A short K
-does not hide what starting and ending a tile takes. cuBLAS chooses by rules of its own; the best of a few
-tiles is close enough.
-
-`research/benchmarks/calibrate_cost.py` derives the constants again from a recorded sweep, and `cost_model.py`
-says how far they are off.
-"""
+`research/benchmarks/calibrate_cost.py` derives the constants again, `cost_model.py` has their error."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The plan: which changes, in which order, and what each saves.
 
-The times of a trial decide it: it leads to the simplest of the fastest variants. Without them the fixes of
-the findings stay, unless the cost model is sure that FP8 loses with them.
-"""
+It leads to the simplest of the fastest timed variants. Untimed, the fixes stay unless FP8 surely loses."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Savings that the trial measured: of a change alone, and of each fix on the way to the plan's end.
-
-A finding whose change saves nothing is refuted.
-"""
+"""Savings that the trial measured: of a change alone, and of each fix on the way to the plan's end."""
 
 from __future__ import annotations
 

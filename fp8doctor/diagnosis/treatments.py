@@ -1,8 +1,4 @@
-"""Treatments that the trial proposes by itself, as lines that a user would write.
-
-A check that names one of them takes its lines from here or writes better ones; `fp8doctor.trial.treatments`
-carries them out.
-"""
+"""Treatments that the trial proposes by itself, as lines that a user would write, and lines for checks."""
 
 from __future__ import annotations
 

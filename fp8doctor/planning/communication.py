@@ -1,7 +1,5 @@
-"""What links between GPUs add to a step: bytes of each kind of parallelism, and how much is not hidden.
-
-Ranks of tensor parallelism are next to each other on a host, then those of experts, context and data.
-"""
+"""What links between GPUs add to a step. Ranks of tensor parallelism are next to each other on a host, then
+those of experts, context and data."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
-"""How to turn a recipe on in each framework.
-
-Sources: torchao 0.18, accelerate 1.15 and transformers 5.24, as installed; the code of torchtitan b5bcd76
-(2026-08; its float8.md and mxfp8.md name older arguments) and docs/float8.md of v0.2.2; axolotl 067b021
-(2026-07), TRL 1.16, Transformer Engine d0067d0 (2.20) and Megatron-LM d98e8a6 (2026-08). What these do not
-confirm has no lines.
-"""
+"""How to turn a recipe on in each framework: torchao 0.18, accelerate 1.15, transformers 5.24, torchtitan
+b5bcd76 and v0.2.2, axolotl 067b021, TRL 1.16, Transformer Engine d0067d0 (2.20), Megatron-LM d98e8a6."""
 
 from __future__ import annotations
 

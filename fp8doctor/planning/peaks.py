@@ -1,9 +1,5 @@
-"""The peak of memory on one GPU, by parts, and the largest batch that fits.
-
-The peak is at the start of the backward, or in the optimizer's step if gradients are larger than activations.
-Compiled, a layer keeps its output and its input in 16 bits; in torchao's FP8 the input is computed again from
-what lies before it, unless the weight gradient stays in BF16. tests/planning/test_peaks.py has its error.
-"""
+"""The peak of memory on one GPU: at the start of the backward, or in the optimizer's step if gradients are
+larger than activations. tests/planning/test_peaks.py has its error."""
 
 from __future__ import annotations
 

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import FROM_ATTENTION, owner_of
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
-from fp8doctor.cost import calls_of, routed_rows, rows_of
-from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, with_tokens
+from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, call_of, with_tokens
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
 from fp8doctor.planning.job_options import Options
@@ -163,15 +162,13 @@ def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:
         else:
             copies = min(options.tp, network.get("key_value_heads") or options.tp)
             local_n = _cut(n, copies if last in KEYS else options.tp, linear.name)
-    rows, calls = rows_of(linear, facts), calls_of(linear, facts)
-    if experts:
-        rows, calls = routed_rows(linear, facts), 1
+    call = call_of(linear, facts)
     gemms = linear.get("gemms", 1)
     local = max(1, gemms // options.ep) if experts else gemms
     return Layer(
         replace(linear, in_features=local_k, out_features=local_n, gemms=local),
-        calls,
-        max(1, rows or options.tokens),
+        call.count,
+        max(1, call.rows or options.tokens),
         (k / options.tp, n / options.tp),
         linear.parameters * (local_k * local_n * local) / (k * n * gemms),
         owner,
