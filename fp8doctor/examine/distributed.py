@@ -65,14 +65,13 @@ def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
 def fsdp2_weights(tree: Tree) -> list[tuple[Place, Tensor]]:
     """List weights with two or more dimensions at and below ``fully_shard``."""
     managed: set[int] = set()
-    found: list[tuple[Place, Tensor]] = []
     for place in tree.places:
-        if is_fsdp2(place) or (place.parent is not None and id(place.parent) in managed):
+        if is_fsdp2(place) or id(place.parent) in managed:
             managed.add(id(place))
-            weight = parameters_of(place.module).get("weight")
-            if weight is not None and weight.ndim > 1:
-                found.append((place, weight))
-    return found
+    weights = (
+        (each, parameters_of(each.module).get("weight")) for each in tree.places if id(each) in managed
+    )
+    return [(place, weight) for place, weight in weights if weight is not None and weight.ndim > 1]
 
 
 def is_fsdp2(place: Place) -> bool:

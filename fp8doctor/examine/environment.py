@@ -67,11 +67,8 @@ WORDS = frozenset(
     expandable segments split size garbage collection threshold roundup power divisions backend pinned
     reserve host register num threads background release lock per process memory fraction graph capture
     private pools max min non large
-    logs output code kernel graphs breaks guards recompiles verbose bytecode autograd compiled aot joint
-    schedule fusion perf hints post pre export distributed dtensor fake fx cache caching caches onnx
-    benchmarking ir sym node side effects symbolic shape shapes source call events cpp annotation async
-    compile compilation timing compiler level lowering scheduler codegen utils config json yaml yml ds log
-    traces txt out tmp
+    logs output code graph breaks recompiles verbose cache caches compile compilation config json yaml yml
+    ds log traces txt out tmp
     """.split()
 )
 """Words in values of these variables. Other words may be private and are not recorded."""

@@ -22,7 +22,7 @@ from fp8doctor.facts import Accelerate, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job, is_trainer
 from fp8doctor.stacks.code_names import from_library, named
-from fp8doctor.stacks.looking import ancestor, class_name, forward_of, home, is_a, read, state_of
+from fp8doctor.stacks.looking import ancestor, class_name, forward_of, home, is_a, lineage, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import whole_size
 
@@ -120,10 +120,6 @@ def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
     return NOT_RECORDED
 
 
-LIGHTNING = ("lightning.", "pytorch_lightning.")
-"""Lightning's packages: ``TransformerEnginePrecision`` opens the autocast around the step."""
-
-
 def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
     """Return if an FP8 autocast is open; None without Transformer Engine's layers.
 
@@ -138,10 +134,8 @@ def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
         gaps["training.fp8_autocast"] = (
             "who trains this model, inside te.autocast or not, is told by no training_step"
         )
-    elif any(ancestor(type(tree.root.module), each, ("LightningModule",)) for each in LIGHTNING):
-        gaps["training.fp8_autocast"] = (
-            "a Trainer of Lightning opens te.autocast around the step where its precision says so"
-        )
+    elif any(name == "LightningModule" for _, name in lineage(type(tree.root.module))):
+        gaps["training.fp8_autocast"] = "Lightning opens te.autocast around the step if its precision says so"
     return NOT_RECORDED
 
 

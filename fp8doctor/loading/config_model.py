@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.errors import UserError, pip_line, require_torch
+from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Target, Workload
 from fp8doctor.facts.record import UnreadableDocument, decode
 from fp8doctor.files import regular
@@ -79,13 +79,8 @@ def checked(data: Mapping[str, Any], name: str) -> dict[str, Any]:
 def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None, seq: int | None) -> Job:
     """Build the job of a configuration or of a name. Raises `UserError`."""
     require_torch(f"building {escaped(name)}", "transformers")
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError(
-            f"a configuration needs transformers, which cannot be imported ({error_in_words(error)}). Name a "
-            f"model file, or type: {pip_line('transformers')}"
-        ) from None
+    import transformers
+
     from fp8doctor.loading.job import Job
 
     level = transformers.logging.get_verbosity()
