@@ -31,6 +31,8 @@ busy host."""
 LONGEST_ERROR = 300
 """Characters of an exception's message."""
 
+STARTUP = os.path.join(os.path.dirname(__file__), "startup", "sitecustomize.py")
+
 ALONE = ("statistics",)
 """Standard modules that we import with torch and torch itself does not: the script's folder may have a file
 of that name."""
@@ -99,20 +101,18 @@ class _Attached:
             self.channel.send(end)
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)
-        except (KeyboardInterrupt, SystemExit):
-            pass  # the report is written all the same
-        except OSError:  # the script has closed all files
-            pass
+        except (KeyboardInterrupt, SystemExit, OSError):
+            pass  # the report is written all the same; or the script has closed all files
 
 
 def _uncaught() -> str | None:
     """Return the exception that ends the script, in a line."""
     if (error := getattr(sys, "last_value", None)) is None:
         return None
-    text = ""
     with suppress(Exception):
-        text = str(error).strip().partition("\n")[0][:LONGEST_ERROR]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+        if text := str(error).strip().partition("\n")[0][:LONGEST_ERROR]:
+            return f"{type(error).__name__}: {text}"
+    return type(error).__name__
 
 
 class PythonsOwn:
@@ -144,24 +144,23 @@ class _TorchFinder:
     """Calls a function after the import of torch, and leaves the import to others."""
 
     def __init__(self, then: Callable[[], None]) -> None:
-        self.then, self.looking = then, False
+        self.then = then
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find torch with the other finders, and wrap its loader."""
-        if sys.modules.get("sitecustomize") is not None:
-            _forget_startup()
-        if name != "torch" or self.looking:
+        if getattr(sys.modules.get("sitecustomize"), "__file__", None) == STARTUP:
+            del sys.modules["sitecustomize"]
+        if name != "torch":
             return None
-        self.looking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self.looking = False
-        if spec is not None and spec.loader is not None:
-            self._wrap(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None and spec.loader is not None:
+                    self._wrap(spec.loader)
+                    return spec
+        return None
 
     def _wrap(self, loader: Loader) -> None:
         """Call ``then`` after the module ran; leave no frame in a traceback."""
@@ -179,12 +178,3 @@ class _TorchFinder:
                 self.then()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
-
-
-def _forget_startup() -> None:
-    """Take our ``sitecustomize`` out of ``sys.modules``."""
-    module = sys.modules["sitecustomize"]
-    if getattr(module, "__file__", None) == os.path.join(
-        os.path.dirname(__file__), "startup", "sitecustomize.py"
-    ):
-        del sys.modules["sitecustomize"]

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.health.record import CastHealth, HealthLayer, Row, significant
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.patches import unnoticed
+from fp8doctor.running.stepped_model import outside_compiled
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
 from fp8doctor.stacks.casts import Measured, decibels, measured
-from fp8doctor.stacks.looking import ClassCache, class_name, lineage, modules_of, parameters_of
+from fp8doctor.stacks.looking import class_name, lineage, modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
@@ -57,15 +57,13 @@ class LayerSampler:
         self.layers: list[HealthLayer] = []
         self._modules: list[tuple[Module, Module | None]] = []
         """Of each layer, and the compiled region around it."""
-        region, region_name = None, ""
-        caches: dict[type, ClassCache] = {}
+        regions = {
+            id(below): weakref.ref(region)
+            for region in outside_compiled(model)[1]
+            for _, below in modules_of(region)
+        }
         for name, module in modules_of(model):
-            kind = caches.setdefault(type(module), ClassCache(type(module)))
-            if region is not None and region_name and not f"{name}.".startswith(f"{region_name}."):
-                region = None
-            mark = compile_mark(module, name, kind) if region is None else None
-            if mark is not None and mark.compiles:
-                region, region_name = weakref.ref(module), name
+            region = regions.get(id(module))
             found = next((each for each in recognise(module, {}) if each.use == "training"), None)
             if found is None or found.engaged is False:
                 continue

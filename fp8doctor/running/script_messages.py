@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
@@ -11,65 +10,58 @@ if TYPE_CHECKING:
     from fp8doctor.facts import Facts, Ranks
 
 
-class Message(msgspec.Struct, omit_defaults=True):
-    """News of a script; a field that is not set is no news."""
+class News(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is known of a script, or new; a field that is not set is no news."""
 
     torch: bool = False
     """The script imported torch."""
-    note: str | None = None
-    """A sentence for the end of the report."""
-    progress: str | None = None
-    """A line to show while the script runs."""
     stepped: bool = False
     """An optimizer of torch took its first step."""
     stepped_in_fork: bool = False
     """The same in a process that the script forked, which is not watched."""
-    facts: dict[str, Any] | None = None
-    """All facts so far."""
     complete: bool = False
     """The window was watched to its end."""
-    watched: int | None = None
-    """The watching is over after this many steps, and the script goes on."""
     ended: bool = False
     """Python is about to end the process normally."""
+    error: str | None = None
+    """The exception that ends the process, in a line."""
     steps: int | None = None
     """At the end: steps of the optimizer with the most parameters."""
     all_steps: int | None = None
     """At the end: steps of all torch optimizers in this process; None if not counted."""
-    error: str | None = None
-    """The exception that ends the process, in a line."""
 
 
-@dataclass
-class ScriptState:
-    """The messages of a script so far; fields are those of `Message`."""
+class Message(News):
+    """News, and what is not kept as it came."""
+
+    note: str | None = None
+    """A sentence for the end of the report."""
+    progress: str | None = None
+    """A line to show while the script runs."""
+    facts: dict[str, Any] | None = None
+    """All facts so far."""
+    watched: int | None = None
+    """The watching is over after this many steps, and the script goes on."""
+
+
+class ScriptState(News):
+    """The messages of a script so far."""
 
     facts: Facts | None = None
-    complete: bool = False
-    torch: bool = False
-    stepped: bool = False
-    stepped_in_fork: bool = False
     running: bool = False
     """Messages may still come."""
-    ended: bool = False
-    error: str | None = None
-    steps: int | None = None
-    all_steps: int | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = []
     ranks: Ranks | None = None
     """All processes of the job; None if it has one."""
 
     def take(self, message: Message) -> None:
         """Add a message, but for its facts and progress."""
-        self.torch |= message.torch
-        self.stepped |= message.stepped
-        self.stepped_in_fork |= message.stepped_in_fork
-        self.complete |= message.complete
+        for name in News.__struct_fields__:
+            value = getattr(message, name)
+            if value is not None and value is not False:
+                setattr(self, name, value)
         if message.note is not None:
             self.notes.append(message.note)
-        if message.ended:
-            self.ended, self.error = True, message.error
-            self.steps, self.all_steps = message.steps, message.all_steps
 
 
 class Listener(Protocol):
