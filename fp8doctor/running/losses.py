@@ -6,7 +6,6 @@ they are there.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 import weakref
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fp8doctor.running.patches import Patch, unnoticed, without_own_frame
+from fp8doctor.running.patches import Patch
 from fp8doctor.stacks.tensors import captured, local
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 
@@ -61,7 +60,7 @@ class Losses:
         self.norm: torch.Tensor | None = None
         """Norm of all gradients after the last pass, if `wants_norm`."""
         self.wants_norm = self.wants_largest = False
-        self._patch = Patch(torch.autograd, "backward", self._around)
+        self._patch = Patch(torch.autograd, "backward", self._before, self._after)
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._unread: list[tuple[int, list[Loss]]] = []
         self._bad: int | None = None
@@ -102,33 +101,24 @@ class Losses:
                 self._bad = step
         return self._bad
 
-    def _around(self, own: Any) -> Any:
-        @functools.wraps(own)  # so that it pickles
-        def backward(*arguments: Any, **settings: Any) -> Any:
-            heard = self._patch.active and get_ident() == self.thread and in_backward() is False
-            if heard:
-                self._hear(arguments[0] if arguments else settings.get("tensors"))
-            try:
-                result = own(*arguments, **settings)
-            except BaseException as error:
-                without_own_frame(error)
-                raise
-            if heard and self._parameters and (self.wants_norm or (self.wants_largest and not self._rest)):
-                self._read_gradients()
-            return result
-
-        return backward
-
-    def _hear(self, roots: Any) -> None:
+    def _before(self, *arguments: Any, **settings: Any) -> bool | None:
+        """Copy the losses that a pass of ours begins at, and return True."""
+        if get_ident() != self.thread or in_backward() is not False:
+            return None
         self.passes += 1
-        with unnoticed(), torch.no_grad():
+        roots = arguments[0] if arguments else settings.get("tensors")
+        with torch.no_grad():
             for each in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
                 if type(each) is torch.Tensor and each.numel() == 1 and not captured(each):
                     self.step.append(Loss(each, at_once=self.wants_largest))
+        return True
 
-    def _read_gradients(self) -> None:
+    def _after(self, heard: bool) -> None:
+        """Read the gradients, if they are wanted."""
+        if not self._parameters or not (self.wants_norm or (self.wants_largest and not self._rest)):
+            return
         began_s = time.perf_counter()
-        with unnoticed(), torch.no_grad():
+        with torch.no_grad():
             self.largest = self._norms(math.inf)
             if self.wants_norm:
                 norms = self._norms(2.0)[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -12,19 +13,46 @@ _FOLDER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 class Patch:
-    """Replaces an attribute from `begin` to `end`, unless other code has replaced it meanwhile."""
+    """Calls ``before`` and ``after`` around a library's function from `begin` to `end`.
 
-    def __init__(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
-        """``around`` makes the replacement from the original."""
-        self._owner, self._name, self._around = owner, name, around
+    ``before`` gets the call's arguments, and ``after`` what it returned, unless that is None. If other code
+    replaces the function meanwhile, it is left alone.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        name: str,
+        before: Callable[..., Any],
+        after: Callable[[Any], object] = lambda noted: None,
+    ) -> None:
+        self._owner, self._name, self._before, self._after = owner, name, before, after
         self.active = False
 
     def begin(self) -> None:
         """Replace it, if the owner has it."""
         own = getattr(self._owner, self._name, None)
-        if own is not None and not self.active:
-            self._own, self._placed, self.active = own, self._around(own), True
-            setattr(self._owner, self._name, self._placed)
+        if own is None or self.active:
+            return
+
+        @functools.wraps(own)  # so that it pickles
+        def replacement(*arguments: Any, **named: Any) -> Any:
+            noted = None
+            if self.active:
+                with unnoticed():
+                    noted = self._before(*arguments, **named)
+            try:
+                return own(*arguments, **named)
+            except BaseException as error:
+                without_own_frame(error)
+                raise
+            finally:
+                if noted is not None:
+                    with unnoticed():
+                        self._after(noted)
+
+        self._own, self._placed, self.active = own, replacement, True
+        setattr(self._owner, self._name, replacement)
 
     def end(self) -> None:
         if self.active and getattr(self._owner, self._name) is self._placed:

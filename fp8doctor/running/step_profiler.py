@@ -55,7 +55,7 @@ class StepProfiler:
         """Why nothing is profiled."""
         self._profile: Any = None
         self._started = False
-        self._room = Patch(profile, torch_private.PREPARES_PROFILER, self._preparing)
+        self._room = Patch(profile, torch_private.PREPARES_PROFILER, lambda theirs: self.end(GAVE_WAY))
 
     def begin(self) -> None:
         if self.problem is None:
@@ -90,15 +90,6 @@ class StepProfiler:
         )  # without Kineto no kernels are recorded
         getattr(self._profile, torch_private.PREPARES_PROFILER)()
         self._room.begin()
-
-    def _preparing(self, own: Any) -> Any:
-        """Make the preparation of another profiler, for which this one makes room."""
-
-        def prepare(theirs: Any) -> Any:
-            self.end(GAVE_WAY)
-            return own(theirs)
-
-        return prepare
 
     def _start(self) -> None:
         if self.on_gpu:

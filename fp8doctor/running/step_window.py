@@ -25,7 +25,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.calls import Calls
 from fp8doctor.running.capture import Capture, autocast_around
 from fp8doctor.running.losses import Loss, Losses, total
-from fp8doctor.running.patches import Patch, without_own_frame
+from fp8doctor.running.patches import Patch
 from fp8doctor.running.stepped_model import Ownership, outside_compiled
 from fp8doctor.stacks.torch_private import (
     counters,
@@ -85,8 +85,8 @@ class StepWindow:
         parameter = next((each for module in modules for each in module.parameters()), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls = Calls(() if function else modules, self._called, () if function else inside)
-        self._waits = Patch(loader_iterator(), "__next__", self._waiting)  # existing iterators are seen too
-        self._autocasts = Patch(torch.autocast, "__enter__", self._opening)  # Dynamo never traces into it
+        self._waits = Patch(loader_iterator(), "__next__", self._waits_for, self._waited)  # of all iterators
+        self._autocasts = Patch(torch.autocast, "__enter__", self._opens)  # Dynamo never traces into it
         self._thread, self._waiting_now = get_ident(), 0
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
@@ -168,36 +168,23 @@ class StepWindow:
         seen = msgspec.structs.replace(seen, autocast=self.opened)
         return seen, {} if seen.compiled else self._seen.rows(layers)
 
-    def _opening(self, own: Any) -> Any:
-        """Make the ``__enter__`` that notes this thread's autocasts."""
+    def _opens(self, context: Any) -> None:
+        """Note an autocast of this thread."""
+        if get_ident() == self._thread and torch.is_grad_enabled() and context._enabled:
+            self.opened = True
 
-        def enter(context: Any) -> Any:
-            if get_ident() == self._thread and torch.is_grad_enabled() and context._enabled:
-                self.opened = True
-            return own(context)
+    def _waits_for(self, iterator: Any) -> Moment | None:
+        """Return when this thread begins to wait for a batch."""
+        if get_ident() != self._thread:
+            return None
+        began = self._clock.now()
+        self._waiting_now += 1
+        return began
 
-        return enter
-
-    def _waiting(self, own: Any) -> Any:
-        """Make the ``__next__`` that notes this thread's waits."""
-
-        def next_batch(iterator: Any) -> Any:
-            if get_ident() != self._thread:
-                return own(iterator)
-            began = self._clock.now()
-            self._waiting_now += 1
-            try:
-                batch = own(iterator)
-            except BaseException as error:
-                without_own_frame(error)
-                raise
-            finally:
-                self._waiting_now -= 1
-                if not self._waiting_now:  # a DataLoader may read from another
-                    self._step.waits.append((began, self._clock.now()))
-            return batch
-
-        return next_batch
+    def _waited(self, began: Moment) -> None:
+        self._waiting_now -= 1
+        if not self._waiting_now:  # a DataLoader may read from another
+            self._step.waits.append((began, self._clock.now()))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing

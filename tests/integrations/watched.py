@@ -23,7 +23,7 @@ PROFILED = WARMUP + STEPS + 2
 def left_behind(model: nn.Module) -> list[str]:
     """Name everything of ours that could be in the way of a training."""
     left = [name for name, each in model.named_modules() if COMPILED_CALL in vars(each)]
-    left += ["the data loader"] * (_BaseDataLoaderIter.__next__.__module__ != _BaseDataLoaderIter.__module__)
+    left += ["the data loader"] * hasattr(_BaseDataLoaderIter.__next__, "__wrapped__")
     left += ["steps"] * len(torch_optimizer._global_optimizer_post_hooks)
     left += ["registrations"] * len(torch_module._global_module_registration_hooks)
     return left
