@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -131,122 +131,112 @@ def examine_in_worker(
         "ends": None,
         "skip": {},
     }
-    traces: dict[str, str | None] = {}
+    attempts = _Attempts(request, facts, load_timeout, progress, printed)
     for _ in range(MOST_WORKERS):
-        try:
-            return replace(_examined(request, facts, load_timeout, progress, traces, printed), traces=traces)
-        except _VariantFailed as failed:
-            facts, request["ends"] = failed.facts, failed.ends
-            request["skip"][failed.arm] = failed.reason
-            progress(Doing(f"{failed.arm}: {failed.reason}; starting again without it"))
-    return _incomplete(
-        facts,
-        f"{MOST_WORKERS} workers in a row died of the trial: "
-        + "; ".join(f"{arm}: {why}" for arm, why in request["skip"].items()),
-    )
+        if (found := attempts.run()) is not None:
+            return found
+    died = "; ".join(f"{arm}: {why}" for arm, why in request["skip"].items())
+    return attempts.incomplete(f"{MOST_WORKERS} workers in a row died of the trial: {died}")
 
 
-class _VariantFailed(Exception):
-    """The child died, or lost its GPU, in a variant. Its trial was to end at the clock ``ends``."""
+@dataclass
+class _Attempts:
+    """The children of one examination, one after the other, and what they have sent."""
 
-    def __init__(self, arm: str, reason: str, facts: Facts, ends: float) -> None:
-        super().__init__(reason)
-        self.arm, self.reason, self.facts, self.ends = arm, reason, facts, ends
+    request: dict[str, Any]
+    facts: Facts
+    load_timeout: float
+    progress: Callable[[Doing], None]
+    printed: Printed | None
+    traces: dict[str, str | None] = field(default_factory=dict)
 
+    def run(self) -> Examination | None:
+        """Run one child from start to end. None: another can start without the variant that it died in.
 
-def _examined(
-    request: dict[str, Any],
-    facts: Facts,
-    load_timeout: float,
-    progress: Callable[[Doing], None],
-    traces: dict[str, str | None],
-    printed: Printed | None,
-) -> Examination:
-    """Run one child from start to end. ``traces`` gets the files that it writes.
+        A child after another one keeps that one's end, and its facts until it knows as much.
+        """
+        doing, arm, is_timing = "starting", None, False
+        last = math.inf if self.request["ends"] is None else self.request["ends"]
+        ends = min(time.monotonic() + self.load_timeout, last)
+        messages = decoder(Message)
+        with _Child(self.request, self.printed) as child:
+            for line in child.lines():
+                if isinstance(line, float):
+                    if line <= ends:
+                        continue
+                    if is_timing or ends == last:
+                        return self._out_of_time(doing, arm)
+                    return self.incomplete(
+                        f"{doing} took longer than {self.load_timeout:g} s and was stopped; "
+                        "--load-timeout allows it more"
+                    )
+                try:
+                    message = messages.decode(line)
+                    if isinstance(message, Examined):
+                        found = Facts.from_dict(message.facts)
+                        if recorded(found, "trial") or not recorded(self.facts, "trial"):
+                            self.facts = found
+                except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
+                    return self.incomplete(
+                        f"something other than fp8doctor wrote to its channel while {doing}, "
+                        "and the worker was stopped"
+                    )
+                if isinstance(message, Begun):
+                    doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
+                    ends = min(message.until or time.monotonic() + self.load_timeout, last)
+                    self.progress(message.doing)
+                elif isinstance(message, Traced):
+                    self.traces[message.file] = message.problem
+                elif isinstance(message, Lost):
+                    return self._without(message.arm, message.reason, ends)
+                elif isinstance(message, Mistake):
+                    raise UserError(message.message, message.detail)
+                elif isinstance(message, Failure):
+                    return self.incomplete(message.sentence)
+                elif isinstance(message, Done):
+                    child.finish()
+                    return Examination(self.facts, None, self.traces)
+            end = _end(child.returncode)
+            if arm is not None:
+                return self._without(arm, f"the process {end}", ends)
+            return self.incomplete(f"the worker {end} while {doing}")
 
-    A child after another one keeps that one's end, and its facts until it knows as much.
-    """
-    doing, arm, is_timing = "starting", None, False
-    last = math.inf if request["ends"] is None else request["ends"]
-    ends = min(time.monotonic() + load_timeout, last)
-    messages = decoder(Message)
-    with _Child(request, printed) as child:
-        for line in child.lines():
-            if isinstance(line, float):
-                if line <= ends:
-                    continue
-                if is_timing or ends == last:
-                    return _out_of_time(facts, doing, arm)
-                return _incomplete(
-                    facts,
-                    f"{doing} took longer than {load_timeout:g} s and was stopped; "
-                    "--load-timeout allows it more",
-                )
-            try:
-                message = messages.decode(line)
-                if isinstance(message, Examined):
-                    found = Facts.from_dict(message.facts)
-                    if recorded(found, "trial") or not recorded(facts, "trial"):
-                        facts = found
-            except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
-                return _incomplete(
-                    facts,
-                    f"something other than fp8doctor wrote to its channel while {doing}, "
-                    "and the worker was stopped",
-                )
-            if isinstance(message, Begun):
-                doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
-                ends = min(time.monotonic() + load_timeout if message.until is None else message.until, last)
-                progress(message.doing)
-            elif isinstance(message, Traced):
-                traces[message.file] = message.problem
-            elif isinstance(message, Lost):
-                return _without(facts, message.arm, message.reason, ends, printed)
-            elif isinstance(message, Mistake):
-                raise UserError(message.message, message.detail)
-            elif isinstance(message, Failure):
-                return _incomplete(facts, message.sentence)
-            elif isinstance(message, Done):
-                child.finish()
-                return Examination(facts, None)
-        end = _end(child.returncode)
-        if arm is not None:
-            return _without(facts, arm, f"the process {end}", ends, printed)
-        return _incomplete(facts, f"the worker {end} while {doing}")
+    def _without(self, arm: str, reason: str, ends: float) -> Examination | None:
+        """Keep the trial from before the variant failed, or try again without it until the clock ``ends``."""
+        if self.printed is not None:
+            self.printed.failed = True
+        if self._has_times:
+            return self._but_for(arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
+        self.request["ends"] = ends
+        self.request["skip"][arm] = reason
+        self.progress(Doing(f"{arm}: {reason}; starting again without it"))
+        return None
 
-
-def _without(facts: Facts, arm: str, reason: str, ends: float, printed: Printed | None) -> Examination:
-    """Keep the trial from before the variant failed. Raises `_VariantFailed` if there is none."""
-    if printed is not None:
-        printed.failed = True
-    if not _has_times(facts):
-        raise _VariantFailed(arm, reason, facts, ends)
-    kept = without(facts.trial, arm, NoNumber(Reason.TOOK_PROCESS_DOWN, reason))
-    return Examination(msgspec.structs.replace(facts, trial=kept), None)
-
-
-def _out_of_time(facts: Facts, doing: str, arm: str | None) -> Examination:
-    """Report the facts that a child had sent when its time was over; no other child starts."""
-    trial = facts.trial
-    sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
-    if not _has_times(facts):
-        if trial.why is Reason.NO_TIME_LEFT:
+    def _out_of_time(self, doing: str, arm: str | None) -> Examination:
+        """Report what a child had sent when its time was over; no other child starts."""
+        trial = self.facts.trial
+        sentence = f"the budget of {trial.budget_s:g} s was used up while fp8doctor was {doing}"
+        if self._has_times and arm is not None:
+            return self._but_for(arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
+        if not self._has_times and trial.why is Reason.NO_TIME_LEFT:
             trial = msgspec.structs.replace(trial, reason=sentence)
-    elif arm is not None:
-        trial = without(trial, arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
-    return Examination(msgspec.structs.replace(facts, trial=trial), None)
+        return Examination(msgspec.structs.replace(self.facts, trial=trial), None, self.traces)
 
+    def _but_for(self, arm: str, why: NoNumber) -> Examination:
+        trial = without(self.facts.trial, arm, why)
+        return Examination(msgspec.structs.replace(self.facts, trial=trial), None, self.traces)
 
-def _has_times(facts: Facts) -> bool:
-    """Return whether a child has sent times, and not only that the trial began."""
-    return recorded(facts, "trial") and bool(facts.trial.arms)
+    @property
+    def _has_times(self) -> bool:
+        """Tell if a child has sent times, and not only that the trial began."""
+        return recorded(self.facts, "trial") and bool(self.facts.trial.arms)
 
-
-def _incomplete(facts: Facts, sentence: str) -> Examination:
-    if not _has_times(facts):
-        facts = msgspec.structs.replace(facts, trial=NOT_RECORDED)
-    unread = {name: sentence for name in ("software", "network") if not recorded(facts, name)}
-    return Examination(msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), **unread}), sentence)
+    def incomplete(self, sentence: str) -> Examination:
+        trial = self.facts.trial if self._has_times else NOT_RECORDED
+        gaps = {name: sentence for name in ("software", "network") if not recorded(self.facts, name)}
+        gaps = {**self.facts.get("gaps", {}), **gaps}
+        facts = msgspec.structs.replace(self.facts, trial=trial, gaps=gaps)
+        return Examination(facts, sentence, self.traces)
 
 
 def _end(returncode: int) -> str:
