@@ -15,7 +15,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.stages import Course, Doing
 
 if TYPE_CHECKING:
-    from fp8doctor.worker.parent import Printed
+    from fp8doctor.worker.printed import Printed
 
 WIDEST = 100
 """Columns of output to a pipe or a file."""

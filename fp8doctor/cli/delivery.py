@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from fp8doctor.diagnosis.document import Document
     from fp8doctor.facts import Facts
     from fp8doctor.render.page import Page
-    from fp8doctor.worker.parent import Examination, Printed
+    from fp8doctor.worker.parent import Examination
+    from fp8doctor.worker.printed import Printed
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
@@ -201,7 +202,8 @@ def examine_and_deliver(
 
 def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tuple[Examination, Printed]:
     """Examine in a worker and show its progress; what it printed is shown if that fails."""
-    from fp8doctor.worker.parent import Printed, examine_in_worker
+    from fp8doctor.worker.parent import examine_in_worker
+    from fp8doctor.worker.printed import Printed
 
     printed = Printed()
     try:

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from fp8doctor import cli
 from fp8doctor.facts import Arm, Facts, Trial
 from fp8doctor.stages import Doing
-from fp8doctor.worker.parent import Printed
+from fp8doctor.worker.printed import Printed
 from tests.facts_of import DECODER_468M
 from tests.waiting import LONGEST_S
 
