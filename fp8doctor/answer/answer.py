@@ -296,6 +296,12 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     is_slower = measured and speedup is not None and speedup.high < 1
     other = "BF16" if said.has_fp8 else "FP8"
     late = _late(said.fixes) if measured and not said.leaves_fp8 else ""
+    if speedup is None:
+        untimed = "how fast FP8 is on a GPU"
+    elif speedup.side in ("open", "even"):
+        untimed = "the estimate allows both"
+    else:
+        untimed = "the fixes were not timed" if said.fixes else "the estimate is wide"
     questions = (
         (view.left_out_bf16 and (said.leaves_fp8 or not is_slower), "compiled BF16 was not timed"),
         (view.deciding_fp8, "compiled FP8 was not timed"),
@@ -304,7 +310,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
         (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
         (late, late),
-        (not measured and not said.is_settled, _untimed(said)),
+        (not measured and not said.is_settled, untimed),
     )
     for is_open, what in questions:
         if is_open:
@@ -325,14 +331,6 @@ def _late(fixes: Sequence[Step]) -> str:
 
 LIVE = "inspect_model(model, batch) on a GPU"
 """What times a live model."""
-
-
-def _untimed(said: Answer) -> str:
-    if said.speedup is None:
-        return "how fast FP8 is on a GPU"
-    if said.speedup.side in ("open", "even"):
-        return "the estimate allows both"
-    return "the fixes were not timed" if said.fixes else "the estimate is wide"
 
 
 def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
