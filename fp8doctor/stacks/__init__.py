@@ -1,9 +1,13 @@
-"""Recognize FP8 layers: one module per FP8 implementation (stack).
+"""Recognize FP8 layers: one module per FP8 implementation (stack), found by being here.
 
-A stack never imports its library. Adding a module with ``ORDER`` and ``recognise`` adds a stack. Optional:
-``PREFIX``, the packages of its classes; ``scaling(module)``, the record of how a layer scales;
-``casts(module)``, how it casts input, weight and gradient;
-``fp8_copies(module)``, FP8 weights that a layer keeps between steps.
+A stack never imports its library. It has
+
+- ``ORDER``: the stacks are asked in ascending order, and the first that knows a module describes it.
+- ``recognise(module, gaps)``: the module's own layers, empty if unknown. ``gaps`` takes what cannot be read.
+- ``bf16_counterpart(module, compiled)``, if its layers train: the same work in 16 bits over the same weights,
+  in a new module or the changed one. Raises `NoCounterpart`.
+- perhaps ``PREFIX``, the packages of its classes; ``scaling(module)``; ``casts(module)``, of its operands;
+  ``fp8_copies(module)``, FP8 weights that a layer keeps between steps.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import importlib
 import logging
 import pkgutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from fp8doctor.facts import Scaling, Use
@@ -71,30 +75,10 @@ class NoCounterpart(Exception):
     """A layer has no BF16 form over its own weights; the message says why."""
 
 
-class StackModule(Protocol):
-    """The functions of a stack."""
-
-    ORDER: int
-    """Ascending order of asking; the first stack that knows a module describes it."""
-
-    def recognise(self, module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
-        """Describe this module's own layers, without its children; empty if unknown.
-
-        ``gaps`` takes what cannot be read: dotted path of the fact -> reason.
-        """
-
-    def bf16_counterpart(self, module: Module, compiled: bool) -> Module:
-        """Return a training layer's work in 16 bits over the same weights.
-
-        A new module, or the changed module itself. ``compiled``: torch.compile will cover it. Only stacks
-        with training layers have this. Raises `NoCounterpart`.
-        """
+_ASKED: WeakKeyDictionary[type, tuple[Any, ...]] = WeakKeyDictionary()
 
 
-_ASKED: WeakKeyDictionary[type, tuple[StackModule, ...]] = WeakKeyDictionary()
-
-
-def stacks_of(kind: type) -> tuple[StackModule, ...]:
+def stacks_of(kind: type) -> tuple[Any, ...]:
     """List the stacks that may know a class, in the order of asking."""
     asked = _ASKED.get(kind)
     if asked is None:
@@ -109,9 +93,9 @@ def stacks_of(kind: type) -> tuple[StackModule, ...]:
 
 
 @functools.cache
-def stacks() -> tuple[StackModule, ...]:
+def stacks() -> tuple[Any, ...]:
     modules = (importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__))
-    found = [cast(StackModule, each) for each in modules if hasattr(each, "recognise")]
+    found = [each for each in modules if hasattr(each, "recognise")]
     return tuple(sorted(found, key=lambda each: each.ORDER))
 
 
@@ -119,7 +103,7 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     """Describe this module's own linear layers; none if a stack cannot read it."""
     for stack in stacks_of(type(module)):
         try:
-            layers = stack.recognise(module, gaps)
+            layers: tuple[Layer, ...] = stack.recognise(module, gaps)
         except Exception as error:  # one odd layer must not cost the others
             _log.debug("a layer was left out", exc_info=True)
             gaps["network.linears"] = scrub(
