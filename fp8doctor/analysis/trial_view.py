@@ -299,24 +299,26 @@ class TrialView:
         return late if own and self.uses_fp8 else None
 
     @cached_property
-    def own_fp8_left_out(self) -> bool:
-        """Return whether only time kept FP8 from being timed in a BF16 job's own compiled form.
+    def own_fp8_left_out(self) -> Arm | None:
+        """The FP8 in a BF16 job's own compiled form, if only time kept every such form from being timed.
 
-        False if another form is faster than BF16 anyway.
+        None if another form is faster than BF16 anyway.
         """
         wins = self.fp8 and self.bf16 and _ms(self.fp8) < _ms(self.bf16)
-        timed = any(_is_own_conversion(each.name) for each in self.totals or [])
-        return not wins and not timed and any(map(_is_own_conversion, self.late))
+        if wins or any(_is_own_conversion(each.name) for each in self.totals or []):
+            return None
+        return next((each for name, each in self.late.items() if _is_own_conversion(name)), None)
 
     @cached_property
-    def deciding_fp8(self) -> bool:
-        """Return whether a plan in BF16 waits for an FP8 that the budget left no time for."""
+    def deciding_fp8(self) -> Arm | None:
+        """The FP8 that a plan in BF16 waits for, and that the budget left no time for."""
         if not self.gives_up_fp8 or self.has_little_to_gain:
-            return False
+            return None
         timed = [each for each in self.totals or [] if each is not self.as_is]
         late = list(filter(is_total, self.late.values()))
-        unlike = any(map(_compiles, late)) and not any(map(_compiles, timed))
-        return bool(late and not timed) or unlike or any(each.name == ArmName.PRESCRIBED for each in late)
+        planned = [each for each in late if each.name == ArmName.PRESCRIBED]
+        compiled = [] if any(map(_compiles, timed)) else list(filter(_compiles, late))
+        return next(iter(planned or compiled or ([] if timed else late)), None)
 
     @cached_property
     def fp8_is_undecided(self) -> bool:
@@ -324,7 +326,7 @@ class TrialView:
         bf16 = self.fair_bf16(self.fp8)
         noise = bf16 and self.fp8 and speed(self.fp8, bf16, self.trial).side == "open"
         hidden = noise and self.gives_up_fp8 and not self.has_little_to_gain
-        return self.deciding_fp8 or bool(hidden)
+        return bool(self.deciding_fp8 or hidden)
 
 
 def _is_own_conversion(name: str) -> bool:

@@ -17,7 +17,7 @@ from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.timed_step import timed_step
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits, variant
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_first, whole_speedup
 from fp8doctor.answer.commands import run_again, timed, with_more_time
@@ -31,6 +31,7 @@ from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import why_not_modelled
 from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding
 
 MOST_CAUSES = 2
@@ -302,10 +303,16 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         untimed = "the estimate allows both"
     else:
         untimed = "the fixes were not timed" if said.fixes else "the estimate is wide"
+    forms = (
+        view.left_out_bf16 if said.leaves_fp8 or not is_slower else None,
+        view.deciding_fp8,
+        view.own_fp8_left_out,
+        view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
+    )
+    decides = next(filter(None, forms), None)
+    late_form = variant(decides.name, said.has_fp8) if decides else ""
     questions = (
-        (view.left_out_bf16 and (said.leaves_fp8 or not is_slower), "compiled BF16 was not timed"),
-        (view.deciding_fp8, "compiled FP8 was not timed"),
-        (view.own_fp8_left_out, "FP8 as you compile it was not timed"),
+        (decides, f"{late_form}{',' * (',' in late_form)} was not timed"),
         (measured and said.status == "open", "noise may decide; use a quiet machine"),
         (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
         (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
@@ -376,6 +377,7 @@ def as_typed(command: str, facts: Facts, again: tuple[str, str]) -> str:
     if not command or command not in options:
         return command
     ours, script = again
+    ours = re.sub(r" --budget[ =]\S+", "", ours) if options[command] else ours
     return launcher(facts) + " ".join(filter(None, (ours, options[command], script)))
 
 

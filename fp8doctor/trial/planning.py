@@ -186,7 +186,7 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
         *planner.tried_unasked(base, proposals, alike),
     ]
-    return sorted(found, key=lambda each: each.place)
+    return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ def watched(
     [
         (2.0, False, ()),
         (2.0, True, ()),
-        (2e38, False, ("loss",)),  # the largest gradient is looked at, not a norm that overflows by itself
+        (1e19, False, ()),  # the largest gradient is looked at, not a norm that overflows by itself
+        (2e38, False, ("loss", "gradients")),  # its square is infinite, as in Adam's state
         (math.nan, False, ("loss", "gradients")),
         (math.inf, True, ("loss", "gradients")),
     ],
