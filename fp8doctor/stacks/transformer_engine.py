@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,15 +38,6 @@ RECIPE_SETTINGS = ("disable_rht", "disable_stochastic_rounding", "row_scaled_act
 """Attributes of recipes that change kernels or exactness (2.8 to 2.20)."""
 
 
-@dataclass(frozen=True)
-class ForwardRecord:
-    """A module's record of its forwards."""
-
-    engaged: bool | None
-    recipe: str | None
-    features: dict[str, bool | int | str | None]
-
-
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     base = ancestor(type(module), PREFIX + "module.base", ("TransformerEngineBaseModule",))
     kind = ancestor(type(module), PREFIX, GEMM_MODULES)
@@ -66,9 +56,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             bias=bias,
             part=part,
             gemms=len(weights) if kind.endswith(".GroupedLinear") else 1,
-            recipe=record.recipe,
-            features=record.features,
-            engaged=record.engaged,
+            **record,
             weight_class=subclass(weights[0]),
             role="experts" if kind.endswith(".GroupedLinear") else "body",
         )
@@ -104,8 +92,8 @@ def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], i
     return [("", weights, rows, any("bias" in name and "layer_norm" not in name for name in parameters))]
 
 
-def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
-    """Read the record of the last forward.
+def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
+    """Read ``engaged``, ``recipe`` and ``features`` of the last forward.
 
     ``fp8`` is set in every forward, and by a checkpoint's recomputation outside the autocast. So False means
     "not engaged" only without a trace of an earlier FP8 forward.
@@ -117,9 +105,9 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
         )
         recipe = te_private.recipe_of_operation(module)
         if recipe is None:
-            return ForwardRecord(engaged=NOT_RECORDED, recipe=NOT_RECORDED, features={})
+            return {"engaged": NOT_RECORDED, "recipe": NOT_RECORDED, "features": {}}
         format = read(read(recipe, "fp8_format"), "name")
-        return ForwardRecord(engaged=NOT_RECORDED, recipe=named(recipe), features={"fp8_format": format})
+        return {"engaged": NOT_RECORDED, "recipe": named(recipe), "features": {"fp8_format": format}}
     recipe = recipe_of(module)
     ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
     engaged: bool | None = None
@@ -144,7 +132,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> ForwardRecord:
     for setting in RECIPE_SETTINGS:
         if isinstance(value := read(recipe, setting), bool | str):
             features[setting] = value
-    return ForwardRecord(engaged=engaged, recipe=None if recipe is None else named(recipe), features=features)
+    return {"engaged": engaged, "recipe": None if recipe is None else named(recipe), "features": features}
 
 
 def recomputes_in_bf16(config: Any) -> bool:
