@@ -280,7 +280,7 @@ class TrialView:
         """The variants that only time kept from being timed, by their names."""
         return {each.name: each for each in self.facts.arms() if lacked_time(each)}
 
-    @cached_property
+    @known
     def left_out_bf16(self) -> Arm | None:
         """The compiled BF16 that had no time and may be the fastest.
 
