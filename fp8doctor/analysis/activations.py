@@ -48,10 +48,6 @@ def owner_of(linear: Linear) -> tuple[str, str]:
     return owner, last
 
 
-def is_from_attention(owner: str, last: str) -> bool:
-    return last in FROM_ATTENTION and "mlp" not in owner
-
-
 def kept_of(linear: Linear, rows: float, *, bytes_each: float = 2.0, sides: tuple[float, float]) -> Kept:
     """Tell what a layer keeps of so many rows; ``sides`` are the features of input and output that stay here.
 

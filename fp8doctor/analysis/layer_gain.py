@@ -21,11 +21,8 @@ from fp8doctor.recipes import recipe_of, stack_of
 
 LEAST_IN_STEP = 0.45
 """Share of the casts that were timed alone that a compiled step pays at the least.
-
-There they are fused with norms and activations, layers with one input cast it once, and the compiler knows
-every size. Measured in 14 compiled steps on one H200 (torch 2.11, torchao 0.18): 0.45 to 0.68, two Llama 8B
-0.63 and 1.18; beyond these fused modules of Transformer Engine 0.31 and rowwise 1.56. Alone, one shape varies
-by 1.4 between processes, and by 2.0 with 16,384 tokens. If the model of the step gives less, that counts."""
+There they are fused, and layers with one input cast it once. Of 14 compiled steps on one H200 (torch 2.11,
+torchao 0.18): 0.45 to 0.68, two Llama 8B 0.63 and 1.18. If the model of the step gives less, that counts."""
 
 
 REPEATS_WITHIN = 0.03

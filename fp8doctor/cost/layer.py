@@ -50,12 +50,10 @@ wider than their rank."""
 
 BETWEEN_BYTES = {"eager": 11.2, "eager transformers": 32.0, "eager adapter": 21.0, "compiled": 6.9}
 """Effective bytes per input and output element of the Linears next to it, forward and backward: kernel time
-of two decoders without matmuls, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at
-4096, compiled 12.9 at width 1024 and 19.1 in a Llama 8B. Uncompiled blocks of transformers compute norms and
-rotary embeddings in fp32, op by op: 8.5 and 16.2 ms more than compiled in Llamas of 4 layers of width 4096
-and 8 of 2048. Around uncompiled adapters stands what PEFT computes, the same in any block: fitted to the BF16
-step of a Llama 8B with adapters of rank 8 and 32 (354 and 345 ms). One H200, torch 2.11, transformers 5.17,
-November 2026."""
+of decoders without matmuls, attention, optimizer and loss, uncompiled 24.0 ms at width 1024 and 7.5 at 4096,
+compiled 12.9 and, in a Llama 8B, 19.1. Uncompiled blocks of transformers compute norms and rotary embeddings
+in fp32. Adapters: fitted to the BF16 step of a Llama 8B with rank 8 and 32 (354 and 345 ms). transformers
+5.17."""
 
 
 def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
