@@ -63,7 +63,7 @@ def arm_in_time(trial: Trial, name: str) -> Arm | None:
 
 def lacked_time(planned: Arm) -> bool:
     """Return whether the budget left no time for a variant."""
-    return not planned.tried and why_of(planned) in LEFT_OUT_FOR_TIME
+    return not planned.get("tried", True) and why_of(planned) in LEFT_OUT_FOR_TIME
 
 
 def is_finite(timed: Arm) -> bool:

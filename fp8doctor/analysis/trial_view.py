@@ -272,13 +272,15 @@ class TrialView:
         """Treatments that take more memory than there is -> the first variant of them."""
         arms = (each for each in reversed(self.facts.arms()) if recorded(each, "treatments"))
         return {
-            each.treatments: each for each in arms if not each.tried and why_of(each) is Reason.DOES_NOT_FIT
+            each.treatments: each
+            for each in arms
+            if not each.get("tried", True) and why_of(each) is Reason.DOES_NOT_FIT
         }
 
     @cached_property
     def late(self) -> dict[str, Arm]:
         """The variants that only time kept from being timed, by their names."""
-        return {each.name: each for each in self.facts.arms() if lacked_time(each)}
+        return {each.name: each for each in self.facts.arms() if recorded(each, "name") and lacked_time(each)}
 
     @known
     def left_out_bf16(self) -> Arm | None:

@@ -281,7 +281,7 @@ def _doubts(view: TrialView) -> Iterator[str]:
     unsure = (
         busy_host(trial, (bf16, fp8), 100 * EVEN)
         for bf16, fp8 in pairs
-        if bf16 and fp8 and speed(fp8, bf16, trial).side == "open"
+        if bf16 and fp8 and (gives := if_recorded(speed, fp8, bf16, trial)) and gives.side == "open"
     )
     if not found and any(unsure):
         yield BUSY_HOST
