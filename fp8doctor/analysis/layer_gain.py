@@ -203,7 +203,8 @@ def _too_small(linear: Linear, facts: Facts) -> bool:
     """
     gpu = modelled_gpu(facts)
     if recipe_of(linear).granularity == "row":
-        best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise"), facts, gpu, rows=MANY_TOKENS)
+        rows = None if is_given(facts) and timed_shapes(facts) else MANY_TOKENS
+        best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise"), facts, gpu, rows=rows)
         return best is not None and best.loses
     now, then = gain_of(linear, facts, gpu), gain_of(linear, facts, gpu, rows=MANY_TOKENS)
     timed_otherwise = is_given(facts) and now is not None and now.ms > 0
