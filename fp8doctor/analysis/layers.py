@@ -195,7 +195,7 @@ def would_be_converted(
     It takes every nn.Linear that its filter lets through and whose sides 16 divides; the usual filter leaves
     out heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the filter.
     ``rewritten`` adds layers that must become an nn.Linear first: Conv1D, the projections of
-    nn.MultiheadAttention, 3-D experts. ``padded`` adds sides that 16 does not divide yet. Source:
+    nn.MultiheadAttention, 3-D experts. ``padded`` adds sides over 16 that it does not divide yet. Source:
     ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
     """
     return (
@@ -203,7 +203,7 @@ def would_be_converted(
         and linear.stack == "torch"
         and linear.role in roles
         and (adapters or linear.adapter != "adapter")
-        and (padded or fits_fp8(linear))
+        and (fits_fp8(linear) or (padded and min(linear.in_features, linear.out_features) > FP8_MULTIPLE))
         and (rewritten or is_nn_linear(linear))
     )
 

@@ -23,6 +23,9 @@ SEQUENCE = 4096
 LARGEST_CONFIG = 16 * 2**20
 """Bytes; the largest of public models have under 1 MiB."""
 
+MOST_LAYERS = 2048
+"""More blocks than any public model has: a larger number is a mistake, and would take minutes to build."""
+
 ONLY = "fp8doctor plans decoder language models from a configuration; for another model, name a model file"
 
 
@@ -135,6 +138,7 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
             f"{_near(kind, known, 'name a model file, or install the version that has it')}"
         )
     given = {key: value for key, value in data.items() if key not in ("auto_map", "quantization_config")}
+    refuse_too_many_layers(given)
     try:
         config = transformers.CONFIG_MAPPING[kind].from_dict(copy.deepcopy(given))
         config = config.get_text_config(decoder=True)
@@ -142,6 +146,15 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
         raise UserError(f"transformers cannot read this configuration: {error_in_words(error)}") from None
     config.use_cache = False
     return config
+
+
+def refuse_too_many_layers(data: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a number of blocks that transformers would count up to for minutes."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            refuse_too_many_layers(value)
+        elif str(key).endswith(("_layers", "n_layer")) and _is_size(value) and value > MOST_LAYERS:
+            raise UserError(f"{key} is {value:,}; fp8doctor builds models of up to {MOST_LAYERS:,} blocks")
 
 
 def _built(config: Any, transformers: Any) -> Any:

@@ -126,6 +126,7 @@ def test_transformer_engine_converts_experts_and_torchao_leaves_them_in_bf16() -
         ({"model_type": "lama"}, {}, "does not know the architecture lama; did you mean llama?"),
         ({"hidden_size": 64}, {}, "has no model_type"),
         (LLAMA_8B, {"dp": "8"}, "Expected `int`, got `str` - at `$.dp`"),
+        (LLAMA_8B | {"num_hidden_layers": 10**6}, {}, "num_hidden_layers is 1,000,000"),
     ],
 )
 def test_what_cannot_be_planned_is_a_sentence(config: Any, options: dict[str, Any], sentence: str) -> None:
