@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from fp8doctor.cost import calls_of, micro_batches, routed_rows, rows_of
-from fp8doctor.cost.layer import uncompiled
+from fp8doctor.cost.layer import peft_names, uncompiled
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of
@@ -82,7 +84,7 @@ def kept_gib(facts: Facts) -> float | None:
 
     Attention in the open keeps its scores too, whose size is not in the facts.
     """
-    linears = facts.network.linears
+    linears, names = facts.network.linears, peft_names(facts.network.linears)
     open_attention = any(
         each.get("implementation") == "eager" for each in facts.network.get("attentions", ())
     )
@@ -99,7 +101,8 @@ def kept_gib(facts: Facts) -> float | None:
         alone = linear.compiled is not None or (linear.adapter == "adapter" and linear.dtype == "float32")
         sides, bytes_each = (linear.in_features, linear.out_features), _bytes_each(linear, facts)
         more = bytes_each if alone else bytes_each * factor
-        kept_layers.append(kept_of(linear, rows[linear.name], bytes_each=more, sides=sides))
+        named = replace(linear, name=names[linear.name])
+        kept_layers.append(kept_of(named, rows[linear.name], bytes_each=more, sides=sides))
         if region := kept_layers[-1].region:
             first.setdefault(region, bytes_each * rows[linear.name] * sides[0])
     kept = kept_by_region(kept_layers)
@@ -108,13 +111,27 @@ def kept_gib(facts: Facts) -> float | None:
     return calls * (always + max(map(sum, kept.values()), default=0.0) + logits) / GIB
 
 
+def dequantized_gib(facts: Facts) -> float:
+    """Add up the 16-bit copies of stored weights that autograd keeps for the gradients of inputs.
+
+    A plain float8 weight is converted in the forward. Compiled, it is converted again in the backward; the
+    layers of bitsandbytes, transformers and torchao convert theirs again in a backward of their own.
+    """
+    kept = defaultdict[str | None, float](float)
+    for each in facts.network.linears if facts.network.trainable_parameters else ():
+        if each.use == "storage" and each.stack == "torch" and each.compiled is None:
+            kept[each.get("checkpointed")] += 2.0 * each.in_features * each.out_features * each.gemms / GIB
+    return kept.pop(None, 0.0) + max(kept.values(), default=0.0)
+
+
 def _is_head(linear: Linear) -> bool:
     return linear.role == "head"
 
 
 def _uncompiled_factor(facts: Facts) -> float:
-    names = {each.name.removesuffix(".base_layer").rpartition(".")[2] for each in facts.network.linears}
-    attends = has_vocabulary(facts.network) and not names.isdisjoint(QUERIES + FUSED_QUERIES)
+    names = peft_names(facts.network.linears).values()
+    last = {each.removesuffix(".base_layer").rpartition(".")[2] for each in names}
+    attends = has_vocabulary(facts.network) and not last.isdisjoint(QUERIES + FUSED_QUERIES)
     return KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
 
 

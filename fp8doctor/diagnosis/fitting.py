@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis.activations import GIB, kept_gib
+from fp8doctor.analysis.activations import GIB, dequantized_gib, kept_gib
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, USABLE, Fit, Peak, fit
@@ -112,7 +112,8 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
             for at in (in_python(each.name, network) for each in network.blocks)
         )
     if kept is not None:
-        yield _change("checkpointing-on", "checkpoint the blocks", code), peak._replace(activations=kept)
+        peak = peak._replace(activations=kept, dequantized=if_recorded(dequantized_gib, after) or 0.0)
+        yield _change("checkpointing-on", "checkpoint the blocks", code), peak
 
 
 def smaller_optimizer(job: Job, peak: Peak) -> Ways:

@@ -116,7 +116,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         weight_class=layer.weight_class,
         requires_grad=trained,
         role=role(place, layer, is_head),
-        adapter="base" if "lora_a" in children_of(place.module) else place.adapter,
+        adapter=place.adapts.get("", place.adapter),
         compiled=place.compiled,
         checkpointed=place.checkpointed,
         parameters=elements(layer) + (layer.out_features * layer.gemms if layer.bias else 0),

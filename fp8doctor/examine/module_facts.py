@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers, is_convolution
-from fp8doctor.examine.walk import Place, Tree, adapters_of, experts_of, hooks, parameters
+from fp8doctor.examine.walk import Place, Tree, experts_of, hooks, parameters
 from fp8doctor.facts import Blocks, Network, SavedWeight
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -89,17 +89,18 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     total = sum(counts.values())
     held = (each for place in tree.places for each in buffers_of(place.module).values())
     buffers = [each for each in held if each is not None]
-    tuned = {each for place in tree.places for each in adapters_of(place.module)}
+    adapters = [parameters_of(place.module) for place in tree.places if place.adapter == "adapter"]
+    tuned = {id(each) for own in adapters for each in own.values()}
 
-    def adapts(name: str) -> bool:
-        return any(part.startswith("lora_") or part in tuned for part in name.split("."))
+    def adapts(key: int) -> bool:
+        return key in tuned or any(".lora_" in f".{name}" for name in names[key])
 
     return Network(
         kind=class_name(type(tree.root.module)),
         forward_of_torch=forward_of_torch(tree.root.module),
         parameters=total,
         trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
-        adapter_parameters=sum(counts[key] for key, aliases in names.items() if any(map(adapts, aliases))),
+        adapter_parameters=sum(counts[key] for key in filter(adapts, names)),
         dtypes=dict(dtypes),
         devices=tuple(sorted({each.device.type for each in (*unique.values(), *buffers)})),
         modules=len(tree.places),

@@ -70,6 +70,8 @@ class Place(Cover):
     children: list[Place] = field(default_factory=list)
     wrappers: tuple[nn.Module, ...] = ()
     """Its direct wrappers, outermost first, which have no place of their own."""
+    adapts: dict[str, str] = field(default_factory=dict)
+    """Its `adapter_parts`."""
     trainable_so_far: bool = False
     """This or an earlier module in the tree's order has a trainable parameter."""
 
@@ -167,14 +169,13 @@ class _Walk:
         self.open.add(id(module))
         kind = self.kind_of(module)
         cover = self.marked(module, name, kind, cover)
-        self.trainable = self.trainable or any(
-            each is not None and each.requires_grad for each in parameters_of(module).values()
-        )
+        self.trainable = self.trainable or trains(module)
         inner = wrapped_child(module)
         if inner is not None:
             self.visit(inner, name, parent, cover, (*wrappers, module))
         else:
             here: dict[str, Any] = {"name": name, "module": module, "kind": kind, "parent": parent}
+            here["adapts"] = adapter_parts(module)
             trainable = self.trainable
             place = Place(**here, wrappers=wrappers, trainable_so_far=trainable, **vars(cover))
             self.tree.places.append(place)
@@ -240,12 +241,48 @@ class _Walk:
         return cover.compiled, cover.watched
 
 
-def adapters_of(module: nn.Module) -> tuple[str, ...]:
-    """Name the adapter children of PEFT's tuner: ``oft_R``, ``vera_lambda_b``, ..."""
-    if "base_layer" not in children_of(module):
-        return ()
-    named = read_class(type(module), "adapter_layer_names")
-    return named if is_a(named, tuple) else ()
+def adapter_parts(module: nn.Module) -> dict[str, str]:
+    """Tell which children of a module are adapters, and which is the base; the module's own name is empty.
+
+    By name: those of PEFT's tuners (``oft_R``, ...) and LoRA's of PEFT, torchtune and kohya. By structure:
+    next to a frozen Linear, two trainable ones in series that have its sides and fewer weights.
+    """
+    children = {name: child for name, child in children_of(module).items() if child is not None}
+    sized = {name: sides for name, child in children.items() if (sides := sides_of(child)) is not None}
+    bases = {name: sides for name, sides in sized.items() if not trains(children[name])}
+    if (own := sides_of(module)) is not None and not trains(module):
+        bases[""] = own
+    low = [
+        (name, sides)
+        for name, child in (children.items() if bases else ())
+        for each in (child, *children_of(child).values())
+        if each is not None and trains(each) and (sides := sides_of(each)) is not None
+    ]
+    found = dict[str, str]()
+    for base, (into, out) in bases.items():
+        ranks = {sides[1] for _, sides in low if sides[0] == into} & {
+            sides[0] for _, sides in low if sides[1] == out
+        }
+        pairs = {side for r in ranks if r * (into + out) < into * out for side in ((into, r), (r, out))}
+        found |= {name: "adapter" for name, sides in low if sides in pairs}
+        if pairs:
+            found[base] = "base"
+    named = read_class(type(module), "adapter_layer_names") if "base_layer" in children else ()
+    tuned = named if is_a(named, tuple) else ()
+    found |= {name: "adapter" for name in children if name.startswith("lora_") or name in tuned}
+    own_name = "base_layer" if "base_layer" in children else "" if "lora_a" in children else None
+    return found if own_name is None else found | {own_name: "base"}
+
+
+def sides_of(module: nn.Module) -> tuple[int, int] | None:
+    """Read the features of a Linear, or of what has them as a Linear has."""
+    state = state_of(module)
+    into, out = state.get("in_features"), state.get("out_features")
+    return (into, out) if type(into) is int and type(out) is int else None
+
+
+def trains(module: nn.Module) -> bool:
+    return any(each is not None and each.requires_grad for each in parameters_of(module).values())
 
 
 def below(place: Place, child_name: str, child: ClassCache, full_name: str, cover: Cover) -> Cover:
@@ -255,17 +292,9 @@ def below(place: Place, child_name: str, child: ClassCache, full_name: str, cove
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and is_a(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter != "adapter" and "base_layer" in siblings:
+    if adapter != "adapter":
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
-        adapter = (
-            "base"
-            if child_name == "base_layer"
-            else "adapter"
-            if child_name.startswith("lora_") or child_name in adapters_of(module)
-            else adapter
-        )
-    elif adapter is None and child_name in ("lora_a", "lora_b"):
-        adapter = "adapter"
+        adapter = place.adapts.get(child_name, adapter)
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in siblings)
     return replace(cover, checkpointed=checkpointed, flag_above=flag_above, adapter=adapter, idle=idle)
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -56,6 +57,37 @@ def llama_8b() -> LlamaForCausalLM:
 
 def lora(model: nn.Module, rank: int = 16, **settings: Any) -> nn.Module:
     return get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear", **settings))
+
+
+class StoredLinear(nn.Linear):
+    """A frozen Linear that keeps its weight in FP8, as trainers of diffusion models write it."""
+
+    def __init__(self, *sides: int) -> None:
+        super().__init__(*sides, bias=False, dtype=torch.bfloat16)
+        self.weight = nn.Parameter(self.weight.to(torch.float8_e4m3fn), requires_grad=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.linear(input, self.weight.to(input.dtype))
+
+
+def low_rank(base: nn.Module, down: str, up: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """Return a module that holds a base of 64 x 64 and two matrices of rank 4, each by its path."""
+
+    class Adapted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.org = base
+            for path, sides in ((down, (64, 4)), (up, (4, 64))):
+                holder, _, name = path.rpartition(".")
+                if holder and holder not in self._modules:
+                    self.add_module(holder, nn.Module())
+                self.get_submodule(holder).add_module(name, nn.Linear(*sides, bias=False, dtype=dtype))
+
+        def forward(self, input: Tensor) -> Tensor:
+            low = self.get_submodule(down)(input.to(dtype))
+            return self.org(input) + self.get_submodule(up)(low).to(input.dtype)
+
+    return Adapted()
 
 
 def qwen3_moe() -> Qwen3MoeForCausalLM:

@@ -7,7 +7,7 @@ from peft import IA3Config, LoraConfig, OFTConfig, PeftConfig, VeraConfig, get_p
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
-from tests.examine.models import by_name, llama, lora, network
+from tests.examine.models import by_name, llama, lora, low_rank, network
 
 
 def test_a_converted_output_projection_that_nothing_calls_does_not_train_in_fp8() -> None:
@@ -64,3 +64,21 @@ def test_what_a_tuner_trains_is_an_adapter_and_what_it_wraps_is_not(config: Peft
     of_the_base = [each.adapter for each in facts.linears if each.name.endswith("base_layer")]
     assert of_the_base == ["base", "base"]
     assert {each.adapter for each in facts.linears} <= {"base", "adapter"}
+
+
+@pytest.mark.parametrize(
+    ("down", "up"),
+    [("lora_down", "lora_up"), ("lora_layer.down", "lora_layer.up"), ("A", "B")],
+    ids=["kohya", "diffusers", "own"],
+)
+def test_two_thin_linears_beside_a_frozen_one_adapt_it(down: str, up: str) -> None:
+    for trained, parts in ((False, ["base", "adapter", "adapter"]), (True, None)):
+        base = nn.Linear(64, 64, bias=False).requires_grad_(trained)
+        facts = network(nn.Sequential(low_rank(base, down, up), nn.Linear(64, 4), nn.Linear(4, 64)))
+        found = {each.name: each.adapter for each in facts.linears}
+        assert (found.pop("1"), found.pop("2")) == (None, None)  # a bottleneck with no base beside it
+        if parts:
+            assert list(found.values()) == parts
+            assert facts.adapter_parameters == 2 * 4 * 64
+        elif not down.startswith("lora_"):
+            assert set(found.values()) == {None}
