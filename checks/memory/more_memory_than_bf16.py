@@ -57,9 +57,10 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     compiled = all(linear.compiled is not None for linear in fp8) and now.graphs_run != 0
     forms = (kit.ArmName.BF16_AS_COMPILED, kit.ArmName.BF16_COMPILED) if compiled else (kit.ArmName.BF16,)
     bf16 = next((found for form in forms if (found := kit.arm(facts.trial, form))), None)
-    alike = "compiled" if compiled else "not compiled"
+    partly = not compiled and any(linear.compiled is not None for linear in fp8)
+    alike = "both compiled" if compiled else "BF16 not compiled" if partly else "both not compiled"
     if bf16 is None or not bf16.peak_gib:
-        return kit.NotApplicable(reason=f"the trial did not measure BF16 {alike}, like your step")
+        return kit.NotApplicable(reason="the trial did not measure BF16 in the form of your step")
     extra = now.peak_gib - bf16.peak_gib
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
         return None
@@ -78,7 +79,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         why += f" {layers} hold FP8 weights too: up to {fp8_weights.copies_gib(facts, copies):.1f} GiB."
     return kit.Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
-        title=f"FP8 takes {extra:.1f} GiB more than BF16, both {alike}",
+        title=f"FP8 takes {extra:.1f} GiB more than BF16, {alike}",
         explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16 at {bf16.peak_gib:.1f} GiB.{why}",
         evidence={
             "peak_gib": now.peak_gib,

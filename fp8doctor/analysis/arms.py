@@ -174,5 +174,7 @@ def labels(facts: Facts) -> dict[str, str]:
             if base and not named:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
+        if is_in_bf16(name) and of.get("graphs_run") and not any("compile" in each for each in words):
+            words.append("compiled")
         found[name] = ", ".join(words)
     return found

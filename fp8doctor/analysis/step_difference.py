@@ -10,8 +10,10 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.own_step import as_is, watched
+from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.own_step import watched
 from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, recorded
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
 from fp8doctor.wording import minus
 
@@ -220,8 +222,8 @@ def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicabl
     """Return the GPU's step, its breakdown and ms; else why a check does not apply."""
     now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
     if now is None and facts.trial.device != "cpu":
-        now = as_is(facts)
-    if now is None or not now.tried or not now.step_ms:
+        now = arm(facts.trial, ArmName.AS_IS)
+    if now is None or not now.step_ms:
         return NotApplicable(reason="the step as it is was not timed on a GPU")
     found = breakdown_of(now)
     if found is None:

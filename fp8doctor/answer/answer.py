@@ -86,6 +86,8 @@ class Answer(Struct, frozen=True):
     """True if the plan leaves FP8 off and FP8 has little to gain here, so that no other variant matters."""
     steps: Steps | None = None
     """The timed variants."""
+    is_cut: bool = False
+    """True if models of fewer blocks were timed, and the whole step is the line through their times."""
     errors: int = 0
     """Findings that are errors."""
 
@@ -184,6 +186,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         takes_no_fp8=not has_fp8 and bool(nothing),
         is_decided=view.gives_up_fp8 and view.has_little_to_gain,
         steps=if_recorded(timed_steps, view),
+        is_cut=view.on_gpu and bool(facts.get("trial.blocks")),
         errors=len(errors),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
@@ -313,7 +316,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     late_form = variant(decides.name, said.has_fp8) if decides else ""
     questions = (
         (decides, f"{late_form}{',' * (',' in late_form)} was not timed"),
-        (measured and said.status == "open", "noise may decide; use a quiet machine"),
+        (measured and said.status == "open", NOISE),
+        (said.leaves_fp8 and view.fp8_is_undecided, NOISE),
         (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
         (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
         (late, late),
@@ -336,6 +340,7 @@ def _late(fixes: Sequence[Step]) -> str:
     return numbers and (f"apply fix {numbers}, time it" if by_hand else f"fix {numbers} was not timed")
 
 
+NOISE = "noise may decide; use a quiet machine"
 LIVE = "inspect_model(model, batch) on a GPU"
 """What times a live model."""
 

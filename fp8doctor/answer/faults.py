@@ -60,6 +60,8 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     if own_step_failed(facts):
         reason, first = _explained(facts.trial.reason or ""), next(iter(errors), None)
         yield Fault("step_raises", "The training step raises", reason, first, was_seen=True)
+    if refused := facts.get("workload.refused"):
+        yield Fault("step_raises", BROKEN["step_raises"], refused)
     for status in ("step_raises", "layers_do_not_learn"):
         if found := broken.get(status):
             yield Fault(status, BROKEN[status], found.title, found)
@@ -73,8 +75,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
             why = why.removeprefix("FP8 does not run: ")
             yield Fault("fp8_not_engaged", "FP8 does not run", why, engagement)
     elif engagement and any(if_recorded(each, facts) for each in ASKS):
-        title = "FP8 does not run: the job trains without it"
-        yield Fault("fp8_not_engaged", title, engagement.title, engagement)
+        yield Fault("fp8_not_engaged", "FP8 does not run", engagement.title, engagement)
 
 
 FAILED_EARLY = "The script failed before its first step"

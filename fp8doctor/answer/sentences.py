@@ -170,8 +170,9 @@ def _numbers(said: Answer) -> Line | None:
     fp8, bf16, now = said.compared.fp8, said.compared.bf16, said.compared.now
     if said.speedup and fp8 and bf16:
         each = tuple(dict.fromkeys(HOW_KNOWN[one.ms.basis] for one in (fp8, bf16)))
-        case = "numbers.fault" if said.fault else "numbers.two"
-        return say(case, fp8=fp8.ms.value, bf16=bf16.ms.value, basis=" and ".join(each))
+        case, depths = "numbers.fault" if said.fault else "numbers.two", " at two depths" * said.is_cut
+        basis = " and ".join(f"{how}{depths * (how == HOW_KNOWN['measured'])}" for how in each)
+        return say(case, fp8=fp8.ms.value, bf16=bf16.ms.value, basis=basis)
     if now:
         return say("numbers.one", now=now.ms.value, basis=HOW_KNOWN[now.ms.basis])
     return None

@@ -224,6 +224,8 @@ class Workload(Record, frozen=True, kw_only=True):
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
     """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch, by a forward on
     fake tensors; those that it does not call are left out. Not recorded if a trial counts them."""
+    refused: Prose = NOT_RECORDED
+    """Layer, and what torch says of its product with this batch; not recorded if it takes it."""
     note: Prose | None = NOT_RECORDED
     """How a synthetic batch was made."""
     loss_source: Literal["given", "output.loss", "mean"] = NOT_RECORDED

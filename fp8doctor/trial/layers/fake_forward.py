@@ -7,6 +7,7 @@ the Linears that they were, which have the same rows.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import chain
@@ -46,6 +47,9 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
     if not (counts or undecided(facts)):
         return facts
     watched = _watched(job, facts)
+    if isinstance(watched, Misfit):
+        workload = msgspec.structs.replace(facts.workload, refused=str(watched))
+        facts, watched = msgspec.structs.replace(facts, workload=workload), f"{FORWARD} raises: {watched}"
     if isinstance(watched, str):
         facts = without_seen(facts, watched)
         gaps = {**facts.get("gaps", {}), "workload.rows": watched}
@@ -55,20 +59,31 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
     return msgspec.structs.replace(facts, workload=workload) if counts else facts
 
 
-def _watched(job: Job, facts: Facts) -> Watched | str:
+FORWARD = "a forward on fake tensors"
+
+SHAPES = ("must have same reduction dim", "shapes cannot be multiplied")
+"""In what torch says of a matmul whose sides do not fit, fake or real. Source: torch 2.13."""
+
+
+class Misfit(Exception):
+    """A layer that cannot multiply what the user's batch brings it."""
+
+
+def _watched(job: Job, facts: Facts) -> Watched | Misfit | str:
     """Run the forward for a while, or say why nothing was seen."""
     if job.batch is None:
         return rows.NO_BATCH
-    why = "a forward on fake tensors"
     try:
         with abort_after(time.monotonic() + LONGEST_S, interrupts=True):
             return _on_fakes(rows.uncompiled(job), facts)
     except SystemExit:
-        return f"{why} ends the process"
+        return f"{FORWARD} ends the process"
     except Overrun:
-        return f"{why} takes over {LONGEST_S:.0f} s"
+        return f"{FORWARD} takes over {LONGEST_S:.0f} s"
+    except Misfit as error:
+        return error
     except Exception as error:
-        return f"{why} raises {error_in_words(error)}"
+        return f"{FORWARD} raises {error_in_words(error)}"
 
 
 def _on_fakes(job: Job, facts: Facts) -> Watched:
@@ -84,8 +99,21 @@ def _on_fakes(job: Job, facts: Facts) -> Watched:
             held.update({name: each if each is None else fakes.of(each) for name, each in held.items()})
     batch = fakes.of(job.batch)
     autocast = torch.autocast("cpu", dtype=job.autocast) if job.autocast else nullcontext()
-    with mode, torch.enable_grad(), autocasts_on_the_cpu(), autocast:
-        return rows.watch(job, facts, plan, model, batch)
+    try:
+        with mode, torch.enable_grad(), autocasts_on_the_cpu(), autocast:
+            return rows.watch(job, facts, plan, model, batch)
+    except RuntimeError as error:
+        if not any(each in str(error) for each in SHAPES) or facts.workload.get("batch_source") != "given":
+            raise
+        raise Misfit(f"{_layer(model, error)}: {error}") from error
+
+
+def _layer(model: nn.Module, error: BaseException) -> str:
+    """Name the innermost module whose method raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    raised = [names[id(each)] for each in frames if id(each) in names]
+    return (raised[-1] if raised else "") or type(model).__name__
 
 
 @contextmanager
