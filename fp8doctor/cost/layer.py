@@ -62,7 +62,7 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
         return 0.0
     if how != "compiled" and linear.get("adapter") == "adapter":
         how = "eager adapter"
-    wide = 2 if linear.dtype == "float32" and how != "eager transformers" else 1
+    wide = 2 if linear.multiplies_in == "float32" and how != "eager transformers" else 1
     return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
 
@@ -194,7 +194,7 @@ def layer_ms(
         or features.get(OWN_FORWARD)
         or linear.use == "storage"
         or casts_too_many_rows(linear, call.rows)
-        or (linear.dtype == "float32" and linear.adapter != "adapter" and not autocast)
+        or (linear.multiplies_in == "float32" and linear.adapter != "adapter" and not autocast)
     ):
         return None
     m, k, n = rows_of_one(linear, call.rows), linear.in_features, linear.out_features
@@ -208,7 +208,7 @@ def layer_ms(
     in_16bit = times[2] if recipe and trained and recipe.weight_gradient_in_16_bits else 0.0
     gemm = sum(times[: 2 + trained]) - in_16bit + call.recomputed * times[0]
     around = between_ms(linear, m, gpu, eager_how if eager else "compiled")
-    if linear.dtype == "float32" and autocast:
+    if linear.multiplies_in == "float32" and autocast:
         around += memory_ms(WEIGHT_CAST_BYTES * k * n, gpu)
     if not eager and linear.get("bias"):
         apart = fp8 and stack_of(linear).fuses_casts

@@ -25,6 +25,7 @@ from fp8doctor.cost.matmul_counts import (
     unseen_recompute,
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
+from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
 from fp8doctor.recipes import TORCHAO
@@ -225,7 +226,8 @@ def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
 
 
 def in_plain_bf16(linear: Linear) -> Linear:
-    return replace(linear, use="none", stack="torch", recipe=None, features={})
+    gathered = {name: value for name, value in linear.get("features", {}).items() if name == GATHERED_AS}
+    return replace(linear, use="none", stack="torch", recipe=None, features=gathered)
 
 
 def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -> Facts:

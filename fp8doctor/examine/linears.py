@@ -12,6 +12,7 @@ import msgspec
 from fp8doctor.examine.distributed import gathered_as
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
+from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
 from fp8doctor.stacks.looking import (
@@ -99,7 +100,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         if use == "training" and layer.weight_class is None:  # its weight is read, and it is never called
             use = "none"
     if (gathered := gathered_as(place)) is not None:
-        features["gathered_as"] = gathered
+        features[GATHERED_AS] = gathered
     return Linear(
         name=name,
         kind=layer.kind,

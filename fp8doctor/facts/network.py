@@ -11,6 +11,9 @@ Use = Literal["training", "storage", "none", "unknown"]
 """A stack's use of a layer: FP8 matmuls in training; FP8 (or other) weights only; none, in 16 or 32 bits.
 Unknown is a user's own layer that is named after FP8 and calls no known matmul."""
 
+GATHERED_AS = "gathered_as"
+"""Feature: the dtype in which FSDP's mixed precision gathers the weight."""
+
 
 class Linear(Record, frozen=True, kw_only=True):
     """One linear-like layer: a module, functional projection or 3-D expert weight."""
@@ -54,7 +57,7 @@ class Linear(Record, frozen=True, kw_only=True):
     @property
     def multiplies_in(self) -> str:
         """Dtype of the weight in the forward, which FSDP may gather in another than it keeps."""
-        return str(self.get("features", {}).get("gathered_as") or self.dtype)
+        return str(self.get("features", {}).get(GATHERED_AS) or self.dtype)
 
 
 class Blocks(Record, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
@@ -15,6 +17,9 @@ from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
 from research.benchmarks import recorded_steps
+from tests.checks.distributed.sharded import blocks, processes
+from tests.checks.models import float8
+from tests.checks.rules import Look
 
 RECORDED = Path(__file__).parents[1] / "patients" / "recorded"
 
@@ -42,3 +47,17 @@ def test_a_forward_that_recomputes_layers_that_nobody_saw_is_taken_to_recompute_
     expects = modelled_speedup(untimed)
     assert expects is not None
     assert expects.as_is == pytest.approx(TrialView(facts).speedup.value, rel=0.05)
+
+
+def test_fp32_weights_that_fsdp2_gathers_in_bf16_multiply_as_bf16_ones_do(look: Look) -> None:
+    policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16), []
+    with processes(1):
+        for dtype in (torch.float32, torch.bfloat16):
+            model = float8(blocks()).to(dtype)
+            fully_shard(model, mp_policy=policy)
+            found.append(modelled_speedup(look(model, tokens=4096)))
+    kept, gathered = found
+    assert kept is not None
+    assert gathered is not None
+    assert kept.parts_ms == gathered.parts_ms
+    assert kept.bf16.families_ms | {"optimizer": 0.0} == gathered.bf16.families_ms | {"optimizer": 0.0}
