@@ -15,9 +15,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, timed_on_gpu
+from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.memory import Fit
+from fp8doctor.analysis.modelled_speedup import (
+    TAKES_NONE,
+    modelled_conversion,
+    modelled_speedup,
+    to_convert,
+    why_not_modelled,
+)
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
@@ -31,7 +38,7 @@ from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone
 from fp8doctor.diagnosis.plan import COMPILATION
-from fp8doctor.facts import Arm, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
     BF16_BASELINES,
@@ -86,6 +93,8 @@ def test_a_recording(path: Path) -> None:
     parts_add_up(found)
     savings_are_ranges(found.report)
     no_fix_undoes_another(found.report)
+    no_doubtful_estimate_removes_fp8(found.report)
+    a_missing_estimate_has_its_own_reason(found.report.facts)
     every_format_is_sound(found, WIDTHS[ALL.index(path) % len(WIDTHS)])
     if ALL.index(path) % EVERY_FORMAT == 0:
         hold_every_format(found.report)
@@ -260,6 +269,24 @@ def no_fix_undoes_another(report: Report) -> None:
         others = [step for step in report.prescription if step.treatment.name != STAY_IN_BF16]
         assert not [step.treatment.name for step in others if changes_fp8_alone(step)]
         assert not {family(name) for name in names} & {"convert", "recipe", COMPILATION}
+
+
+def no_doubtful_estimate_removes_fp8(report: Report) -> None:
+    said = report.answer
+    if said.leaves_fp8 and said.has_fp8 and not said.fault:
+        assert said.speedup is not None
+        assert said.speedup.side == "slower" or said.speedup.basis == "measured"
+
+
+def a_missing_estimate_has_its_own_reason(facts: Facts) -> None:
+    """That a conversion takes nothing is the reason only if it is so."""
+    if not recorded(facts, "network.linears"):
+        return
+    if uses_fp8(facts):
+        is_known, takes = modelled_speedup(facts) is not None, True
+    else:
+        is_known, takes = modelled_conversion(facts) is not None, bool(to_convert(facts))
+    assert is_known or not takes or why_not_modelled(facts) != TAKES_NONE
 
 
 def _set_by(code: str) -> Iterator[tuple[str, str | None]]:

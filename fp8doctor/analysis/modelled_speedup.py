@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_recompute
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
-from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
@@ -21,6 +21,7 @@ from fp8doctor.cost.step_cost import (
     in_bf16,
     in_fp8,
     modelled_step,
+    why_no_step,
     with_linears_compiled,
     with_tokens,
 )
@@ -193,6 +194,28 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | 
         after="" if as_is else after or ONLY_COMPILED,
         parts_ms=_parts_of(as_is or quicker, best),
     )
+
+
+TAKES_NONE = "a conversion to FP8 takes none of its layers"
+
+
+def why_not_modelled(facts: Facts) -> str:
+    """Say which part of a step, or of its conversion, the cost model has no numbers for."""
+    gpu = modelled_gpu(facts)
+    if gpu is None or not has_datasheet(facts):
+        return "fp8doctor has no datasheet of this GPU"
+    if gpu.fp8_tflops is None:
+        return f"{gpu.name} has no FP8 tensor cores"
+    if trains_in_16_bits(facts) and not facts.network.fp8:
+        return "Unsloth has no FP8 training for LoRA"
+    if nothing_to_convert(facts.network):
+        return TAKES_NONE
+    known = with_seen_recompute(in_known_form(facts)[0])
+    plain = with_linears_compiled(in_bf16(known), yes=True)
+    converted = known if known.network.fp8 else in_fp8(known, to_convert(known))
+    fuses = all(stack_of(linear).fuses_casts for linear in converted.network.fp8)
+    fp8 = with_linears_compiled(converted, yes=True) if fuses else converted
+    return why_no_step(fp8, gpu) or why_no_step(plain, gpu) or TAKES_NONE
 
 
 def may_be_compiled_by_unsloth(facts: Facts) -> bool:

@@ -28,7 +28,7 @@ from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
-from fp8doctor.diagnosis.estimate import why_not_modelled
+from fp8doctor.diagnosis.estimate import why_not_estimated
 from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -212,7 +212,7 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     nothing = view.trial.get("reason") if view.on_gpu and not tried else None
     if why := (untimed and untimed.get("reason")) or nothing:
         return f"the step was not timed: {why.rstrip('.')}"
-    return f"only the step {after} can be estimated" if after else why_not_modelled(view.facts, findings)
+    return f"only the step {after} can be estimated" if after else why_not_estimated(view.facts, findings)
 
 
 def _causes(

@@ -183,19 +183,49 @@ class CallsMs(NamedTuple):
         return sum(sum(parts.values()) for _, parts in self.families)
 
 
+def missing_numbers(call: Call, gpu: GpuSpec, *, autocast: bool) -> str:
+    """Say why the time of a call is not modelled; empty if it is."""
+    linear, rows = call.linear, call.rows
+    eager = linear.compiled is None
+    if reason := _unknown_form(call, autocast=autocast):
+        return reason
+    name = (recipe_on(linear, gpu) or "") if linear.use == "training" else None
+    recipe = None if name is None else RECIPES.get((linear.stack, name), UNKNOWN)
+    if name == "":
+        ran = "some FP8 layers ran in BF16" if linear.engaged is False else ""
+        return ran or f"the recipe of {linear.name} is unknown"
+    m, k, n = rows_of_one(linear, rows), linear.in_features, linear.out_features
+    if matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel(linear)) is None:
+        return f"the cost model has no matmuls of the recipe {name} on {gpu.name}"
+    if recipe is None or casts_of(linear, recipe, m, gpu, compiled=not eager) is not None:
+        return ""
+    where = f"in experts on {gpu.name}" if is_grouped(linear) else f"on {gpu.name}"
+    where = "in layers that are not compiled" if eager and recipe.only_compiled else where
+    return f"nobody measured the casts of the recipe {name} {where}"
+
+
+def _unknown_form(call: Call, *, autocast: bool) -> str:
+    """Say which setting of a layer the model does not know; empty without one."""
+    linear = call.linear
+    features = linear.get("features", {})
+    in_fp32 = linear.multiplies_in == "float32" and linear.adapter != "adapter" and not autocast
+    forms = (
+        (features.get("emulate"), "FP8 is emulated"),
+        (features.get(OWN_FORWARD), "FP8 layers have a forward of their own that does other work"),
+        (linear.use == "storage", "it stores weights in low precision"),
+        (casts_too_many_rows(linear, call.rows), f"{linear.name} casts {call.rows:,} rows, uncompiled"),
+        (in_fp32, "weights are in fp32, and no autocast is on"),
+    )
+    return next((words for holds, words in forms if holds), "")
+
+
 def layer_ms(
     call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
 ) -> dict[Family, float] | None:
     """Model one call of a layer and its surroundings; None without numbers for it."""
     linear = call.linear
-    fp8, eager, features = linear.use == "training", linear.compiled is None, linear.get("features", {})
-    if (
-        features.get("emulate")
-        or features.get(OWN_FORWARD)
-        or linear.use == "storage"
-        or casts_too_many_rows(linear, call.rows)
-        or (linear.multiplies_in == "float32" and linear.adapter != "adapter" and not autocast)
-    ):
+    fp8, eager = linear.use == "training", linear.compiled is None
+    if _unknown_form(call, autocast=autocast):
         return None
     m, k, n = rows_of_one(linear, call.rows), linear.in_features, linear.out_features
     recipe = RECIPES.get((linear.stack, recipe_on(linear, gpu) or ""), UNKNOWN) if fp8 else None

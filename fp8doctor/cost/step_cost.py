@@ -4,13 +4,13 @@ None if a part has no numbers. Measured on one H200, torch 2.11, torchao 0.18, T
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, calls_ms, peft_names, uncompiled
+from fp8doctor.cost.layer import Call, calls_ms, missing_numbers, peft_names, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
@@ -112,15 +112,10 @@ def modelled_step(
 ) -> ModelledStep | None:
     """Model the step on ``gpu``, or the modelled one; None if numbers are missing."""
     gpu = gpu or modelled_gpu(facts)
-    if gpu is None or not recorded(facts, "network.linears") or not consists_of_linears(facts.network):
-        return None
-    if unseen_recompute(facts) is not None:
+    if gpu is None or not recorded(facts, "network.linears") or _unknown_form(facts):
         return None
     calls = [call_of(each, facts) for each in facts.network.linears]
-    if not all(each.rows for each in calls):
-        return None
-    autocast = facts.get("training.autocast") == "bfloat16"
-    found = calls_ms(calls, gpu, uncompiled(facts), autocast=autocast)
+    found = calls_ms(calls, gpu, uncompiled(facts), autocast=_in_bf16_autocast(facts))
     if found is None:
         return None
     kinds: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
@@ -138,6 +133,41 @@ def modelled_step(
     if again and host + TE_RECOMPUTE_HOST_MS * again * accumulate > paced_by_gpu:
         return None
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
+
+
+def _in_bf16_autocast(facts: Facts) -> bool:
+    return bool(facts.get("training.autocast") == "bfloat16")
+
+
+def _unknown_form(facts: Facts) -> str:
+    """Say what of a step, not of its layers, the model does not know; empty if nothing."""
+    if not consists_of_linears(facts.network):
+        return "most parameters are outside of Linears, and the cost model has only those"
+    if (module := unseen_recompute(facts)) is not None:
+        return f"nobody saw which layers {module or 'the model'} recomputes"
+    unknown = [each for each in facts.network.linears if not call_of(each, facts).rows]
+    if not unknown:
+        return ""
+    if not step_tokens(facts):
+        return "the batch is unknown" if len(unknown) == len(facts.network.linears) else _rows(unknown)
+    experts = any(each.get("role") == "experts" for each in unknown)
+    return "nothing says how many experts a token visits" if experts else _rows(unknown)
+
+
+def _rows(unknown: Sequence[Linear]) -> str:
+    more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
+    return f"nothing says how many rows {unknown[0].name}{more} multiplies"
+
+
+def why_no_step(facts: Facts, gpu: GpuSpec) -> str:
+    """Say why `modelled_step` has no step; empty if it has one."""
+    if modelled_step(facts, gpu) is not None:
+        return ""
+    reason = _unknown_form(facts)
+    autocast = _in_bf16_autocast(facts)
+    for linear in () if reason else facts.network.linears:
+        reason = reason or missing_numbers(call_of(linear, facts), gpu, autocast=autocast)
+    return reason or "recomputing Transformer Engine's layers takes the host longer than the GPU computes"
 
 
 def call_of(linear: Linear, facts: Facts) -> Call:
@@ -307,7 +337,7 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     now = [replace(each, linear=replace(each.linear, compiled=None)) for each in calls]
     compiled = [replace(each, linear=replace(each.linear, compiled="")) for each in now]
     plain = [replace(each, linear=in_plain_bf16(each.linear)) for each in now]
-    autocast = facts.get("training.autocast") == "bfloat16"
+    autocast = _in_bf16_autocast(facts)
     of_now, of_compiled, of_plain = (
         calls_ms(form, gpu, uncompiled(facts), autocast=autocast) for form in (now, compiled, plain)
     )

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import trains_in_16_bits
 from fp8doctor.analysis.layer_gain import crossing
-from fp8doctor.analysis.layers import nothing_to_convert
 from fp8doctor.analysis.modelled_speedup import (
     ModelledSpeedup,
     modelled_conversion,
     modelled_host_bound,
     modelled_speedup,
     to_convert,
+    why_not_modelled,
 )
 from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
@@ -26,11 +25,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.watched import beside_its_run
-from fp8doctor.cost import rows_of
-from fp8doctor.cost.cast_cost import is_known
-from fp8doctor.cost.layer import OWN_FORWARD
 from fp8doctor.cost.step_cost import (
-    consists_of_linears,
     in_bf16,
     with_tokens,
 )
@@ -38,7 +33,6 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of
 from fp8doctor.finding import Finding
-from fp8doctor.gpus import has_datasheet, modelled_gpu
 
 
 def expected_speedup(
@@ -66,41 +60,20 @@ def _keeps_layers(finding: Finding) -> bool:
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why there is no estimate of a job's FP8, or why it has none."""
-    return why_not_engaged(facts) or f"No estimate: {why_not_modelled(facts, findings)}."
+    return why_not_engaged(facts) or f"No estimate: {why_not_estimated(facts, findings)}."
 
 
-def why_not_modelled(facts: Facts, findings: Iterable[Finding]) -> str:
+def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
     others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
     if others and if_recorded(_modelled, facts, fixed=True) is not None:
         return "a fix changes which layers run in FP8, or their shapes"
+    if facts.get("network.fp8_calls") and not uses_fp8(facts):
+        return "FP8 is in functions, outside of layers"
     try:
-        return _unknown_part(facts)
+        return why_not_modelled(facts)
     except Unrecorded as missing:
         return f"{path_of(missing)} was not recorded"
-
-
-def _unknown_part(facts: Facts) -> str:
-    """Say which part of a step, or of its conversion, the cost model has no numbers for."""
-    gpu, fp8 = modelled_gpu(facts) if has_datasheet(facts) else None, facts.network.fp8
-    if gpu is None:
-        return "fp8doctor has no datasheet of this GPU"
-    if gpu.fp8_tflops is None:
-        return f"{gpu.name} has no FP8 tensor cores"
-    if trains_in_16_bits(facts) and not fp8:
-        return "Unsloth has no FP8 training for LoRA"
-    if nothing_to_convert(facts.network) or not (fp8 or to_convert(facts)):
-        return "a conversion to FP8 takes none of its layers"
-    if not consists_of_linears(facts.network):
-        return "most parameters are outside of Linears, and the cost model has only those"
-    if any(linear.get("features", {}).get(OWN_FORWARD) for linear in fp8):
-        return "FP8 layers have a forward of their own that does other work"
-    if not all(rows_of(each, facts) for each in facts.network.linears):
-        return "the batch is unknown"
-    unknown = {each.recipe or "unknown" for each in fp8 if not is_known(each, gpu)}
-    if unknown:
-        return f"nobody measured the casts of the recipe {', '.join(sorted(unknown))} on {gpu.name}"
-    return "the cost model does not know this form of the step"
 
 
 def planned_speedup(

@@ -173,8 +173,9 @@ def _untimed(
     gives_up = next((step for step in others if step.treatment.name == STAY_IN_BF16), None)
     others = [step for step in others if step is not gives_up]
     expects = if_recorded(planned_speedup, facts, findings, others)
-    if gives_up and expects and not expects.loses and uses_fp8(facts):
-        gives_up = None
+    loses_surely = expects.loses if expects else any(each.severity == "error" for each in findings)
+    if gives_up and not loses_surely and uses_fp8(facts):
+        gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
     loses = expects if expects and expects.loses and not gives_up else None
     if loses and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
         title = f"FP8 would run at {loses.best:.2f}x the speed of BF16 (estimated for {loses.gpu})"

@@ -15,6 +15,7 @@ from research.recipes.judged import JUDGED
 from research.recipes.parts import Recipe
 from research.recipes.replay import KINDS, MARK, PAGE, RECIPES, address, replayed, row
 from tests.markdown import table
+from tests.test_every_recording import a_missing_estimate_has_its_own_reason
 
 HANDFUL = (
     "torchtitan-llama3-8b-mxfp8",
@@ -26,6 +27,11 @@ HANDFUL = (
     "nanogpt-gpt2-xl",
 )
 FINDINGS = PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
+
+
+def test_a_missing_estimate_has_its_own_reason() -> None:
+    for recipe in RECIPES:
+        a_missing_estimate_has_its_own_reason(replayed(recipe).facts)
 
 
 @pytest.mark.parametrize(

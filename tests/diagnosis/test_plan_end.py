@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor import load_report
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.step_cost import with_recipe
@@ -12,6 +13,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from tests.diagnosis.trials import Of, around, compiled_by_block
 from tests.facts_of import DECODER_468M
+from tests.replays import TESTS
 
 
 def in_rowwise(*, compiled: bool) -> Facts:
@@ -52,3 +54,14 @@ def test_no_plan_ends_in_a_step_that_is_not_finite(now: tuple[str, ...]) -> None
     assert [step.treatment.name for step in report.prescription] == [STAY_IN_BF16]
     assert report.verdict.best_variant == "bf16_compiled"
     assert report.verdict.achievable_speedup is None
+
+
+def test_fp8_stays_while_nothing_estimates_the_whole_step() -> None:
+    """Its layers alone look slower in FP8, and most of the model is no Linear."""
+    facts = load_report(TESTS / "running" / "recorded" / "h200-plain_small.json.gz").facts
+    assert STAY_IN_BF16 in {step.treatment.name for step in diagnose(facts).prescription}
+    unknown = replace(facts, network=replace(facts.network, parameters=100 * facts.network.parameters))
+    report = diagnose(unknown)
+    assert "SHP002" in {each.code for each in report.findings}
+    assert report.verdict.status == "open"
+    assert STAY_IN_BF16 not in {step.treatment.name for step in report.prescription}
