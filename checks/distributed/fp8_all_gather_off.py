@@ -25,6 +25,7 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 from __future__ import annotations
 
 from fp8doctor import kit
+from fp8doctor.analysis import fp8_weights
 
 FLAG = "enable_fsdp_float8_all_gather"
 PRECOMPUTE = "precompute_float8_dynamic_scale_for_fsdp"
@@ -49,6 +50,8 @@ def fp8_all_gather_off(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
 
 def gathered_in_bf16(linears: list[kit.Linear], shards: int, facts: kit.Facts) -> kit.Finding:
     gib = sum(linear.parameters for linear in linears) * 2 / 2**30
+    kept = sum(each.parameters for each in linears if fp8_weights.compiler_keeps(each)) / 2**30
+    price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""
     lines = f"config = Float8LinearConfig({FLAG}=True)\n{kit.convert_again(facts, config='config')}"
     if not kit.may_have_converted(facts):  # Accelerate (1.15) computes the scales by itself
         lines += "     # before fully_shard(model)\n"
@@ -57,7 +60,7 @@ def gathered_in_bf16(linears: list[kit.Linear], shards: int, facts: kit.Facts) -
         severity=None if shards > 1 else "info",
         title=f"FSDP2 gathers the weights of {kit.plural(len(linears), 'FP8 Linear')} in BF16",
         explanation=f"Each of {shards} processes collects {gib:.2g} GiB in BF16 before the forward and again "
-        "before the backward, and casts them afterwards. Sent as FP8 they are half.",
+        f"before the backward, and casts them afterwards. Sent as FP8 they are half.{price}",
         evidence={"linears": len(linears), "shards": shards, "gathered_gib": gib, "first": linears[0].name},
         treatment=kit.Treatment(
             name="float8-all-gather",

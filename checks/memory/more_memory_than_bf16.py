@@ -2,7 +2,9 @@
 
 Weights, gradients and the optimizer's state stay in BF16. Transformer Engine keeps each weight in FP8 too,
 twice on Ada, Hopper and 12.x. On an H200, four layers of Llama 8B peaked at 22.8 GiB, BF16 at 19.9. Without
-compilation, torchao keeps the inputs of frozen layers for a weight gradient that nobody needs.
+compilation, torchao keeps the inputs of frozen layers for a weight gradient that nobody needs. Of weights
+that FSDP2 gathers in FP8, compiled blocks keep whole transposed copies. Checkpoint the blocks, or gather
+BF16: `force_recompute_fp8_weight_in_bwd` has had no effect since torchao 0.12.
 
     model = build_model()  # before: BF16, FP8 and transposed FP8 weights
 
@@ -15,6 +17,7 @@ parameter): without fp32 master weights the model silently stops learning. Compi
 if FP8 is faster and you have the memory. Without a measured peak the check estimates what a step holds, from
 4 GiB, without attention, norms, logits and temporaries.
 https://github.com/NVIDIA/TransformerEngine/issues/1261
+https://github.com/pytorch/ao/pull/936
 https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 """
 
@@ -116,19 +119,24 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if states is None:
         return kit.NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
     memory = memory_of(facts, fp8, states)
-    if memory.in_both < LEDGER_GIB:
+    if max(memory.in_both, memory.fp8_copies) < LEDGER_GIB:
         return None
     more = f"and FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
     if memory.fp8_copies < SHOWN_GIB:
         more = "the same in BF16 and in FP8"
-    copies = " Transformer Engine keeps FP8 copies of its weights." if memory.fp8_copies else ""
+    copies = ""
+    if any(map(fp8_weights.keeps_transposed, fp8)):
+        copies = " Of weights that FSDP2 gathers in FP8, compiled blocks keep whole transposed copies until "
+        copies += "the backward. Blocks under activation checkpointing do not."
+    elif memory.fp8_copies:
+        copies = " Transformer Engine keeps FP8 copies of its weights."
     return kit.Finding(
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, {more}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
         f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.{copies}",
         evidence={f"{name}_gib": gib for name, gib in memory._asdict().items()}
         | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
-        treatment=ADAMW_8BIT if states == STATES["AdamW"] else None,
+        treatment=ADAMW_8BIT if states == STATES["AdamW"] and memory.optimizer > memory.fp8_copies else None,
     )
 
 

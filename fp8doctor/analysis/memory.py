@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, dequantized_gib, kept_gib
 from fp8doctor.analysis.arms import arm_if_any, uses_fp8
-from fp8doctor.analysis.fp8_weights import copies_gib, keeps_copies
+from fp8doctor.analysis.fp8_weights import copies_gib
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
@@ -110,9 +110,8 @@ def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
     inputs = sum(
         2.0 * (rows_of(each, facts) or 0) * each.in_features * products_of(each, facts) for each in keeping
     )
-    copies = [linear for linear in fp8 if keeps_copies(linear)]
     return Memory(
-        weights, trained, states * trained, copies_gib(facts, copies), inputs / GIB if counted else None
+        weights, trained, states * trained, copies_gib(facts, fp8), inputs / GIB if counted else None
     )
 
 

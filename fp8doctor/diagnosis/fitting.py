@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, dequantized_gib, kept_gib
 from fp8doctor.analysis.compile_coverage import cache_off
+from fp8doctor.analysis.fp8_weights import copies_gib
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, USABLE, Fit, Peak, fit
 from fp8doctor.cost.step_cost import in_bf16
@@ -112,7 +113,8 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
             for at in (in_python(each.name, network) for each in network.blocks)
         )
     if kept is not None:
-        peak = peak._replace(activations=kept, dequantized=if_recorded(dequantized_gib, after) or 0.0)
+        held = peak.held._replace(fp8_copies=copies_gib(after, after.network.fp8))
+        peak = Peak(held, kept, if_recorded(dequantized_gib, after) or 0.0)
         yield _change("checkpointing-on", "checkpoint the blocks", code), peak
 
 

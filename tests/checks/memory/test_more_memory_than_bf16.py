@@ -10,10 +10,12 @@ import torch
 from msgspec.structs import replace
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from fp8doctor.checks.memory.more_memory_than_bf16 import PARTS
 from fp8doctor.facts import Arm, Gpu, MemoryParts
 from tests.checks.arms import ran, timed
+from tests.checks.distributed.sharded import processes, shard
 from tests.checks.models import float8, mlp
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.stand_ins import transformer_engine
@@ -103,6 +105,26 @@ def test_the_ledger_of_a_step_that_was_not_timed(look: Look, monkeypatch: pytest
     te = transformer_engine.install(monkeypatch)
     finding = found_by(LEDGER, look(large(te.Linear), tokens=16384))
     assert finding.evidence["fp8_copies_gib"] == pytest.approx(32 * 4096 * 4096 * 2 / 2**30)
+
+
+@pytest.mark.parametrize(
+    ("all_gather", "checkpointed", "outcome"),
+    [(True, False, "fires"), (True, True, "silent"), (False, False, "silent")],
+)
+def test_fp8_weights_that_fsdp2_cannot_free(
+    all_gather: bool, checkpointed: bool, outcome: str, look: Look
+) -> None:
+    with torch.device("meta"):
+        blocks = [nn.Sequential(nn.Linear(16384, 16384, bias=False)) for _ in range(17)]
+    model = float8(nn.Sequential(*blocks), enable_fsdp_float8_all_gather=all_gather)
+    for i, block in enumerate(blocks):
+        block.compile()
+        model[i] = checkpoint_wrapper(block) if checkpointed else block
+    with processes(64):
+        facts = look(shard(model), tokens=1024)
+    assert outcome_of(LEDGER, facts) == outcome
+    if finding := finding_of(LEDGER, facts):
+        assert finding.evidence["fp8_copies_gib"] == pytest.approx(17 * 16384 * 16384 / 2**30)
 
 
 @pytest.mark.parametrize(
