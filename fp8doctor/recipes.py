@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache, partial
 from typing import Literal, NamedTuple
 
@@ -65,6 +66,11 @@ class Recipe(Struct, frozen=True, kw_only=True):
     grouped_scales_ms: float = 0.0  # time per row to reorder the scales of its groups
     treatment: str = ""  # name of the treatment that changes to it
     converts: bool = False  # the trial converts a model without FP8 with it
+
+    @property
+    def precision(self) -> str:
+        """Its format as people call it."""
+        return {"mx": "MXFP8", "nvfp4": "NVFP4"}.get(self.mark, "FP8")
 
 
 class Stack(Struct, frozen=True, kw_only=True):
@@ -358,6 +364,14 @@ def recipe_of(linear: Linear) -> Recipe:
     """Look up a layer's recipe, by its name alone in a layer without a stack; an empty one if not known."""
     found = RECIPES.get((linear.stack, linear.recipe or ""))
     return found or (UNKNOWN if linear.stack in STACKS else named(linear.recipe))
+
+
+def low_precision(linears: Iterable[Linear]) -> str:
+    """Name the format that these layers train in; FP8 if it is mixed, or not known."""
+    training = (each for each in linears if each.get("use") == "training")
+    recipes = (RECIPES.get((each.get("stack", ""), each.get("recipe") or ""), UNKNOWN) for each in training)
+    found = {each.precision for each in recipes}
+    return found.pop() if len(found) == 1 else "FP8"
 
 
 def scaled_like(linear: Linear) -> Recipe:

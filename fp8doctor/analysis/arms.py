@@ -25,6 +25,7 @@ from fp8doctor.facts.arm_names import (
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
+from fp8doctor.recipes import low_precision
 from fp8doctor.wording import quotient
 
 BF16_WITH = {
@@ -161,6 +162,7 @@ def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
 def labels(facts: Facts) -> dict[str, str]:
     """Name every variant by what it changes, and by what the variant changes that it is built on."""
     fp8, own = recorded(facts, "network") and uses_fp8(facts), own_words(facts)
+    low = low_precision(facts.linears())
     arms = {each.name: each for each in facts.arms()}
     found = {}
     for name, of in arms.items():
@@ -169,7 +171,7 @@ def labels(facts: Facts) -> dict[str, str]:
             words = ["BF16" if name == ArmName.BF16_PRESCRIBED else "FP8", *map(in_words, alone)]
         else:
             again = alone == (COMPILE_BLOCKS,) and ArmName.BF16_AS_COMPILED in arms
-            words = [variant(name, fp8, own=own, change="by block" if again else "")]
+            words = [variant(name, fp8, own=own, change="by block" if again else "", low=low)]
             named = name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS)
             if base and not named:
                 kinds = {family(each) for each in alone}  # of which the last stands

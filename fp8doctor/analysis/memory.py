@@ -21,6 +21,7 @@ from fp8doctor.cost.step_cost import in_bf16, in_fp8
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.gpus import has_datasheet, modelled_gpu
+from fp8doctor.recipes import low_precision
 
 STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
 """Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default. Source: torch 2.13."""
@@ -198,7 +199,7 @@ def fit(facts: Facts) -> Fit | None:
     fp8 = estimated_peak(facts if is_in_fp8 else in_fp8(facts, filter(would_be_converted, linears)))
     if whole is None or bf16 is None or fp8 is None:
         return None
-    form = "FP8" if facts.network.fp8 else LOW if stored else "BF16"
+    form = low_precision(facts.network.fp8) if facts.network.fp8 else LOW if stored else "BF16"
     return Fit(bf16, fp8, form, whole, samples(facts))
 
 

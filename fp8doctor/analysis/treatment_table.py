@@ -171,15 +171,16 @@ VARIANTS: dict[str, str] = {
 """Name of a variant -> what a user calls it; `variant` knows the others."""
 
 
-def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "") -> str:
+def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "", low: str = "FP8") -> str:
     """Name a variant of the step; ``fp8`` says whether the job as it is trains in FP8.
 
-    ``own`` are words for the step as it is, ``change`` other words for the treatment.
+    ``own`` are words for the step as it is, ``change`` other words for the treatment,
+    ``low`` names the job's precision.
     """
     if name in VARIANTS:
         return VARIANTS[name]
     if name == ArmName.AS_IS:
-        return f"FP8 {own}" if fp8 else own
+        return f"{low} {own}" if fp8 else own
     if name == ArmName.PRESCRIBED:
         return "FP8 with all fixes"
     if found := change_in_bf16(name):
@@ -192,7 +193,7 @@ def variant(name: str, fp8: bool, *, own: str = AS_YOU_RUN_IT, change: str = "")
         return words if "FP8" in words else f"FP8 {words}"
     if name in BY_TREATMENT:
         return f"FP8, {BY_TREATMENT[name].words}"
-    return f"{'FP8' if fp8 else own}, {change or in_words(name)}"
+    return f"{low if fp8 else own}, {change or in_words(name)}"
 
 
 def recipe_in_words(name: str) -> str:

@@ -33,6 +33,7 @@ from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding
+from fp8doctor.recipes import low_precision
 
 MOST_CAUSES = 2
 """Causes that are named; of a fault that a check found its reason alone."""
@@ -61,7 +62,10 @@ class Answer(Struct, frozen=True):
 
     status: Status
     has_fp8: bool
+    """True if layers train in `low_precision`."""
     compared: Comparison
+    low_precision: str = "FP8"
+    """The job's format as people call it: FP8, MXFP8 or NVFP4."""
     fault: Fault | None = None
     state: str = ""
     """What a model without FP8 layers has in their place."""
@@ -172,6 +176,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         status=status,
         has_fp8=has_fp8,
         compared=compared,
+        low_precision=low_precision(facts.linears()),
         fault=fault,
         state=state,
         causes=causes[: 1 if fault and fault.finding else MOST_CAUSES],
@@ -298,10 +303,11 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or LIVE
     measured = speedup is not None and speedup.basis == "measured"
     is_slower = measured and speedup is not None and speedup.high < 1
-    other = "BF16" if said.has_fp8 else "FP8"
+    low = said.low_precision
+    other = "BF16" if said.has_fp8 else low
     late = _late(said.fixes) if measured and not said.leaves_fp8 else ""
     if speedup is None:
-        untimed = "how fast FP8 is on a GPU"
+        untimed = f"how fast {low} is on a GPU"
     elif speedup.side in ("open", "even"):
         untimed = "the estimate allows both"
     else:
@@ -313,7 +319,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
     )
     decides = next(filter(None, forms), None)
-    late_form = variant(decides.name, said.has_fp8) if decides else ""
+    late_form = variant(decides.name, said.has_fp8, low=low) if decides else ""
     questions = (
         (decides, f"{late_form}{',' * (',' in late_form)} was not timed"),
         (measured and said.status == "open", NOISE),

@@ -17,7 +17,7 @@ from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.facts import Facts, Gpu, Workload, if_recorded, recorded
 from fp8doctor.finding import Finding
-from fp8doctor.recipes import STACKS
+from fp8doctor.recipes import STACKS, low_precision
 from fp8doctor.wording import percent, plural
 
 SHOWN_PACKAGES = {"torchao": "torchao", "transformer_engine": "TE"}
@@ -154,12 +154,13 @@ def _fp8(facts: Facts) -> str:
     network, linears = facts.network, facts.network.linears
     of = plural(len(linears), "Linear")
     if fp8 := network.fp8:
+        low = low_precision(fp8)
         stacks = dict.fromkeys(each.stack for each in fp8 if recorded(each, "stack"))
         recipes = dict.fromkeys(each.recipe for each in fp8 if recorded(each, "recipe"))
         how = [STACKS[each].in_words if each in STACKS else each for each in filter(None, stacks)]
-        how += map(recipe_in_words, filter(None, recipes))
+        how += map(recipe_in_words, filter(None, recipes)) if low == "FP8" else []
         by = f" ({', '.join(how)})" if how else ""
-        return f"FP8{by} in {len(fp8)} of {of}"
+        return f"{low}{by} in {len(fp8)} of {of}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"
     if stored := sum(map(stores_fp8, linears)):

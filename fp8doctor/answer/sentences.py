@@ -28,9 +28,9 @@ TEMPLATES = {
     "title.even": "{fp8} {verb} as fast as BF16",
     "title.open": "Open: {fp8} {verb} {low:.2f}x to {high:.2f}x the speed of BF16",
     "title.whole": "{title}; the whole step {bounds}",
-    "title.unknown": "Open: whether FP8 {verb} faster than BF16",
+    "title.unknown": "Open: whether {fp8} {verb} faster than BF16",
     "numbers.two": "{fp8:,.1f} and {bf16:,.1f} ms/step, {basis}",
-    "numbers.fault": "FP8 {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
+    "numbers.fault": "{low} {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
     "numbers.one": "{now:,.1f} ms/step, {basis}",
     "why.cause": "{title}",
     "why.cost": "{title}: {ms:,.1f} ms",
@@ -63,7 +63,7 @@ MENDED = {
     "step_raises": "the step runs",
     "layers_do_not_learn": "the layers train",
     "not_finite": "check that the loss stays finite",
-    "fp8_not_engaged": "FP8 runs",
+    "fp8_not_engaged": "{low} runs",
 }
 """Status -> what a fix of its fault brings before any speed."""
 
@@ -144,12 +144,14 @@ def _tone(said: Answer) -> Tone:
 
 def _title(said: Answer) -> Line:
     found, verb = said.speedup, "is" if said.has_fp8 else "would be"
-    fp8 = "FP8 compute" if said.is_compute else "FP8"
+    fp8 = f"{said.low_precision}{' compute' if said.is_compute else ''}"
     if said.fault or said.state:
         return say("title.said", title=said.fault.title if said.fault else said.state)
     if found is None:
         known = said.has_fp8 or said.compared.now
-        return say("title.unknown", verb=verb) if known else say("title.said", title="No FP8 training here")
+        if known:
+            return say("title.unknown", fp8=said.low_precision, verb=verb)
+        return say("title.said", title="No FP8 training here")
     if found.side == "open":
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
     elif found.side == "even":
@@ -172,7 +174,7 @@ def _numbers(said: Answer) -> Line | None:
         each = tuple(dict.fromkeys(HOW_KNOWN[one.ms.basis] for one in (fp8, bf16)))
         case, depths = "numbers.fault" if said.fault else "numbers.two", " at two depths" * said.is_cut
         basis = " and ".join(f"{how}{depths * (how == HOW_KNOWN['measured'])}" for how in each)
-        return say(case, fp8=fp8.ms.value, bf16=bf16.ms.value, basis=basis)
+        return say(case, low=said.low_precision, fp8=fp8.ms.value, bf16=bf16.ms.value, basis=basis)
     if now:
         return say("numbers.one", now=now.ms.value, basis=HOW_KNOWN[now.ms.basis])
     return None
@@ -269,7 +271,7 @@ def _then(said: Answer) -> Iterator[Line]:
     end, gain, than_bf16 = compared.end, compared.gain, compared.end_speedup
     mends = fault and fault.finding and any(fault.finding.name in step.names for step in said.fixes)
     if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
-        yield say("then.mended", mended=MENDED[said.status])
+        yield say("then.mended", mended=MENDED[said.status].format(low=said.low_precision))
     if said.memory and said.fits_in_gib:
         after, whole = said.fits_in_gib, said.memory.gpu_gib
         yield say("then.mended", mended=f"about {after:,.0f} of {whole:,.0f} GiB (estimated)")
@@ -282,7 +284,7 @@ def _then(said: Answer) -> Iterator[Line]:
     shown = [each for each in (compared.fp8, compared.bf16) if each and said.speedup]
     above = any(each.in_fp8 == end.in_fp8 and in_ms(each.ms.value) == in_ms(end.ms.value) for each in shown)
     if above:
-        told = [say("then.above", form="FP8" if end.in_fp8 else "BF16").text]
+        told = [say("then.above", form=said.low_precision if end.in_fp8 else "BF16").text]
     else:
         told = [say("then.time", ms=in_ms(end.ms.value), basis="" if timed else " (estimated)").text]
     told = [f"compute alone: {told[0]}"] if said.is_compute and timed else told
@@ -313,7 +315,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
         clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
-        other = "BF16" if said.has_fp8 else "FP8"
+        other = "BF16" if said.has_fp8 else said.low_precision
         timed = f"your step was timed, {other} is " if clock else "nothing was timed, "
         yield say(how, interval=interval, timed=timed, gpu=said.compared.gpu or "this GPU")
         return

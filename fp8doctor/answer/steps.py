@@ -19,6 +19,7 @@ from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step
 from fp8doctor.facts import Arm, Breakdown, Facts, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
+from fp8doctor.recipes import low_precision
 from fp8doctor.wording import percent, plural, times
 
 COLUMNS = {
@@ -111,7 +112,7 @@ def _of_a_script(view: TrialView) -> Steps | None:
     facts, step = view.facts, watched(view.facts)
     if step is None or not recorded(step, "breakdown") or facts.observed.clock != "cuda":
         return None
-    label = variant(step.name, bool(if_recorded(lambda: view.uses_fp8)))
+    label = variant(step.name, bool(if_recorded(lambda: view.uses_fp8)), low=low_precision(facts.linears()))
     steps = plural(len(step.rounds_ms), "step")
     method = f"Timed: {steps} of {watched_job(facts)} on the GPU; one more was profiled."
     row = _row(step, label, view, interval(step.rounds_ms))

@@ -18,7 +18,7 @@ from fp8doctor.analysis.treatment_table import KEEP_IN_BF16, STAY_IN_BF16, recip
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Treatment
-from fp8doctor.recipes import TORCHAO, default_of
+from fp8doctor.recipes import TORCHAO, default_of, low_precision
 
 T = TypeVar("T", Finding, Step)
 
@@ -30,12 +30,17 @@ OLD_TORCHTITAN = """\
 # up to v0.2.2{only}:
 ./run_train.sh --model.converters="quantize.linear.float8"{arguments} --compile.enable"""
 
+FP8 = re.compile(r"\bFP8\b")
+
 KEPT_BY_TORCHTITAN = ("rowwise", "rowwise_with_gw_hp")
 """Recipes of its Float8LinearConverter; up to v0.2.2 also tensorwise."""
 
 
 def in_dialect(told: tuple[T, ...], facts: Facts) -> tuple[T, ...]:
-    """Rewrite the fixes for the framework that trains; without one they stay as they are."""
+    """Rewrite the fixes for the framework that trains, and name the format that the job trains in."""
+    low = low_precision(facts.linears())
+    if low != "FP8":
+        told = tuple(_in_format(each, low) for each in told)
     name = _framework(facts)
     if not name:
         return told
@@ -43,6 +48,15 @@ def in_dialect(told: tuple[T, ...], facts: Facts) -> tuple[T, ...]:
         replace(each, treatment=from_table(name, each.treatment, facts)) if each.treatment else each
         for each in told
     )
+
+
+def _in_format(told: T, low: str) -> T:
+    """Call what a finding or a fix is about by its format."""
+    treatment = told.treatment
+    if treatment:
+        summary, code = (FP8.sub(low, text) for text in (treatment.summary, treatment.code))
+        treatment = replace(treatment, summary=summary, code=code)
+    return replace(told, title=FP8.sub(low, told.title), treatment=treatment)
 
 
 @functools.cache

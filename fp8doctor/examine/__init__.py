@@ -28,14 +28,14 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.linears import examine_scaling
     from fp8doctor.examine.module_facts import examine_network
-    from fp8doctor.examine.training_state import examine_training
+    from fp8doctor.examine.training_state import examine_training, with_recipe_of_the_step
     from fp8doctor.examine.walk import walk
 
     facts = surroundings or examine_surroundings(job.target)
     gaps = dict(facts.get("gaps", {}))
     tree = walk(job.model, job.training_step, unused_marks=job.unused_marks)
     network = msgspec.structs.replace(
-        examine_network(tree, gaps),
+        with_recipe_of_the_step(examine_network(tree, gaps), tree, job),
         scalings=examine_scaling(tree),
         attentions=examine_attention(tree),
     )

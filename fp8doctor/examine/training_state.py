@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -18,9 +18,10 @@ from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.torch_state import examine_allocator, examine_dynamo
 from fp8doctor.examine.walk import Tree, parameters
-from fp8doctor.facts import Accelerate, TrainerArguments, Training
+from fp8doctor.facts import Accelerate, Network, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job, is_trainer
+from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks.code_names import from_library, named
 from fp8doctor.stacks.looking import ancestor, class_name, forward_of, home, is_a, lineage, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open
@@ -109,15 +110,36 @@ def autocast_within(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:
     """
     if job.opens_autocast:
         return True
-    own = {type(each.module): each.module for each in tree.places}
-    functions = [
-        (job.training_step, ()),
-        *((forward_of(each), kind.__mro__) for kind, each in own.items() if not from_library(kind)),
-    ]
-    if not any("autocast" in name for function, kinds in functions for name, _ in named(function, kinds)):
+    if not any("autocast" in name for name, _ in _names_of_the_step(tree, job)):
         return False
     gaps["training.autocast_within"] = "the step's code names an autocast, and no forward was seen"
     return NOT_RECORDED
+
+
+def _names_of_the_step(tree: Tree, job: Job) -> Iterator[tuple[str, Any]]:
+    """Yield every name that the step's own code uses, with its value."""
+    yield from named(job.training_step)
+    own = {type(each.module): each.module for each in tree.places}
+    for kind, module in own.items():
+        if not from_library(kind):
+            yield from named(forward_of(module), kind.__mro__)
+
+
+def with_recipe_of_the_step(network: Network, tree: Tree, job: Job) -> Network:
+    """Give Transformer Engine's layers that have not run the one recipe that the step's code names."""
+    unseen = {
+        each.name
+        for each in network.get("linears", ())
+        if each.stack == TRANSFORMER_ENGINE.name and each.get("recipe", "") is None and each.engaged is None
+    }
+    if not unseen:
+        return network
+    kinds = by_class(TRANSFORMER_ENGINE.name)
+    names = (each for name, value in _names_of_the_step(tree, job) for each in (name, type(value).__name__))
+    found = {kinds[each] for each in names if each in kinds}
+    recipe = found.pop() if len(found) == 1 else None
+    linears = (replace(each, recipe=recipe) if each.name in unseen else each for each in network.linears)
+    return replace(network, linears=tuple(linears))
 
 
 def fp8_autocast(tree: Tree, job: Job, gaps: dict[str, str]) -> Any:

@@ -9,10 +9,15 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from fp8doctor.answer.sentences import TEMPLATES
+from fp8doctor.render import text
+from tests.looked import looked
 from tests.replays import ALL, case, replayed
 from tests.sentences import PAGE, counted, page
+from tests.stand_ins import transformer_engine as te
 
 MOST_TEMPLATES = 40
 MOST_WORDS = 110
@@ -29,6 +34,31 @@ def test_a_box_says_a_time_once(path: Path) -> None:
         for ms in re.findall(r"[\d,]+\.\d(?= ms)", each.text)
     ]
     assert len(times) == len({*times})
+
+
+def in_nvfp4(model: Any, batch: Any) -> Any:
+    with te.autocast(enabled=True, recipe=te.NVFP4BlockScaling()):
+        return model(batch).float().sum()
+
+
+def in_mxfp8(model: Any, batch: Any) -> Any:
+    with te.autocast(enabled=True, recipe=te.MXFP8BlockScaling()):
+        return model(batch).float().sum()
+
+
+@pytest.mark.parametrize(("step", "recipe"), [(in_nvfp4, "nvfp4"), (in_mxfp8, "mxfp8")])
+def test_a_job_is_called_by_its_format(step: Any, recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it runs, too: the step's code names the recipe."""
+    te.install(monkeypatch)
+    with torch.device("meta"):
+        model = nn.Sequential(*(te.Linear(4096, 4096, bias=False) for _ in range(8))).bfloat16()
+        batch = torch.zeros(8192, 4096, dtype=torch.bfloat16)
+    report = looked(model, batch, training_step=step, assume_gpu="B200")
+    assert {each.recipe for each in report.facts.network.fp8} == {recipe}
+    assert report.answer.low_precision == recipe.upper()
+    top = text.render(report).partition("Memory")[0]
+    assert recipe.upper() in top
+    assert not re.search(r"\bFP8\b", top)
 
 
 def words(lines: Iterator[Any]) -> int:
