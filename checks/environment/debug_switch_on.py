@@ -3,7 +3,8 @@
 A variable or setting makes CUDA, torch, Triton or Transformer Engine check, log or synchronize. Such a switch
 helps to find an error and costs time in every step. FP8 suffers more than BF16, because it runs more and
 shorter kernels. With CUDA_LAUNCH_BLOCKING the host waits for each of them; in deterministic mode a separate
-kernel first fills every new tensor with NaN. `transformers.enable_full_determinism` sets both.
+kernel first fills every new tensor with NaN. `transformers.enable_full_determinism` sets both. A setting that
+Megatron needs is listed too: under FSDP, CUDA_DEVICE_MAX_CONNECTIONS=1 ends the overlap of communication.
 
     CUDA_LAUNCH_BLOCKING=1 python train.py  # before
 
@@ -13,6 +14,7 @@ Ignore it while you are looking for that error, or if you need the determinism. 
 during compilation is information. fp8doctor reads the settings and does not time them.
 https://docs.pytorch.org/docs/stable/generated/torch.use_deterministic_algorithms.html
 https://github.com/NVIDIA/TransformerEngine/blob/02e278f/docs/envvars.rst
+https://github.com/pytorch/torchtitan/issues/1147
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class Switch(NamedTuple):
     values: str | None = None
     each_step: bool = True
     """False when it costs only while something is compiled."""
+    under: str = ""
+    """How the name of the wrapper begins under which it costs time."""
 
 
 SWITCHES = (
@@ -48,6 +52,13 @@ SWITCHES = (
     Switch("TRITON_INTERPRET", "Triton's kernels run in Python, element by element", ON),
     # torch.distributed: every collective is preceded by a check that all ranks call the same one.
     Switch("TORCH_DISTRIBUTED_DEBUG", "every collective is first compared across all ranks", "detail"),
+    # pytorch/torchtitan#1147: Megatron's tensor parallelism wants it; its arguments refuse it with FSDP.
+    Switch(
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "FSDP's communication waits for computation, and computation for it",
+        "1",
+        under="FSDP",
+    ),
     # cuBLAS and cuDNN developer guides, logging.
     Switch("CUBLASLT_LOG_LEVEL", "cuBLAS logs every matmul", "[2345]"),
     Switch("CUDNN_LOGLEVEL_DBG", "cuDNN logs every call", "[23]"),
@@ -112,6 +123,8 @@ def is_on(switch: Switch, facts: kit.Facts) -> bool:
     """Whether the value switches something on that several ranks, or a loaded Transformer Engine, read."""
     variables, te = facts.environment.variables, facts.packages().get("transformer_engine")
     value = variables[switch.name].strip().lower()
+    if not str(facts.get("training.distributed.wrapper") or "").startswith(switch.under):
+        return False
     if switch.name.startswith("TORCH_DISTRIBUTED") and variables.get("WORLD_SIZE", "1") in ("", "0", "1"):
         return False
     if switch.name.startswith("NVTE_") and not (te and (te.imported or not kit.recorded(facts, "network"))):

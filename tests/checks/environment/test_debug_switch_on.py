@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from fp8doctor.checks.environment.debug_switch_on import OFF, SILENT, SWITCHES, Switch
 from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.environment import allowed
-from fp8doctor.facts import Environment, Facts, Package, Software, Target
-from tests.checks.rules import finding_of, fix_of, found_by
+from fp8doctor.facts import Distributed, Environment, Facts, Package, Software, Target, Training
+from tests.checks.distributed.sharded import blocks, processes, shard
+from tests.checks.rules import Look, finding_of, fix_of, found_by
 from tests.programs import facts_of
 
 SWITCH = "debug-switch-on"
@@ -36,7 +37,8 @@ def said(facts: Facts) -> str | None:
 def with_variables(engine: str = "transformer_engine", **variables: str) -> Facts:
     software = Software(packages={engine: Package(version="2.20.2", imported=True)})
     environment = Environment(variables={"WORLD_SIZE": "8"} | variables, debug_switches={})
-    return replace(SILENT, software=software, environment=environment)
+    training = Training(distributed=Distributed(wrapper="FSDP2"))
+    return replace(SILENT, software=software, environment=environment, training=training)
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=[switch.name for switch in SWITCHES])
@@ -55,6 +57,14 @@ def test_who_reads_a_switch() -> None:
     assert said(with_variables("torchao", NVTE_UNFUSED_FP8_UPDATE="1")) is None
     assert said(with_variables(TORCH_LOGS="all,graph_breaks")) == "info"
     assert said(with_variables(TORCH_LOGS="-dynamo")) is None
+
+
+def test_one_connection_is_for_tensor_parallelism(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with processes(8):
+        sharded, whole = look(shard(blocks())), look(blocks())
+    assert found_by(SWITCH, sharded).evidence["in_each_step"] == ("CUDA_DEVICE_MAX_CONNECTIONS=1",)
+    assert said(whole) is None
 
 
 @pytest.mark.slow

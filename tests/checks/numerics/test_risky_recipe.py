@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torchao.float8 import CastConfig, Float8LinearConfig, convert_to_float8_training
 
 from tests.checks.models import mlp, ran_in_te
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
+from tests.stand_ins import transformer_engine
 
 RISKY = "risky-recipe"
 
@@ -47,3 +49,33 @@ def test_delayed_scaling(
     finding = finding_of(RISKY, look(ran_in_te(monkeypatch, "DelayedScaling", **settings)))
     assert (finding and finding.evidence["settings"]) == ((name,) if name else None)
     assert finding_of(RISKY, look(ran_in_te(monkeypatch, "Float8CurrentScaling"))) is None
+
+
+class Layers(nn.Module):
+    """Blocks of one te.Linear, the last few in BF16."""
+
+    def __init__(self, te: Any, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(te.Linear(64, 64)) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_nvfp4_to_the_last_block_and_its_treatment(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
+    te = transformer_engine.install(monkeypatch)
+
+    def ran(code: str = "") -> Layers:
+        model = Layers(te, 16)
+        exec(code, {"model": model, "te": te})
+        with te.autocast(recipe=transformer_engine.NVFP4BlockScaling()):
+            model(torch.zeros(64, 64))
+        return model
+
+    finding = found_by(RISKY, look(ran()))
+    assert finding.severity == "warning"
+    treated = look(ran(finding.treatment.code))
+    assert outcome_of(RISKY, treated) == "silent"
+    assert [each.engaged for each in treated.network.linears] == [True] * 14 + [False] * 2
