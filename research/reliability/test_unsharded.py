@@ -187,6 +187,9 @@ class DeepSpeedEngine(nn.Module):
                 each.data = torch.empty(0, dtype=each.dtype)
         self.optimizer: Any = SimpleNamespace(optimizer=own, param_groups=own.param_groups)
 
+    def __del__(self) -> None:
+        """It removes its hooks."""
+
     def zero_optimization_stage(self) -> int:
         return self.stage
 

@@ -51,8 +51,13 @@ def unsharded(job: Job) -> Job:
         raise NotReplicable("its batch is sharded over processes (DTensor)")
     places = list(_places(job.model))
     stand_ins = {key: made for place in places for key, made in _stand_ins(place)}
+    held: Any = job.model
+    held = held.module if _of(type(held), DEEPSPEED) else held  # the engine has a __del__, and is not copied
     plain, memo = replicate(
-        job.model, share=True, stand_ins=stand_ins, fill=lambda memo: _memoize_modules(places, memo)
+        held,
+        share=True,
+        stand_ins=stand_ins,
+        fill=lambda memo: _memoize_modules(places, memo),
     )
     of_fsdp = [place for place in places if place.fsdp in (FSDP2, FSDP1)]
     for place in of_fsdp:
