@@ -276,6 +276,8 @@ def no_doubtful_estimate_removes_fp8(report: Report) -> None:
     if said.leaves_fp8 and said.has_fp8 and not said.fault:
         assert said.speedup is not None
         assert said.speedup.side == "slower" or said.speedup.basis == "measured"
+    if said.unchecked and not said.fixes and not said.fault:
+        assert said.open, "an all-clear of what nobody checked"
 
 
 def a_missing_estimate_has_its_own_reason(facts: Facts) -> None:

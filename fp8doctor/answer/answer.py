@@ -23,7 +23,7 @@ from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_fir
 from fp8doctor.answer.commands import run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
-from fp8doctor.answer.items import Item, gains_nothing, items
+from fp8doctor.answer.items import AREAS, Item, gains_nothing, items
 from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.diagnosis.document import Step
@@ -32,7 +32,7 @@ from fp8doctor.diagnosis.estimate import why_not_estimated
 from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Basis, Finding
+from fp8doctor.finding import Basis, Finding, Outcome
 from fp8doctor.recipes import low_precision
 
 MOST_CAUSES = 2
@@ -94,6 +94,8 @@ class Answer(Struct, frozen=True):
     """True if models of fewer blocks were timed, and the whole step is the line through their times."""
     errors: int = 0
     """Findings that are errors."""
+    unchecked: tuple[str, ...] = ()
+    """What may slow an estimated step down and could not be checked."""
 
     @property
     def speedup(self) -> Number | None:
@@ -149,7 +151,9 @@ class Answer(Struct, frozen=True):
         return next((each.command for each in self.open if each.command), "")
 
 
-def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Answer:
+def answer(
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], outcomes: Sequence[Outcome]
+) -> Answer:
     """Answer for a job whose checks found ``findings`` and whose plan is ``steps``."""
     facts = view.facts
     known = recorded(facts, "network")
@@ -193,6 +197,7 @@ def answer(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         steps=if_recorded(timed_steps, view),
         is_cut=view.on_gpu and bool(facts.get("trial.blocks")),
         errors=len(errors),
+        unchecked=_unchecked(outcomes) if speedup and speedup.basis != "measured" else (),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
 
@@ -203,6 +208,15 @@ SIDES: dict[Side, Status] = {
     "faster": "fp8_faster",
     "open": "open",
 }
+
+
+SLOWS = ("engagement", "shapes", "compilation", "checkpointing", "distributed", "step")
+"""Areas of checks that find what makes a step slow."""
+
+
+def _unchecked(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    areas = {each.area for each in outcomes if each.outcome == "unknown"}
+    return tuple(AREAS.get(each, each) for each in SLOWS if each in areas)
 
 
 def _fits_in(facts: Facts) -> float | None:
@@ -328,6 +342,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
         (late, late),
         (not measured and not said.is_settled, untimed),
+        (said.unchecked and not said.fixes and not said.fault, "the rest needs a trial"),
     )
     for is_open, what in questions:
         if is_open:

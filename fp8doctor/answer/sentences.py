@@ -39,6 +39,7 @@ TEMPLATES = {
     "fix.order": "In this order:",
     "fix.step": "{summary}",
     "fix.nothing": "Nothing to change for speed",
+    "fix.unchecked": "Nothing found; not checked: {areas}",
     "fix.beside": "Nothing for speed; below: {codes}",
     "fix.bf16": "Train in BF16",
     "fix.open": "Nothing until this is known",
@@ -257,6 +258,8 @@ def _fix(said: Answer) -> Iterator[Line]:
         yield say("fix.step", summary="No fix is known")
     elif said.takes_no_fp8 or (found is not None and found.side == "slower"):
         yield say("fix.bf16")
+    elif found is not None and found.side in ("even", "faster") and said.unchecked:
+        yield say("fix.unchecked", areas=", ".join(said.unchecked))
     elif found is not None and found.side in ("even", "faster") and not said.open:
         codes = [each.code for each in said.notices if each.mark in ("warning", "bad")]
         codes = codes or [each.code for each in said.causes if each.code]

@@ -44,7 +44,7 @@ def diagnose(
     prescription = make_plan(view, findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
-    said = answer(view, findings, prescription)
+    said = answer(view, findings, prescription, outcomes)
     told = verdict(said, facts, box(said).summary)
     return Document(
         tool=written_by or tool(),
