@@ -11,20 +11,25 @@ with gradient checkpointing and 93.9 ms without (`h200-checkpointed_needlessly`)
     model.config.use_cache = False          # checkpointing had kept the KV cache off
 
 Keep it for some of the blocks if not all fit. timm and open_clip have `model.set_grad_checkpointing(False)`,
-a Trainer `gradient_checkpointing=False`. Ignore it if your longest batches need more memory than the timed
-one: the trial predicts the peak for that batch only.
+a Trainer `gradient_checkpointing=False`. For `--assume-gpu` the peak is estimated. Ignore it if your longest
+batches need more memory than this one: the peak is that batch's only.
 https://github.com/axolotl-ai-cloud/axolotl/issues/2926
 https://docs.pytorch.org/docs/stable/checkpoint.html
 """
 
 from __future__ import annotations
 
+import math
+
 from fp8doctor import kit
 from fp8doctor.analysis.arms import arm_in_time
 from fp8doctor.analysis.fp8_weights import USABLE
+from fp8doctor.analysis.memory import fit, recomputing
 from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 
 OFF = CHECKPOINTING_OFF
+
+FEWEST = 0.25  # share of the blocks that have to be able to keep their activations: a choice
 
 
 @kit.check("CKP001", "checkpointing-not-needed", severity="warning")
@@ -33,6 +38,8 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
         return kit.NotApplicable(reason="no activation checkpointing")
     if (OFF,) in kit.TrialView(facts).too_large:
         return None
+    if facts.get("assumed_gpu") and any(map(kit.stores_fp8, facts.network.linears)):
+        return fits_without(facts)  # FP8 gives such a job no speed
     without = arm_in_time(facts.trial, OFF)
     with_it = kit.base_of(facts.trial, without) if without else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
@@ -56,6 +63,34 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
             "free_gib": free,
         },
         treatment=kit.checkpointing_off(facts),
+    )
+
+
+def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
+    """Estimate how many blocks can keep their activations on a GPU that is not here."""
+    found = fit(facts)
+    without = recomputing(found, facts, {}) if found else None
+    blocks = sum(each.checkpointed for each in facts.network.blocks)
+    if found is None or without is None or not blocks:
+        return kit.NotApplicable(reason="no estimate of its memory: that needs blocks and their rows")
+    now, most, room = found.now.gib, without.gib, USABLE * found.gpu_gib
+    share = (room - now) / (most - now) if most > room else 1.0
+    keep = math.floor(share * blocks)
+    if keep < FEWEST * blocks:
+        return None
+    fits = keep == blocks
+    step = "and the step fits without it" if fits else f"and {keep} of {blocks} blocks fit without it"
+    fewer = kit.Treatment(
+        name="checkpoint-fewer-blocks",
+        summary=f"checkpoint {blocks - keep} of the {blocks} blocks",
+        code=f"# where you checkpoint the blocks: only {blocks - keep} of the {blocks}",
+    )
+    return kit.Finding(
+        title=f"Activation checkpointing is on, {step} (estimated)",
+        explanation=f"The estimated peak is {found.now.gib:.1f} GiB, and {without.gib:.1f} GiB without "
+        f"checkpointing; the GPU has {found.gpu_gib:.1f}. A checkpointed block runs its forward twice.",
+        evidence={"blocks": blocks, "blocks_without": keep, "peak_without_gib": round(without.gib, 1)},
+        treatment=kit.checkpointing_off(facts) if fits else fewer,
     )
 
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 
 from fp8doctor import kit
+from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.cost import mxfp8_experts, routed_rows
 
 GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}  # its rounding
@@ -123,7 +124,10 @@ def adapters_converted(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     first = converted[0]
     code = "base, optimizer = accelerator.prepare(base, optimizer)\nmodel = get_peft_model(base, config)"
     if first.stack == "torchao":
-        code = kit.convert_again(facts, only='"lora_" not in name')
+        linears = facts.network.linears
+        kept = [each.name for each in linears if each.use != "training" or each.adapter == "adapter"]
+        own = None if has_lora(adapters) else kit.convert_all_but(kept, facts)
+        code = own or kit.convert_again(facts, only='"lora_" not in name')
     return kit.Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"
         f"{kit.named(converted, len(adapters))}",

@@ -20,18 +20,13 @@ from __future__ import annotations
 
 from fp8doctor import kit
 from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
+from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 
+LARGE, LARGE_SHARE = 2**27, 0.05  # parameters of fp32 adapters whose memory matters: 1 GiB, a choice
 FEW_PCT = 10.0  # of all Linears' parameters, which may be fp32 on purpose: a choice
 CAST_BY_LAYER = ("own", "nanochat")  # stacks whose layers cast their operands to BF16 themselves
 
-ADAPTERS_TO_BF16 = kit.Treatment(
-    name="adapters-to-bf16",
-    summary="give the adapters the base's dtype, before you create the optimizer",
-    code='for name, parameter in model.named_parameters():\n    if "lora_" in name:\n'
-    "        parameter.data = parameter.data.to(torch.bfloat16)"
-    "   # or get_peft_model(..., autocast_adapter_dtype=False)",
-)
 PRODUCT = kit.Treatment(
     name="product-in-bf16",
     summary="compute the product in BF16, and convert its result if you need fp32",
@@ -87,16 +82,33 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     autocast, on_meta = autocast_of(facts), "meta" in facts.network.devices
     multiplied = any(linear.use != "training" for linear in fp32)
     trains = less_than_fp32_is_wanted(facts) or facts.training.gradients_seen
+    held = sum(each.parameters for each in fp32)
+    large = held >= max(LARGE, LARGE_SHARE * facts.get("network.parameters", 0))
+    base = "an FP8" if any(map(kit.stores_fp8, linears)) else "a BF16"
     costs = "Without autocast, each is an fp32 matmul. Each adapted layer copies its input to fp32."
     if autocast or not multiplied:
         costs = "They multiply in FP8 or, under autocast, in 16 bits, and copy each input to fp32."
+    if large:
+        costs += f" Weights and gradients take {8 * held / 2**30:.1f} GiB, half of it in BF16."
     return kit.Finding(
-        severity=None if multiplied and not autocast and trains and not on_meta else "info",
-        title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on a BF16 base"
+        severity=None if large or (multiplied and not autocast and trains and not on_meta) else "info",
+        title=f"{len(fp32)} of {len(adapters)} LoRA matrices are fp32 on {base} base"
         f"{kit.named(fp32, len(adapters))}",
         explanation=costs,
         evidence={"fp32_adapters": len(fp32), "adapters": len(adapters), "first": fp32[0].name},
-        treatment=ADAPTERS_TO_BF16,
+        treatment=adapters_to_bf16(fp32),
+    )
+
+
+def adapters_to_bf16(adapters: list[kit.Linear]) -> kit.Treatment:
+    which = '"lora_" in name' if has_lora(adapters) else "parameter.requires_grad"
+    code = f"for name, parameter in model.named_parameters():\n    if {which}:\n"
+    code += "        parameter.data = parameter.data.to(torch.bfloat16)"
+    return kit.Treatment(
+        name="adapters-to-bf16",
+        summary="give the adapters the base's dtype, before you create the optimizer",
+        code=code
+        + "   # or get_peft_model(..., autocast_adapter_dtype=False)" * (".lora_A." in adapters[0].name),
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.cost import calls_of, micro_batches, routed_rows, rows_of
 from fp8doctor.cost.layer import peft_names, uncompiled
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary
@@ -119,7 +120,8 @@ def dequantized_gib(facts: Facts) -> float:
     """
     kept = defaultdict[str | None, float](float)
     for each in facts.network.linears if facts.network.trainable_parameters else ():
-        if each.use == "storage" and each.stack == "torch" and each.compiled is None:
+        again = each.stack != "torch" or each.compiled is not None or computes_forward_in_fp8(each)
+        if each.use == "storage" and not again:
             kept[each.get("checkpointed")] += 2.0 * each.in_features * each.out_features * each.gemms / GIB
     return kept.pop(None, 0.0) + max(kept.values(), default=0.0)
 

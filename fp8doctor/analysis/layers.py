@@ -127,8 +127,8 @@ def computes_forward_in_fp8(linear: Linear) -> bool:
     """Return whether a layer that stores FP8 weights multiplies in FP8 (forward only)."""
     if not stores_fp8(linear):
         return False
-    if linear.stack == "torchao":
-        return bool(linear.get("features", {}).get("activations_quantized"))
+    if linear.get("features", {}).get("activations_quantized"):
+        return True
     return linear.stack == "huggingface" and linear.kind.rpartition(".")[2] in FORWARD_IN_FP8
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -23,8 +23,9 @@ from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.gpus import has_datasheet, modelled_gpu
 from fp8doctor.recipes import low_precision
 
-STATES = {"SGD": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
-"""Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default. Source: torch 2.13."""
+STATES = {"SGD": 0, "Adafactor": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
+"""Class of ``torch.optim`` -> tensors per parameter, in its dtype, by default; Adafactor keeps a row and a
+column of each. Source: torch 2.13."""
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one element; every other dtype of a parameter has one."""
@@ -166,10 +167,9 @@ class Fit(Struct, frozen=True):
     def sentence(self) -> str:
         told = f"{self.numbers}. "
         if self._fixed > USABLE * self.gpu_gib:
-            parts = "Weights, gradients and optimizer state"
-            if self.now.dequantized >= LEAST_GIB:
-                parts = f"Weights and their dequantized copies ({self.now.dequantized:,.1f} GiB)"
-            return f"{told}{parts} alone take {self._fixed:,.0f}."
+            return f"{told}Weights, gradients and optimizer state alone take {self._fixed:,.0f}."
+        if self.may_be_too_large and self.now._replace(dequantized=0.0).gib <= USABLE * self.gpu_gib:
+            return f"{told}Autograd keeps {self.now.dequantized:,.1f} GiB of dequantized weights."
         most = self.now.samples(self.gpu_gib, self.batch) if self.batch else None
         if most:
             return f"{told}The largest batch that fits is about {most:,} ({self.batch:,} now)."
@@ -177,7 +177,7 @@ class Fit(Struct, frozen=True):
 
     @property
     def _fixed(self) -> float:
-        return self.now.held.in_both + self.now.held.fp8_copies + self.now.dequantized
+        return self.now.held.in_both + self.now.held.fp8_copies
 
 
 def fit(facts: Facts) -> Fit | None:
@@ -201,6 +201,15 @@ def fit(facts: Facts) -> Fit | None:
         return None
     form = low_precision(facts.network.fp8) if facts.network.fp8 else LOW if stored else "BF16"
     return Fit(bf16, fp8, form, whole, samples(facts))
+
+
+def recomputing(found: Fit, facts: Facts, regions: Mapping[str, str]) -> Peak | None:
+    """Estimate the peak of the job with these checkpointed regions, by layer; None if rows are unknown."""
+    linears = (replace(each, checkpointed=regions.get(each.name)) for each in facts.network.linears)
+    after = replace(facts, network=replace(facts.network, linears=tuple(linears)))
+    kept = if_recorded(kept_gib, in_bf16(after) if found.form == "BF16" else after)
+    held = found.now.held._replace(fp8_copies=copies_gib(after, after.network.fp8))
+    return None if kept is None else Peak(held, kept, if_recorded(dequantized_gib, after) or 0.0)
 
 
 def samples(facts: Facts) -> int | None:

@@ -10,14 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from fp8doctor.analysis.activations import GIB, dequantized_gib, kept_gib
+from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
-from fp8doctor.analysis.fp8_weights import copies_gib
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.analysis.memory import BYTES, USABLE, Fit, Peak, fit
-from fp8doctor.cost.step_cost import in_bf16
+from fp8doctor.analysis.memory import BYTES, USABLE, Fit, Peak, fit, recomputing
 from fp8doctor.facts import Facts, Network, if_recorded, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
@@ -95,9 +91,8 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
         parts = name.split(".")
         return next((at for i in range(len(parts)) if (at := ".".join(parts[:i])) in names), None)
 
-    linears = tuple(replace(each, checkpointed=block_of(each.name)) for each in network.linears)
-    after = replace(facts, network=replace(network, linears=linears))
-    kept = kept_gib(in_bf16(after) if job.found.form == "BF16" else after)
+    inside = {each.name: block for each in network.linears if (block := block_of(each.name))}
+    after = recomputing(job.found, facts, inside)
     if asked is not None:
         code = (
             f"for module in {in_python('modules', network)}():\n"
@@ -112,9 +107,9 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
             f"    {at}[i] = checkpoint_wrapper(block{', checkpoint_fn=te.checkpoint' if te else ''})"
             for at in (in_python(each.name, network) for each in network.blocks)
         )
-    if kept is not None:
-        held = peak.held._replace(fp8_copies=copies_gib(after, after.network.fp8))
-        peak = Peak(held, kept, if_recorded(dequantized_gib, after) or 0.0)
+    if after is not None:
+        held = peak.held._replace(fp8_copies=after.held.fp8_copies)
+        peak = Peak(held, after.activations, after.dequantized)
         yield _change("checkpointing-on", "checkpoint the blocks", code), peak
 
 

@@ -76,16 +76,21 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         if layer.use == "storage" and len(layer.weights) == 1
     }
     names: dict[int, list[str]] = {}
-    unique: dict[int, nn.Parameter] = {}
+    unique: dict[int, Tensor] = {}
     for name, parameter in parameters(tree):
         if is_a(parameter, nn.UninitializedParameter):
             continue
         names.setdefault(id(parameter), []).append(name)
         unique[id(parameter)] = parameter
-    counts = {key: packed.get(key) or whole_size(parameter) for key, parameter in unique.items()}
+    for place, layer in found:
+        buffer = layer.weights[0] if layer.use == "storage" else None
+        if buffer is not None and is_float8(buffer):
+            names.setdefault(id(buffer), [place.name])
+            unique[id(buffer)] = buffer
+    counts = {key: packed.get(key) or whole_size(each) for key, each in unique.items()}
     dtypes: Counter[str] = Counter()
-    for key, parameter in unique.items():
-        dtypes[dtype_name(stored(parameter) if key in packed else parameter)] += counts[key]
+    for key, each in unique.items():
+        dtypes[dtype_name(stored(each) if key in packed else each)] += counts[key]
     total = sum(counts.values())
     held = (each for place in tree.places for each in buffers_of(place.module).values())
     buffers = [each for each in held if each is not None]
@@ -161,7 +166,7 @@ def _size(config: Any, names: Sequence[str]) -> int | None:
 
 
 def channel_widths(
-    tree: Tree, embeddings: list[Place], names: dict[int, list[str]], unique: dict[int, nn.Parameter]
+    tree: Tree, embeddings: list[Place], names: dict[int, list[str]], unique: dict[int, Tensor]
 ) -> tuple[int, ...]:
     found = {
         each.shape[0]

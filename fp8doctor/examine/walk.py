@@ -244,34 +244,27 @@ class _Walk:
 def adapter_parts(module: nn.Module) -> dict[str, str]:
     """Tell which children of a module are adapters, and which is the base; the module's own name is empty.
 
-    By name: those of PEFT's tuners (``oft_R``, ...) and LoRA's of PEFT, torchtune and kohya. By structure:
-    next to a frozen Linear, two trainable ones in series that have its sides and fewer weights.
+    By name: those of PEFT's tuners (``oft_R``, ...), and ``lora_`` of PEFT, torchtune, kohya and diffusers.
+    By structure: beside a frozen Linear, trainable ones from and to its sides, with fewer weights.
     """
     children = {name: child for name, child in children_of(module).items() if child is not None}
-    sized = {name: sides for name, child in children.items() if (sides := sides_of(child)) is not None}
-    bases = {name: sides for name, sides in sized.items() if not trains(children[name])}
-    if (own := sides_of(module)) is not None and not trains(module):
-        bases[""] = own
-    low = [
-        (name, sides)
-        for name, child in (children.items() if bases else ())
-        for each in (child, *children_of(child).values())
-        if each is not None and trains(each) and (sides := sides_of(each)) is not None
-    ]
-    found = dict[str, str]()
-    for base, (into, out) in bases.items():
-        ranks = {sides[1] for _, sides in low if sides[0] == into} & {
-            sides[0] for _, sides in low if sides[1] == out
-        }
-        pairs = {side for r in ranks if r * (into + out) < into * out for side in ((into, r), (r, out))}
-        found |= {name: "adapter" for name, sides in low if sides in pairs}
-        if pairs:
-            found[base] = "base"
     named = read_class(type(module), "adapter_layer_names") if "base_layer" in children else ()
     tuned = named if is_a(named, tuple) else ()
-    found |= {name: "adapter" for name in children if name.startswith("lora_") or name in tuned}
-    own_name = "base_layer" if "base_layer" in children else "" if "lora_a" in children else None
-    return found if own_name is None else found | {own_name: "base"}
+    found = {name: "adapter" for name in children if name.startswith("lora_") or name in tuned}
+    sized = {name: sides for name, child in children.items() if (sides := sides_of(child))}
+    low = {name: sides for name, sides in sized.items() if trains(children[name])}
+    frozen = {name: sides for name, sides in sized.items() if name not in low}
+    for base, (into, out) in frozen.items():
+        ranks = {r for start, r in low.values() if start == into} & {
+            r for r, end in low.values() if end == out
+        }
+        pairs = {each for r in ranks if r * (into + out) < into * out for each in ((into, r), (r, out))}
+        found |= {name: "adapter" for name, sides in low.items() if sides in pairs}
+        if pairs or (found and base not in found):
+            found[base] = "base"
+    if found and "base" not in found.values():
+        found["base_layer" if "base_layer" in children else ""] = "base"
+    return found
 
 
 def sides_of(module: nn.Module) -> tuple[int, int] | None:

@@ -60,11 +60,17 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     elif len(stored) > computing:
         title += f"; in {len(stored) - computing} more only the weights are in FP8"
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
-    cut = trained and backward == "cut"
+    cut, forward = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
+    passes_gradient = (stored[-1].get("flops_per_token") or 0.0) > forward  # what is in front of it trains
+    raises = backward == "dynamic" and passes_gradient
     return kit.Finding(
-        severity="error" if cut else "warning" if trained else "info",
-        title=title + (", and nothing is trainable" * (not trained) or ", and pass no gradient on" * cut),
-        breaks="layers_do_not_learn" if cut else kit.NOT_RECORDED,
+        severity="error" if cut or raises else "warning" if trained else "info",
+        title=title
+        + (
+            ", and nothing is trainable" * (not trained)
+            or ", and pass no gradient on" * cut + ", and their backward raises" * raises
+        ),
+        breaks="layers_do_not_learn" if cut else "step_raises" if raises else kit.NOT_RECORDED,
         explanation="This is FP8 for inference and for memory"
         + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
         + f"At best the forward matmul runs in FP8, and {BACKWARD[backward]}."
@@ -78,7 +84,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
             "classes": tuple(sorted({linear.weight_class or linear.kind for linear in stored})),
             "first": stored[0].name,
         },
-        treatment=from_bf16(facts) if trained else None,
+        treatment=from_bf16(facts, works=not (cut or raises)) if trained else None,
     )
 
 
@@ -88,19 +94,24 @@ def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
     of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
     if of_checkpoint and version is not None and version < BACKWARD_SINCE and not unsloth:
         return "cut"
-    if first.stack == "torchao":
-        quantizes = first.features.get("activations_quantized")
+    quantizes = first.features.get("activations_quantized")
+    if first.stack == "torchao" or quantizes:
         return ("unsloth" if unsloth else "dynamic") if quantizes else "weight only"
     return "FP8Linear" if first.kind.endswith(".FP8Linear") else "plain"
 
 
-def from_bf16(facts: kit.Facts) -> kit.Treatment | None:
-    """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts."""
+def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
+    """Convert BF16 weights in the place of the stored ones; None if they may not fit, or nothing converts.
+
+    Also None for adapters over a base that works as it is, if checkpointing says that memory is short.
+    """
     network, memory = facts.network, kit.if_recorded(fit, facts)
     takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
     if not takes or memory is None or memory.bf16.gib > USABLE * memory.gpu_gib:
         return None
     adapted = any(linear.get("adapter") for linear in network.linears)
+    if adapted and works and any(each.active for each in facts.training.get("checkpointing", ())):
+        return None
     rebuilt = "# model: rebuilt with weights in BF16" + ", LoRA around them" * adapted
     if network.get("kind", "").endswith("ForCausalLM") and not adapted:
         rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"

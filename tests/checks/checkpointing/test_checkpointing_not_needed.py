@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from fp8doctor.facts import Facts, Gpu
 from tests.checks.arms import ran, timed
-from tests.checks.rules import Look, found_by, outcome_of
-from tests.examine.models import llama
+from tests.checks.rules import Look, finding_of, found_by, outcome_of
+from tests.examine.models import StoredLinear, llama
 
 pytestmark = pytest.mark.slow
 
@@ -64,3 +66,16 @@ def test_what_is_not_known_decides_nothing(look: Look) -> None:
     without = (on_gpu(look(model)) for model in (llama().train(), checkpointed_llama().eval()))
     for unknown in (on_gpu(facts, peak_gib=None), timed(facts, as_is), *without):
         assert outcome_of(NEEDLESS, unknown) == "not_applicable"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fix"), [(2**12, "checkpointing-off"), (2**17, "checkpoint-fewer-blocks"), (2**20, None)]
+)
+def test_without_a_gpu_the_estimate_decides_how_many_blocks_are_checkpointed(
+    tokens: int, fix: str | None, look: Look
+) -> None:
+    with torch.device("meta"):
+        blocks = [nn.Sequential(StoredLinear(4096, 4096), StoredLinear(4096, 4096)) for _ in range(32)]
+        model = nn.Sequential(*map(checkpoint_wrapper, blocks))
+    finding = finding_of(NEEDLESS, replace(look(model, tokens=tokens), assumed_gpu="H100"))
+    assert (finding and finding.treatment and finding.treatment.name) == fix

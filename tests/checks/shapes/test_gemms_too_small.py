@@ -17,7 +17,7 @@ from tests.checks.arms import ran
 from tests.checks.arms import timed as with_trial
 from tests.checks.models import float8, llama_1b
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
-from tests.examine.models import llama, lora
+from tests.examine.models import llama, lora, low_rank
 from tests.stand_ins import transformer_engine as stand_in
 
 SMALL, HEAD, ADAPTERS = "gemms-too-small", "vocabulary-in-fp8", "adapters-converted"
@@ -159,3 +159,14 @@ def test_experts_with_few_rows_are_information() -> None:
     assert (finding.severity, finding.evidence["rows_of_each"]) == ("info", 256)
     assert outcome_of(SMALL, experts(131_072, 5120, 8192, 8)) == "not_applicable"
     assert outcome_of(SMALL, replace(qwen, assumed_gpu="H100")) == "not_applicable"
+
+
+def test_adapters_of_other_names_are_kept_out_too(look: Look) -> None:
+    def job() -> nn.Module:
+        return nn.Sequential(low_rank(nn.Linear(64, 64).bfloat16().requires_grad_(False), "down", "up"))
+
+    facts = look(float8(job()), tokens=TOKENS)
+    model = job()
+    exec(fix_of(ADAPTERS, facts).code, {"model": model})
+    converted = {each.name for each in look(model, tokens=TOKENS).network.fp8}
+    assert converted == {"0.org"}

@@ -21,7 +21,7 @@ from tests.checks.models import float8, mlp
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced
-from tests.examine.models import llama, lora
+from tests.examine.models import StoredLinear, llama, lora, low_rank
 
 MATMUL, ADAPTERS, PARAMETERS = "fp32-matmul", "fp32-adapters", "fp32-parameters"
 
@@ -112,6 +112,21 @@ def test_adapters_that_are_right_or_of_unsloth(look: Look) -> None:
     packages = {**facts.packages(), "unsloth": Package(version="2026.10.9", imported=True)}
     loaded = replace(facts, software=replace(facts.software, packages=packages))
     assert outcome_of(ADAPTERS, loaded) == "not_applicable"
+
+
+@pytest.mark.parametrize("names", [("lora_down", "lora_up"), ("A", "B")])
+@pytest.mark.parametrize(("grown", "severity"), [(1, "info"), (2**20, "warning")])
+def test_large_adapters_in_fp32_matter_under_autocast_too(
+    look: Look, names: tuple[str, str], grown: int, severity: str
+) -> None:
+    model = nn.Sequential(low_rank(StoredLinear(64, 64), *names, dtype=torch.float32))
+    facts = look(model, tokens=64, autocast=torch.bfloat16)
+    linears = tuple(replace(each, parameters=grown * each.parameters) for each in facts.network.linears)
+    finding = found_by("fp32-adapters", replace(facts, network=replace(facts.network, linears=linears)))
+    assert finding.severity == severity
+    assert finding.treatment is not None
+    exec(finding.treatment.code, {"model": model, "torch": torch})
+    assert outcome_of("fp32-adapters", look(model, tokens=64)) == "silent"
 
 
 def in_fp8(dtype: torch.dtype = torch.float32) -> nn.Module:
