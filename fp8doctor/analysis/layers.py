@@ -280,3 +280,13 @@ def main_rows(facts: Facts) -> int | None:
         if (seen := rows_seen(linear, facts)) and recorded(linear, "flops_share_pct"):
             work[max(seen)] = work.get(max(seen), 0.0) + sum(seen) * (linear.flops_share_pct or 0.0)
     return max(work, key=lambda rows: work[rows], default=None)
+
+
+def tokens_of(facts: Facts) -> int | None:
+    """Count the tokens of a micro-batch; None if they are unknown, or if its rows are no tokens.
+
+    Without a vocabulary the second dimension of an input may be a feature: most layers then see fewer rows.
+    """
+    tokens, rows = step_tokens(facts), main_rows(facts)
+    is_text = facts.get("network.vocabulary") is not None
+    return tokens if is_text or rows is None or tokens is None or rows >= tokens else None

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu
+from fp8doctor.analysis.layers import tokens_of
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import as_is, watched
 from fp8doctor.analysis.significance import interval
-from fp8doctor.cost import micro_batches, step_tokens
+from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
@@ -52,7 +53,7 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
     """Read the time of the step as it is; of the script's own steps if no trial timed a copy of them."""
     copy, own = as_is(facts), watched(facts)
     is_copy = bool(copy and copy.get("tried") and copy.get("step_ms"))
-    timed, tokens = copy if is_copy else own, if_recorded(step_tokens, facts)
+    timed, tokens = copy if is_copy else own, if_recorded(tokens_of, facts)
     step = TimedStep(name=name, tokens=tokens * micro_batches(facts) if tokens else None)
     if timed is None:
         why = (copy.get("reason") if copy else None) or facts.get("trial.reason")

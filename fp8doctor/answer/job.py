@@ -8,7 +8,7 @@ from functools import partial
 from statistics import median
 
 from fp8doctor.analysis.fp8_request import lacks_autocast
-from fp8doctor.analysis.layers import flops_share_pct, main_rows, stores_fp8
+from fp8doctor.analysis.layers import flops_share_pct, main_rows, stores_fp8, tokens_of
 from fp8doctor.analysis.memory import memory_row
 from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.own_step import own_words, watched_job
@@ -95,7 +95,7 @@ def _own_step(facts: Facts) -> str:
 def _batch(facts: Facts) -> str:
     workload, rows = facts.workload, if_recorded(main_rows, facts)
     size, length, tokens = (workload.get(each) for each in ("batch_size", "sequence_length", "tokens"))
-    if size and length:
+    if size and length and tokens_of(facts):
         text = f"{size} x {length} tokens"
         text += f", {rows} rows in most layers" if rows not in (None, tokens) else ""
     elif rows or tokens or size:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from fp8doctor import load_report
 from fp8doctor.analysis.timed_step import cautions, timed_step
 from fp8doctor.facts import Arm, Facts, Observation, Trial
 from tests.facts_of import DECODER_468M
+from tests.replays import TESTS
 
 
 def timed(ms: float = 100.0) -> Facts:
@@ -37,3 +39,10 @@ def test_steps_of_a_watched_script_count_where_no_trial_timed_a_copy(clock: Any,
     both = replace(facts, trial=timed(50.0).trial)
     assert timed_step(both, "a").step_ms == 50.0
     assert list(cautions(both, timed_step(both, "a"))) == []
+
+
+def test_features_are_no_tokens() -> None:
+    """Its input has 131,072 features; its layers see 8,192 rows."""
+    facts = load_report(TESTS / "patients" / "recorded" / "h200-cast_heavy_layer.json.gz").facts
+    assert timed_step(facts, "").step_ms
+    assert timed_step(facts, "").tokens_per_s is None
