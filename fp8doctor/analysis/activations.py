@@ -7,11 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.cost import calls_of, micro_batches, routed_rows, rows_of
-from fp8doctor.cost.layer import peft_names, uncompiled
+from fp8doctor.cost.layer import uncompiled
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of
@@ -46,8 +44,7 @@ class Kept(NamedTuple):
 
 def owner_of(linear: Linear) -> tuple[str, str]:
     """Split the name of a layer, without LoRA's parts, into that of its module and its own."""
-    name = linear.name.partition(".lora_")[0].removesuffix(".base_layer")
-    owner, _, last = name.rpartition(".")
+    owner, _, last = linear.layer.rpartition(".")
     return owner, last
 
 
@@ -85,7 +82,7 @@ def kept_gib(facts: Facts) -> float | None:
 
     Attention in the open keeps its scores too, whose size is not in the facts.
     """
-    linears, names = facts.network.linears, peft_names(facts.network.linears)
+    linears = facts.network.linears
     open_attention = any(
         each.get("implementation") == "eager" for each in facts.network.get("attentions", ())
     )
@@ -102,8 +99,7 @@ def kept_gib(facts: Facts) -> float | None:
         alone = linear.compiled is not None or (linear.adapter == "adapter" and linear.dtype == "float32")
         sides, bytes_each = (linear.in_features, linear.out_features), _bytes_each(linear, facts)
         more = bytes_each if alone else bytes_each * factor
-        named = replace(linear, name=names[linear.name])
-        kept_layers.append(kept_of(named, rows[linear.name], bytes_each=more, sides=sides))
+        kept_layers.append(kept_of(linear, rows[linear.name], bytes_each=more, sides=sides))
         if region := kept_layers[-1].region:
             first.setdefault(region, bytes_each * rows[linear.name] * sides[0])
     kept = kept_by_region(kept_layers)
@@ -131,8 +127,7 @@ def _is_head(linear: Linear) -> bool:
 
 
 def _uncompiled_factor(facts: Facts) -> float:
-    names = peft_names(facts.network.linears).values()
-    last = {each.removesuffix(".base_layer").rpartition(".")[2] for each in names}
+    last = {each.layer.rpartition(".")[2] for each in facts.network.linears}
     attends = has_vocabulary(facts.network) and not last.isdisjoint(QUERIES + FUSED_QUERIES)
     return KEPT_UNCOMPILED[uncompiled(facts)] if attends else 1.0
 

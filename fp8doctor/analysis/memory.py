@@ -165,19 +165,15 @@ class Fit(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        told = f"{self.numbers}. "
-        if self._fixed > USABLE * self.gpu_gib:
-            return f"{told}Weights, gradients and optimizer state alone take {self._fixed:,.0f}."
+        told, fixed = f"{self.numbers}. ", self.now.held.in_both + self.now.held.fp8_copies
+        if fixed > USABLE * self.gpu_gib:
+            return f"{told}Weights, gradients and optimizer state alone take {fixed:,.0f}."
         if self.may_be_too_large and self.now._replace(dequantized=0.0).gib <= USABLE * self.gpu_gib:
             return f"{told}Autograd keeps {self.now.dequantized:,.1f} GiB of dequantized weights."
         most = self.now.samples(self.gpu_gib, self.batch) if self.batch else None
         if most:
             return f"{told}The largest batch that fits is about {most:,} ({self.batch:,} now)."
         return f"{told}Not even a batch of 1 fits."
-
-    @property
-    def _fixed(self) -> float:
-        return self.now.held.in_both + self.now.held.fp8_copies
 
 
 def fit(facts: Facts) -> Fit | None:

@@ -66,31 +66,6 @@ def between_ms(linear: Linear, rows: int, gpu: GpuSpec, how: str) -> float:
     return wide * memory_ms(BETWEEN_BYTES[how] * rows * (linear.in_features + linear.out_features), gpu)
 
 
-def peft_names(linears: Iterable[Linear]) -> dict[str, str]:
-    """Map the name of each layer to PEFT's, whose ``.base_layer`` and ``.lora_`` follow the adapted layer's.
-
-    Kohya calls a base ``org``; torchtune's is the layer itself.
-    """
-    adapts = {each.get("name", ""): each.get("adapter") for each in linears}
-    inside = {above for name, part in adapts.items() if part == "adapter" for above in _above(name)}
-    bases = (name for name, part in adapts.items() if part == "base")
-    layers = {name if name in inside else name.rpartition(".")[0] for name in bases}
-    found = {}
-    for name, part in adapts.items():
-        layer = next((each for each in _above(name) if each in layers), None) if part else None
-        own = name[len(layer) + 1 :].removeprefix("lora_") if layer else ""
-        found[name] = (
-            name if layer is None else f"{layer}.{'base_layer' if part == 'base' else f'lora_{own}'}"
-        )
-    return found
-
-
-def _above(name: str) -> list[str]:
-    """Name a module and those that hold it, the innermost first."""
-    parts = name.split(".")
-    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
-
-
 def uncompiled(facts: Facts) -> str:
     of_transformers = any(each.get("kind", "").startswith("transformers.") for each in facts.blocks())
     return "eager transformers" if of_transformers else "eager"

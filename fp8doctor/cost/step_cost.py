@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, calls_ms, missing_numbers, peft_names, uncompiled
+from fp8doctor.cost.layer import Call, calls_ms, missing_numbers, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
@@ -210,9 +210,8 @@ def attention_flops(facts: Facts) -> Iterator[tuple[float, int, float]]:
     if not length or not tokens:
         return
     causal = 0.5 if has_vocabulary(facts.network) else 1.0
-    names = peft_names(facts.network.linears)
     for linear in facts.network.linears:
-        last = names[linear.get("name", "")].removesuffix(".base_layer").rpartition(".")[2]
+        last = linear.layer.rpartition(".")[2]
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
             continue
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features

@@ -118,6 +118,7 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         requires_grad=trained,
         role=role(place, layer, is_head),
         adapter=place.adapts.get("", place.adapter),
+        adapts=place.name if "" in place.adapts else place.adapted,
         compiled=place.compiled,
         checkpointed=place.checkpointed,
         parameters=elements(layer) + (layer.out_features * layer.gemms if layer.bias else 0),

@@ -53,6 +53,8 @@ class Cover:
     flag_above: bool = False
     """A model above has transformers' flag, and its blocks have none."""
     adapter: Any = None
+    adapted: str | None = None
+    """Name of the layer that this is a part of, with adapters."""
     experts: int | None = None
     """Number of experts in this module's list of experts."""
     idle: bool = False
@@ -280,16 +282,17 @@ def trains(module: nn.Module) -> bool:
 
 def below(place: Place, child_name: str, child: ClassCache, full_name: str, cover: Cover) -> Cover:
     """Return the cover of a child: flagged blocks and LoRA's parts differ."""
-    module, adapter = place.module, cover.adapter
+    module, adapter, adapted = place.module, cover.adapter, cover.adapted
     siblings = children_of(module)
     checkpointed, flag_above = cover.checkpointed, cover.flag_above
     if flag_above and is_a(module, nn.ModuleList):
         checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter != "adapter":
+    if adapter != "adapter" and child_name in place.adapts:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
-        adapter = place.adapts.get(child_name, adapter)
+        adapter, adapted = place.adapts[child_name], place.name
     idle = cover.idle or (child_name == "original_module" and "modules_to_save" in siblings)
-    return replace(cover, checkpointed=checkpointed, flag_above=flag_above, adapter=adapter, idle=idle)
+    cover = replace(cover, checkpointed=checkpointed, flag_above=flag_above, idle=idle)
+    return replace(cover, adapter=adapter, adapted=adapted)
 
 
 def experts_of(place: Place) -> dict[str, int]:

@@ -50,6 +50,7 @@ FLOAT8 = Linear(
     requires_grad=True,
     role="body",
     adapter=None,
+    adapts=None,
     compiled=None,
     checkpointed=None,
     parameters=1024 * 4096,

@@ -44,6 +44,8 @@ class Linear(Record, frozen=True, kw_only=True):
     role: Literal["body", "head", "router", "experts"] = NOT_RECORDED
     adapter: Literal["base", "adapter"] | None = NOT_RECORDED
     """With LoRA: the frozen base layer, or one of the low-rank matrices. None without."""
+    adapts: str | None = NOT_RECORDED
+    """With LoRA: name of the layer that base and matrices are parts of."""
     compiled: str | None = NOT_RECORDED
     """Name of the compile mark that covers it (empty: the whole model); None if it runs uncompiled."""
     checkpointed: str | None = NOT_RECORDED
@@ -58,6 +60,12 @@ class Linear(Record, frozen=True, kw_only=True):
     def multiplies_in(self) -> str:
         """Dtype of the weight in the forward, which FSDP may gather in another than it keeps."""
         return str(self.get("features", {}).get(GATHERED_AS) or self.dtype)
+
+    @property
+    def layer(self) -> str:
+        """Its name without LoRA's part."""
+        adapted: str | None = self.get("adapts")
+        return adapted or self.get("name", "").partition(".lora_")[0].removesuffix(".base_layer")
 
 
 class Blocks(Record, frozen=True, kw_only=True):

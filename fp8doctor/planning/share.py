@@ -131,7 +131,7 @@ def with_batch_of(facts: Facts, options: Options) -> Facts:
 
 def refuse_unknown_mixing(network: Network) -> None:
     """Raise `UserError` for blocks of transformers without attention, such as Mamba's."""
-    names = [each.name.removesuffix(".base_layer").rpartition(".")[2] for each in network.linears]
+    names = [each.layer.rpartition(".")[2] for each in network.linears]
     queries = sum(name in QUERIES + FUSED_QUERIES and name != "in_proj" for name in names)
     blocks = max((each.count for each in network.get("blocks", ())), default=0)
     if network.get("kind", "").startswith("transformers.") and queries < blocks:

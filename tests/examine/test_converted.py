@@ -79,6 +79,7 @@ def test_two_thin_linears_beside_a_frozen_one_adapt_it(down: str, up: str) -> No
         assert (found.pop("1"), found.pop("2")) == (None, None)  # a bottleneck with no base beside it
         if parts:
             assert list(found.values()) == parts
+            assert {each.layer for each in facts.linears if each.adapter} == {"0"}
             assert facts.adapter_parameters == 2 * 4 * 64
         elif not down.startswith("lora_"):
             assert set(found.values()) == {None}
