@@ -64,10 +64,12 @@ def risks_of(facts: kit.Facts) -> Iterator[tuple[str, str, str, str]]:
     for blocks in facts.blocks():
         count = max(1, int(LAST_SHARE * blocks.count))
         last = [each for i in range(count) for each in in_nvfp4(blocks, blocks.count - 1 - i, facts)]
-        if in_nvfp4(blocks, blocks.count - 1, facts):
-            text = f"the last of {blocks.count} blocks is in NVFP4, where training diverges"
+        if ends := in_nvfp4(blocks, blocks.count - 1, facts):
+            seen = any(each.engaged for each in ends) or not kit.stack_of(ends[0]).under_autocast
+            name = f"NVFP4{'' if seen else ', perhaps'} to the last block"
+            text = f"with the last of {blocks.count} blocks in NVFP4 training may diverge"
             summary = f"keep the last {kit.plural(count, 'block')} in BF16"
-            yield "NVFP4 to the last block", text, summary, kept_in_bf16(blocks, count, last, facts)
+            yield name, text, summary, kept_in_bf16(blocks, count, last, facts)
 
 
 def in_nvfp4(blocks: kit.Blocks, number: int, facts: kit.Facts) -> list[kit.Linear]:

@@ -67,11 +67,14 @@ class Layers(nn.Module):
 def test_nvfp4_to_the_last_block_and_its_treatment(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     te = transformer_engine.install(monkeypatch)
 
+    def step(model: Layers, batch: torch.Tensor) -> torch.Tensor:
+        with te.autocast(recipe=transformer_engine.NVFP4BlockScaling()):
+            return model(batch).sum()
+
     def ran(code: str = "") -> Layers:
         model = Layers(te, 16)
         exec(code, {"model": model, "te": te})
-        with te.autocast(recipe=transformer_engine.NVFP4BlockScaling()):
-            model(torch.zeros(64, 64))
+        step(model, torch.zeros(64, 64))
         return model
 
     finding = found_by(RISKY, look(ran()))
@@ -79,3 +82,5 @@ def test_nvfp4_to_the_last_block_and_its_treatment(monkeypatch: pytest.MonkeyPat
     treated = look(ran(finding.treatment.code))
     assert outcome_of(RISKY, treated) == "silent"
     assert [each.engaged for each in treated.network.linears] == [True] * 14 + [False] * 2
+    not_run = look(Layers(te, 16), tokens=64, training_step=step)
+    assert found_by(RISKY, not_run).evidence["settings"] != finding.evidence["settings"]
