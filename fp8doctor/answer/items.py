@@ -216,12 +216,11 @@ def area_marks(
     """Mark each area without a finding: unknown if a check of it is, else healthy.
 
     A step that is slower than BF16 is not called fine if no check of it found anything. What waits for facts
-    that this way of looking never gives does not apply: the trial of a watched script, watched steps of a
-    model, the ranks of one process.
+    that this way of looking never gives does not apply: watched steps of a model, the ranks of one process.
     """
     watched = facts.get("target.kind") == "script"
     several = watched and facts.get("training.distributed.world_size", 1) > 1
-    never = {"trial" if watched else "observed", *(() if several else ("ranks",))}
+    never = {*(() if watched else ("observed",)), *(() if several else ("ranks",))}
     troubled, marks = {each.area for each in findings}, dict[str, set[Mark]]()
     for each in outcomes:
         if each.outcome == "crashed":
