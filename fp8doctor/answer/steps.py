@@ -11,7 +11,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import arm, is_finite
 from fp8doctor.analysis.noise import busy_host, gpu_contention, script_interval, speed
 from fp8doctor.analysis.own_step import watched, watched_job
-from fp8doctor.analysis.significance import Interval, interval
+from fp8doctor.analysis.significance import EVEN, Interval, interval
 from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
 from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.analysis.trial_view import TrialView
@@ -208,7 +208,7 @@ def _notes(steps: Mapping[str, Arm], view: TrialView) -> Iterator[str]:
     for path, what in UNKNOWN_PARTS.items():
         if path in gaps:
             yield f"{what} is not known of every variant: {gaps[path]}."
-    disturbed = (busy_host(view.trial), gpu_contention(view.trial.get("health")))
+    disturbed = (busy_host(view.trial, idle_pct=100 * EVEN), gpu_contention(view.trial.get("health")))
     yield from (f"While timed: {each}." for each in disturbed if each)
 
 

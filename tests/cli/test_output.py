@@ -19,7 +19,7 @@ from fp8doctor.worker.protocol import TrialRequest
 from tests.cli.command import ROOT, Worker, fp8doctor, timed
 from tests.facts_of import DECODER_468M
 
-VERDICT = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 and 369.8 ms/step, measured\n"
+VERDICT = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 and 369.8 ms/step, measured at two depths\n"
 WARNED = b"/x/torch/y.py:1: UserWarning: \x1b[33mslow\x1b[0m\n  y()\n 10%|#\r100%|##\n" * 2
 
 

@@ -154,7 +154,7 @@ def test_a_script_that_ends_before_its_window(tmp_path: Path) -> None:
     assert "the script ended before 15 steps were watched" in err
     assert "without Python's own end: os._exit" in err
     assert "train.py: 6 parameters" in err
-    assert "No FP8" in err
+    assert "no FP8 in 1 Linear" in err
 
 
 FAILS = """
