@@ -19,7 +19,7 @@ https://huggingface.co/docs/peft/en/package_reference/peft_model
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.fp8_request import accelerate_of_model, autocast_of
+from fp8doctor.analysis.fp8_request import autocast_of, less_than_fp32_is_wanted
 from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 
@@ -132,17 +132,6 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         evidence={"fp32_linears": len(fp32), "fp32_share_pct": round(share, 1), "first": fp32[0].name},
         treatment=autocast_bf16(facts),
     )
-
-
-def less_than_fp32_is_wanted(facts: kit.Facts) -> str | None:
-    """Say who wants FP8 or BF16 for this model; None before Accelerate's `prepare` puts it under autocast."""
-    accelerate, fp8 = accelerate_of_model(facts), len(facts.network.fp8)
-    if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
-        return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
-    if fp8:
-        return f"The model has {kit.plural(fp8, 'FP8 layer')}"
-    timed = any(arm.name == kit.ArmName.AS_IS and arm.step_ms for arm in facts.arms())
-    return "The step was measured" if timed and facts.trial.device.startswith("cuda") else None
 
 
 def _lora(base: str, adapter: str, fp32_ms: float) -> kit.Facts:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, Unrecorded, recorded
+from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.wording import plural
 
 
 def accelerate_of_model(facts: Facts) -> Accelerate | None:
@@ -178,3 +180,14 @@ def in_script(facts: Facts, *, config: str = "", takes: str = "") -> str:
     arguments += [f"module_filter_func=lambda layer, name: {takes}"] if takes else []
     recipe = f", kwargs_handlers=[AORecipeKwargs({', '.join(arguments)})]" if arguments else ""
     return f'accelerator = Accelerator(mixed_precision="fp8"{recipe})'
+
+
+def less_than_fp32_is_wanted(facts: Facts) -> str | None:
+    """Say who wants FP8 or BF16 for this model; None before Accelerate's `prepare` puts it under autocast."""
+    accelerate, fp8 = accelerate_of_model(facts), len(facts.network.fp8)
+    if accelerate and accelerate.mixed_precision in ("bf16", "fp8"):
+        return f"Accelerate prepared it for {accelerate.mixed_precision}" if accelerate.prepared else None
+    if fp8:
+        return f"The model has {plural(fp8, 'FP8 layer')}"
+    timed = any(arm.name == ArmName.AS_IS and arm.step_ms for arm in facts.arms())
+    return "The step was measured" if timed and facts.trial.device.startswith("cuda") else None

@@ -61,15 +61,12 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         title += f"; in {len(stored) - computing} more only the weights are in FP8"
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
     cut, forward = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
-    passes_gradient = (stored[-1].get("flops_per_token") or 0.0) > forward  # what is in front of it trains
-    raises = backward == "dynamic" and passes_gradient
+    # what is in front of it trains
+    raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > forward
+    title += ", and nothing is trainable" * (not trained) + ", and pass no gradient on" * cut
     return kit.Finding(
         severity="error" if cut or raises else "warning" if trained else "info",
-        title=title
-        + (
-            ", and nothing is trainable" * (not trained)
-            or ", and pass no gradient on" * cut + ", and their backward raises" * raises
-        ),
+        title=title + ", and their backward raises" * (trained and raises),
         breaks="layers_do_not_learn" if cut else "step_raises" if raises else kit.NOT_RECORDED,
         explanation="This is FP8 for inference and for memory"
         + (", not for training. " if trained else ". It does no harm unless you want to train the model. ")
@@ -135,15 +132,9 @@ def would_convert(linear: kit.Linear, facts: kit.Facts) -> bool:
 
 
 def _model(layer: kit.Linear, **variables: str) -> kit.Facts:
-    return kit.example(
-        variables=variables,
-        linears=(layer,),
-        float8_parameters=int(layer.dtype.startswith("float8")),
-        trainable_parameters=4096,
-        quantization=None,
-        accelerate=None,
-        trainer=None,
-    )
+    of_job = {"quantization": None, "accelerate": None, "trainer": None, "trainable_parameters": 4096}
+    stored = int(layer.dtype.startswith("float8"))
+    return kit.example(variables=variables, linears=(layer,), float8_parameters=stored, **of_job)
 
 
 FP8_LINEAR = "transformers.integrations.finegrained_fp8.FP8Linear"
