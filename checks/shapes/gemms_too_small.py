@@ -46,6 +46,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     shown = ", ".join([shape for shape, _ in shapes[:3]] + ["..."] * (len(shapes) > 3))
     parts = ("bf16_ms", "fp8_ms", "least_casts_ms")
     bf16, in_fp8, casts = (sum(gain.times * getattr(gain, part) for gain in lost) for part in parts)
+    ms = {"bf16_gemms_ms": bf16, "fp8_gemms_ms": in_fp8, "casts_ms": casts}
     timed, digits = all(gain.measured for gain in lost), 2 if bf16 >= 1 else 3
     which = rounds = ""
     if apart := next((each for each in layers if each.role in GOES_INTO), None):
@@ -58,14 +59,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"{'Timed alone on' if timed else 'Estimated for'} {lost[0].gpu}: their matmuls take "
         f"{bf16:.{digits}f} ms/step in BF16 and {in_fp8:.{digits}f} ms in FP8, their casts "
         f"{'at least ' * timed}{casts:.{digits}f} ms.{rounds}{in_step}",
-        evidence={
-            "losing_layers": len(layers),
-            "first": layers[0].name,
-            "bf16_gemms_ms": bf16,
-            "fp8_gemms_ms": in_fp8,
-            "casts_ms": casts,
-            "timed_alone": timed,
-        },
+        evidence={"losing_layers": len(layers), "first": layers[0].name, **ms, "timed_alone": timed},
         saving_ms=kit.layer_gain.saving(lost),
         treatment=kit.stay_in_bf16(facts, "FP8 pays off for none of these shapes")
         if kit.layer_gain.pays_for_none(facts)
