@@ -138,12 +138,11 @@ REFUSED = {
     "report saved.json --save saved.json": "saved.json",
     "model.py --format text -o model.py": "model.py",
     "./model.py:build_model --save model.py": "model.py",
-    "link.py --trace model.py": "model.py",
+    "link.py --save model.py": "model.py",
     "trace trace.json -o trace.json": "trace.json",
     "plan saved.json --gpu H100 -o saved.json": "saved.json",
     "demo -o r.json --save ./r.json": "r.json",
     "env -o r.json --save r.json": "r.json",
-    "model.py --save r.json --trace ./r.json": "r.json",
 }
 """Command line -> the file that the one line of stderr names."""
 

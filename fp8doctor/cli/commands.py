@@ -29,12 +29,10 @@ from fp8doctor.cli.delivery import (
     OK,
     examine_and_deliver,
     replay_and_deliver,
-    writable,
 )
 from fp8doctor.cli.explain import explain, summary
 from fp8doctor.cli.fix import fix
 from fp8doctor.cli.options import (
-    FILE,
     count,
     gate_options,
     list_options,
@@ -233,12 +231,6 @@ def main() -> None:
         metavar="NAME",
         help="Device to time on: cuda (default), cuda:1, or cpu (CPU times say nothing about a GPU).",
     ),
-    click.option(
-        "--trace",
-        metavar="FILE",
-        type=FILE,
-        help="Save the profiled step as a Chrome trace (.gz compresses); other variants next to it.",
-    ),
 )
 @gate_options
 @output_options
@@ -258,21 +250,15 @@ def examine(target: str, **options: Any) -> int:
     """
     from fp8doctor.worker.protocol import TrialRequest
 
-    trace, timed = options["trace"], not options["no_trial"]
-    if trace is not None and not timed:
-        raise click.UsageError(
-            "--trace saves the profile of a timed step, but --no-trial times nothing. Leave one of them out."
-        )
     trial = TrialRequest(
         options["budget"],
         options["device"],
         select=tuple(options["select"]),
         ignore=tuple(options["ignore"]),
         checks=tuple(map(str, options["checks"])),
-        trace=str(writable(trace).absolute()) if trace is not None else None,
     )
     workload = {name: options[name] for name in ("layers", "batch", "seq", "load_timeout")}
-    return examine_and_deliver(target, options, trace, trial=trial if timed else None, **workload)
+    return examine_and_deliver(target, options, trial=None if options["no_trial"] else trial, **workload)
 
 
 main.add_command(run)

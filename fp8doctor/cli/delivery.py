@@ -94,13 +94,11 @@ class ReportOptions(NamedTuple):
 def checked_options(
     options: dict[str, Any],
     source: Path | None = None,
-    trace: Path | None = None,
     code: Path | None = None,
 ) -> ReportOptions:
     """Check options before any work begins.
 
-    ``source`` is the file that is read, ``trace`` another one that is to be written, ``code`` the user's file
-    that is examined. Raises `UserError` or a usage error.
+    ``source`` is the file that is read, ``code`` the user's file. Raises `UserError` or a usage error.
     """
     from fp8doctor import registry
     from fp8doctor.cli.gate import Gate
@@ -111,7 +109,7 @@ def checked_options(
     for path in (*outputs, save):
         if path is not None:
             writable(path)
-    written = [*(("-o", path) for path in outputs), ("--save", save), ("--trace", trace)]
+    written = [*(("-o", path) for path in outputs), ("--save", save)]
     keep_apart(written, source)
     keep_apart(written, options.get("baseline"))
     asked = options["format"]
@@ -167,12 +165,10 @@ def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) 
             raise UserError(f"{one} and {other} name one file, {path}; name two")
 
 
-def examine_and_deliver(
-    target: str | None, options: dict[str, Any], trace: Path | None = None, **workload: Any
-) -> int:
+def examine_and_deliver(target: str | None, options: dict[str, Any], **workload: Any) -> int:
     """Examine in a worker, diagnose, deliver; an incomplete report is only printed."""
     source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
-    wanted = checked_options(options, source, trace, code=source)
+    wanted = checked_options(options, source, code=source)
 
     import msgspec
 
@@ -196,8 +192,6 @@ def examine_and_deliver(
         complain(failed)
         complain_of_known(failed)
         return FAILED
-    if trace and not tell_of_traces(examination.traces, report, quiet=wanted.quiet):
-        return FAILED
     return judged(report, wanted)
 
 
@@ -213,19 +207,6 @@ def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tup
     except BaseException:
         complain_of_printed(printed, whole=True)
         raise
-
-
-def tell_of_traces(traces: dict[str, str | None], report: Document, *, quiet: bool) -> bool:
-    """Say where the traces are; return whether all could be written, and there is one."""
-    for file, problem in traces.items():
-        if problem:
-            complain(f"cannot write {file}: {problem}")
-        elif not quiet:
-            complain(f"a trace is in {file}")
-    if not traces:
-        why = report.facts.get("trial.reason") or "no step was profiled"
-        complain(f"--trace has nothing to keep: {why}")
-    return bool(traces) and not any(traces.values())
 
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:

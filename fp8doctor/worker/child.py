@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gzip
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -37,7 +35,6 @@ from fp8doctor.worker.protocol import (
     Lost,
     Message,
     Mistake,
-    Traced,
     TrialRequest,
 )
 
@@ -123,11 +120,6 @@ def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts |
     budget = Budget.since(asked["began"], request.budget_s or BUDGET_S, asked["ends"])
     checks = tuple(map(Path, request.checks))
 
-    def keep_trace(arm: str, trace: Path) -> None:
-        file = request.trace_of(arm)
-        if file is not None:
-            send(_kept(trace, file))
-
     try:
         return time_copies(
             job,
@@ -139,25 +131,11 @@ def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts |
             before=BEFORE_TRIAL,
             keep=lambda known: send(Examined(known.to_dict())),
             skip=asked["skip"],
-            keep_trace=keep_trace,
             own_process=True,
         )
     except DeviceLost as lost:
         send(Lost(lost.arm, str(lost)))
         os._exit(1)
-
-
-def _kept(trace: Path, file: Path) -> Traced:
-    """Copy a trace to the requested file; ``.gz`` compresses it."""
-    try:
-        with (
-            trace.open("rb") as source,
-            gzip.open(file, "wb", compresslevel=6) if file.suffix == ".gz" else file.open("wb") as target,
-        ):
-            shutil.copyfileobj(source, target)
-    except OSError as error:
-        return Traced(settle(str(file)), settle(error.strerror or str(error)))
-    return Traced(settle(str(file)))
 
 
 def _die_with(parent: int) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -46,7 +46,6 @@ from fp8doctor.worker.protocol import (
     Lost,
     Message,
     Mistake,
-    Traced,
     TrialRequest,
 )
 
@@ -82,8 +81,6 @@ class Examination:
     facts: Facts
     problem: str | None
     """The reason if the facts are incomplete, in a sentence."""
-    traces: dict[str, str | None] = field(default_factory=dict)
-    """File of a trace -> why it could not be written; None if it was."""
 
 
 def examine_in_worker(
@@ -146,7 +143,6 @@ class _Attempts:
     load_timeout: float
     progress: Callable[[Doing], None]
     printed: Printed | None
-    traces: dict[str, str | None] = field(default_factory=dict)
 
     def run(self) -> Examination | None:
         """Run one child from start to end. None: another can start without the variant that it died in.
@@ -183,8 +179,6 @@ class _Attempts:
                     doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
                     ends = min(message.until or time.monotonic() + self.load_timeout, last)
                     self.progress(message.doing)
-                elif isinstance(message, Traced):
-                    self.traces[message.file] = message.problem
                 elif isinstance(message, Lost):
                     return self._without(message.arm, message.reason, ends)
                 elif isinstance(message, Mistake):
@@ -193,7 +187,7 @@ class _Attempts:
                     return self.incomplete(message.sentence)
                 elif isinstance(message, Done):
                     child.finish()
-                    return Examination(self.facts, None, self.traces)
+                    return Examination(self.facts, None)
             end = _end(child.returncode)
             if arm is not None:
                 return self._without(arm, f"the process {end}", ends)
@@ -218,11 +212,11 @@ class _Attempts:
             return self._but_for(arm, NoNumber(Reason.NO_TIME_LEFT, sentence))
         if not self._has_times and trial.why is Reason.NO_TIME_LEFT:
             trial = msgspec.structs.replace(trial, reason=sentence)
-        return Examination(msgspec.structs.replace(self.facts, trial=trial), None, self.traces)
+        return Examination(msgspec.structs.replace(self.facts, trial=trial), None)
 
     def _but_for(self, arm: str, why: NoNumber) -> Examination:
         trial = without(self.facts.trial, arm, why)
-        return Examination(msgspec.structs.replace(self.facts, trial=trial), None, self.traces)
+        return Examination(msgspec.structs.replace(self.facts, trial=trial), None)
 
     @property
     def _has_times(self) -> bool:
@@ -234,7 +228,7 @@ class _Attempts:
         gaps = {name: sentence for name in ("software", "network") if not recorded(self.facts, name)}
         gaps = {**self.facts.get("gaps", {}), **gaps}
         facts = msgspec.structs.replace(self.facts, trial=trial, gaps=gaps)
-        return Examination(facts, sentence, self.traces)
+        return Examination(facts, sentence)
 
 
 def _end(returncode: int) -> str:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.stages import Doing
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """Time, device, checks and traces of a trial; the command line makes it before there is a worker."""
+    """Time, device and checks of a trial; the command line makes it before there is a worker."""
 
     budget_s: float | None = None
     """None: the trial chooses by the size of the model and what there is to compile."""
@@ -23,18 +21,6 @@ class TrialRequest:
     ignore: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     """Folders of third-party checks."""
-    trace: str | None = None
-    """Absolute path for the trace of the step as it is, because a model file may change the folder."""
-
-    def trace_of(self, arm: str) -> Path | None:
-        """Name a variant's trace file, with its name before the suffix; None if traces are not kept."""
-        if self.trace is None:
-            return None
-        file = Path(self.trace)
-        if arm == ArmName.AS_IS:
-            return file
-        ending = "".join(file.suffixes[-2:]) if file.suffix == ".gz" else file.suffix
-        return file.with_name(f"{file.name.removesuffix(ending)}.{arm}{ending}")
 
 
 class Begun(msgspec.Struct, tag=True):
@@ -52,13 +38,6 @@ class Examined(msgspec.Struct, tag=True):
     """Everything that is known so far."""
 
     facts: dict[str, Any]
-
-
-class Traced(msgspec.Struct, tag=True):
-    """A variant's trace was kept in a file, or could not be."""
-
-    file: str
-    problem: str | None = None
 
 
 class Mistake(msgspec.Struct, tag=True):
@@ -85,4 +64,4 @@ class Done(msgspec.Struct, tag=True):
     """Nothing more will be sent."""
 
 
-Message = Begun | Examined | Traced | Mistake | Lost | Failure | Done
+Message = Begun | Examined | Mistake | Lost | Failure | Done

@@ -76,7 +76,6 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--load-timeout": ("1", "0", "nan", "inf", "1e999"),
     "--budget": ("0.5", "0", "-1", "soon"),
     "--device": ("cpu", "cuda:9", "", "tpu"),
-    "--trace": ("step.json", "nowhere/step.json", "folder", "model.py"),
     "--min-speedup": ("1.1", "0", "nan", "fast"),
 }
 

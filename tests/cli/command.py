@@ -30,7 +30,6 @@ class Worker:
         self.facts: Facts = DECODER_468M
         self.problem: str | None = None
         self.error: BaseException | None = None
-        self.traces: dict[str, str | None] = {}
         self.doing = [Doing("loading the model")]
         self.prints = b""
 
@@ -44,7 +43,7 @@ class Worker:
         printed.limit()
         if self.error:
             raise self.error
-        return SimpleNamespace(facts=self.facts, problem=self.problem, traces=self.traces)
+        return SimpleNamespace(facts=self.facts, problem=self.problem)
 
 
 def timed(as_is_ms: float) -> Facts:

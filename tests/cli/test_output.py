@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import msgspec
 import pytest
 
 from fp8doctor.cli.delivery import FORMATS
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, schema
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Trial
 from fp8doctor.stages import Doing
-from fp8doctor.worker.protocol import TrialRequest
-from tests.cli.command import ROOT, Worker, fp8doctor, timed
-from tests.facts_of import DECODER_468M
+from tests.cli.command import ROOT, Worker, fp8doctor
 
 VERDICT = "fp8doctor: FP8 is 2.5x slower than BF16: 917.8 and 369.8 ms/step, measured at two depths\n"
 WARNED = b"/x/torch/y.py:1: UserWarning: \x1b[33mslow\x1b[0m\n  y()\n 10%|#\r100%|##\n" * 2
@@ -55,39 +51,6 @@ def test_they_are_whole_beside_a_failure(worker: Worker, problem: str | None) ->
         *["/x/torch/y.py:1: UserWarning: slow", "  y()", "100%|##"] * 2,
         f"fp8doctor: {problem or worker.error}",
     ]
-
-
-def test_a_trace_goes_where_it_was_asked_for(
-    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    worker.facts, worker.traces = timed(80.0), {"/here/step.json": None}
-    result = fp8doctor("model.py", "--trace", "step.json")
-    assert worker.asked[0]["trial"] == TrialRequest(trace=str(tmp_path / "step.json"))
-    assert result.exit_code == 0
-    assert "/here/step.json" in result.stderr
-    assert "/here" not in result.stdout
-    worker.traces = {"step.json": "No space left on device"}
-    assert fp8doctor("model.py", "--trace", "step.json").exit_code == 2
-    trial = Trial(arms=(), reason="it is sharded")
-    worker.facts, worker.traces = msgspec.structs.replace(DECODER_468M, trial=trial), {}
-    missing = fp8doctor("model.py", "--trace", "step.json")
-    assert missing.exit_code == 2
-    assert "it is sharded" in missing.stderr
-    assert missing.stdout
-
-
-@pytest.mark.parametrize(
-    ("file", "of"),
-    [
-        ("step.json", "step.bf16.json"),
-        ("step.pt.trace.json.gz", "step.pt.trace.bf16.json.gz"),
-        ("a", "a.bf16"),
-    ],
-)
-def test_the_other_arms_are_beside_the_step_as_it_is(file: str, of: str) -> None:
-    order = TrialRequest(60.0, trace=f"/here/{file}")
-    assert (str(order.trace_of("as_is")), str(order.trace_of("bf16"))) == (f"/here/{file}", f"/here/{of}")
 
 
 SUFFIXES = {".json": "{", ".md": "## fp8", ".html": "<!DOC", ".txt": "fp8", ".log": "fp8"}

@@ -68,8 +68,8 @@ GEMMS = 2 * 2 * 3
 COMPILED = VariantPlan("prescribed", compiled_blocks, ("compile-blocks",), True, "as_is", compiled=True)
 
 
-def trial(of: Job, *arms: VariantPlan, keep_trace: Callable[[str, Path], object] | None = None) -> Trial:
-    return conduct(of, ["blocks"], arms, TrialRun(CPU, Budget(60), keep_trace=keep_trace))
+def trial(of: Job, *arms: VariantPlan) -> Trial:
+    return conduct(of, ["blocks"], arms, TrialRun(CPU, Budget(60)))
 
 
 @pytest.mark.parametrize("blocks", [2, 26], ids=["whole", "two depths"])
@@ -164,8 +164,9 @@ def fails(*arguments: Any, **options: Any) -> Any:
     raise RuntimeError("planted")
 
 
-def test_a_failure_costs_the_breakdown_and_nothing_else() -> None:
-    of = trial(job(blocks=2), AS_IS, BF16, keep_trace=fails)
+def test_a_failure_costs_the_breakdown_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "profiled", fails)
+    of = trial(job(blocks=2), AS_IS, BF16)
     assert of.gaps["trial.arms.breakdown"] == "profiling a step fails with RuntimeError: planted"
     assert explained(of) == set()
     assert {arm.name: (arm.tried, arm.fp8_gemms, arm.graphs_run) for arm in of.arms} == {

@@ -76,9 +76,8 @@ def profiled(
     device: torch.device,
     *,
     to_divide: bool = False,
-    keep: Callable[[Path], object] = lambda file: None,
 ) -> Trace:
-    """Run one step under the profiler, export its trace, show it to ``keep``, and read it.
+    """Run one step under the profiler and read its trace.
 
     ``to_divide`` records the types of the operators' inputs. On CUDA it also keeps the GPU busy right up to
     the step: after a rest its clocks are higher than when the step was timed.
@@ -98,15 +97,14 @@ def profiled(
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return exported(profile, keep)
+    return exported(profile)
 
 
-def exported(profile: Any, keep: Callable[[Path], object] = lambda file: None) -> Trace:
-    """Read what a stopped profiler of torch recorded; the file is removed after ``keep`` has seen it."""
+def exported(profile: Any) -> Trace:
+    """Read what a stopped profiler of torch recorded."""
     with own_folder() as folder:
         file = Path(folder, "step.json")
         profile.export_chrome_trace(str(file))
-        keep(file)
         return read_trace(file)
 
 

@@ -9,7 +9,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -97,7 +96,7 @@ def trace(bench: Bench, attempt: Attempt) -> StepProof:
     steps: list[ProfiledStep] = []
     try:
         for ready in reversed(attempt.ready):
-            traced = _profile(bench, ready, attempt.plan.name if proof is None else None)
+            traced = _profile(bench, ready)
             proof = proof or counted(traced, device)
             steps.append(step_of(traced, on_gpu=device.type == "cuda"))
     except Exception as error:
@@ -109,19 +108,13 @@ def trace(bench: Bench, attempt: Attempt) -> StepProof:
     return proof if proof and proof.fp8_gemms is not None else proof_of(attempt.ready[-1].step, device)
 
 
-def _profile(bench: Bench, ready: Ready, keep_as: str | None) -> Trace:
+def _profile(bench: Bench, ready: Ready) -> Trace:
     """Profile a step with its modules named, or without if naming compiled something."""
-    keep_trace = bench.run.keep_trace
-
-    def keep(file: Path) -> None:
-        if keep_trace and keep_as:
-            keep_trace(keep_as, file)
-
     before, modules = frames_compiled(), _nameable(ready, bench.job.training_step)
     with annotated(modules):
-        trace = profiled(ready.step, bench.device, to_divide=True, keep=keep)
+        trace = profiled(ready.step, bench.device, to_divide=True)
     if modules and frames_compiled() != before:
-        return profiled(ready.step, bench.device, to_divide=True, keep=keep)
+        return profiled(ready.step, bench.device, to_divide=True)
     return trace
 
 

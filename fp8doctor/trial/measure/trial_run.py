@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -28,8 +27,6 @@ class TrialRun:
     """Variant or part that is left out -> the reason, after it crashed an earlier process."""
     keep: Callable[[Trial], object] = lambda *_: None
     """Receives the partial trial before each optional part starts."""
-    keep_trace: Callable[[str, Path], object] | None = None
-    """Receives the name of every profiled variant and the trace of its deepest step, which is removed."""
     begin: Callable[[Stage], object] = lambda *_: None
     """Receives each stage as it begins."""
     own_process: bool = False
