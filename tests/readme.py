@@ -10,21 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import click
 
 import fp8doctor
 from fp8doctor import cli, registry
-from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.report import Report
-from tests import check_pages, clinic
-from tests.configurations import LLAMA_8B
+from tests import check_pages
+from tests.configurations import LLAMA_1B, LLAMA_8B, LLAMA_200M
 from tests.markdown import GENERATED, ROOT, table, text
 from tests.picture import picture, printed
 
-PATIENT = "tests/patients/decoder_468m.py"
+EXAMPLE = "examples/llama_8b.py"
 PICTURE = "docs/screen.svg"
 LLMS = "llms.txt"
 
@@ -67,35 +63,77 @@ SYMPTOMS = {
 
 
 def verified() -> str:
-    """What was counted or measured of fp8doctor, a line and a number each, from the pages that say it."""
+    """What was counted or measured of fp8doctor, with its worst case, from the pages that say it."""
 
     def found(page: str, pattern: str) -> tuple[str, ...]:
-        match = re.search(pattern, text(page))
+        match = re.search(pattern, text(page), re.S)
         assert match, f"{page} says nothing like {pattern!r}"
         return tuple(each.replace(" %", "%") for each in match.groups())
 
-    results, published = "research/benchmarks/results", "research/benchmarks/results/published.md"
-    times = found(
-        f"{results}/trial_jobs_h200.md", r"the GPU sets the pace.*?median ([\d.]+ %), worst [\d.]+ % of (\d+)"
+    now_page, times_page, plans_page, published = (
+        f"research/benchmarks/results/{name}.md"
+        for name in ("trial_2026-11-29_h200", "trial_jobs_h200", "printed_plans_h100", "published")
     )
-    plans = found("docs/trial.md", r"at most ([\d.]+ %) slower on (\d+) of (\d+) jobs")
-    jobs, error = found(published, r"(?m)^\| all +\|[^(]*\((\d+)\) +\| ([\d.]+ %)")
+    now = found(
+        "docs/trial.md",
+        r"H200: (\w+ variants of \w+ jobs),.*?median ([\d.]+ %), worst ([\d.]+ %).*?up to (\d+ %)",
+    )
+    times = found(times_page, r"the GPU sets the pace \(.*?median ([\d.]+ %), worst ([\d.]+ %) of (\d+)")
+    plans = found("docs/trial.md", r"at most ([\d.]+ %) slower on (\d+) of (\d+) jobs.*? and (\d+ %)")
+    jobs, error, worst = found(
+        published, r"\n\| all +\|[^(]*\((\d+)\) +\| ([\d.]+ %)[^|]*\|[^|]*\| \+([\d.]+ %)"
+    )
     recipes, quiet = found("research/recipes/README.md", r"(\d+) recipes, of which (\d+) raise no alarm")
     tried, same = found(
         "research/reliability/README.md", r"a random tree of modules looked at \| ([\d,]+) \| ([\d,]+)"
     )
     assert tried == same
-    return (
-        f"- Times: 8 jobs, {times[1]} GPU-bound variants, one H200, against plain scripts: off by {times[0]} "
-        "([median](docs/trial.md#how-far-off-it-was)).\n"
-        f"- Fixes: on {plans[1]} of {plans[2]} other jobs on an H100, the plan ends within {plans[0]} of "
-        "the fastest variant known.\n"
-        f"- Plans: {jobs} published jobs, planned speedup off by {error} ([mean]({published})).\n"
-        f"- False alarms: of {recipes} public recipes, {quiet} raise no warning "
-        "([each one judged](research/recipes/README.md)).\n"
-        f"- No harm: {tried} random models examined, all unchanged to the bit "
-        "([how](research/reliability/README.md)).\n"
+    rows = (
+        (
+            f"[Times of this version, {now[0]}]({now_page})",
+            f"{now[1]} off plain scripts",
+            f"{now[2]}; {now[3]} if the host sets the pace",
+        ),
+        (
+            f"[Times of an earlier version, 8 jobs, {times[2]} GPU-bound variants]({times_page})",
+            f"{times[0]} off plain scripts",
+            f"{times[1]}",
+        ),
+        (
+            f"[Printed fixes of {plans[2]} other jobs]({plans_page}), against the fastest variant known",
+            f"at most {plans[0]} slower on {plans[1]} of {plans[2]}",
+            f"{plans[3]} slower",
+        ),
+        (f"[Speedups that `plan` gives, {jobs} published jobs]({published})", f"{error} off (mean)", worst),
+        (
+            f"[{recipes} public recipes](research/recipes/README.md), each finding judged",
+            f"{quiet} get no warning",
+            f"{int(recipes) - int(quiet)} get one or more",
+        ),
+        (f"[{tried} random models](research/reliability/README.md)", "unchanged to the bit", "0 changed"),
     )
+    return table(("what", "median, mean or most", "worst"), rows)
+
+
+def worth() -> str:
+    """What `plan` says of some jobs that a team may have, a row for each GPU."""
+    common = {"seq": 8192, "stack": "torchao"}
+    jobs: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+        "Llama 8B, all weights, 8 GPUs (FSDP)": (LLAMA_8B, {"dp": 8, "checkpointing": "selective", **common}),
+        "Llama 8B, LoRA of rank 16, 1 GPU": (LLAMA_8B, {"lora": 16, "checkpointing": "selective", **common}),
+        "Llama of 1.2B, 8 GPUs (FSDP)": (LLAMA_1B, {"dp": 8, "checkpointing": "selective", **common}),
+        "Llama of 0.2B, 8 GPUs (DDP)": (LLAMA_200M, {"dp": 8, "sharding": "ddp", "batch": 2, **common}),
+    }
+    lines = []
+    for job, (config, options) in jobs.items():
+        plan = fp8doctor.plan(config, ["H100", "B200"], **options)
+        for gpu in ("H100", "B200"):
+            rows = [row for row in plan.rows if row.gpu == gpu and row.compiled and row.fits and row.speedup]
+            best = max(rows, key=lambda row: row.speedup or 0.0)
+            low, middle, high = best.speedup_low or 0.0, best.speedup or 0.0, best.speedup_high or 0.0
+            hours = f"{1000.0 * (1.0 - 1.0 / middle):.0f}" if middle > 1.0 else "none: stay in BF16"
+            lines.append((job, gpu, best.recipe, f"{middle:.2f}x ({low:.2f} to {high:.2f})", hours))
+    return table(("job", "GPU", "best torchao recipe", "speedup", "saved of 1,000 GPU-hours"), lines)
 
 
 def causes(symptom: str) -> str:
@@ -153,12 +191,9 @@ def described(option: click.Option) -> str:
 
 
 def screen() -> str:
-    """What the command line says of the patient on this machine, where nothing is timed."""
-    report = Report.of(diagnose(clinic.examined(clinic.read(ROOT / PATIENT)).facts))
-    with TemporaryDirectory() as folder:
-        saved = Path(folder, "saved.json")
-        report.save(saved)
-        return f"```text\n{printed('report', str(saved), code=0)}```\n"
+    """What the command line says of the example for README.md, where nothing is timed."""
+    shown = printed(str(ROOT / EXAMPLE), "--no-trial", "--assume-gpu", "h200", code=0)
+    return f"```text\n{shown}```\n"
 
 
 def recorded() -> str:
@@ -182,6 +217,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/options.md": {"options": options},
     "docs/plan.md": {"plan": plan},
     "docs/screen.md": {"recorded": recorded, "screen": screen},
+    "docs/worth-it.md": {"worth": worth},
     "docs/symptoms.md": {symptom: partial(causes, symptom) for symptom in SYMPTOMS},
 }
 """The parts of each page that are made, by their names."""
