@@ -4,7 +4,6 @@ is there."""
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -84,7 +83,7 @@ def test_an_untouched_model(untouched: Untouched) -> None:
     shares_of_the_flops_add_up(untouched, model, found)
     blocks_are_those_of_the_architecture(untouched, model, found)
     the_head_is_what_transformers_calls_it(untouched, model, found)
-    parameters_and_ties_are_counted(untouched, model, found)
+    parameters_are_counted(untouched, model, found)
 
 
 def nothing_is_found(untouched: Untouched, model: nn.Module, found: Report) -> None:
@@ -163,18 +162,12 @@ def the_head_is_what_transformers_calls_it(untouched: Untouched, model: nn.Modul
         assert [model.get_submodule(name) for name in heads] == [output]
 
 
-def parameters_and_ties_are_counted(untouched: Untouched, model: nn.Module, found: Report) -> None:
+def parameters_are_counted(untouched: Untouched, model: nn.Module, found: Report) -> None:
     network = found.facts.network
-    names = defaultdict(set)
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[id(parameter)].add(name)
     assert network.parameters == sum(each.numel() for each in model.parameters())
     assert network.trainable_parameters == sum(
         each.numel() for each in model.parameters() if each.requires_grad
     )
     assert network.dtypes.keys() == {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
-    assert {frozenset(group) for group in network.ties} == {
-        frozenset(group) for group in names.values() if len(group) > 1
-    }
     assert set(network.devices) == {each.device.type for each in (*model.parameters(), *model.buffers())}
     assert (network.float8_parameters, network.adapter_parameters, network.wrappers) == (0, 0, ())

@@ -31,7 +31,6 @@ from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import (
     ClassCache,
     children_of,
-    class_name,
     is_a,
     lineage,
     parameters_of,
@@ -54,8 +53,6 @@ class Replacement:
     weight: weakref.ref[Any]
     """The predecessor's."""
     hooks: int
-    kind: type
-    """The predecessor's class."""
     own_forward: bool
     compiled: bool
     wrapped: bool
@@ -121,7 +118,6 @@ def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) 
         layer=weakref.ref(new),
         weight=weakref.ref(weight),
         hooks=hooks(old),
-        kind=type(old),
         own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
         compiled=(mark := compile_mark(old, "", ClassCache(type(old)))) is not None
         and mark.compiles is not False,
@@ -143,14 +139,12 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
         for each in watch.replacements
         if (layer := each.layer()) is not None and (place := places.get(id(layer)))
     ]
-    forwards = [
-        (place, each) for place, each in found if each.own_forward and "forward" not in state_of(place.module)
-    ]
     return Conversion(
         linears=len(found),
         without_hooks=names(place for place, each in found if each.hooks > hooks(place.module)),
-        without_forward=names(place for place, _ in forwards),
-        lost_forwards=tuple(sorted({class_name(each.kind) for _, each in forwards})),
+        without_forward=names(
+            place for place, each in found if each.own_forward and "forward" not in state_of(place.module)
+        ),
         without_compile=names(place for place, each in found if each.compiled and place.compiled is None),
         bypassed=names(place for place, each in found if each.wrapped and place.wrappers),
         unfrozen=names(place for place, each in found if each.frozen and trains(place)),

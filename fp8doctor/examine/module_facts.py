@@ -75,17 +75,17 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         for _, layer in found
         if layer.use == "storage" and len(layer.weights) == 1
     }
-    names: dict[int, list[str]] = {}
+    names: dict[int, str] = {}
     unique: dict[int, Tensor] = {}
     for name, parameter in parameters(tree):
         if is_a(parameter, nn.UninitializedParameter):
             continue
-        names.setdefault(id(parameter), []).append(name)
+        names.setdefault(id(parameter), name)
         unique[id(parameter)] = parameter
     for place, layer in found:
         buffer = layer.weights[0] if layer.use == "storage" else None
         if buffer is not None and is_float8(buffer):
-            names.setdefault(id(buffer), [place.name])
+            names.setdefault(id(buffer), place.name)
             unique[id(buffer)] = buffer
     counts = {key: packed.get(key) or whole_size(each) for key, each in unique.items()}
     dtypes: Counter[str] = Counter()
@@ -98,7 +98,7 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     tuned = {id(each) for own in adapters for each in own.values()}
 
     def adapts(key: int) -> bool:
-        return key in tuned or any(".lora_" in f".{name}" for name in names[key])
+        return key in tuned or ".lora_" in f".{names[key]}"
 
     return Network(
         kind=class_name(type(tree.root.module)),
@@ -111,7 +111,6 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         modules=len(tree.places),
         linears=describe(found, tree, config, vocabulary, blocks, gaps),
         blocks=blocks,
-        ties=tuple(tuple(aliases) for aliases in names.values() if len(aliases) > 1),
         broken_ties=broken_ties(tree, gaps),
         quantization=quantization(tree),
         fp8_calls=fp8_calls(tree),
@@ -166,12 +165,10 @@ def _size(config: Any, names: Sequence[str]) -> int | None:
 
 
 def channel_widths(
-    tree: Tree, embeddings: list[Place], names: dict[int, list[str]], unique: dict[int, Tensor]
+    tree: Tree, embeddings: list[Place], names: dict[int, str], unique: dict[int, Tensor]
 ) -> tuple[int, ...]:
     found = {
-        each.shape[0]
-        for key, each in unique.items()
-        if each.dim() == 1 and not names[key][0].endswith("bias")
+        each.shape[0] for key, each in unique.items() if each.dim() == 1 and not names[key].endswith("bias")
     }
     convolves = any(each.dim() > 2 for each in unique.values())
     convolutions = filter(is_convolution, tree.places) if convolves else ()

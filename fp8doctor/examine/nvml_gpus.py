@@ -166,10 +166,8 @@ def describe(nvml: Any, card: Card, visible: bool, ours: bool) -> Gpu:
         memory_gib=ask("nvmlDeviceGetMemoryInfo", lambda info: info.total / GIB),
         memory_used_gib=ask("nvmlDeviceGetMemoryInfo", lambda info: info.used / GIB),
         visible=visible,
-        mig=ask("nvmlDeviceGetMigMode", lambda modes: bool(modes[0])),
         sm_clock_mhz=ask("nvmlDeviceGetClockInfo", int, clock),
         sm_clock_max_mhz=ask("nvmlDeviceGetMaxClockInfo", int, clock),
-        power_limit_w=ask("nvmlDeviceGetPowerManagementLimit", lambda milliwatt: milliwatt / 1000),
         other_processes=ask(
             "nvmlDeviceGetComputeRunningProcesses", lambda processes: count_others(processes, ours)
         ),

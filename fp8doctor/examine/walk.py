@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from torch import nn
@@ -26,7 +26,6 @@ from fp8doctor.stacks.looking import (
     read_class,
     state_of,
     tensor,
-    tensors_of,
 )
 from fp8doctor.stacks.torch_private import wrapped_child
 
@@ -105,8 +104,6 @@ class Tree:
     places: list[Place] = field(default_factory=list)
     marks: list[CompileMark] = field(default_factory=list)
     checkpointing: list[Checkpointing] = field(default_factory=list)
-    aliases: list[tuple[str, nn.Module]] = field(default_factory=list)
-    """Other names of modules that are in the tree twice."""
 
     @property
     def root(self) -> Place:
@@ -150,7 +147,6 @@ class _Walk:
     def __init__(self, tree: Tree, unused_marks: bool) -> None:
         self.tree, self.unused_marks = tree, unused_marks
         self.seen: set[int] = set()
-        self.open: set[int] = set()
         self.trainable = False
         self.kinds: dict[type, ClassCache] = {}
 
@@ -162,13 +158,10 @@ class _Walk:
         cover: Cover,
         wrappers: tuple[nn.Module, ...] = (),
     ) -> None:
-        """Visit a module and those below; a known one becomes an alias."""
+        """Visit a module and those below, each once."""
         if id(module) in self.seen:
-            if id(module) not in self.open:
-                self.tree.aliases.append((name, module))
             return
         self.seen.add(id(module))
-        self.open.add(id(module))
         kind = self.kind_of(module)
         cover = self.marked(module, name, kind, cover)
         self.trainable = self.trainable or trains(module)
@@ -191,7 +184,6 @@ class _Walk:
                     if child_name in experts:
                         covered = replace(covered, experts=experts[child_name])
                     self.visit(child, full_name, place, covered)
-        self.open.discard(id(module))
 
     def kind_of(self, module: nn.Module) -> ClassCache:
         of = type(module)
@@ -325,6 +317,3 @@ def parameters(tree: Tree) -> Iterator[tuple[str, nn.Parameter]]:
             for name, parameter in parameters_of(owner).items():
                 if parameter is not None:
                     yield (f"{place.name}.{name}" if place.name else name), parameter
-    for alias, module in tree.aliases:
-        for name, shared in tensors_of(module, "_parameters"):
-            yield f"{alias}.{name}", cast("nn.Parameter", shared)

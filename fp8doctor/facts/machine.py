@@ -77,13 +77,7 @@ class Gpu(Record, frozen=True, kw_only=True):
     memory_used_gib: float | None = NOT_RECORDED
     visible: bool = NOT_RECORDED
     """True if ``CUDA_VISIBLE_DEVICES`` leaves it to this process."""
-    mig: bool | None = NOT_RECORDED
-    """True if MIG mode is on, so that only a slice of the GPU may be there."""
     sm_clock_mhz: int | None = NOT_RECORDED
     sm_clock_max_mhz: int | None = NOT_RECORDED
-    power_limit_w: float | None = NOT_RECORDED
-    power_limit_default_w: float | None = NOT_RECORDED
-    throttle_reasons: tuple[str, ...] = NOT_RECORDED
-    """Why NVML says that clocks are held back at the moment of examining; idle is not a reason."""
     other_processes: int | None = NOT_RECORDED
     """Compute processes on this GPU besides the inspected one."""

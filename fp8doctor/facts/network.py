@@ -147,8 +147,6 @@ class Network(Record, frozen=True, kw_only=True):
     modules: int = NOT_RECORDED
     linears: tuple[Linear, ...] = NOT_RECORDED
     blocks: tuple[Blocks, ...] = NOT_RECORDED
-    ties: tuple[tuple[str, ...], ...] = NOT_RECORDED
-    """Groups of parameter names that share one Parameter."""
     broken_ties: tuple[tuple[str, str], ...] = NOT_RECORDED
     """Pairs of parameter names that the model declares as tied (transformers) and that are two Parameters."""
     quantization: Prose | None = NOT_RECORDED

@@ -41,19 +41,13 @@ class Observation(Record, frozen=True, kw_only=True):
     the factor of a loss scaler. None within it if one was not finite. None if a step had none."""
     compiled: Annotated[int, Meta(ge=0)] = NOT_RECORDED
     """Frames that Dynamo compiled during the window; a step that compiled tells nothing."""
-    optimizers: tuple[str, ...] = NOT_RECORDED
-    """Qualified classes of all optimizers that stepped, the one that holds most parameters first."""
     peak_gib: float | None = NOT_RECORDED
     """Most memory that torch had allocated on the model's GPU until the window ended, since the process began
     or the script last reset it; None without a GPU."""
-    share_pct: float = NOT_RECORDED
-    """Share of the stepped parameters that the model owns, by their elements."""
     fp8_gemms: int | None = NOT_RECORDED
     """FP8 matmuls (kernels; operators on a CPU) in one more, profiled step; None if the profiler saw none."""
     graphs_run: int = NOT_RECORDED
     """Compiled regions entered in that step."""
-    uncompiled_linears: int = NOT_RECORDED
-    """Forwards of a Linear, plain or torchao's, that ran outside of every compiled region in that step."""
     host_copies_ms: float = NOT_RECORDED
     """Copies from the host to the GPU in that step that no other work of the GPU covered."""
     breakdown: Breakdown = NOT_RECORDED
@@ -94,7 +88,5 @@ class Ranks(Record, frozen=True, kw_only=True):
 
     world_size: Annotated[int, Meta(ge=1)] = NOT_RECORDED
     """Processes of the whole job."""
-    of_host: int | None = NOT_RECORDED
-    """Processes that the launcher started on the host of rank 0; None if it does not say."""
     processes: tuple[Rank, ...] = NOT_RECORDED
     """The host's ranks in order; if the launcher does not give their number, those that reported."""

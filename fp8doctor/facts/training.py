@@ -138,8 +138,6 @@ class Conversion(Record, frozen=True, kw_only=True):
     """Layers whose predecessor had forward or backward hooks; they have none."""
     without_forward: tuple[str, ...] = NOT_RECORDED
     """Layers whose predecessor had a forward of its own; they do not run it."""
-    lost_forwards: tuple[str, ...] = NOT_RECORDED
-    """Qualified classes of those predecessors, each once."""
     without_compile: tuple[str, ...] = NOT_RECORDED
     """Layers whose predecessor was compiled; neither they nor a module above them is."""
     bypassed: tuple[str, ...] = NOT_RECORDED

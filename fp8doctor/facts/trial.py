@@ -130,8 +130,6 @@ class ArmCut(Record, frozen=True, kw_only=True):
     step_ms: float | None = NOT_RECORDED
     peak_gib: float | None = NOT_RECORDED
     """Weights, optimizer state, gradients and activations of this variant alone; None on a CPU."""
-    warm_up_s: float | None = NOT_RECORDED
-    """From the first step until nothing was compiled any more."""
     graph_breaks: int = NOT_RECORDED
     break_reasons: tuple[Prose, ...] = NOT_RECORDED
     """Why Dynamo broke the graph, in its own words, each once, at most a few."""
@@ -164,12 +162,8 @@ class Arm(Record, frozen=True, kw_only=True):
     """Holds the true median with 90% confidence; the range of two to four rounds, None of one."""
     rounds_ms: tuple[float, ...] = NOT_RECORDED
     """One figure per interleaved round, whose clocks and heat the variants of a window share."""
-    window: int = NOT_RECORDED
-    """The trial's window that timed it: 1, or 2 in older reports."""
     peak_gib: float | None = NOT_RECORDED
     """None on a CPU. If the cuts leave it open it is not recorded, and a gap says between what it is."""
-    static_gib: float | None = NOT_RECORDED
-    """Of the peak: weights, FP8 copies kept next to them, buffers and optimizer state, at full depth."""
     tokens_ratio: float = NOT_RECORDED
     """Tokens of its step / those of the step as it is, for as many of which its times are given."""
     cuts: tuple[ArmCut, ...] = NOT_RECORDED
@@ -193,15 +187,9 @@ class Health(Record, frozen=True, kw_only=True):
 
     samples: int = NOT_RECORDED
     sm_clock_low_mhz: int | None = NOT_RECORDED
-    sm_clock_median_mhz: int | None = NOT_RECORDED
     sm_clock_high_mhz: int | None = NOT_RECORDED
-    power_median_w: float | None = NOT_RECORDED
-    power_limit_w: float | None = NOT_RECORDED
-    temperature_high_c: int | None = NOT_RECORDED
     throttled_pct: dict[str, float] = NOT_RECORDED
-    """Reason why clocks were held back, in the words of `Gpu.throttle_reasons` -> share of the samples."""
-    other_processes: int | None = NOT_RECORDED
-    """Most compute processes seen besides this one."""
+    """Reason why clocks were held back -> share of the samples."""
     other_use_pct: float | None = NOT_RECORDED
     """Most of the GPU that they used at one time; None if NVML does not tell."""
 
@@ -226,8 +214,6 @@ class Trial(Record, frozen=True, kw_only=True):
 
     device: str = NOT_RECORDED
     gpu: str | None = NOT_RECORDED
-    own_process: bool = NOT_RECORDED
-    """True if it ran in a process of its own, or in that of the caller, on copies of the model."""
     blocks: dict[str, int] = NOT_RECORDED
     """Lists of blocks that were cut -> blocks at full depth; empty if the model was measured whole."""
     recomputed: tuple[str, ...] = NOT_RECORDED

@@ -221,7 +221,7 @@ class ScriptObserver:
     def close(self, optimizer: Optimizer) -> None:
         assert self.window is not None  # `forget` has to find the last reference to it
         self.window.end()
-        observation = self.window.observation(self.steppers.names())
+        observation = self.window.observation()
         assert observation is not None  # the fewest steps that can be asked for are enough
         self.examine(optimizer, self.window)
         assert self.facts is not None
@@ -316,7 +316,7 @@ class ScriptObserver:
         told, self.done = self.facts, True
         if told is None:
             return self.steps
-        observation = self.window.observation(self.steppers.names()) if self.window is not None else None
+        observation = self.window.observation() if self.window is not None else None
         if observation is not None:
             self.facts = replace(told, observed=observation)
         if observation is not None or (self._not_finite() and not recorded(told, "not_finite")):

@@ -203,7 +203,7 @@ class RankReports:
         missing = {each: Rank(rank=each, end="not_seen") for each in expected - {*messages}}
         known = missing | {number: message.rank for number, message in messages.items()}
         processes = tuple(known[each] for each in sorted(known))
-        state.ranks = Ranks(world_size=place.world_size, of_host=place.of_host, processes=processes)
+        state.ranks = Ranks(world_size=place.world_size, processes=processes)
         for number in sorted(messages.keys() - {place.rank}):
             state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(messages[number].notes)]
         state.notes += rank_notes(state.ranks, sorted(messages, key=lambda each: messages[each].at_s))

@@ -111,7 +111,6 @@ class StepProfiler:
             seen,
             fp8_gemms=proof.fp8_gemms,
             graphs_run=proof.graphs_run,
-            uncompiled_linears=proof.uncompiled_linears,
             host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
             breakdown=breakdown(Plan((), (Cut({}),)), [step], median(seen.steps_ms)),
         )

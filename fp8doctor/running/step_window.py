@@ -78,8 +78,6 @@ class StepWindow:
         and no call is watched. ``losses`` are watched already.
         """
         self.steps, self.warmup = steps, warmup
-        self.share = owner.share if owner is not None else 0.0
-        """Share of the stepped parameters that the model owns."""
         self.captured: Capture | None = None
         self._keep, self._losses = keep, losses
         self._model = weakref.ref(owner.model) if owner is not None else lambda: None
@@ -126,7 +124,7 @@ class StepWindow:
         for each in (self._calls, self._waits, self._autocasts):
             each.end()
 
-    def observation(self, optimizers: tuple[str, ...]) -> Observation | None:
+    def observation(self) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""
         if len(self._done) < FEWEST_STEPS:
             return None
@@ -150,8 +148,6 @@ class StepWindow:
             if None in losses
             else tuple(each if each is not None and math.isfinite(each) else None for each in losses),
             compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
-            optimizers=optimizers,
-            share_pct=100 * self.share,
             peak_gib=clock.peak_gib(),
         )
 

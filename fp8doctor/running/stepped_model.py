@@ -23,7 +23,6 @@ from fp8doctor.loading.job import is_trainer
 from fp8doctor.stacks.looking import (
     ClassCache,
     children_of,
-    class_name,
     modules_of,
     parameters_of,
     read,
@@ -66,7 +65,6 @@ five times as often as its generator."""
 class Stepper:
     """What is known of an optimizer that has stepped."""
 
-    name: str
     elements: int
     """Of all parameters."""
     steps: int = 0
@@ -86,7 +84,7 @@ class Steppers:
         stepper = self.known.get(optimizer)
         if stepper is None:
             elements = sum(each.numel() for each in held(optimizer))
-            stepper = self.known[optimizer] = Stepper(class_name(type(optimizer)), elements)
+            stepper = self.known[optimizer] = Stepper(elements)
         self.all_steps += 1
         stepper.steps += 1
         stepper.last = self.all_steps
@@ -98,10 +96,6 @@ class Steppers:
             if self.all_steps - stepper.last >= IDLE_STEPS:
                 del self.known[optimizer]
         return max(self.known.values(), key=lambda each: each.elements)
-
-    def names(self) -> tuple[str, ...]:
-        ordered = sorted(self.known.values(), key=lambda each: -each.elements)
-        return tuple(dict.fromkeys(each.name for each in ordered))
 
 
 MOST = 0.5
@@ -117,8 +111,6 @@ class Ownership:
 
     model: nn.Module
     """The outermost module that owns most of them."""
-    share: float
-    """Share of the stepped elements that it owns."""
     callable: tuple[nn.Module, ...]
     """Modules outside compiled regions that own most of them, from the outside in."""
     inside: tuple[nn.Module, ...]
@@ -136,18 +128,18 @@ class Ownership:
 def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
     """Find the model that an optimizer trains, also if it steps copies or some parameters were replaced."""
     living.note([optimizer])
-    for parameters, share, wrapper in _trained_by(optimizer, living):
+    for parameters, wrapper in _trained_by(optimizer, living):
         found = owner(parameters, living)
         if found is not None:
             living.note([] if wrapper is None else [wrapper])
-            return replace(found, share=share * found.share, wrapper=wrapper)
+            return replace(found, wrapper=wrapper)
     return None
 
 
-def _trained_by(optimizer: Optimizer, living: LiveObjects) -> Iterator[tuple[list[nn.Parameter], float, Any]]:
-    """Yield parameters of the model, their share of the stepped elements, and the optimizer's wrapper."""
+def _trained_by(optimizer: Optimizer, living: LiveObjects) -> Iterator[tuple[list[nn.Parameter], Any]]:
+    """Yield parameters of the model, and the optimizer's wrapper."""
     stepped = held(optimizer)
-    yield stepped, 1.0, None
+    yield stepped, None
     copies = {id(each) for each in stepped}
     kinds: dict[type, bool] = {}
     for each in living:
@@ -155,10 +147,10 @@ def _trained_by(optimizer: Optimizer, living: LiveObjects) -> Iterator[tuple[lis
         if kind not in kinds:
             kinds[kind] = all(read_class(kind, name) is not None for name in ("step", "zero_grad"))
         if kinds[kind] and any(value is optimizer for value in state_of(each).values()):
-            yield [parameter for parameter in written_back(each) if id(parameter) not in copies], 1.0, each
+            yield [parameter for parameter in written_back(each) if id(parameter) not in copies], each
     trained = [each for each in stepped if each.grad is not None]
     if 0 < len(trained) < len(stepped):
-        yield trained, sum(map(whole_size, trained)) / sum(map(whole_size, stepped)), None
+        yield trained, None
 
 
 def held(optimizer: Optimizer) -> list[Any]:
@@ -186,7 +178,6 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     called = {id(each): each for chain in chains for each in chain}
     return Ownership(
         model=model,
-        share=owned[id(model)] / total,
         callable=tuple(each for key, each in called.items() if key not in inside),
         inside=tuple(each for wrapper in marked if id(wrapper) in called for each in _wrapped_by(wrapper)),
         compiled=any(id(each) in names for each in marked),

@@ -96,9 +96,7 @@ def time_copies(
 
             def whole(trial: Trial) -> Trial:
                 all_gaps = {**trial.get("gaps", {}), **missing}
-                return structs.replace(
-                    trial, own_process=run.own_process, rows=seen, shapes=timed_shapes, gaps=all_gaps
-                )
+                return structs.replace(trial, rows=seen, shapes=timed_shapes, gaps=all_gaps)
 
             run.keep(whole(without_times(run, budget.left_out(Reason.NO_TIME_LEFT))))
             try:

@@ -223,7 +223,6 @@ def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
     return Trial(
         device=run.device.type,
         gpu=gpu_name(run.device),
-        own_process=run.own_process,
         blocks={},
         arms=(),
         self_check_ratio=None,

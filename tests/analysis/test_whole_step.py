@@ -25,8 +25,8 @@ def recorded_job(name: str = "h200x2-fsdp2_bf16_all_gather") -> Facts:
 def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
     """FP8 as it is beside BF16."""
     arms = (
-        ran("as_is", fp8_ms, window=1, fp8_gemms=72),
-        *(ran(name, bf16_ms, window=1, base="as_is") for name in ("bf16", "bf16_compiled")),
+        ran("as_is", fp8_ms, fp8_gemms=72),
+        *(ran(name, bf16_ms, base="as_is") for name in ("bf16", "bf16_compiled")),
     )
     return timed(facts, *arms)
 

@@ -34,7 +34,7 @@ def test_llama() -> None:
     assert (facts.parameters, facts.trainable_parameters, facts.adapter_parameters) == (106816, 106816, 0)
     assert (facts.dtypes, facts.devices) == ({"bfloat16": 106816}, ("cpu",))
     assert (facts.modules, facts.hooks, facts.float8_parameters) == (33, 0, 0)
-    assert (facts.ties, facts.wrappers, facts.vocabulary, facts.hidden_size) == ((), (), 256, 64)
+    assert (facts.wrappers, facts.vocabulary, facts.hidden_size) == ((), 256, 64)
     assert (facts.heads, facts.key_value_heads) == (4, 2)
     layers = [f"model.layers.{i}.{name}" for i in (0, 1) for name in LLAMA_LAYER]
     assert [each.name for each in facts.linears] == [*layers, "lm_head"]
@@ -65,7 +65,6 @@ def test_conv1d_of_gpt2_is_transposed() -> None:
     assert (up.name, up.kind) == ("transformer.h.0.mlp.c_fc", "transformers.pytorch_utils.Conv1D")
     assert (up.stack, up.use, sides(up)) == ("torch", "none", (64, 256, True))
     assert up.parameters == 64 * 256 + 256
-    assert facts.ties == (("transformer.wte.weight", "lm_head.weight"),)
     assert (facts.vocabulary, facts.hidden_size) == (256, 64)
     assert facts.linears[-1].role == "head"
 
@@ -113,10 +112,9 @@ def test_hooks() -> None:
     assert network(model).hooks == 3
 
 
-def test_a_module_under_two_names_is_a_tie() -> None:
+def test_a_module_under_two_names_counts_once() -> None:
     shared = nn.Linear(8, 8, bias=False)
     facts = network(nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)}))
-    assert facts.ties == (("a.weight", "b.0.weight"),)
     assert (len(facts.linears), facts.parameters, facts.modules) == (1, 64, 3)
 
 

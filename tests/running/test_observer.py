@@ -32,7 +32,7 @@ def test_a_plain_loop(observer: ScriptObserver, heard: Heard) -> None:
     assert facts.training.gradients_seen
     seen = facts.observed
     assert len(seen.steps_ms) == STEPS
-    assert (seen.warmup, seen.calls, seen.clock, seen.share_pct) == (WARMUP, 1, "host", 100)
+    assert (seen.warmup, seen.calls, seen.clock) == (WARMUP, 1, "host")
     assert seen.data_ms is None
     assert heard.notes == []
     assert all(COMPILED_CALL not in vars(module) for module in model.modules())
@@ -49,7 +49,6 @@ def test_the_optimizer_that_holds_most_counts(observer: ScriptObserver, heard: H
             train(model, 1, optimizer=optimizer)
     facts = heard.facts
     assert len(facts.network.linears) == 6
-    assert facts.observed.optimizers == ("torch.optim.adamw.AdamW", "torch.optim.sgd.SGD")
     assert len(facts.observed.steps_ms) == STEPS
 
 
@@ -108,7 +107,7 @@ def test_an_optimizer_of_deepspeed_that_steps_copies(observer: ScriptObserver, h
         optimizer.zero_grad()
     facts = heard.facts
     assert len(facts.network.linears) == 4
-    assert (facts.observed.calls, facts.observed.share_pct) == (1, 100)
+    assert facts.observed.calls == 1
     assert facts.workload.batch_source == "given"
     assert facts.training.optimizer == f"{ZeroOptimizer.__module__}.ZeroOptimizer"
     assert facts.training.optimizer_stepped

@@ -81,7 +81,7 @@ class Machine:
                 watched.stepped()
         finally:
             watched.end()
-        observed = watched.observation(("torch.optim.sgd.SGD",))
+        observed = watched.observation()
         assert observed is not None
         return observed
 

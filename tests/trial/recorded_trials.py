@@ -146,7 +146,6 @@ class RecordedBench:
                 compiled=Compilations(graphs=int(of.compiles)),
                 memory=StepMemory(0.0, 0.0, 0.0, None),
                 alloc_retries=None,
-                warm_up_s=0.0,
                 step_s=ms / 1e3,
                 launched_s=of.launched * ms / 1e3,
                 non_finite=None,

@@ -60,9 +60,6 @@ def test_a_model_without_weights_is_cut_by_its_own_function() -> None:
     result = trial(model=on_meta(80), rebuild=lambda layers: (Decoder(layers), None))
     assert result.blocks == {"blocks": 80}
     assert kept(result.arms[0]) == [4, 12]
-    assert result.arms[0].static_gib == pytest.approx(
-        3 * sum(parameter.numel() * 4 for parameter in on_meta(80).parameters()) / 2**30, rel=0.01
-    )
 
 
 def changed(layers: int, change: Callable[[Decoder], object]) -> Decoder:

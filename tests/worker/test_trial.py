@@ -79,7 +79,6 @@ def test_every_arm_of_a_model_without_fp8(tmp_path: Path) -> None:
     assert "building the step as you run it" in said
     assert "building FP8 rowwise compiled" in said
     assert [each for each in said if each in list(Stage)] == list(Stage)[2:]
-    assert examination.facts.trial.own_process is True
 
 
 @pytest.mark.usefixtures("forked")

@@ -97,7 +97,7 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
     )
 
 
-LOST = "without_hooks without_forward lost_forwards without_compile bypassed unfrozen untied"
+LOST = "without_hooks without_forward without_compile bypassed unfrozen untied"
 
 
 def _converted(layer: kit.Linear, *, outside: int = 0, saved: str | None = None, **seen: Any) -> kit.Facts:

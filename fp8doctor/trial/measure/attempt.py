@@ -40,7 +40,6 @@ class Ready:
     compiled: Compilations
     memory: StepMemory
     alloc_retries: int | None
-    warm_up_s: float
     step_s: float
     """The last step of the warm-up: about what one step takes."""
     launched_s: float | None

@@ -162,7 +162,7 @@ class Bench(Layout):
         memory: MemoryWatch,
     ) -> Ready:
         """Take steps until one compiles nothing; the last one is measured."""
-        began, retries = time.monotonic(), alloc_retries(self.device)
+        retries = alloc_retries(self.device)
         on_gpu = self.device.type == "cuda"
         watched = WatchedSteps(step, optimizer)
         with compilations(model) as compiled, memory.of(model, optimizer):
@@ -189,7 +189,6 @@ class Bench(Layout):
             compiled=compiled,
             memory=memory.end(model, optimizer, self._rounding if counts else None),
             alloc_retries=None if retries is None else (alloc_retries(self.device) or 0) - retries,
-            warm_up_s=time.monotonic() - began,
             step_s=step_s,
             launched_s=launched_s,
             non_finite=watched.non_finite(),

@@ -25,10 +25,6 @@ _log = logging.getLogger("fp8doctor")
 
 COMPILED_REGION = "Torch-Compiled Region"
 
-FORWARDS_OF_LINEARS = ("aten::linear", "matmul_with_hp_or_float8_args")
-"""Names of the forward of an nn.Linear and a Float8Linear (torchao 0.10 to 0.18) in a profile. Inductor's
-graphs hold neither."""
-
 SETTLE_S = 0.2
 """Seconds under load until a GPU's clocks settle (seen on an H200 at its power limit)."""
 
@@ -40,8 +36,6 @@ class StepProof:
     fp8_gemms: int | None = None
     """None also if the GPU's events were lost: then none proves nothing."""
     graphs_run: int | None = None
-    uncompiled_linears: int | None = None
-    """Forwards of a Linear outside of every compiled region."""
 
 
 ANOTHER_PROFILER = "another profiler is active in this process, and to start a second one would end it"
@@ -111,15 +105,12 @@ def exported(profile: Any) -> Trace:
 def counted(trace: Trace, device: torch.device) -> StepProof:
     """Count what a profiled step ran; FP8 matmuls on CUDA by their kernels."""
     events = [event for thread in trace.host.values() for event in thread]
-    regions = [(each.ts, each.ts + each.dur) for each in events if each.name.startswith(COMPILED_REGION)]
-    linears = [each.ts for each in events if each.name in FORWARDS_OF_LINEARS]
     if device.type == "cuda":
         kernels = sum(bool(FP8_GEMM_KERNEL.search(each.name)) for each in trace.gpu)
         gemms = kernels if trace.gpu else None
     else:
         gemms = sum(each.name in FP8_OPERATORS for each in events)
-    outside = sum(not any(begin <= at < end for begin, end in regions) for at in linears)
-    return StepProof(gemms, len(regions), outside)
+    return StepProof(gemms, sum(each.name.startswith(COMPILED_REGION) for each in events))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, count_others, open_nvml
+from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, open_nvml
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -61,13 +61,9 @@ class Observer:
         reasons = self._ask("DeviceGetCurrentClocksEventReasons", card)
         if reasons is None:  # drivers before 535 know only the old function
             reasons = self._ask("DeviceGetCurrentClocksThrottleReasons", card)
-        processes = self._ask("DeviceGetComputeRunningProcesses", card)
         sample = {
             "mhz": self._ask("DeviceGetClockInfo", card, self._nvml.NVML_CLOCK_SM),
-            "mw": self._ask("DeviceGetPowerUsage", card),
-            "celsius": self._ask("DeviceGetTemperature", card, self._nvml.NVML_TEMPERATURE_GPU),
             "reasons": reasons,
-            "others": None if processes is None else count_others(processes, ours=True),
         }
         for name, answer in sample.items():
             if answer is not None:
@@ -84,8 +80,7 @@ class Observer:
         if self._device.type != "cuda" or not self._looks:
             unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
             return unknown
-        limit_mw = self._ask("DeviceGetPowerManagementLimit", self._card)
-        mhz, mw, reasons = (self._seen[each] for each in ("mhz", "mw", "reasons"))
+        mhz, reasons = self._seen["mhz"], self._seen["reasons"]
         held = {
             reason: 100 * sum(bool(bits & bit) for bits in reasons) / len(reasons)
             for bit, reason in THROTTLE_REASONS.items()
@@ -94,13 +89,8 @@ class Observer:
         return Health(
             samples=self._looks,
             sm_clock_low_mhz=min(mhz, default=None),
-            sm_clock_median_mhz=round(statistics.median(mhz)) if mhz else None,
             sm_clock_high_mhz=max(mhz, default=None),
-            power_median_w=statistics.median(mw) / 1000 if mw else None,
-            power_limit_w=limit_mw / 1000 if limit_mw is not None else None,
-            temperature_high_c=max(self._seen["celsius"], default=None),
             throttled_pct={reason: pct for reason, pct in held.items() if pct} if reasons else NOT_RECORDED,
-            other_processes=max(self._seen["others"], default=NOT_RECORDED),
             other_use_pct=max(self._seen["share"], default=None),
         )
 

@@ -23,7 +23,7 @@ def seen(number: int, *, step: float = 100.0, data: float = 0.0, before: float =
 
 
 def job(*ranks: Rank) -> Facts:
-    return Facts(ranks=Ranks(world_size=len(ranks), of_host=len(ranks), processes=ranks))
+    return Facts(ranks=Ranks(world_size=len(ranks), processes=ranks))
 
 
 @pytest.mark.parametrize(
