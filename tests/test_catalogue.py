@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from fp8doctor import cli, headings, registry
+from fp8doctor import cli, headings, kit, registry
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.facts import Facts
@@ -22,22 +22,6 @@ from tests.treatment_names import treatment_names
 
 CATALOGUE = registry.discover()
 CHECKS = Path(__file__).resolve().parents[1] / "checks"
-
-IMPORTABLE = (
-    "fp8doctor.kit",
-    "fp8doctor.facts",
-    "fp8doctor.finding",
-    "fp8doctor.registry",
-    "fp8doctor.wording",
-    "fp8doctor.analysis",
-    "fp8doctor.cost",
-    "fp8doctor.diagnosis.leaving_fp8",
-    "fp8doctor.diagnosis.treatments",
-    "fp8doctor.known_errors",
-    "fp8doctor.recipes",
-)
-"""Modules of fp8doctor that a check may import: what was seen, what it adds up to, what it costs, what is
-known of messages, and the words of an answer. No torch, no os, no sys."""
 
 STANDARD = {
     "__future__",
@@ -163,8 +147,15 @@ def its_file(rules: tuple[registry.Check, ...]) -> None:
     assert max(map(SEVERITIES.index, said)) == highest
     assert not [node for node in nodes if isinstance(node, ast.Global | ast.Nonlocal)]
     modules = [module for path in paths for module in imports(path)]
-    allowed = (*IMPORTABLE, ".")  # and another file of the check
-    assert [each for each in modules if each not in STANDARD and not each.startswith(allowed)] == []
+    others = [each for each in modules if each not in STANDARD and not each.startswith(".")]
+    assert {*others} == {"fp8doctor.kit"}, "of fp8doctor a check imports the kit, and its own other files"
+
+
+def test_the_page_names_every_module_of_the_kit() -> None:
+    named = {*re.findall(r"`kit\.(\w+)[`.(]", (CHECKS / "README.md").read_text("utf-8"))}
+    assert named <= {*dir(kit)}
+    modules = {name for name, held in vars(kit).items() if isinstance(held, ModuleType)}
+    assert {name for name in modules if name.isidentifier()} <= named
 
 
 def test_no_check_explains_itself_in_a_circle() -> None:

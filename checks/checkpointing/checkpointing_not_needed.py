@@ -22,12 +22,9 @@ from __future__ import annotations
 import math
 
 from fp8doctor import kit
-from fp8doctor.analysis.arms import arm_in_time
-from fp8doctor.analysis.fp8_weights import USABLE
-from fp8doctor.analysis.memory import fit, recomputing
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF
 
-OFF = CHECKPOINTING_OFF
+OFF = kit.treatment_table.CHECKPOINTING_OFF
+USABLE = kit.fp8_weights.USABLE
 
 FEWEST = 0.25  # share of the blocks that have to be able to keep their activations: a choice
 
@@ -36,16 +33,16 @@ FEWEST = 0.25  # share of the blocks that have to be able to keep their activati
 def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return kit.NotApplicable(reason="no activation checkpointing")
-    if (OFF,) in kit.TrialView(facts).too_large:
+    if (OFF,) in kit.trial_view.TrialView(facts).too_large:
         return None
     if facts.get("assumed_gpu") and any(map(kit.stores_fp8, facts.network.linears)):
         return fits_without(facts)  # FP8 gives such a job no speed
-    without = arm_in_time(facts.trial, OFF)
-    with_it = kit.base_of(facts.trial, without) if without else None
+    without = kit.arms.arm_in_time(facts.trial, OFF)
+    with_it = kit.arms.base_of(facts.trial, without) if without else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
     if not without or not with_it or without.peak_gib is None or with_it.peak_gib is None or free is None:
         return kit.NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
-    cost = kit.ratio(with_it, without)
+    cost = kit.arms.ratio(with_it, without)
     if cost.low <= 1 or cost.value - 1 < kit.EVEN or without.peak_gib > USABLE * free:
         return None
     return kit.Finding(
@@ -62,14 +59,14 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
             "peak_without_gib": without.peak_gib,
             "free_gib": free,
         },
-        treatment=kit.checkpointing_off(facts),
+        treatment=kit.treatments.checkpointing_off(facts),
     )
 
 
 def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     """Estimate how many blocks can keep their activations on a GPU that is not here."""
-    found = fit(facts)
-    without = recomputing(found, facts, {}) if found else None
+    found = kit.memory.fit(facts)
+    without = kit.memory.recomputing(found, facts, {}) if found else None
     blocks = sum(each.checkpointed for each in facts.network.blocks)
     if found is None or without is None or not blocks:
         return kit.NotApplicable(reason="no estimate of its memory: that needs blocks and their rows")
@@ -90,7 +87,7 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"The estimated peak is {found.now.gib:.1f} GiB, and {without.gib:.1f} GiB without "
         f"checkpointing; the GPU has {found.gpu_gib:.1f}. A checkpointed block runs its forward twice.",
         evidence={"blocks": blocks, "blocks_without": keep, "peak_without_gib": round(without.gib, 1)},
-        treatment=kit.checkpointing_off(facts) if fits else fewer,
+        treatment=kit.treatments.checkpointing_off(facts) if fits else fewer,
     )
 
 

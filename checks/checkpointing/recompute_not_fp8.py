@@ -22,7 +22,6 @@ https://github.com/NVIDIA/TransformerEngine/issues/415
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.expected_fp8_gemms import ran_in_bf16_later
 
 AROUND_THE_MODEL = "contextual_fp8_autocast"
 """Accelerate's wrapper around the model's forward (1.4 to 1.15, ``utils/transformer_engine.py``)."""
@@ -36,12 +35,14 @@ NOT_KNOWN_WHERE = (
 @kit.check("CKP002", "recompute-not-fp8", severity="error", invalidates_model=True)
 def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     te = [each for each in facts.network.fp8 if kit.stack_of(each).under_autocast]
-    inside = [(linear, region) for linear in te if (region := kit.region_of(linear, facts, "torch"))]
+    regions = [(linear, kit.training_bugs.region_of(linear, facts, "torch")) for linear in te]
+    inside = [(linear, region) for linear, region in regions if region]
     if not inside:
         return kit.NotApplicable(reason="no Transformer Engine layer is under torch's checkpoint")
     training = facts.training
-    raised = kit.recorded(facts, "trial") and kit.why_of(facts.trial) is kit.Reason.RECOMPUTE_DIFFERS
-    missing = ran_in_bf16_later(facts, [linear for linear, _ in inside])
+    failed = kit.recorded(facts, "trial") and kit.no_number.why_of(facts.trial)
+    raised = failed == kit.arm_names.Reason.RECOMPUTE_DIFFERS
+    missing = kit.expected_fp8_gemms.ran_in_bf16_later(facts, [linear for linear, _ in inside])
     affected = inside if missing or raised else [each for each in inside if not each[1].opens_fp8_autocast]
     in_fp8 = missing is False or (training.gradients_seen and all(each.engaged for each, _ in affected))
     if not affected or (in_fp8 and not raised and not missing):
@@ -57,7 +58,8 @@ def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     around_it = region.active is True and (in_forward or region.get("fp8_autocast_around") is True)
     by_count, counted = "", dict[str, int | None]()
     if missing:
-        ran, due = kit.counted_gemms(facts), sum(kit.due_gemms(facts, kit.all_fp8(facts)))
+        gemms = kit.expected_fp8_gemms
+        ran, due = gemms.counted_gemms(facts), sum(gemms.due_gemms(facts, gemms.all_fp8(facts)))
         counted = {"fp8_gemms": ran, "fp8_gemms_due": due}
         by_count = f"One step ran {ran} of {due} FP8 matmuls: everything after the forward ran in BF16."
     causes = {

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from fp8doctor import kit
-from fp8doctor.analysis import module_names
 
 
 class Cause(NamedTuple):
@@ -40,10 +39,10 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     if not causes:
         return None if marks else kit.NotApplicable(reason="nothing asks for torch.compile")
     names = {mark.name for cause in causes for mark in cause.marks} if marks else {""}
-    under = [each for each in fp8 if any(kit.is_below(each, name) for name in names)]
+    under = [each for each in fp8 if any(kit.compile_coverage.is_below(each, name) for name in names)]
     idle = [each for each in under if each.compiled in {None, *names}]
     texts = tuple(cause.text for cause in causes)
-    balance = kit.eager_balance(facts, idle) if idle else None
+    balance = kit.cost.eager_balance(facts, idle) if idle else None
     look = f" Not compiled: {kit.plural(len(idle), 'FP8 Linear')}." if idle else ""
     return kit.Finding(
         title=f"torch.compile has no effect: {texts[0]}",
@@ -106,7 +105,7 @@ def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
     bare = tuple(mark for mark in marks if mark.backend in kit.compile_coverage.BACKENDS_WITHOUT_KERNELS)
     if bare:
         text = f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}"
-        code = module_names.without_backend(bare, network)
+        code = kit.module_names.without_backend(bare, network)
         fix = ("default-backend", "use the default backend, inductor", code)
         yield Cause(f"{text}, which generates no kernel", *fix, bare)
     breaks = ("Unsupported", "SkipFrame")  # a graph break or a skipped frame is no failure
@@ -121,7 +120,7 @@ def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
 
 def _compiled(backend: str) -> kit.Facts:
     marks = (kit.CompileMark(name="blocks.0", form="in_place", backend=backend),)
-    dynamo = kit.Dynamo(disabled=False, suppress_errors=False, stance="default", failures=())
+    dynamo = kit.facts.Dynamo(disabled=False, suppress_errors=False, stance="default", failures=())
     of_job = {"blocks": (), "tokens": 16384, "variables": {}, "compiled_elsewhere": ()}
     layers = (kit.float8(compiled="blocks.0"),)
     return kit.example(linears=layers, compile_marks=marks, dynamo=dynamo, **of_job)

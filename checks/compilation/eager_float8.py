@@ -26,7 +26,6 @@ https://github.com/pytorch/torchtitan/issues/778
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.compile_coverage import is_inside
 
 EAGER_KERNELS = 83
 """Extra kernels per uncompiled Float8Linear and step on one H200 (82.4, 83.0; torch 2.11, torchao 0.18)."""
@@ -42,17 +41,18 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     eager = [linear for linear in fp8 if linear.compiled is None]
     if not eager:
         return None
-    if kit.under_unsloth(facts):
+    if kit.fp8_request.under_unsloth(facts):
         why = "Unsloth compiles blocks itself; fp8doctor did not see if it did"
         raise kit.Unrecorded(kit.Linear, "compiled", why)
-    runs = [linear for linear in eager if not kit.unaligned(linear)]
-    only_heads = len(eager) < len(fp8) and all(kit.makes_logits(linear, facts.network) for linear in runs)
+    runs = [linear for linear in eager if not kit.recipe_support.unaligned(linear)]
+    heads = [linear for linear in runs if kit.layers.makes_logits(linear, facts.network)]
+    only_heads = len(eager) < len(fp8) and heads == runs
     which = cost = ""
     if len(eager) < len(fp8):
         more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
-        names = ", ".join(kit.in_words(linear.name, facts.network) for linear in eager[:3])
+        names = ", ".join(kit.layers.in_words(linear.name, facts.network) for linear in eager[:3])
         which = f"Not compiled: {names}{more}. "
-    if balance := kit.eager_balance(facts, eager):
+    if balance := kit.cost.eager_balance(facts, eager):
         cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"
         if balance.host_ms > balance.casts_ms:
             cost = (
@@ -77,7 +77,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         saving_ms=balance.saving if balance else None,
         treatment=kit.keep_in_bf16([linear.name for linear in eager], facts)
         if only_heads
-        else kit.compile_treatment(facts, runs or eager),
+        else kit.compile_coverage.compile_treatment(facts, runs or eager),
     )
 
 
@@ -92,9 +92,13 @@ def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         linear
         for linear in compiled
         if linear.name and linear.compiled == linear.name
-        if not any(linear.name != name and kit.is_below(linear, name) for name in regions)
+        if not any(linear.name != name and kit.compile_coverage.is_below(linear, name) for name in regions)
     ]
-    inside = [linear for linear in alone if any(is_inside(linear, each) for each in facts.network.blocks)]
+    inside = [
+        linear
+        for linear in alone
+        if any(kit.compile_coverage.is_inside(linear, each) for each in facts.network.blocks)
+    ]
     few_beside = len(alone) - len(inside) <= kit.compile_coverage.BESIDE_AT_MOST
     if not inside and few_beside:
         return None
@@ -104,7 +108,7 @@ def only_linears_compiled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         explanation=f"They do {kit.percent(kit.flops_share_pct(alone, facts))} of the matmul FLOPs. Their "
         "casts are not fused with the norm or activation next to them, and nothing else is compiled.",
         evidence={"alone": len(alone), "compiled_fp8_linears": len(compiled), "first": alone[0].name},
-        treatment=kit.compile_treatment(facts, inside if few_beside else alone),
+        treatment=kit.compile_coverage.compile_treatment(facts, inside if few_beside else alone),
     )
 
 

@@ -22,7 +22,6 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.analysis.recipe_support import CUDNN_FLOOR
 
 SPLIT, OTHERS = 1.5, 4
 """Regions per block, and regions beyond the blocks, from which blocks count as split. A choice: every second
@@ -43,7 +42,7 @@ TRACEABLE_TE = kit.Treatment(
     name="traceable-te",
     summary="use te.Linear of Transformer Engine 2.20 without delayed scaling, or do not compile these",
     code='pip install --no-build-isolation "transformer-engine[pytorch]>=2.20"   '
-    f"# needs cuDNN {CUDNN_FLOOR} or newer",
+    f"# needs cuDNN {kit.recipe_support.CUDNN_FLOOR} or newer",
 )
 
 
@@ -51,13 +50,13 @@ TRACEABLE_TE = kit.Treatment(
 def graph_breaks(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if not facts.training.compile_marks:
         return kit.NotApplicable(reason="nothing asks for torch.compile")
-    as_is = kit.arm_if_any(facts, kit.ArmName.AS_IS)
+    as_is = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS)
     if as_is is None:
         if known := of_transformer_engine(facts):
             return known
         return kit.NotApplicable(reason="the trial did not time your step") if facts.trial else None
     cut, ran = as_is.cuts[-1], as_is.graphs_run or 0
-    whole = kit.micro_batches(facts) * whole_regions(facts, cut)
+    whole = kit.cost.micro_batches(facts) * whole_regions(facts, cut)
     split = ran >= max(SPLIT * whole, whole + OTHERS)
     if not cut.graph_breaks and not split:
         return None
@@ -110,7 +109,7 @@ def of_transformer_engine(facts: kit.Facts) -> kit.Finding | None:
     )
 
 
-def whole_regions(facts: kit.Facts, cut: kit.ArmCut) -> int:
+def whole_regions(facts: kit.Facts, cut: kit.facts.ArmCut) -> int:
     """Count regions per micro-batch if no block is split: marked modules, or the blocks of a marked model."""
     lists = {blocks.name: cut.blocks.get(blocks.name, blocks.count) for blocks in facts.network.blocks}
     marks = [mark.name for mark in facts.training.compile_marks]
@@ -131,7 +130,7 @@ def entries(mark: str, facts: kit.Facts) -> int:
 
 
 def _compiled_blocks(regions: int, breaks: int) -> kit.Facts:
-    cut = kit.ArmCut(blocks={}, graph_breaks=breaks, break_reasons=())
+    cut = kit.facts.ArmCut(blocks={}, graph_breaks=breaks, break_reasons=())
     marks = tuple(kit.CompileMark(name=f"blocks.{number}") for number in range(4))
     arms = (kit.variant(kit.ArmName.AS_IS, 10.0, graphs_run=regions, cuts=(cut,)),)
     layers, blocks = (kit.float8(compiled="blocks.0"),), (kit.Blocks(name="blocks", count=4),)

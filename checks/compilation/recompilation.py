@@ -49,7 +49,7 @@ def recompilation(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     timed = next((arm for arm in facts.arms() if arm.name == kit.ArmName.AS_IS), None)
     cut = timed.cuts[-1] if timed and timed.get("cuts") else None
     left_eager, reasons = (cut.get("left_eager"), cut.get("recompile_reasons", ())) if cut else ((), ())
-    compiling = timed is not None and kit.why_of(timed) is kit.Reason.STILL_COMPILING
+    compiling = timed is not None and kit.no_number.why_of(timed) is kit.arm_names.Reason.STILL_COMPILING
     versions = cached_blocks(facts) if training.use_cache else 0
     limit = facts.get("training.dynamo.recompile_limit") or RECOMPILE_LIMIT
     if cut and left_eager == () and (sum(cut.blocks.values()) or versions) > limit:

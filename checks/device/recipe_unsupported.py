@@ -23,11 +23,8 @@ from __future__ import annotations
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.analysis.recipe_support import FIRST_WITH_BF16, assumed_gpus, capability, has_fp8, unmet
-from fp8doctor.analysis.treatment_table import ON_THIS_GPU
-from fp8doctor.recipes import RECIPES, UNKNOWN, Recipe
 
-PLAIN_NVFP4 = Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
+PLAIN_NVFP4 = kit.recipes.Recipe(stack="transformer_engine", name="nvfp4", first=(10, 0))
 """Needs of Transformer Engine's NVFP4 without random Hadamard transform and stochastic rounding."""
 
 NVFP4_ANYWHERE = Version("2.19")
@@ -43,7 +40,7 @@ PLAIN = (
 @kit.check("GPU002", "recipe-unsupported", severity="error", invalidates_model=True)
 def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     gpu = next(iter(visible_gpus(facts)), None)
-    if gpu is None or not has_fp8(gpu):
+    if gpu is None or not kit.recipe_support.has_fp8(gpu):
         none = "the first visible GPU has no FP8 tensor cores" if gpu else "no GPU is visible"
         return kit.NotApplicable(reason=none)
     layers = [each for each in facts.network.fp8 if each.recipe and not each.features.get("emulate")]
@@ -53,17 +50,18 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
         return kit.NotApplicable(reason="no FP8 layer names its recipe")
     reasons = {}
     for (stack, recipe), needed in wanted.items():
-        if why := unmet(stack, recipe, needed, gpu, facts):
+        if why := kit.recipe_support.unmet(stack, recipe, needed, gpu, facts):
             reasons[stack, recipe] = why
     if not reasons:
         return None
     (stack, recipe), reason = next(iter(reasons.items()))
-    nvfp4 = recipe == "nvfp4" and stack == "transformer_engine" and capability(gpu) >= PLAIN_NVFP4.first
-    summary, code = "convert with the tensorwise recipe", kit.with_recipe("tensorwise", facts)
+    of_te = stack == "transformer_engine"
+    nvfp4 = of_te and recipe == "nvfp4" and kit.recipe_support.capability(gpu) >= PLAIN_NVFP4.first
+    summary, code = "convert with the tensorwise recipe", kit.treatments.with_recipe("tensorwise", facts)
     if nvfp4:
         summary = f"NVFP4 without Hadamard transform and stochastic rounding, or version {NVFP4_ANYWHERE}"
         code = PLAIN
-    elif stack == "transformer_engine" and not on_amd:
+    elif of_te and not on_amd:
         summary, code = "current scaling, which every GPU with FP8 tensor cores runs", CURRENT_SCALING
     texts = [f"{name} ({owner}): {text}" for (owner, name), text in reasons.items()]
     return kit.Finding(
@@ -75,26 +73,27 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
             "gpu": gpu.name,
             "capability": gpu.architecture if on_amd else gpu.compute_capability,
         },
-        breaks="step_raises" if layers and not kit.ran_on_a_gpu(facts) else kit.NOT_RECORDED,
+        breaks="step_raises" if layers and not kit.own_step.ran_on_a_gpu(facts) else kit.NOT_RECORDED,
         treatment=kit.Treatment(name="recipe-that-fits", summary=summary, code=code),
     )
 
 
 def visible_gpus(facts: kit.Facts) -> list[kit.Gpu]:
-    return [gpu for gpu in facts.gpus if gpu.visible] or assumed_gpus(facts)
+    return [gpu for gpu in facts.gpus if gpu.visible] or kit.recipe_support.assumed_gpus(facts)
 
 
-def needs_of(linear: kit.Linear, facts: kit.Facts, gpu: kit.Gpu) -> Recipe:
+def needs_of(linear: kit.Linear, facts: kit.Facts, gpu: kit.Gpu) -> kit.recipes.Recipe:
     """Say what a layer's recipe needs with its settings, in the version that is installed."""
-    needed = RECIPES.get((linear.stack, linear.recipe or ""), UNKNOWN)  # which needs FP8 cores alone
-    if (linear.stack, linear.recipe) != ("transformer_engine", "nvfp4") or gpu.vendor == "amd":
+    own = (linear.stack, linear.recipe or "")
+    needed = kit.recipes.RECIPES.get(own, kit.recipes.UNKNOWN)  # which needs FP8 cores alone
+    if own != ("transformer_engine", "nvfp4") or gpu.vendor == "amd":
         return needed
     if linear.features.get("disable_rht") and linear.features.get("disable_stochastic_rounding"):
         return PLAIN_NVFP4
     version = kit.installed(facts, "transformer_engine")
-    if version is None and needed.below and capability(gpu) >= needed.below:
+    if version is None and needed.below and kit.recipe_support.capability(gpu) >= needed.below:
         why = "Transformer Engine's version decides whether it trains here"
-        raise kit.Unrecorded(kit.Package, "version", why)
+        raise kit.Unrecorded(kit.facts.Package, "version", why)
     return PLAIN_NVFP4 if version and version >= NVFP4_ANYWHERE else needed
 
 
@@ -103,7 +102,7 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     visible = visible_gpus(facts)
     if not visible:
         return kit.NotApplicable(reason="no GPU is visible")
-    without = [gpu for gpu in visible if not has_fp8(gpu)]
+    without = [gpu for gpu in visible if not kit.recipe_support.has_fp8(gpu)]
     if not without:
         return None
     have = [gpu.architecture if gpu.vendor == "amd" else gpu.compute_capability for gpu in without]
@@ -111,12 +110,11 @@ def no_fp8_tensor_cores(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     named = ", ".join(dict.fromkeys(names))
     layers = sum(linear.use == "training" for linear in facts.linears())
     wanted = kit.fp8_was_asked_for(facts) or (kit.plural(layers, "FP8 layer") if layers else None)
-    has_bf16 = all(gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16 for gpu in without)
     raises = needs_fp8(facts) and len(without) == len(visible)
     effect = f"{wanted}: this fails here, or falls back to fp16." if wanted else "Nothing asks for FP8 here."
-    precision = "bf16" if has_bf16 else "fp16"
+    precision = "bf16" if all(map(kit.recipe_support.has_bf16, without)) else "fp16"
     fix = kit.Treatment(
-        name=ON_THIS_GPU[precision],
+        name=kit.treatment_table.ON_THIS_GPU[precision],
         summary=f"train in {precision.upper()} on this GPU, without the conversion to FP8",
         code=f'accelerator = Accelerator(mixed_precision="{precision}")',
     )

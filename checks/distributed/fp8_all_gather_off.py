@@ -25,7 +25,6 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis import fp8_weights
 
 FLAG = "enable_fsdp_float8_all_gather"
 PRECOMPUTE = "precompute_float8_dynamic_scale_for_fsdp"
@@ -50,10 +49,10 @@ def fp8_all_gather_off(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
 
 def gathered_in_bf16(linears: list[kit.Linear], shards: int, facts: kit.Facts) -> kit.Finding:
     gib = sum(linear.parameters for linear in linears) * 2 / 2**30
-    kept = sum(each.parameters for each in linears if fp8_weights.compiler_keeps(each)) / 2**30
+    kept = sum(each.parameters for each in linears if kit.fp8_weights.compiler_keeps(each)) / 2**30
     price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""
     lines = f"config = Float8LinearConfig({FLAG}=True)\n{kit.convert_again(facts, config='config')}"
-    if not kit.may_have_converted(facts):  # Accelerate (1.15) computes the scales by itself
+    if not kit.fp8_request.may_have_converted(facts):  # Accelerate (1.15) computes the scales by itself
         lines += "     # before fully_shard(model)\n"
         lines += f"# and after every optimizer.step(): {PRECOMPUTE}(model)"
     return kit.Finding(
@@ -75,8 +74,8 @@ def wrapped_for_nothing(linears: list[kit.Linear], facts: kit.Facts) -> kit.Find
     training = facts.training
     prepared = bool(training.accelerate and training.accelerate.prepared)
     ready = prepared or bool(training.gradients_seen) or bool(training.optimizer_stepped)
-    code = f"export {kit.ALL_GATHER}=false"
-    if not kit.may_have_converted(facts):
+    code = f"export {kit.fp8_request.ALL_GATHER}=false"
+    if not kit.fp8_request.may_have_converted(facts):
         code = kit.convert_again(facts, config=f"Float8LinearConfig({FLAG}=False)")
     return kit.Finding(
         severity=None if ready else "info",
@@ -125,7 +124,7 @@ def scale_precompute_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
 def _sharded(flag: bool, precomputed: bool) -> kit.Facts:
     scaled = {"float8_all_gather_weight": flag, "precomputed_scale": precomputed}
     layers = (kit.float8("up", features={FLAG: flag, **scaled}),)
-    distributed = kit.Distributed(fsdp2_linears=("up",), shards=8)
+    distributed = kit.facts.Distributed(fsdp2_linears=("up",), shards=8)
     of_job = {"accelerate": None, "optimizer_stepped": True, "gradients_seen": True}
     return kit.example(linears=layers, distributed=distributed, **of_job)
 

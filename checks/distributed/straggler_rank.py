@@ -19,8 +19,6 @@ https://pytorch.org/blog/training-using-float8-fsdp2/
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis import watched
-from fp8doctor.facts import Observation, Rank, Ranks
 
 OF_ONE_HOST = 8  # ranks with fast links: HGX boards have eight GPUs
 
@@ -56,9 +54,9 @@ LARGER = ("use a larger batch per GPU: it computes more for the same bytes", "ba
 def straggler_rank(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if not kit.recorded(facts, "ranks") and kit.if_recorded(one_process, facts):
         return kit.NotApplicable(reason="one process")
-    if len(watched.timed_ranks(facts)) < 2:
+    if len(kit.watched.timed_ranks(facts)) < 2:
         return kit.NotApplicable(reason="fp8doctor timed fewer than two ranks")
-    if not (slower := watched.behind(facts)):
+    if not (slower := kit.watched.behind(facts)):
         return None
     worst, *more = slower
     also = "".join(f" {each.in_words}." for each in more[:3])
@@ -90,12 +88,12 @@ def exposed_communication(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         return kit.NotApplicable(reason="the steps did not run on a GPU")
     if one_process(facts):
         return kit.NotApplicable(reason="one process")
-    step, own = watched.step_ms(facts.observed), watched.exposed_ms(facts.observed)
+    step, own = kit.watched.step_ms(facts.observed), kit.watched.exposed_ms(facts.observed)
     if step is None or own is None:
         return kit.NotApplicable(reason="fp8doctor profiled no step")
-    of_ranks = [own, *watched.exposed_of_ranks(facts)]
+    of_ranks = [own, *kit.watched.exposed_of_ranks(facts)]
     least, most = min(of_ranks), max(of_ranks)
-    if not kit.counts(least, step):
+    if not kit.watched.counts(least, step):
         return None
     how = HIDE.get(facts.get("training.distributed.wrapper") or "")
     summary, code = how or LARGER
@@ -135,13 +133,15 @@ def one_process(facts: kit.Facts) -> bool:
 
 def _job(late_ms: float = 0.3, communication_ms: float = 4.0, amax_ranks: int | None = None) -> kit.Facts:
     """Two watched ranks with steps of 100 ms; the second calls its model so much later."""
-    parts = kit.Breakdown(families_ms={"gemm_fp8": 50.0, "communication": communication_ms}, reliable=True)
+    parts = kit.facts.Breakdown(
+        families_ms={"gemm_fp8": 50.0, "communication": communication_ms}, reliable=True
+    )
     seen = {"steps_ms": (100.0,) * 3, "clock": "cuda", "breakdown": parts, "data_ms": None}
-    ranks = [Observation(**seen, before_forward_ms=(ms,) * 3) for ms in (0.3, late_ms)]  # type: ignore[arg-type]
-    processes = tuple(Rank(rank=i, observed=each, gpu=None) for i, each in enumerate(ranks))
-    distributed = kit.Distributed(world_size=16, wrapper="DDP", amax_ranks=amax_ranks)
+    ranks = [kit.facts.Observation(**seen, before_forward_ms=(ms,) * 3) for ms in (0.3, late_ms)]  # type: ignore[arg-type]
+    processes = tuple(kit.facts.Rank(rank=i, observed=each, gpu=None) for i, each in enumerate(ranks))
+    distributed = kit.facts.Distributed(world_size=16, wrapper="DDP", amax_ranks=amax_ranks)
     layers = (kit.float8(stack="transformer_engine", recipe="delayed"),)
-    of_ranks = Ranks(world_size=2, processes=processes)
+    of_ranks = kit.facts.Ranks(world_size=2, processes=processes)
     return kit.example(observed=ranks[0], distributed=distributed, ranks=of_ranks, linears=layers)
 
 

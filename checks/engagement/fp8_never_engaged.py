@@ -20,8 +20,6 @@ https://github.com/NVIDIA/TransformerEngine/issues/1556
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.own_step import fp8_never_ran, never_ran_in_script, outside_autocast
-from fp8doctor.analysis.treatment_table import TE_AUTOCAST
 
 MISSING = 0.25
 """Share of the expected FP8 matmuls that did not run. A choice: six times the 4% by which the count differs
@@ -36,13 +34,13 @@ CALL_LAYERS = kit.Treatment(
 
 @kit.check("MOD002", "fp8-never-engaged", severity="error", **kit.WRONG_FP8_STEP)
 def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, counted = facts.network.fp8, kit.counted_gemms(facts)
+    fp8, counted = facts.network.fp8, kit.expected_fp8_gemms.counted_gemms(facts)
     idle = [each for each in fp8 if each.engaged is False]
-    layers, on_purpose = kit.plural(len(fp8), "FP8 layer"), kit.kept_in_bf16(fp8)
-    fix: kit.Treatment | None = kit.describe(TE_AUTOCAST, facts)
+    layers, on_purpose = kit.plural(len(fp8), "FP8 layer"), kit.expected_fp8_gemms.kept_in_bf16(fp8)
+    fix: kit.Treatment | None = kit.describe(kit.treatment_table.TE_AUTOCAST, facts)
     severity: kit.Severity | None = None
-    never = never_ran_in_script(facts)
-    never = never or (kit.recorded(facts, "trial") and fp8_never_ran(facts.trial))
+    never = kit.own_step.never_ran_in_script(facts)
+    never = never or (kit.recorded(facts, "trial") and kit.own_step.fp8_never_ran(facts.trial))
     if idle and not on_purpose:
         title = f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16"
         title += kit.named(idle, len(fp8))
@@ -66,7 +64,7 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
         fix, severity = CALL_LAYERS, "warning"
     elif facts.get("observed.fp8_gemms") or kit.recorded(facts, "trial") or any(each.engaged for each in fp8):
         return None
-    elif outside_autocast(facts):
+    elif kit.own_step.outside_autocast(facts):
         title = f"The training step opens no FP8 autocast around {layers} of {kit.stack_of(fp8[0]).in_words}"
         why = "Outside te.autocast these layers compute in BF16. Neither the code of the training step nor a "
         why += "forward of the model opens one."
@@ -91,8 +89,8 @@ def expected(facts: kit.Facts) -> int:
     recomputes = facts.get("trial.recomputed") or any(
         each.active is not False for each in facts.training.checkpointing
     )
-    sure = kit.all_fp8(facts) and not recomputes and kit.is_given(facts)
-    return sum(kit.due_gemms(facts, facts.network.fp8)) if sure else 0
+    sure = kit.expected_fp8_gemms.all_fp8(facts) and not recomputes and kit.layer_gain.is_given(facts)
+    return sum(kit.expected_fp8_gemms.due_gemms(facts, facts.network.fp8)) if sure else 0
 
 
 @kit.check(
@@ -114,7 +112,7 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
         code=kit.convert_again(facts, config="Float8LinearConfig(emulate=False)"),
     )
     if not emulated[0].kind.startswith("torchao.float8."):
-        fix = kit.mxfp8_without_biases("real-mx-kernel", facts)
+        fix = kit.treatments.mxfp8_without_biases("real-mx-kernel", facts)
     return kit.Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{kit.named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "

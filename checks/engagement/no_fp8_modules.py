@@ -23,8 +23,8 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8doctor import kit
-from fp8doctor.analysis.fp8_request import asked_by_argument, converted_a_copy, of_converter
 
+MULTIPLE = kit.layers.FP8_MULTIPLE
 CONVERTER = "convert_to_float8_training"
 PREPARE = "model, optimizer = accelerator.prepare(model, optimizer)"
 
@@ -35,8 +35,8 @@ NOT_YET = (
 
 PAD = kit.Treatment(
     name="pad-dimensions",
-    summary=f"make the widths multiples of {kit.FP8_MULTIPLE}",
-    code=f"hidden_size = {kit.FP8_MULTIPLE} * math.ceil(hidden_size / {kit.FP8_MULTIPLE})",
+    summary=f"make the widths multiples of {MULTIPLE}",
+    code=f"hidden_size = {MULTIPLE} * math.ceil(hidden_size / {MULTIPLE})",
 )
 
 
@@ -52,8 +52,8 @@ PAD = kit.Treatment(
 )
 def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears, flag = facts.network.linears, kit.fp8_was_asked_for(facts)
-    copied = 0 if flag else converted_a_copy(facts)
-    asked = flag or (None if copied else asked_by_argument(facts)) or CONVERTER
+    copied = 0 if flag else kit.fp8_request.converted_a_copy(facts)
+    asked = flag or (None if copied else kit.fp8_request.asked_by_argument(facts)) or CONVERTER
     if asked == CONVERTER and not copied and (reason := not_due(facts)):
         return kit.NotApplicable(reason=reason)
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
@@ -62,8 +62,8 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return None
     proof: str | None = None
     if asked == CONVERTER and not copied:
-        proof = "it was called" if kit.converted_nothing(facts) else None
-    elif kit.was_prepared(facts):
+        proof = "it was called" if kit.fp8_request.converted_nothing(facts) else None
+    elif kit.fp8_request.was_prepared(facts):
         proof = "the model went through Accelerator.prepare"
     elif kit.recorded(facts, "observed") or facts.training.gradients_seen:
         proof = "a training step has run"
@@ -80,7 +80,7 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 def not_due(facts: kit.Facts) -> str | None:
     """Say why a converter does not concern this model; None if it may have replaced nothing."""
-    converter = of_converter(facts)
+    converter = kit.fp8_request.of_converter(facts)
     if converter is None or not converter.called:
         return "nothing asks for FP8"
     return "the conversion replaced Linears as asked" if converter.replaced else None
@@ -95,11 +95,11 @@ def why_none(
         return NOT_YET, look_later(facts)
     conv1d = sum(each.kind.endswith(".Conv1D") for each in linears)
     if conv1d and (flag or (asked == CONVERTER and not copied)):
-        return f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", kit.CONV1D
-    if flag and kit.was_prepared(facts) and not any(map(kit.fits_fp8, linears)):
-        return f"No Linear has both sides divisible by {kit.FP8_MULTIPLE}, so the converter skipped all.", PAD
-    code: str | None = f"{kit.switched_on(facts)}\n{PREPARE}"
-    if flag and kit.was_prepared(facts):
+        return f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", kit.treatments.CONV1D
+    if flag and kit.fp8_request.was_prepared(facts) and not any(map(kit.layers.fits_fp8, linears)):
+        return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all.", PAD
+    code: str | None = f"{kit.treatments.switched_on(facts)}\n{PREPARE}"
+    if flag and kit.fp8_request.was_prepared(facts):
         cause = "Another precision prepared the model, it was replaced later, or only its ends are Linears."
     elif flag:
         cause = "The model never went through Accelerator.prepare, and nothing else reads the request."
@@ -109,7 +109,7 @@ def why_none(
             "The converter changes only the model that you pass, in place, and every nn.Linear that its "
             f"filter accepts. It was not called on this model, or the filter lacks its names{named}."
         )
-        code = kit.if_recorded(kit.convert_model, facts)
+        code = kit.if_recorded(kit.treatments.convert_model, facts)
     summary = "convert the model that trains, before you create its optimizer"
     return cause, kit.Treatment(name="convert", summary=summary, code=code) if code else None
 
@@ -117,14 +117,14 @@ def why_none(
 def look_later(facts: kit.Facts) -> kit.Treatment:
     """Convert by a recipe whose layers learn, and look again; a Trainer converts by itself."""
     kind: Literal["python", "sketch"] = "python"
-    code = f"{kit.switched_on(facts)}\n{PREPARE}\nprint(inspect_model(model))"
+    code = f"{kit.treatments.switched_on(facts)}\n{PREPARE}\nprint(inspect_model(model))"
     if facts.trainer() is not None:
         kind, code = "sketch", "print(inspect_model(model, trial=False))   # once trainer.train() ran a step"
     summary = "check the model after its conversion, or after one training step"
     return kit.Treatment(name="look-after-prepare", summary=summary, code=code, kind=kind)
 
 
-def _prepared(use: kit.Use) -> kit.Facts:
+def _prepared(use: kit.facts.Use) -> kit.Facts:
     layer = kit.float8("h.0.up", kind="torch.nn.modules.linear.Linear", stack="torch", use=use)
     return kit.example(
         variables={"ACCELERATE_MIXED_PRECISION": "fp8"},
@@ -132,7 +132,7 @@ def _prepared(use: kit.Use) -> kit.Facts:
         float8_parameters=0,
         gradients_seen=False,
         trainer=None,
-        accelerate=kit.Accelerate(mixed_precision="fp8", prepared=True),
+        accelerate=kit.facts.Accelerate(mixed_precision="fp8", prepared=True),
     )
 
 

@@ -20,15 +20,13 @@ https://github.com/pytorch/ao/issues/2586
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.training_bugs import TrainingBug, bugs_of
-from fp8doctor.finding import Breaks
 
 GRAVEST = ("error", "warning", "info")
 
 SEVERITY: dict[str, kit.Severity] = {"later": "info", "fails": "warning"}
 """Kind of a bug -> severity; the other kinds are errors."""
 
-BREAKS: dict[str, Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step_raises"}
+BREAKS: dict[str, kit.Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step_raises"}
 
 
 @kit.check(
@@ -40,7 +38,7 @@ BREAKS: dict[str, Breaks] = {"incorrect": "layers_do_not_learn", "raises": "step
     changes_fp8=True,
 )
 def incompatible_versions(facts: kit.Facts) -> kit.Finding | None:
-    found = sorted(bugs_of(facts), key=lambda each: GRAVEST.index(severity_of(each[0])))
+    found = sorted(kit.training_bugs.bugs_of(facts), key=lambda each: GRAVEST.index(severity_of(each[0])))
     if not found:
         return None
     (bug, layers), more = found[0], len(found) - 1
@@ -68,7 +66,7 @@ def incompatible_versions(facts: kit.Facts) -> kit.Finding | None:
     )
 
 
-def severity_of(bug: TrainingBug) -> kit.Severity:
+def severity_of(bug: kit.training_bugs.TrainingBug) -> kit.Severity:
     """A bug that depends on settings which the facts do not show is at most a warning."""
     severity = SEVERITY.get(bug.kind, "error")
     return severity if bug.certain or severity == "info" else "warning"
@@ -84,8 +82,8 @@ def _job(te: str, torchao: str, accelerate: str) -> kit.Facts:
         linears=(layer, kit.float8(compiled="")),
         checkpointing=(checkpoint,),
         compile_marks=(kit.CompileMark(name="", form="wrapped", backend="inductor"),),
-        dynamo=kit.Dynamo(disabled=False, suppress_errors=False, stance="default"),
-        distributed=kit.Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
+        dynamo=kit.facts.Dynamo(disabled=False, suppress_errors=False, stance="default"),
+        distributed=kit.facts.Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
         accelerate=None,
         adapter_parameters=0,
     )

@@ -19,7 +19,6 @@ https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-wit
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.memory import estimated_peak, gpu_gib
 
 FULL = 0.85
 """Share of the memory from which the step fills it, not the trial's copies; the page's FP8 run used 87%."""
@@ -43,7 +42,7 @@ EXPANDABLE = kit.Treatment(
 
 @kit.check("MEM002", "allocator-retries", severity="warning")
 def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    now, memory_gib = kit.arm_if_any(facts, kit.ArmName.AS_IS), gpu_gib(facts)
+    now, memory_gib = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS), kit.memory.gpu_gib(facts)
     peak_gib = now.get("peak_gib") if now else None
     own = facts.training.alloc_retries
     retries = [n for cut in now.cuts if (n := cut.get("alloc_retries")) is not None] if now else []
@@ -76,7 +75,7 @@ def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
 
 def free_memory(facts: kit.Facts, memory_gib: float | None) -> kit.Treatment | None:
     """Propose to free memory that this step does not need; None if it may need it all."""
-    peak = kit.if_recorded(estimated_peak, facts)
+    peak = kit.if_recorded(kit.memory.estimated_peak, facts)
     if peak is None or peak.activations is None or not memory_gib or peak.gib >= FULL * memory_gib:
         return None
     return kit.Treatment(
@@ -91,7 +90,9 @@ def free_memory(facts: kit.Facts, memory_gib: float | None) -> kit.Treatment | N
 
 def _job(retries: int) -> kit.Facts:
     arms = (
-        kit.Arm(name=kit.ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(kit.ArmCut(alloc_retries=retries),)),
+        kit.Arm(
+            name=kit.ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(kit.facts.ArmCut(alloc_retries=retries),)
+        ),
     )
     gpus = (kit.Gpu(visible=True, memory_gib=79.1),)
     return kit.example(gpus=gpus, variables={}, alloc_retries=retries, device="cuda", arms=arms)

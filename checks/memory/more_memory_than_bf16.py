@@ -24,8 +24,6 @@ https://github.com/pytorch/ao/blob/v0.18.0/torchao/float8/float8_linear.py
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis import fp8_weights
-from fp8doctor.analysis.memory import STATES, memory_of, optimizer_states
 
 MORE_PCT = 5.0
 """Extra peak, in percent, that counts. Sound steps on an H200 stay within 0.7; the least real case is 8.4."""
@@ -54,12 +52,12 @@ ADAMW_8BIT = kit.Treatment(
     needs_fp8=True,
 )
 def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    now, fp8 = kit.arm(facts.trial, kit.ArmName.AS_IS), facts.network.fp8
+    now, fp8 = kit.arms.arm(facts.trial, kit.ArmName.AS_IS), facts.network.fp8
     if now is None or now.peak_gib is None:
         return kit.NotApplicable(reason="the trial did not measure the step's peak, which needs a GPU")
     compiled = all(linear.compiled is not None for linear in fp8) and now.graphs_run != 0
     forms = (kit.ArmName.BF16_AS_COMPILED, kit.ArmName.BF16_COMPILED) if compiled else (kit.ArmName.BF16,)
-    bf16 = next((found for form in forms if (found := kit.arm(facts.trial, form))), None)
+    bf16 = next((found for form in forms if (found := kit.arms.arm(facts.trial, form))), None)
     partly = not compiled and any(linear.compiled is not None for linear in fp8)
     alike = "both compiled" if compiled else "BF16 not compiled" if partly else "both not compiled"
     if bf16 is None or not bf16.peak_gib:
@@ -68,8 +66,8 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     if extra < MORE_GIB or 100 * extra / bf16.peak_gib < MORE_PCT:
         return None
     eager = [linear for linear in fp8 if linear.compiled is None and kit.needs_compile(linear)]
-    copies = [linear for linear in fp8 if fp8_weights.keeps_copies(linear)]
-    change, faster = treatment(facts, eager, copies, now), kit.if_recorded(kit.is_faster, facts)
+    copies = [linear for linear in fp8 if kit.fp8_weights.keeps_copies(linear)]
+    change, faster = treatment(facts, eager, copies, now), kit.if_recorded(kit.trial_view.is_faster, facts)
     parts = {}
     if (one := now.get("memory")) and (other := bf16.get("memory")):
         parts = {name: getattr(one, f"{name}_gib") - getattr(other, f"{name}_gib") for name in PARTS}
@@ -79,7 +77,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         why += f" {kit.plural(frozen, 'frozen torchao layer')} keep inputs for gradients that nobody needs."
     if copies:
         layers = kit.plural(len(copies), f"{kit.stack_of(copies[0]).in_words} layer")
-        why += f" {layers} hold FP8 weights too: up to {fp8_weights.copies_gib(facts, copies):.1f} GiB."
+        why += f" {layers} hold FP8 weights too: up to {kit.fp8_weights.copies_gib(facts, copies):.1f} GiB."
     return kit.Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
         title=f"FP8 takes {extra:.1f} GiB more than BF16, {alike}",
@@ -96,32 +94,32 @@ def treatment(
 ) -> kit.Treatment | None:
     """Compile the layers, else propose FP8 weights; None if unknown, or if Accelerate copies the weights."""
     if eager:
-        return kit.compile_treatment(facts, eager)
-    if not copies or kit.if_recorded(kit.may_have_converted, facts):
+        return kit.compile_coverage.compile_treatment(facts, eager)
+    if not copies or kit.if_recorded(kit.fp8_request.may_have_converted, facts):
         return None
     if not any(linear.requires_grad for linear in copies):
-        return fp8_weights.frozen_fp8_weights(copies)
-    master = fp8_weights.holds_master_weights(now, facts)
-    return fp8_weights.trained_fp8_weights(copies, facts) if master else None
+        return kit.fp8_weights.frozen_fp8_weights(copies)
+    master = kit.fp8_weights.holds_master_weights(now, facts)
+    return kit.fp8_weights.trained_fp8_weights(copies, facts) if master else None
 
 
 @kit.check("MEM001", "memory-ledger", severity="info", was="MEM005", needs_fp8=True)
 def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    now, fp8 = kit.arm_if_any(facts, kit.ArmName.AS_IS), facts.network.fp8
+    now, fp8 = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS), facts.network.fp8
     if now is not None and now.get("peak_gib") is not None:
         return kit.NotApplicable(reason="the trial measured the step's memory")
     optimizer = (facts.get("training.optimizer") or "").rpartition(".")[2]
-    states = optimizer_states(facts)
+    states = kit.memory.optimizer_states(facts)
     if states is None:
         return kit.NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
-    memory = memory_of(facts, fp8, states)
+    memory = kit.memory.memory_of(facts, fp8, states)
     if max(memory.in_both, memory.fp8_copies) < LEDGER_GIB:
         return None
     more = f"and FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
     if memory.fp8_copies < SHOWN_GIB:
         more = "the same in BF16 and in FP8"
     copies = ""
-    if any(map(fp8_weights.keeps_transposed, fp8)):
+    if any(map(kit.fp8_weights.keeps_transposed, fp8)):
         copies = " Of weights that FSDP2 gathers in FP8, compiled blocks keep whole transposed copies until "
         copies += "the backward. Blocks under activation checkpointing do not."
     elif memory.fp8_copies:
@@ -132,7 +130,9 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.{copies}",
         evidence={f"{name}_gib": gib for name, gib in memory._asdict().items()}
         | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
-        treatment=ADAMW_8BIT if states == STATES["AdamW"] and memory.optimizer > memory.fp8_copies else None,
+        treatment=ADAMW_8BIT
+        if states == kit.memory.STATES["AdamW"] and memory.optimizer > memory.fp8_copies
+        else None,
     )
 
 

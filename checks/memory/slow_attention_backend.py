@@ -26,8 +26,6 @@ import re
 from packaging.version import Version
 
 from fp8doctor import kit
-from fp8doctor.analysis.step_difference import plain_attention, watched_on_gpu
-from fp8doctor.facts import Attention, Value
 
 FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
 """Backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
@@ -72,8 +70,8 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     avoidable = [each for each in eager if each.has_sdpa and not each.needs_eager]
     torchs = [each for each in attentions if each.implementation == "sdpa"]
     now = on_gpu(facts)
-    unfused = plain_attention(now) if now else None
-    evidence: dict[str, Value | tuple[Value, ...]] = {"sdp_backends": backends}
+    unfused = kit.step_difference.plain_attention(now) if now else None
+    evidence: dict[str, kit.facts.Value | tuple[kit.facts.Value, ...]] = {"sdp_backends": backends}
     why = ""
     if unfused:
         evidence |= {"unfused_ms": unfused.total_ms, "share_pct": unfused.share_pct}
@@ -110,11 +108,11 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
 def on_gpu(facts: kit.Facts) -> kit.Arm | None:
     """Return the step as it is on a GPU: on a CPU, torch's attention takes other backends."""
     if not kit.recorded(facts, "trial.arms"):
-        return watched_on_gpu(facts)
-    return None if facts.trial.device == "cpu" else kit.arm(facts.trial, kit.ArmName.AS_IS)
+        return kit.step_difference.watched_on_gpu(facts)
+    return None if facts.trial.device == "cpu" else kit.arms.arm(facts.trial, kit.ArmName.AS_IS)
 
 
-def why_not_fused(facts: kit.Facts, torchs: list[Attention]) -> tuple[str, kit.Treatment]:
+def why_not_fused(facts: kit.Facts, torchs: list[kit.facts.Attention]) -> tuple[str, kit.Treatment]:
     """Say why torch's attention falls back, as far as the facts show it, and what helps."""
     version = kit.installed(facts, "transformers")
     if not torchs:
@@ -126,7 +124,7 @@ def why_not_fused(facts: kit.Facts, torchs: list[Attention]) -> tuple[str, kit.T
 
 
 def _llama(implementation: str) -> kit.Facts:
-    attention = Attention(
+    attention = kit.facts.Attention(
         name="", kind="transformers.Llama", implementation=implementation, has_sdpa=True, needs_eager=None
     )
     return kit.example(attentions=(attention,), wrappers=(), sdp_backends=(*sorted(FUSED), "math"))

@@ -42,14 +42,14 @@ NaN. Sources: pytorch#150859, torchtitan b5bcd76 (``components/quantization/floa
     changes_fp8=True,
 )
 def non_finite(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    finite = kit.finite_steps(facts)
+    finite = kit.own_step.finite_steps(facts)
     if finite.now and not finite.bf16:
         return not_of_fp8_alone(finite.bf16, finite.now, facts)
-    if not kit.uses_fp8(facts):
+    if not kit.arms.uses_fp8(facts):
         return kit.NotApplicable(reason="no layer is set up for FP8 training")
     checked = [each for each in facts.trial.arms if each.tried and each.non_finite is not None]
     seen = [each for each in checked if each.name in (kit.ArmName.AS_IS, kit.ArmName.PRESCRIBED)]
-    bf16 = [each for each in checked if each.name in kit.BF16_BASELINES]
+    bf16 = [each for each in checked if each.name in kit.arm_names.BF16_BASELINES]
     if not seen or not bf16:
         return kit.NotApplicable(reason=f"the trial could not check a step in {'BF16' if seen else 'FP8'}")
     if finite.bf16 is False:
@@ -85,7 +85,7 @@ def not_of_fp8_alone(bf16: bool | None, names: tuple[str, ...], facts: kit.Facts
     elif bf16 is None:
         said = "fp8doctor did not see this step in BF16: train without FP8 to know if FP8 is the cause."
     first = f", first in step {watched.step:,}" if watched else ""
-    too = ", in BF16 too" if bf16 is False and kit.uses_fp8(facts) else ""
+    too = ", in BF16 too" if bf16 is False and kit.arms.uses_fp8(facts) else ""
     return kit.Finding(
         severity=None if certain else "warning",
         title=f"NaN or infinity in {' and '.join(names)}{first}{too}",

@@ -53,7 +53,7 @@ def risks_of(facts: kit.Facts) -> Iterator[tuple[str, str, str, str]]:
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
             line = "recipe.fp8_format = Format.HYBRID"
             if scaling.stack == "torchao":
-                line = kit.with_recipe("tensorwise", facts)
+                line = kit.treatments.with_recipe("tensorwise", facts)
             text = f"in {layers} input or weight is E5M2, with two bits of mantissa"
             yield "E5M2 in the forward", text, "use E4M3 in the forward", line
         history = scaling.amax_history_len
@@ -87,7 +87,7 @@ def kept_in_bf16(blocks: kit.Blocks, count: int, last: list[kit.Linear], facts: 
 
 
 def _delayed(history: int) -> kit.Facts:
-    scaling = kit.Scaling(
+    scaling = kit.facts.Scaling(
         stack="transformer_engine",
         layers=1,
         first="up",

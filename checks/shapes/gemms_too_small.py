@@ -22,8 +22,6 @@ from __future__ import annotations
 from collections import Counter
 
 from fp8doctor import kit
-from fp8doctor.analysis.module_names import has_lora
-from fp8doctor.cost import mxfp8_experts, routed_rows
 
 GOES_INTO = {"head": "the loss", "router": "the choice of the experts"}  # its rounding
 PAYS = 1.10  # speedup of experts below which their casts are reported: a choice
@@ -31,12 +29,12 @@ PAYS = 1.10  # speedup of experts below which their casts are reported: a choice
 
 @kit.check("SHP002", "gemms-too-small", severity="warning", was="SHP004", changes_fp8=True)
 def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    if not kit.gains(facts):
+    if not kit.layer_gain.gains(facts):
         none = kit.NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
         return kit.if_recorded(small_experts, facts) or none
     found = kit.layer_gain.losing(facts)
-    fp8, saved = facts.network.fp8, kit.TrialView(facts).savings.get("keep-in-bf16")
-    kept = kit.kept_in_bf16(facts.network.linears)
+    fp8, saved = facts.network.fp8, kit.trial_view.TrialView(facts).savings.get("keep-in-bf16")
+    kept = kit.expected_fp8_gemms.kept_in_bf16(facts.network.linears)
     layers = [each for each in fp8 if each.name in found and each.name not in kept]
     lost = [found[each.name] for each in layers]
     if not layers or (saved is not None and 0 < saved.high < -sum(gain.most_ms for gain in lost)):
@@ -69,17 +67,17 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 def small_experts(facts: kit.Facts) -> kit.Finding | None:
     """Report MXFP8 experts whose casts take what their matmuls save, modelled for a user's batch."""
-    gpu = kit.modelled_gpu(facts)
+    gpu = kit.cost.modelled_gpu(facts)
     if gpu is None or not kit.layer_gain.is_given(facts):
         return None
-    costed = ((each, mxfp8_experts(each, facts, gpu)) for each in facts.network.fp8)
+    costed = ((each, kit.cost.mxfp8_experts(each, facts, gpu)) for each in facts.network.fp8)
     known = [(each, cost) for each, cost in costed if cost and cost.casts_ms]
-    passes = kit.micro_batches(facts)
+    passes = kit.cost.micro_batches(facts)
     bf16, in_fp8, casts = (passes * sum(cost[i] or 0.0 for _, cost in known) for i in range(3))
     if not known or bf16 >= PAYS * (in_fp8 + casts):
         return None
     first = known[0][0]
-    rows = (routed_rows(first, facts) or 0) // first.gemms
+    rows = (kit.cost.routed_rows(first, facts) or 0) // first.gemms
     return kit.Finding(
         severity="info",
         title=f"MXFP8 casts of {kit.plural(len(known), 'expert weight')} cost {casts:,.1f} ms per step; the "
@@ -92,11 +90,11 @@ def small_experts(facts: kit.Facts) -> kit.Finding | None:
 
 @kit.check("SHP002", "vocabulary-in-fp8", severity="info", changes_fp8=True)
 def vocabulary_in_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    head = next((each for each in facts.network.fp8 if kit.makes_logits(each, facts.network)), None)
+    head = next((each for each in facts.network.fp8 if kit.layers.makes_logits(each, facts.network)), None)
     if head is None:
         return kit.NotApplicable(reason="no vocabulary's head is in FP8")
     kept = kit.if_recorded(kit.layer_gain.to_keep, facts) or ()
-    if head.name in kept or head.name in kit.kept_in_bf16(facts.network.linears):
+    if head.name in kept or head.name in kit.expected_fp8_gemms.kept_in_bf16(facts.network.linears):
         return None
     return kit.Finding(
         title=f"The output head over {head.out_features:,} tokens is in FP8: {head.name}",
@@ -120,7 +118,7 @@ def adapters_converted(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     if first.stack == "torchao":
         linears = facts.network.linears
         kept = [each.name for each in linears if each.use != "training" or each.adapter == "adapter"]
-        own = None if has_lora(adapters) else kit.convert_all_but(kept, facts)
+        own = None if kit.module_names.has_lora(adapters) else kit.treatments.convert_all_but(kept, facts)
         code = own or kit.convert_again(facts, only='"lora_" not in name')
     return kit.Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"

@@ -43,14 +43,14 @@ def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         if on_cpu:
             return kit.NotApplicable(reason="the trial timed no other recipe on a GPU")
     others = [each for each in facts.trial.arms if each.name in kit.recipes.BY_TREATMENT]
-    pairs = [(base, each) for each in others if each.tried and (base := kit.base_of(facts.trial, each))]
+    pairs = [(base, each) for each in others if each.tried and (base := kit.arms.base_of(facts.trial, each))]
     if not pairs:
         return kit.NotApplicable(reason="no other recipe was timed")
     faster = [pair for pair in pairs if is_faster(*pair, facts)]
     if not faster:
         return None
-    base, best = max(faster, key=lambda pair: kit.ratio(*pair).value)
-    gain, recipe = kit.ratio(base, best), kit.recipes.BY_TREATMENT[best.name].name
+    base, best = max(faster, key=lambda pair: kit.arms.ratio(*pair).value)
+    gain, recipe = kit.arms.ratio(base, best), kit.recipes.BY_TREATMENT[best.name].name
     return kit.Finding(
         title=f"The recipe {recipe} is {kit.times(base.step_ms, best.step_ms)} as fast as {', '.join(own)}",
         explanation=f"Timed in turn, the step takes {best.step_ms:,.1f} instead of {base.step_ms:,.1f} "
@@ -73,9 +73,9 @@ def recipe_too_dear(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 def is_faster(base: kit.Arm, other: kit.Arm, facts: kit.Facts) -> bool:
     """Whether it is for sure, in a script too, and by block also faster than the user's single graph."""
-    gain, shown = kit.ratio(base, other), kit.script_interval(other, facts.trial)
-    as_is = kit.arm(facts.trial, kit.ArmName.AS_IS) if base.name == "compile-blocks" else None
-    if as_is and kit.ratio(as_is, other).low <= 1:
+    gain, shown = kit.arms.ratio(base, other), kit.noise.script_interval(other, facts.trial)
+    as_is = kit.arms.arm(facts.trial, kit.ArmName.AS_IS) if base.name == "compile-blocks" else None
+    if as_is and kit.arms.ratio(as_is, other).low <= 1:
         return False
     if shown and base.step_ms and shown.high >= base.step_ms:
         return False
@@ -84,7 +84,7 @@ def is_faster(base: kit.Arm, other: kit.Arm, facts: kit.Facts) -> bool:
 
 def at_half_rate(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
     """Report plain FP8 on a GPU whose datasheet has a higher rate for block-scaled FP8."""
-    gpu = kit.modelled_gpu(facts)
+    gpu = kit.cost.modelled_gpu(facts)
     plain = all(kit.recipes.named(each).granularity in ("tensor", "row") for each in own)
     if gpu is None or not gpu.block_scaled_fp8_tflops or not gpu.fp8_tflops or not plain:
         return None

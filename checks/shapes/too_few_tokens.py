@@ -29,7 +29,7 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     workload = facts.workload
     if workload.batch_source != "given":
         return kit.NotApplicable(reason="the batch is not the user's")
-    if not kit.gains(facts):
+    if not kit.layer_gain.gains(facts):
         return kit.NotApplicable(reason="no FP8 layer with known shape, recipe, tokens and GPU datasheet")
     found = kit.layer_gain.crossing(facts)
     if found is None:
@@ -49,7 +49,7 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "speedup_then": round(found.speedup_then, 3),
             "timed_alone": found.measured,
         },
-        treatment=kit.more_tokens(facts, found.tokens)
+        treatment=kit.treatments.more_tokens(facts, found.tokens)
         or kit.stay_in_bf16(facts, f"FP8 needs {found.tokens // tokens:g} times the batch"),
     )
 

@@ -24,9 +24,6 @@ https://github.com/NVIDIA/TransformerEngine/issues/1422
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis import padding
-from fp8doctor.analysis.expected_fp8_gemms import multiplied_in_fp8
-from fp8doctor.analysis.recipe_support import multiple_of
 
 WORTH_PCT = 5.0
 """Percent of the step from which padding in 16 bits is worth it: twice a step's noise, and a margin."""
@@ -34,23 +31,24 @@ WORTH_PCT = 5.0
 
 @kit.check("SHP001", "unaligned-dimensions", severity="error", changes_fp8=True, invalidates_model=True)
 def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, linears = multiplied_in_fp8(facts.network.linears), facts.network.linears
+    fp8, linears = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears), facts.network.linears
     if not fp8 and kit.fp8_was_asked_for(facts) is None:
         return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
-    why_kept, refused = padding.why_not_pad(facts), [each for each in linears if kit.unaligned(each)]
+    why_kept = kit.padding.why_not_pad(facts)
+    refused = [each for each in linears if kit.recipe_support.unaligned(each)]
     raising = [each for each in fp8 if each in refused]
-    left = [each for each in refused if kit.would_be_converted(each, rewritten=True, padded=True)]
+    left = [each for each in refused if kit.layers.would_be_converted(each, rewritten=True, padded=True)]
     skipped = [each for each in left if not why_kept(each)]
     share = kit.flops_share_pct(skipped, facts)
-    if not raising and share < padding.LITTLE_WORK_PCT:
+    if not raising and share < kit.padding.LITTLE_WORK_PCT:
         return None
     title = f"{kit.plural(len(skipped), 'Linear')} ({share:.0f}% of the FLOPs) cannot be converted to FP8"
     if raising:
         title = f"{len(raising)} of {len(fp8)} FP8 layers need sides that are multiples of "
-        title += f"{multiple_of(raising[0])}, or torch raises on a GPU"
+        title += f"{kit.recipe_support.multiple_of(raising[0])}, or torch raises on a GPU"
     found, kept = raising or skipped, {each.name: why for each in raising if (why := why_kept(each))}
     padded = [each for each in found if each.name not in kept]
-    raises = bool(raising) and not kit.ran_on_a_gpu(facts)
+    raises = bool(raising) and not kit.own_step.ran_on_a_gpu(facts)
     return kit.Finding(
         severity="error" if raises else "warning",
         breaks="step_raises" if raises else kit.NOT_RECORDED,
@@ -58,16 +56,16 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
         explanation="Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and "
         "NVFP4 128). Otherwise a converted layer raises in the step, and a converter leaves it in 16 bits.",
         evidence={"raising_layers": len(raising), "skipped_layers": len(skipped), "first": found[0].name},
-        treatment=padding.pad_sides(padded, kept, facts) if padded else kit.keep_in_bf16([*kept], facts),
+        treatment=kit.padding.pad_sides(padded, kept, facts) if padded else kit.keep_in_bf16([*kept], facts),
     )
 
 
 @kit.check("SHP001", "rows-unaligned", severity="error", was="SHP007", **kit.WRONG_FP8_STEP)
 def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    fp8, workload = multiplied_in_fp8(facts.network.linears), facts.workload
-    if kit.ran_on_a_gpu(facts):
+    fp8, workload = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears), facts.workload
+    if kit.own_step.ran_on_a_gpu(facts):
         return None
-    refused = padding.refused_rows(fp8, facts)
+    refused = kit.padding.refused_rows(fp8, facts)
     if not refused:
         given = workload.batch_source == "given"
         return None if given else kit.NotApplicable(reason="the batch is not the user's")
@@ -81,7 +79,7 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"In one forward, {first.name} multiplies {kit.plural(rows, 'row')} of the batch's "
         f"{workload.tokens} {'tokens' if workload.sequence_length else 'rows'}.",
         evidence={"layers": len(found), "first": first.name, "rows": rows, "multiple": multiple},
-        treatment=padding.pad_batch(workload, multiple, first)
+        treatment=kit.padding.pad_batch(workload, multiple, first)
         if of_batch
         else kit.keep_in_bf16([*found], facts),
         breaks="step_raises",
@@ -90,7 +88,7 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 @kit.check("SHP001", "slow-16-bit-gemm", severity="warning", was="SHP008", needs_fp8=True)
 def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    found = padding.slow_in_16_bits(facts)
+    found = kit.padding.slow_in_16_bits(facts)
     if found is None:
         return kit.NotApplicable(reason="the step was neither timed nor estimated")
     if not found.layers or found.saving.middle < WORTH_PCT / 100 * found.step_ms:
@@ -101,7 +99,7 @@ def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         title=f"{first.name} ({first.in_features} x {first.out_features}, 16 bits) runs at a sixth of the "
         f"speed, because a side is not a multiple of 8{more}",
         explanation=f"Matmuls of {first.name} take {found.now_ms:,.1f} ms/step now, and "
-        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {padding.PADDED} (estimated for "
+        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {kit.padding.PADDED} (estimated for "
         f"{found.saving.gpu}).",
         evidence={
             "layers": len(found.layers),
@@ -112,7 +110,7 @@ def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
             "profiled_16bit_gemms_ms": found.profiled_ms,
         },
         saving_ms=found.saving,
-        treatment=padding.pad_in_16_bits(first, facts.network),
+        treatment=kit.padding.pad_in_16_bits(first, facts.network),
     )
 
 
@@ -121,7 +119,9 @@ def _mlp(k: int, tokens: int) -> kit.Facts:
     layers = (kit.float8("up", in_features=k, features={}, compiled=""), head)
     batch = {"batch_source": "given", "batch_size": 1, "sequence_length": tokens, "tokens": tokens}
     model = {"linears": layers, "vocabulary": head.out_features, "blocks": (), "trainable_parameters": 10**8}
-    return kit.example(variables={}, accumulate=1, trial=kit.Trial(device="cpu", arms=()), **model, **batch)
+    return kit.example(
+        variables={}, accumulate=1, trial=kit.facts.Trial(device="cpu", arms=()), **model, **batch
+    )
 
 
 FIRES = _mlp(1000, 16380)

@@ -19,9 +19,6 @@ https://huggingface.co/docs/peft/en/package_reference/peft_model
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.fp8_request import autocast_of, less_than_fp32_is_wanted
-from fp8doctor.analysis.module_names import has_lora
-from fp8doctor.analysis.treatment_table import AUTOCAST_BF16
 
 LARGE, LARGE_SHARE = 2**27, 0.05  # parameters of fp32 adapters whose memory matters: 1 GiB, a choice
 FEW_PCT = 10.0  # of all Linears' parameters, which may be fp32 on purpose: a choice
@@ -36,7 +33,7 @@ PRODUCT = kit.Treatment(
 
 @kit.check("STP004", "fp32-matmul", severity="warning", explained_by=("fp32-adapters", "fp32-parameters"))
 def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    profiled = kit.profiled_on_gpu(facts)
+    profiled = kit.step_difference.profiled_on_gpu(facts)
     if isinstance(profiled, kit.NotApplicable):
         return profiled
     _, found, step = profiled
@@ -44,24 +41,26 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if spent < kit.EVEN * step:
         return None
     of = {each.name: each.families_ms.get("gemm_fp32", 0.0) for each in found.modules}
-    most = sorted((name for name, ms in of.items() if ms >= kit.SHOWN_MS), key=lambda name: -of[name])[:3]
+    shown = [name for name, ms in of.items() if ms >= kit.step_difference.SHOWN_MS]
+    most = sorted(shown, key=lambda name: -of[name])[:3]
     weights = [linear.name for linear in facts.network.linears if linear.multiplies_in == "float32"]
-    launched = [f"{kit.in_words(name, facts.network)} ({of[name]:,.1f} ms)" for name in most]
+    launched = [f"{kit.layers.in_words(name, facts.network)} ({of[name]:,.1f} ms)" for name in most]
     where = f" The launching modules: {', '.join(launched)}." if most else ""
     where += "" if weights else " No Linear has fp32 weights: operands are converted to fp32 before."
     instead = "keep the weights in BF16" if weights else "convert no operand to fp32"
+    autocast = kit.if_recorded(kit.fp8_request.autocast_of, facts)
     return kit.Finding(
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
         evidence={"gemm_fp32_ms": spent, "modules": tuple(most or weights[:3]), "fp32_linears": len(weights)},
-        treatment=PRODUCT if kit.if_recorded(autocast_of, facts) else autocast_bf16(facts, instead),
+        treatment=PRODUCT if autocast else autocast_bf16(facts, instead),
     )
 
 
 def autocast_bf16(facts: kit.Facts, instead: str = "keep the weights in BF16") -> kit.Treatment:
-    model = kit.wrapped_in_python(facts.network)
+    model = kit.layers.wrapped_in_python(facts.network)
     return kit.Treatment(
-        name=AUTOCAST_BF16,
+        name=kit.treatment_table.AUTOCAST_BF16,
         summary=f"run forward and loss under BF16 autocast, or {instead}",
         code="autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
         f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss',
@@ -77,11 +76,11 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp32 = [linear for linear in adapters if linear.dtype == "float32"]
     if not fp32:
         return None
-    if kit.under_unsloth(facts):
+    if kit.fp8_request.under_unsloth(facts):
         return kit.NotApplicable(reason="Unsloth multiplies the adapters in 16 bits")
-    autocast, on_meta = autocast_of(facts), "meta" in facts.network.devices
+    autocast, on_meta = kit.fp8_request.autocast_of(facts), "meta" in facts.network.devices
     multiplied = any(linear.use != "training" for linear in fp32)
-    trains = less_than_fp32_is_wanted(facts) or facts.training.gradients_seen
+    trains = kit.fp8_request.less_than_fp32_is_wanted(facts) or facts.training.gradients_seen
     held = sum(each.parameters for each in fp32)
     large = held >= max(LARGE, LARGE_SHARE * facts.get("network.parameters", 0))
     base = "an FP8" if any(map(kit.stores_fp8, linears)) else "a BF16"
@@ -101,7 +100,7 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 
 def adapters_to_bf16(adapters: list[kit.Linear]) -> kit.Treatment:
-    which = '"lora_" in name' if has_lora(adapters) else "parameter.requires_grad"
+    which = '"lora_" in name' if kit.module_names.has_lora(adapters) else "parameter.requires_grad"
     code = f"for name, parameter in model.named_parameters():\n    if {which}:\n"
     code += "        parameter.data = parameter.data.to(torch.bfloat16)"
     return kit.Treatment(
@@ -114,7 +113,7 @@ def adapters_to_bf16(adapters: list[kit.Linear]) -> kit.Treatment:
 
 @kit.check("STP004", "fp32-parameters", severity="warning", was="MEM003")
 def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    wanted, linears = less_than_fp32_is_wanted(facts), facts.network.linears
+    wanted, linears = kit.fp8_request.less_than_fp32_is_wanted(facts), facts.network.linears
     if wanted is None:
         return kit.NotApplicable(reason="nothing asks for less than fp32, and no step was timed on a GPU")
     total = sum(linear.parameters for linear in linears) or 1
@@ -122,7 +121,8 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp32 = [each for each in in_fp32 if each.stack not in CAST_BY_LAYER]
     # Heads, routers and LoRA's matrices may be fp32 on purpose.
     body = [each for each in fp32 if each.role in ("body", "experts") and each.adapter != "adapter"]
-    if 100 * sum(each.parameters for each in body) / total <= FEW_PCT or autocast_of(facts) is not None:
+    few = 100 * sum(each.parameters for each in body) / total <= FEW_PCT
+    if few or kit.fp8_request.autocast_of(facts) is not None:
         return None
     share = 100 * sum(each.parameters for each in fp32) / total
     return kit.Finding(

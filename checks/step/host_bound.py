@@ -35,13 +35,13 @@ CAUSES = ("ENV006", "CMP001", "CMP002", "CMP003", "CMP005", "SHP003")
 @kit.check("STP001", "host-bound", severity="warning", explained_by=CAUSES)
 def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     untimed = not kit.recorded(facts, "trial") and not kit.recorded(facts, "observed")
-    if untimed and (estimated := kit.modelled_host_bound(facts)):
+    if untimed and (estimated := kit.modelled_speedup.modelled_host_bound(facts)):
         return launching(facts, estimated)
-    found = kit.profiled_on_gpu(facts)
+    found = kit.step_difference.profiled_on_gpu(facts)
     if isinstance(found, kit.NotApplicable):
         return found
     now, parts, step = found
-    if not kit.waits_for_the_host(now) or kit.host_is_ahead(facts):
+    if not kit.step_difference.waits_for_the_host(now) or kit.watched.host_is_ahead(facts):
         return None
     idle = 100 * parts.idle_ms / step
     eager = [each for each in facts.network.linears if kit.needs_compile(each) and each.compiled is None]
@@ -59,15 +59,17 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "busy_ms": parts.busy_ms,
             "step_ms": step,
         },
-        severity="info" if not kit.uses_fp8(facts) or kit.is_faster(facts) else None,
-        treatment=kit.compile_treatment(facts, eager) if eager else kit.larger_batch(facts),
+        severity="info" if not kit.arms.uses_fp8(facts) or kit.trial_view.is_faster(facts) else None,
+        treatment=kit.compile_coverage.compile_treatment(facts, eager)
+        if eager
+        else kit.treatments.larger_batch(facts),
     )
 
 
-def launching(facts: kit.Facts, found: kit.HostBound) -> kit.Finding:
+def launching(facts: kit.Facts, found: kit.modelled_speedup.HostBound) -> kit.Finding:
     """Report a step that was not timed, in which launching takes the host too long."""
     fp8, step, pays = facts.network.fp8, found.step, found.pays_from
-    then = f"Up to {kit.MANY_TOKENS:,} tokens, FP8 is not faster here."
+    then = f"Up to {kit.layer_gain.MANY_TOKENS:,} tokens, FP8 is not faster here."
     if pays:
         then = f"FP8 pays off from about {pays:,} tokens per micro-batch."
     return kit.Finding(
@@ -85,7 +87,7 @@ def launching(facts: kit.Facts, found: kit.HostBound) -> kit.Finding:
             "pays_from_tokens": pays,
             "fp8_layers": len(fp8),
         },
-        treatment=kit.more_tokens(facts, pays)
+        treatment=kit.treatments.more_tokens(facts, pays)
         if pays
         else kit.stay_in_bf16(facts, "launching FP8 takes the host longer than the GPU computes in BF16"),
     )

@@ -18,7 +18,6 @@ https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 from __future__ import annotations
 
 from fp8doctor import kit
-from fp8doctor.analysis.treatment_table import FUSABLE
 
 SHARE_PCT = 5.0
 """Percent of the step from which it is reported. A choice: above the 3% that fp8doctor calls even."""
@@ -28,7 +27,7 @@ FUSED_ARM = "fused-optimizer"  # the trial's variant if the settings say that it
 
 @kit.check("STP007", "optimizer-bound", severity="warning", explained_by=("ENV006",))
 def optimizer_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    profiled = kit.profiled_on_gpu(facts)
+    profiled = kit.step_difference.profiled_on_gpu(facts)
     if isinstance(profiled, kit.NotApplicable):
         return profiled
     _, found, step_ms = profiled
@@ -41,26 +40,27 @@ def optimizer_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"{name} takes {spent:,.1f} ms, {kit.percent(share)} of the step, and is not fused",
         explanation="It reads and writes weights, gradients and moments in several passes instead of one.",
         evidence={"optimizer": facts.training.optimizer, "optimizer_ms": spent, "share_pct": share},
-        severity=None if kit.uses_fp8(facts) else "info",
-        saving_ms=kit.Saving(low=0.0, high=spent, basis="modelled") if kit.uses_fp8(facts) else None,
+        severity=None if kit.arms.uses_fp8(facts) else "info",
+        saving_ms=kit.Saving(low=0.0, high=spent, basis="modelled") if kit.arms.uses_fp8(facts) else None,
         treatment=kit.describe(FUSED_ARM, facts),
     )
 
 
-def could_be_fused(facts: kit.Facts, found: kit.Breakdown) -> bool:
+def could_be_fused(facts: kit.Facts, found: kit.facts.Breakdown) -> bool:
     """Whether the optimizer could be fused and is not: by the trial's variant, else by its kernels' names."""
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
     module, _, name = (facts.training.optimizer or "").rpartition(".")
     groups = [group for group in found.get("groups", ()) if group.family == "optimizer"]
     fused = any("fused" in f"{group.name}{group.operator}".lower() for group in groups)
-    return module.startswith("torch.optim") and name in FUSABLE and bool(groups) and not fused
+    fusable = module.startswith("torch.optim") and name in kit.treatment_table.FUSABLE
+    return fusable and bool(groups) and not fused
 
 
 def _adamw(kernel: str, spent_ms: float) -> kit.Facts:
     """AdamW over four layers of 8B widths; the foreach form's times are invented."""
     families = {"gemm_fp8": 38.7, "gemm_16bit": 9.8, "cast": 6.3, "attention": 5.2, "optimizer": spent_ms}
-    group = kit.KernelGroup(name=kernel, family="optimizer", operator=None, count=96, time_ms=spent_ms)
+    group = kit.facts.KernelGroup(name=kernel, family="optimizer", operator=None, count=96, time_ms=spent_ms)
     arms = (kit.profiled(kit.ArmName.AS_IS, families, groups=(group,)),)
     return kit.example(linears=(kit.float8(),), optimizer="torch.optim.adamw.AdamW", device="cuda", arms=arms)
 

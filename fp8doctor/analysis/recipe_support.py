@@ -35,6 +35,10 @@ def has_fp8(gpu: Gpu) -> bool:
     return capability(gpu) >= FIRST_WITH_FP8
 
 
+def has_bf16(gpu: Gpu) -> bool:
+    return gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16
+
+
 def capability(gpu: Gpu) -> tuple[int, ...]:
     return tuple(int(part) for part in (gpu.compute_capability or "0.0").split(".") if part.isdigit())
 
@@ -162,9 +166,6 @@ def tokens_divisor(linear: Linear) -> int:
     return multiple_of(linear)
 
 
-READS_BACKEND_SINCE = Version("1.9.0")
-"""First accelerate whose ``Accelerator`` and ``prepare`` read ACCELERATE_FP8_BACKEND."""
-
 TE_WITH_CUDNN_FLOOR, CUDNN_FLOOR = Version("2.20"), Version("9.12")
 """First Transformer Engine that refuses an older cuDNN at import, and the first cuDNN that it takes. torch
 2.8 to 2.10 pin 9.10.2.21. Source: ``transformer_engine/common/__init__.py`` of 2.19.0 and 2.20.2."""
@@ -202,3 +203,8 @@ def installed(facts: Facts, package: str) -> Version | None:
 def at_least(facts: Facts, package: str, version: Version) -> bool:
     """Return whether a package is this version or newer, or of an unknown one."""
     return package in facts.software.packages and (installed(facts, package) or version) >= version
+
+
+def reads_backend(facts: Facts) -> bool:
+    """Return whether accelerate's ``Accelerator`` and ``prepare`` read ACCELERATE_FP8_BACKEND."""
+    return at_least(facts, "accelerate", Version("1.9.0"))

@@ -21,12 +21,11 @@ https://github.com/unslothai/unsloth/issues/3902
 
 from __future__ import annotations
 
-from fp8doctor import kit
-from fp8doctor.analysis.compile_coverage import compile_all
-from fp8doctor.analysis.memory import USABLE, fit
-from fp8doctor.diagnosis.treatments import NOT_THE_HEAD, TAKES, converting
+from packaging.version import Version
 
-BACKWARD_SINCE = kit.Version("5.22.0")
+from fp8doctor import kit
+
+BACKWARD_SINCE = Version("5.22.0")
 """First transformers whose FP8Linear has a backward. Source: its ``integrations/finegrained_fp8.py``, read in
 4.57.3, 5.21.1 and 5.22.0; transformers#46736."""
 
@@ -52,7 +51,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     if not stored:
         trains = any(linear.use == "training" for linear in network.linears)
         return None if trains else kit.NotApplicable(reason="no FP8 in the model")
-    linears, computing = len(network.linears), sum(map(kit.computes_forward_in_fp8, stored))
+    linears, computing = len(network.linears), sum(map(kit.layers.computes_forward_in_fp8, stored))
     title = f"{computing} of {linears} Linears multiply in FP8 only in the forward"
     if not computing:
         title = f"{len(stored)} of {linears} Linears only store their weights in FP8"
@@ -87,7 +86,8 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
 
 def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
     """Find what the backward of these layers does, as a key of `BACKWARD`, by the first's class."""
-    first, version, unsloth = stored[0], kit.installed(facts, "transformers"), kit.under_unsloth(facts)
+    first, version = stored[0], kit.installed(facts, "transformers")
+    unsloth = kit.fp8_request.under_unsloth(facts)
     of_checkpoint = any(linear.kind.endswith(".FP8Linear") for linear in stored)
     if of_checkpoint and version is not None and version < BACKWARD_SINCE and not unsloth:
         return "cut"
@@ -102,9 +102,9 @@ def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
 
     Also None for adapters over a base that works as it is, if checkpointing says that memory is short.
     """
-    network, memory = facts.network, kit.if_recorded(fit, facts)
+    network, memory = facts.network, kit.if_recorded(kit.memory.fit, facts)
     takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
-    if not takes or memory is None or memory.bf16.gib > USABLE * memory.gpu_gib:
+    if not takes or memory is None or memory.bf16.gib > kit.memory.USABLE * memory.gpu_gib:
         return None
     adapted = any(linear.get("adapter") for linear in network.linears)
     if adapted and works and any(each.active for each in facts.training.get("checkpointing", ())):
@@ -114,20 +114,21 @@ def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
         rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
     out = [linear.name for linear in network.linears if linear not in takes]
     converted = (
-        kit.if_recorded(kit.convert_all_but, out, facts) or f"{converting(facts, only=TAKES)}{NOT_THE_HEAD}"
+        kit.if_recorded(kit.treatments.convert_all_but, out, facts)
+        or f"{kit.treatments.converting(facts, only=kit.treatments.TAKES)}{kit.treatments.NOT_THE_HEAD}"
     )
     return kit.Treatment(
         name="train-in-fp8",
         summary="load BF16 weights, which fit, and convert them for FP8 training",
-        code="\n".join((rebuilt, converted, *compile_all(network))),
+        code="\n".join((rebuilt, converted, *kit.compile_coverage.compile_all(network))),
         kind="sketch",
     )
 
 
 def would_convert(linear: kit.Linear, facts: kit.Facts) -> bool:
     """Whether a conversion would take this layer with BF16 weights, and FP8 its rows."""
-    even = not any(rows % ROWS for rows in kit.rows_seen(linear, facts))
-    fits = even and kit.fits_fp8(linear)
+    even = not any(rows % ROWS for rows in kit.cost.rows_seen(linear, facts))
+    fits = even and kit.layers.fits_fp8(linear)
     return fits and kit.stores_fp8(linear) and linear.role not in ("head", "router")
 
 

@@ -28,7 +28,7 @@ ONE_OF_THEM = kit.Treatment(
 def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears = facts.network.linears
     asked = kit.fp8_was_asked_for(facts) or (
-        "convert_to_float8_training" if kit.converted_nothing(facts) else None
+        "convert_to_float8_training" if kit.fp8_request.converted_nothing(facts) else None
     )
     fp8 = [linear for linear in linears if linear.use == "training"]
     if not fp8 and asked is None:
@@ -45,7 +45,9 @@ def quantized_base(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "converted": swapped,
             "fp8_layers": len(fp8),
             "asked_by": asked,
-            "classes": tuple(sorted({each.weight_class or kit.layer_label(each) for each in quantized})),
+            "classes": tuple(
+                sorted({each.weight_class or kit.layers.layer_label(each) for each in quantized})
+            ),
         },
         treatment=ONE_OF_THEM,
     )

@@ -23,7 +23,6 @@ from __future__ import annotations
 from typing import Any
 
 from fp8doctor import kit
-from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 
 FREEZE = (
     'held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}\n'
@@ -64,7 +63,7 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
             code=FREEZE + DDP_AGAIN * ("DistributedDataParallel" in wrappers),
         )
     elif wrapped:
-        fix = kit.ORDINARY_WEIGHTS
+        fix = kit.treatments.ORDINARY_WEIGHTS
         cause = (
             f"{len(wrapped)} converted weights became new Parameters after the optimizer had taken the old "
             "ones: these layers do not learn."
@@ -76,7 +75,9 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
             "became trainable, or for a part of the model."
         )
         fix = kit.Treatment(
-            name="optimizer-after-conversion" if converted else OPTIMIZER_LAST,  # also without FP8
+            name="optimizer-after-conversion"
+            if converted
+            else kit.treatment_table.OPTIMIZER_LAST,  # also without FP8
             summary="create the optimizer after every conversion, from the model that trains",
             code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
             "parameter.requires_grad)",
@@ -106,9 +107,9 @@ def _converted(layer: kit.Linear, *, outside: int = 0, saved: str | None = None,
         packages={"torchao": "0.18.0"},
         linears=(layer,),
         broken_ties=(),
-        saving=(kit.SavedWeight(**wrapper, storage_error=saved),),
+        saving=(kit.facts.SavedWeight(**wrapper, storage_error=saved),),
         save_pretrained=True,
-        conversion=kit.Conversion(linears=8, **dict.fromkeys(LOST.split(), ()) | seen),
+        conversion=kit.facts.Conversion(linears=8, **dict.fromkeys(LOST.split(), ()) | seen),
         optimizer="torch.optim.adamw.AdamW",
         parameters_outside_optimizer=outside,
         trainer=None,

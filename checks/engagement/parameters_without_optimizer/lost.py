@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fp8doctor import kit
-from fp8doctor.analysis.fp8_weights import is_grouped, is_mxfp8
+from packaging.version import Version
 
-DROPS_BIAS = kit.Version("0.17"), kit.Version("0.19.dev0")
+from fp8doctor import kit
+
+DROPS_BIAS = Version("0.17"), Version("0.19.dev0")
 """First torchao whose MXFP8 wrapper omits the bias, and the first that may not. Run in 0.18, read in 0.17;
 ao#4846."""
 
@@ -77,7 +78,8 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     **kit.NO_FP8_STEP,
 )
 def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    wrapped = [each for each in facts.network.fp8 if not is_grouped(each) and is_mxfp8(each)]
+    mxfp8 = [each for each in facts.network.fp8 if kit.fp8_weights.is_mxfp8(each)]
+    wrapped = [each for each in mxfp8 if not kit.fp8_weights.is_grouped(each)]
     if not wrapped:
         return kit.NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
     adds = [(each, adds_bias(each, facts)) for each in wrapped if each.bias]
@@ -93,7 +95,7 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         "the bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
         breaks="layers_do_not_learn",
-        treatment=kit.mxfp8_without_biases("biases-in-float8", facts),
+        treatment=kit.treatments.mxfp8_without_biases("biases-in-float8", facts),
     )
 
 

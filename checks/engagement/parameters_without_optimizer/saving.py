@@ -32,12 +32,12 @@ def cannot_be_saved(facts: kit.Facts) -> kit.Finding | None:
                 f"{kit.named(layers, len(trained))}",
                 explanation=f"{writer} fails on them (tried on {saved.tried}): {error.rstrip('.')}.",
                 evidence={"layers": len(layers), "weight_class": saved.weight_class, "writer": writer},
-                treatment=kit.ORDINARY_WEIGHTS if kind == ALL_GATHER_WEIGHT else fix,
+                treatment=kit.treatments.ORDINARY_WEIGHTS if kind == ALL_GATHER_WEIGHT else fix,
             )
     return None
 
 
-def failing_writer(saved: kit.SavedWeight, facts: kit.Facts) -> str | None:
+def failing_writer(saved: kit.facts.SavedWeight, facts: kit.Facts) -> str | None:
     """Name the writer of this job's checkpoints that fails; None if it works or nothing shows which it is."""
     if saved.pickle_error or not saved.storage_error:
         return "torch.save" if saved.pickle_error else None

@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from fp8doctor import kit
-from fp8doctor.cost import amdahl, large_gemm_speedup, linear_cost, rows_of
 
 from .left_out import BY_FILTER, REASONS, Reason
 
@@ -50,11 +49,12 @@ WEIGHTS = "Linears' weights (nothing says how many experts a token visits)"
     **kit.WRONG_FP8_STEP,
 )
 def partial_conversion(facts: kit.Facts) -> kit.Finding | None:
-    fp8, known = facts.network.fp8, kit.shares_are_known(facts)
+    fp8, known = facts.network.fp8, kit.layers.shares_are_known(facts)
     left = [
         each
         for each in facts.network.linears
-        if kit.would_be_converted(each, roles=("body", "experts"), rewritten=True) and pays(each, fp8, facts)
+        if kit.layers.would_be_converted(each, roles=("body", "experts"), rewritten=True)
+        and pays(each, fp8, facts)
     ]
     if left and not known and not (left := [each for each in left if each.role == "experts"]):
         raise kit.Unrecorded(kit.Linear, "flops_share_pct")
@@ -99,8 +99,8 @@ def lines(reason: Reason, layers: list[kit.Linear], left: list[kit.Linear], fact
     """Return the lines with what only this model has: the class of its experts, the layers to leave out."""
     linears = facts.network.linears
     if reason.by_name and not any(each.stack == "transformer_engine" for each in linears):
-        out = [each.name for each in linears if each not in left and kit.may_be_taken(each)]
-        if by_name := kit.if_recorded(kit.convert_all_but, out, facts):
+        out = [each.name for each in linears if each not in left and kit.layers.may_be_taken(each)]
+        if by_name := kit.if_recorded(kit.treatments.convert_all_but, out, facts):
             return by_name
     kind, exported = layers[0].kind.rpartition(".")[2], kit.exported(facts, ACCELERATE_FP8_BACKEND="AO")
     return reason.code.format(kind=kind, exported=exported)
@@ -108,22 +108,24 @@ def lines(reason: Reason, layers: list[kit.Linear], left: list[kit.Linear], fact
 
 def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether FP8 makes this layer faster: by torchao's filter, the fixes, and the cost model."""
-    by_row = linear.role == "experts" or kit.recipe_of(fp8[0]).granularity == "row"
-    if kit.too_small(linear, rowwise=by_row) or kit.if_recorded(kit.would_lose, linear, facts, fp8[0].recipe):
+    by_row = linear.role == "experts" or kit.recipes.recipe_of(fp8[0]).granularity == "row"
+    loses = kit.if_recorded(kit.layer_gain.would_lose, linear, facts, fp8[0].recipe)
+    if loses or kit.layers.too_small(linear, rowwise=by_row):
         return False
-    rows, gpu = rows_of(linear, facts) if kit.is_given(facts) else None, kit.modelled_gpu(facts)
+    rows = kit.cost.rows_of(linear, facts) if kit.layer_gain.is_given(facts) else None
+    gpu = kit.cost.modelled_gpu(facts)
     if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
-    cost = linear_cost(linear, rows, gpu)
+    cost = kit.cost.linear_cost(linear, rows, gpu)
     return cost is not None and cost.saved_ms - (cost.casts_ms or 0.0) > ERROR * cost.bf16_ms
 
 
 def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
     """Bound the matmuls' speedup by Amdahl's law, from percent in FP8; None without the GPU's peak."""
-    gpu = kit.modelled_gpu(facts)
+    gpu = kit.cost.modelled_gpu(facts)
     if gpu is None or not gpu.fp8_tflops:
         return None
-    return amdahl(min(fp8_pct, 100.0) / 100.0, large_gemm_speedup(gpu))
+    return kit.cost.amdahl(min(fp8_pct, 100.0) / 100.0, kit.cost.large_gemm_speedup(gpu))
 
 
 def _blocks(**second: Any) -> kit.Facts:

@@ -17,11 +17,12 @@ def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
         return not_overridden(passed_over, facts)
     if not experts or not any(linear.use == "training" for linear in linears):
         return kit.NotApplicable(reason="no 3-D expert weights next to an FP8 layer")
-    left = [linear for linear in experts if linear.use == "none" and kit.too_small(linear, rowwise=True)]
-    if left and not kit.shares_are_known(facts):
+    out = [linear for linear in experts if linear.use == "none"]
+    left = [linear for linear in out if kit.layers.too_small(linear, rowwise=True)]
+    if left and not kit.layers.shares_are_known(facts):
         raise kit.Unrecorded(kit.Linear, "flops_share_pct")
     unused = [each for each in linears if each.use == "none" or each.compiled is None]
-    apart = kit.flops_share_pct([each for each in unused if each.role in kit.APART], facts)
+    apart = kit.flops_share_pct([each for each in unused if each.role in kit.layer_gain.APART], facts)
     share = kit.flops_share_pct(left, facts)
     if not left or share < MOST * (100.0 - apart):
         return None

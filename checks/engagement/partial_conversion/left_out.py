@@ -41,8 +41,9 @@ def is_behind_a_stop(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts
 def is_wrapped(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     """Whether a ``torch.compile`` wrapper stands in this layer's true name, and in that of no FP8 layer."""
     wrappers = [mark.name for mark in facts.training.compile_marks if mark.form == "wrapped"]
-    above = [name for name in wrappers if kit.is_below(linear, name)]
-    return bool(above) and not any(kit.is_below(each, name) for each in fp8 for name in wrappers)
+    above = [name for name in wrappers if kit.compile_coverage.is_below(linear, name)]
+    covered = any(kit.compile_coverage.is_below(each, name) for each in fp8 for name in wrappers)
+    return bool(above) and not covered
 
 
 def is_an_end(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
@@ -52,7 +53,7 @@ def is_an_end(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bo
         for each in facts.network.linears
         if not (each.features.get("functional") or each.role == "experts" or each.kind.endswith(".Conv1D"))
     ]
-    by_torchao = kit.may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
+    by_torchao = kit.fp8_request.may_have_converted(facts) and any(each.stack == "torchao" for each in fp8)
     return by_torchao and linear in (seen[0], seen[-1])
 
 
@@ -60,9 +61,9 @@ REASONS = (
     Reason(
         lambda linear, *_: linear.kind.endswith(".Conv1D"),
         "are Conv1D, which no converter accepts as a Linear",
-        kit.CONV1D.name,
-        kit.CONV1D.summary,
-        kit.CONV1D.code,
+        kit.treatments.CONV1D.name,
+        kit.treatments.CONV1D.summary,
+        kit.treatments.CONV1D.code,
     ),
     Reason(
         lambda linear, *_: is_stacked(linear, *_) and linear.features.get("grouped_gemm") is False,
@@ -91,7 +92,7 @@ REASONS = (
         "x = functional.scaled_dot_product_attention(q, k, v)",
     ),
     Reason(
-        lambda linear, *_: linear.kind in kit.NO_LINEAR,
+        lambda linear, *_: linear.kind in kit.layers.NO_LINEAR,
         "are of a class that is not nn.Linear",
         "convert-before-lora",
         "convert the plain Linears first, then add LoRA around them",

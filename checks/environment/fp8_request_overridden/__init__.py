@@ -40,8 +40,8 @@ PREPARES = {
 )
 def fp8_request_overridden(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     variables, trainer = facts.environment.variables, facts.training.trainer
-    asked = kit.asked_by_environment(variables)
-    precision = kit.precision_of(facts.training.accelerate, trainer)
+    asked = kit.fp8_request.asked_by_environment(variables)
+    precision = kit.fp8_request.precision_of(facts.training.accelerate, trainer)
     if asked is None or precision is None:
         reason = "no variable or launcher asks for FP8, or nothing has set the precision yet"
         return kit.NotApplicable(reason=reason)
@@ -95,13 +95,16 @@ def culprit(facts: kit.Facts, precision: str) -> tuple[str, str, str, str]:
         f"Its own precision {precision!r} beats the environment, or you created it before you set the "
         "variable.",
         "let the environment decide, or pass fp8",
-        arguments(kind, facts, ACCELERATE_MIXED_PRECISION="fp8") if trainer else kit.switched_on(facts),
+        arguments(kind, facts, ACCELERATE_MIXED_PRECISION="fp8")
+        if trainer
+        else kit.treatments.switched_on(facts),
     )
 
 
 def arguments(kind: str, facts: kit.Facts, **variables: str) -> str:
     """Write a Trainer's arguments that leave the precision to the variables, set before them."""
-    lines = [f'os.environ["{name}"] = "{value}"' for name, value in kit.settings(facts, **variables).items()]
+    settings = kit.fp8_request.settings(facts, **variables)
+    lines = [f'os.environ["{name}"] = "{value}"' for name, value in settings.items()]
     return "\n".join([*lines, f"args = {kind}(..., bf16=False, fp16=False)"])
 
 
@@ -113,8 +116,10 @@ def _job(variables: dict[str, str], *, bf16: bool = False, fp8: bool = False, er
         backend_imports={"TE": error or None},
         gpus=(kit.Gpu(name="NVIDIA H100 80GB HBM3", compute_capability="9.0"),),
         linears=(kit.float8(stack="transformer_engine"),) * fp8,
-        accelerate=kit.Accelerate(mixed_precision="bf16" if bf16 else None, distributed="NO", prepared=False),
-        trainer=kit.TrainerArguments(
+        accelerate=kit.facts.Accelerate(
+            mixed_precision="bf16" if bf16 else None, distributed="NO", prepared=False
+        ),
+        trainer=kit.facts.TrainerArguments(
             kind="TrainingArguments", bf16=bf16, fp16=False, mixed_precision="no" if bf16 else "fp8"
         ),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from fp8doctor import kit
-from fp8doctor.analysis.recipe_support import transformer_engine_line
 
 from . import BACKEND
 
@@ -19,11 +18,11 @@ MEANT = {"TRANSFORMER": "TE", "MS-AMP": "MSAMP", "NONE": "NO"}
 @kit.check("ENV001", "fp8-backend-misspelled", severity="error", was="ENV003", changes_fp8=True)
 def fp8_backend_misspelled(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     written = facts.environment.variables.get(BACKEND)
-    if written is None or not kit.at_least(facts, "accelerate", kit.READS_BACKEND_SINCE):
+    if written is None or not kit.recipe_support.reads_backend(facts):
         return kit.NotApplicable(reason=f"{BACKEND} is not set, or no Accelerate reads it")
     if written in BACKENDS:
         return None
-    if kit.was_prepared(facts):
+    if kit.fp8_request.was_prepared(facts):
         return kit.NotApplicable(reason="a model was prepared: recipe arguments override the variable")
     version, known = facts.software.packages["accelerate"].version, ", ".join(BACKENDS)
     name = written.strip().upper()
@@ -52,7 +51,7 @@ def fp8_backend_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     if not raised:
         return None
     backend, error = raised[0]
-    package, known = BACKENDS[backend], next(iter(kit.recognise(error)), None)
+    package, known = BACKENDS[backend], next(iter(kit.known_errors.recognise(error)), None)
     absent = re.fullmatch(rf"ModuleNotFoundError: No module named '?{package}'?", error) is not None
     elsewhere = absent and backend != "AO" and facts.get("gpus") == ()
     meaning = f" {known.cause}" if known else " It is not installed." * absent
@@ -63,7 +62,7 @@ def fp8_backend_missing(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
     why = f"{BACKEND}={backend} names it" if named else "Accelerate takes the first backend that is installed"
     code = {
         "AO": "pip install --upgrade torchao",
-        "TE": transformer_engine_line(facts),
+        "TE": kit.recipe_support.transformer_engine_line(facts),
         "MSAMP": f"{kit.exported(facts, **{BACKEND: 'AO'})}   # MS-AMP is no longer maintained",
     }
     return kit.Finding(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from packaging.version import Version
+
 from fp8doctor import kit
 
 from . import BACKEND, PREPARES
 
-AO_SINCE = kit.Version("1.4.0")
+AO_SINCE = Version("1.4.0")
 """First accelerate that knows torchao, and takes it before Transformer Engine."""
 
 
@@ -21,13 +23,14 @@ def hidden_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 def decided_precision(facts: kit.Facts) -> str | None:
     """Find the precision that Accelerate works with, or will read; None before anything has decided it."""
     asked = facts.environment.variables.get("ACCELERATE_MIXED_PRECISION")
-    return kit.precision_of(facts.accelerate(), facts.trainer()) or asked
+    return kit.fp8_request.precision_of(facts.accelerate(), facts.trainer()) or asked
 
 
 def named_without_fp8(facts: kit.Facts) -> kit.Finding:
     """Report a backend that is named in a job whose precision is not fp8."""
     variables, linears, accelerate = facts.environment.variables, facts.linears(), facts.accelerate()
-    named, decided, asked = variables[BACKEND], decided_precision(facts), kit.asked_by_environment(variables)
+    named, decided = variables[BACKEND], decided_precision(facts)
+    asked = kit.fp8_request.asked_by_environment(variables)
     converted = sum(each.use == "training" for each in linears)
     ask = f"{BACKEND}={named} accelerate launch --mixed_precision fp8 train.py"
     summary, code = "set the precision to fp8 too", f"{ask}\n# or, for {decided}: unset {BACKEND}"
@@ -60,17 +63,18 @@ def named_without_fp8(facts: kit.Facts) -> kit.Finding:
 def backend_by_accident(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     variables, packages = facts.environment.variables, facts.software.packages
     named, decided = variables.get(BACKEND, "NO"), decided_precision(facts)
-    if named in PREPARES and decided and kit.at_least(facts, "accelerate", kit.READS_BACKEND_SINCE):
-        return None if kit.asked_by_environment(variables) or decided == "fp8" else named_without_fp8(facts)
+    if named in PREPARES and decided and kit.recipe_support.reads_backend(facts):
+        consistent = kit.fp8_request.asked_by_environment(variables) or decided == "fp8"
+        return None if consistent else named_without_fp8(facts)
     asks = kit.fp8_was_asked_for(facts) is not None and decided in ("fp8", None)
-    if named != "NO" or not asks or not kit.at_least(facts, "accelerate", AO_SINCE):
+    if named != "NO" or not asks or not kit.recipe_support.at_least(facts, "accelerate", AO_SINCE):
         return kit.NotApplicable(reason="nothing asks Accelerate for FP8, or another backend is named")
     fp8 = [each for each in facts.linears() if each.use == "training"]
     defaults = ("torchao", None, "tensorwise")
     eager = [each for each in fp8 if (each.stack, each.compiled, each.recipe) == defaults]
     if not {"torchao", "transformer_engine"} <= packages.keys() or (fp8 and not eager):
         return None  # one backend, or a recipe or a compilation shows that somebody decided
-    converted = bool(eager) and kit.was_prepared(facts)
+    converted = bool(eager) and kit.fp8_request.was_prepared(facts)
     became = f"{kit.plural(len(eager), 'Linear')} became Float8Linear with torchao's defaults, not compiled. "
     return kit.Finding(
         severity="info" if not converted else "error" if facts.trainer() else "warning",
