@@ -98,7 +98,7 @@ def room_of_path(cell: str) -> str:
     return path.removeprefix(f"{PACKAGE}/").removesuffix(".py").rstrip("/")
 
 
-ROOMS = {room_of_path(path): words(may) for path, _, may in cells("package")}
+ROOMS = {room_of_path(path): words(may) for path, may in cells("package")}
 OUTSIDE = {name.strip("`"): (words(top), words(lazy)) for name, top, lazy in cells("library")}
 
 
