@@ -13,11 +13,11 @@ from typing import Any
 
 import msgspec
 
-from fp8doctor import cost
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.gpus import gpu_spec
 from fp8doctor.loading.job import (
     Job,
     checked_accumulate,
@@ -203,7 +203,7 @@ def _known_gpu(name: Any) -> str | None:
     if not isinstance(name, str):
         raise TypeError(f"assume_gpu has to be the name of a GPU, such as 'H100', not {type(name).__name__}")
     try:
-        return cost.gpu_spec(name).name
+        return gpu_spec(name).name
     except UserError as error:
         raise ValueError(f"assume_gpu: {error}") from None
 

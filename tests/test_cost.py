@@ -6,15 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.answer.job import product
-from fp8doctor.cost import (
-    GPUS,
-    amdahl,
-    eager_balance,
-    gpu_spec,
-    modelled_gpu,
-    step_gemms_ms,
-)
+from fp8doctor.cost.gemm import amdahl, step_gemms_ms
 from fp8doctor.cost.step_cost import (
+    eager_balance,
     in_bf16,
     modelled_step,
     with_linears_compiled,
@@ -23,6 +17,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Blocks, Facts, Gpu, Workload
 from fp8doctor.facts.examples import example, float8
+from fp8doctor.gpus import GPUS, gpu_spec, modelled_gpu
 from fp8doctor.recipes import RECIPES
 from research.benchmarks import cost_model, measured_steps
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from fp8doctor.analysis.layers import computes_forward_in_fp8
-from fp8doctor.cost import calls_of, micro_batches, routed_rows, rows_of
 from fp8doctor.cost.layer import uncompiled
+from fp8doctor.cost.matmul_counts import calls_of, micro_batches, routed_rows, rows_of
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, has_vocabulary
 from fp8doctor.facts import Facts, Linear, recorded
 from fp8doctor.recipes import recipe_of, stack_of

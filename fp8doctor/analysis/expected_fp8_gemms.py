@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fp8doctor.cost import gemms, micro_batches, rows_seen
+from fp8doctor.cost.matmul_counts import gemms, micro_batches, rows_seen
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.recipes import recipe_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from fp8doctor.cost import gemms
+from fp8doctor.cost.matmul_counts import gemms
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import TRANSFORMER_ENGINE, of_stack, stack_of

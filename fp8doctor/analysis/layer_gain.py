@@ -11,12 +11,13 @@ import msgspec
 from fp8doctor.analysis.layers import fits_fp8, flops_share_pct, would_be_converted
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.trial_view import fp8_pays
-from fp8doctor.cost import calls_of, gemms, linear_cost, micro_batches, modelled_gpu, rows_of, step_tokens
 from fp8doctor.cost.cast_cost import is_known, recipe_on
+from fp8doctor.cost.layer import linear_cost
+from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.step_cost import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, if_recorded, recorded
 from fp8doctor.finding import Saving
-from fp8doctor.gpus import GpuSpec
+from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import recipe_of, stack_of
 
 LEAST_IN_STEP = 0.45

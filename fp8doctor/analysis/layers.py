@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from keyword import iskeyword
 
-from fp8doctor.cost import rows_seen, step_tokens
+from fp8doctor.cost.matmul_counts import rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, Network, recorded
 from fp8doctor.recipes import stack_of
 

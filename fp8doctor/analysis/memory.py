@@ -16,7 +16,7 @@ from fp8doctor.analysis.fp8_weights import copies_gib
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.cost import products_of, rows_of, rows_seen
+from fp8doctor.cost.matmul_counts import products_of, rows_of, rows_seen
 from fp8doctor.cost.step_cost import in_bf16, in_fp8
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName

@@ -13,8 +13,8 @@ from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_reco
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost import rows_of
 from fp8doctor.cost.cast_cost import capability_of
+from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,
     ModelledStep,

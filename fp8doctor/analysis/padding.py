@@ -10,21 +10,12 @@ from msgspec import Struct
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
-from fp8doctor.cost import (
-    GpuSpec,
-    calls_of,
-    gemms,
-    micro_batches,
-    modelled_gpu,
-    rows_of,
-    rows_seen,
-    step_gemms_ms,
-)
-from fp8doctor.cost.gemm import MULTIPLE
-from fp8doctor.cost.matmul_counts import is_grouped
+from fp8doctor.cost.gemm import MULTIPLE, step_gemms_ms
+from fp8doctor.cost.matmul_counts import calls_of, gemms, is_grouped, micro_batches, rows_of, rows_seen
 from fp8doctor.cost.step_cost import modelled_saving, modelled_step
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Saving, Treatment
+from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.wording import plural
 
 OF_AN_MLP = re.compile(r"\bmlp\.(gate|up|down)_proj\b")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
-from fp8doctor.cost import gpu_spec
 from fp8doctor.facts import Facts, Gpu, Linear, recorded
+from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import (
     FIRST_WITH_FP8,
     RECIPES,

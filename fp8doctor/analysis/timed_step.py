@@ -11,7 +11,7 @@ from fp8doctor.analysis.layers import tokens_of
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import as_is, watched
 from fp8doctor.analysis.significance import interval
-from fp8doctor.cost import micro_batches
+from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of

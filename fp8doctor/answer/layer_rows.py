@@ -1,16 +1,23 @@
-"""The Linears of a model as rows: those that differ in nothing but their numbers together."""
+"""The Linears of a model as rows, those that differ in nothing but their numbers together; and one alone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 
 from fp8doctor.analysis.layer_gain import Gain, gains
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
+from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
+from fp8doctor.cost.matmul_counts import rows_of
+from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, LayerShape, Linear, if_recorded, recorded
-from fp8doctor.wording import percent
+from fp8doctor.facts import Facts, LayerShape, Linear, ModuleTime, if_recorded, recorded
+from fp8doctor.facts.record import Record, encode, to_builtins
+from fp8doctor.finding import Basis
+from fp8doctor.wording import percent, quoted
 
 HEADS = ("layer", "count", "shape", "FLOPs", "FP8 ms", "alone ms", "compiled")
 """Of a row, besides what it runs in."""
@@ -69,3 +76,81 @@ def _alone(shape: LayerShape) -> str:
         return f"{shape.bf16_ms:.2f}"
     casts = f" + {shape.casts_ms:.2f}" if shape.get("casts_ms") is not None else ""
     return f"{shape.bf16_ms:.2f} | {shape.fp8_ms:.2f}{casts}"
+
+
+class LayerReport(Record, frozen=True, kw_only=True):
+    """One layer. What is None, or empty, is not known."""
+
+    tool: Tool
+    seen: Linear
+    rows: int | None
+    """Rows of one call."""
+    alike: tuple[str, ...]
+    """The other layers of its shape and recipe that were timed with it."""
+    shape: LayerShape | None
+    """Its matmuls alone, as they were timed."""
+    gain_ms: float | None
+    """FP8's saving of a step in this layer; negative if it costs."""
+    gain_basis: Basis | None
+    """Of its matmuls and casts alone; if only the casts are modelled, measured."""
+    modules: dict[str, ModuleTime]
+    """Variant -> its time in the profiled step; a cut keeps its first blocks' names."""
+    advised: tuple[str, ...]
+    """Findings that name the layer, and steps of the plan that change it."""
+    keep_in_bf16: bool
+    """True if the plan keeps it in BF16."""
+
+
+def as_json(layers: Sequence[LayerReport]) -> str:
+    written = [to_builtins(each) for each in layers]
+    data = written[0] if len(written) == 1 else {"layers": written}
+    return encode({"schema_version": SCHEMA_VERSION, "kind": "layer", **data}).decode()
+
+
+def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
+    """Find layers by name, pattern or part of one. Raises `UserError` without any."""
+    linears = facts.linears()
+    if not linears:
+        raise UserError("this report holds no layers: no model was examined")
+
+    def is_meant(name: str) -> bool:
+        if any(mark in asked for mark in "*?["):
+            return fnmatchcase(name, asked) or fnmatchcase(name, f"*.{asked}")
+        return f".{asked.strip('.')}." in f".{name}."
+
+    exact = tuple(each for each in linears if each.name == asked)
+    if found := exact or tuple(each for each in linears if is_meant(each.name)):
+        return found
+    near = get_close_matches(asked, [each.name for each in linears], cutoff=0.5)
+    hint = f"; did you mean {', '.join(near)}?" if near else f"; the first is {linears[0].name}"
+    raise UserError(quoted(f"none of the {len(linears)} linear layers is called {asked}{hint}"))
+
+
+def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerReport]:
+    """Collect all that is known of some layers."""
+    facts, plan = document.facts, document.prescription
+    gained = if_recorded(gains, facts) or {}
+    shapes = {name: each for each in facts.get("trial.shapes", ()) for name in each.get("layers", ())}
+    timed = [(arm.get("name"), module) for arm in facts.arms() for module in arm.get("breakdown.modules", ())]
+    changed = [(step.title, step.treatment) for step in plan if not step.code]
+    changed += [
+        (f"{each.code}: {each.title}", each.treatment) for each in document.findings if each.treatment
+    ]
+    found = []
+    for linear in linears:
+        name, gain, shape = linear.name, gained.get(linear.name), shapes.get(linear.name)
+        kept = [step for step in plan if step.treatment.name == KEEP_IN_BF16]
+        report = LayerReport(
+            tool=document.tool,
+            seen=linear,
+            rows=if_recorded(rows_of, linear, facts),
+            alike=tuple(each for each in shape.layers if each != name) if shape else (),
+            shape=shape,
+            gain_ms=gain.ms if gain else None,
+            gain_basis=("measured" if gain.measured else "modelled") if gain else None,
+            modules={variant: module for variant, module in timed if module.name == name},
+            advised=tuple(title for title, treatment in changed if name in treatment.layers),
+            keep_in_bf16=any(name in step.treatment.layers for step in kept),
+        )
+        found.append(report)
+    return found

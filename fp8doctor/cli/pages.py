@@ -171,35 +171,24 @@ def trace(file: Path, *, format: str | None, output: Path | None, verbose: bool)
 
 
 @click.command()
-@click.argument("first", type=READ)
-@click.argument("second", type=READ, required=False)
+@click.argument("file", type=READ)
 @page_options
 @click.option("-v", "--verbose", is_flag=True, help="Show every layer.")
-def health(
-    first: Path, second: Path | None, *, format: str | None, output: Path | None, verbose: bool
-) -> int:
+def health(file: Path, *, format: str | None, output: Path | None, verbose: bool) -> int:
     """Show FP8's health over a run: which layers lose precision, and since when.
 
-    FIRST is a file from 'fp8doctor run --health'. With a second one, compare the two runs. No GPU and no
-    torch are needed.
+    FILE is a file from 'fp8doctor run --health'. No GPU and no torch are needed.
     """
-    files = [first] if second is None else [first, second]
-    deliver = delivery_of(format, output, *files)
+    deliver = delivery_of(format, output, file)
 
     from fp8doctor.health.record import read_health
     from fp8doctor.health.verdict import conclude
     from fp8doctor.render import health_page
 
     whole = verbose or format_of(format, output, PAGE_FORMATS) == "html"
-    judged = [(found, conclude(found)) for found in map(read_health, files)]
-    deliver(
-        lambda: health_page.as_json(judged),
-        lambda: (
-            health_page.comparison(judged[0], judged[1])
-            if second is not None
-            else health_page.page(judged[0], verbose=whole)
-        ),
-    )
+    found = read_health(file)
+    judged = found, conclude(found)
+    deliver(lambda: health_page.as_json(judged), lambda: health_page.page(judged, verbose=whole))
     return OK
 
 
@@ -215,8 +204,8 @@ def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> 
     """
     deliver = delivery_of(format, output, saved)
 
+    from fp8doctor.answer.layer_rows import as_json, layer_reports, named
     from fp8doctor.diagnosis.diagnose import replay
-    from fp8doctor.diagnosis.layer import as_json, layer_reports, named
     from fp8doctor.render.why_page import page
 
     if not layer.strip("."):

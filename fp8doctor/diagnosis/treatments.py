@@ -37,7 +37,7 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
-from fp8doctor.cost import micro_batches
+from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
 from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import keeps_users_compilation

@@ -1,4 +1,4 @@
-"""FP8's health over a run as a page, and two runs side by side."""
+"""FP8's health over a run as a page."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from fp8doctor.facts.record import encode
 from fp8doctor.health.record import OPERANDS, Health
-from fp8doctor.health.verdict import Conclusion, HealthVerdict
+from fp8doctor.health.verdict import HealthVerdict
 from fp8doctor.render.page import Code, Heatmap, Page, Part, Quiet, Strong, Table, number
 from fp8doctor.version import VERSION
-from fp8doctor.wording import labels, percent, plural
+from fp8doctor.wording import percent, plural
 
 LIMITS_DB = (20.0, 15.0, 10.0, 5.0)
 """Ratios below which the map gets darker. Sound E5M2 tensors have about 26 dB, E4M3 32."""
@@ -29,57 +29,20 @@ def page(judged: Judged, *, verbose: bool = False) -> Page:
     heading = (f"fp8doctor {VERSION}", health.name, header.script, header.device)
     by_layer = health.lowest_db()
     worst = sorted(by_layer, key=lambda name: min(by_layer[name].values()))
-    parts: list[Part] = [Strong(verdict.summary), *_concluded(verdict.conclusions)]
+    parts: list[Part] = [Strong(verdict.summary)]
+    for each in verdict.conclusions:
+        parts += [each.text, *([Code(each.code)] if each.code else [])]
     if by_layer:
         parts += [*_map(health, by_layer, set(by_layer if verbose else worst[:ROWS])), _last(health, worst)]
     return Page(tuple(filter(None, heading)), (*parts, Quiet(" ".join(_basis(health)))))
 
 
-def comparison(one: Judged, other: Judged) -> Page:
-    """Lay out two runs side by side."""
-    runs, names = (one[0], other[0]), labels(one[0].name, other[0].name)
-    end = min(each.steps[-1] if each.steps else 0 for each in runs)
-    losses = [
-        next((sample.loss for _, sample in reversed(run.samples) if sample.step <= end), None) for run in runs
-    ]
-    lowest = [
-        min((db for by in run.lowest_db().values() for db in by.values()), default=None) for run in runs
-    ]
-    rows = (
-        ("last step", *(f"{each.steps[-1]:,}" if each.steps else "-" for each in runs)),
-        (f"loss up to step {end:,}", *map(_loss, losses)),
-        ("lowest signal to error, dB", *map(number, lowest)),
-        ("layers with a fault", *(str(len(verdict.layers)) for _, verdict in (one, other))),
-    )
-    parts: list[Part] = [Table(("", *names), rows)]
-    for name, (_, verdict) in zip(names, (one, other), strict=True):
-        parts += [f"{name}: {verdict.summary}", *_concluded(verdict.conclusions)]
-    summary = f"No loss is known in both runs up to step {end:,}."
-    if losses[0] is not None and losses[1] is not None:
-        word = "higher" if losses[1] > losses[0] else "lower"
-        summary = f"The loss of {names[1]} is {abs(losses[1] - losses[0]):.3g} {word} at step {end:,}."
-    return Page((f"fp8doctor {VERSION}", f"{names[1]} against {names[0]}"), (Strong(summary), *parts))
-
-
-def as_json(judged: Sequence[Judged]) -> str:
+def as_json(judged: Judged) -> str:
     """Return what was sampled and concluded."""
-    runs = [
-        {
-            "file": health.name,
-            "verdict": verdict,
-            "jobs": health.headers,
-            "samples": [sample for _, sample in health.samples],
-        }
-        for health, verdict in judged
-    ]
-    return encode({"schema_version": 1, "kind": "health", "runs": runs}).decode()
-
-
-def _concluded(conclusions: Sequence[Conclusion]) -> Iterator[Part]:
-    for each in conclusions:
-        yield each.text
-        if each.code:
-            yield Code(each.code)
+    health, verdict = judged
+    samples = [sample for _, sample in health.samples]
+    run = {"file": health.name, "verdict": verdict, "jobs": health.headers, "samples": samples}
+    return encode({"schema_version": 1, "kind": "health", "runs": [run]}).decode()
 
 
 def _map(health: Health, by_layer: dict[str, dict[int, float]], kept: set[str]) -> Iterator[Part]:

@@ -26,7 +26,7 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.cost import gpu_spec
+from fp8doctor.gpus import gpu_spec
 from research.benchmarks.measured_steps import Row, gemm_errors, rows, swept
 from research.benchmarks.recorded_steps import JOBS, PATIENTS, Recorded, Told, recorded_arms, told
 

@@ -19,9 +19,9 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.layer import Call, layer_ms
 from fp8doctor.facts import Linear
+from fp8doctor.gpus import gpu_spec
 
 MEASURED = Path(__file__).resolve().parent / "measured" / "h200_grouped.json.gz"
 

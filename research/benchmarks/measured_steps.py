@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost import GpuSpec, gemm, gemm_ms, gpu_spec
+from fp8doctor.cost import gemm
+from fp8doctor.cost.gemm import gemm_ms
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Workload
+from fp8doctor.gpus import GpuSpec, gpu_spec
 from tests.recordings import text_of
 
 HERE = Path(__file__).resolve().parent

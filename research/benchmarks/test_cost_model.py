@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import OFF
-from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.cast_cost import layer_casts_ms
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.document import read_saved
+from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import RECIPES
 from research.benchmarks import calibrate_cost, cost_model, measured_steps, recorded_steps
 from tests.recordings import text_of

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fp8doctor.cost import gpu_spec, mxfp8_experts
+from fp8doctor.cost.layer import mxfp8_experts
+from fp8doctor.gpus import gpu_spec
 from research.benchmarks import grouped
 from tests.checks.shapes.test_gemms_too_small import experts
 

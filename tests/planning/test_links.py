@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fp8doctor.cost import gpu_spec
 from fp8doctor.cost.step_cost import in_bf16
+from fp8doctor.gpus import gpu_spec
 from fp8doctor.planned import facts_of
 from fp8doctor.planning.communication import experts_ms
 from fp8doctor.planning.estimates import rows

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
-from fp8doctor.cost import rows_of
+from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.facts import Facts, LayerGemm, LayerShape, Layout, Linear, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import recipe_of

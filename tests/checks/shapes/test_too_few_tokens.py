@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.cost import GPUS
 from fp8doctor.facts import Facts, Workload
+from fp8doctor.gpus import GPUS
 from tests.checks.arms import ran, timed
 from tests.checks.models import float8, llama_1b
 from tests.checks.rules import Look, fix_of, found_by, outcome_of
