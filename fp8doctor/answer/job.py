@@ -195,8 +195,7 @@ def _checkpointing(facts: Facts) -> str:
         if lists:
             blocks = plural(sum(each.count for each in lists), "block")
             return f"on in {sum(each.checkpointed for each in lists)} of {blocks}"
-        flags = (each.flag for each in found if recorded(each, "flag"))
-        return next((f"on ({flag})" for flag in flags), "on")
+        return "on"
     undecided = next((each for each in found if each.active is not False), None)
     if undecided is None or (ran is not None and undecided.form == "called_in_forward"):
         return "off"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.analysis.recipe_support import (
-    BACKENDS,
     has_fp8,
     transformer_engine_line,
     usable_recipes,
@@ -41,7 +40,6 @@ def says(report: Document) -> tuple[Mark, str]:
     """Answer whether the machine can train in FP8, in one line."""
     facts = report.facts
     bad = sum(each.severity in ("warning", "error") for each in report.findings)
-    bad += sum(each.mark == "bad" for each in _accelerate_config(facts))
     gpus, recipes = visible_gpus(facts), if_recorded(usable_recipes, facts)
     issues = f"; {plural(bad, 'issue')} below" if bad else ""
     if gpus is None:
@@ -73,7 +71,6 @@ def things(report: Document, *, quiet: bool = False) -> Iterator[Marked]:
         _software(facts),
         _gpus(report),
         _packages(facts),
-        _accelerate_config(facts),
         _settings(report),
     ):
         yield from (each for each in of if not quiet or each.mark in ("bad", "warning"))
@@ -143,28 +140,6 @@ def _packages(facts: Facts) -> Iterator[Marked]:
     others = [f"{name} {version}" for name, version in versions.items() if "transformer_engine" not in name]
     if others:
         yield Marked("healthy", " · ".join(others), "packages")
-
-
-def _accelerate_config(facts: Facts) -> Iterator[Marked]:
-    """Tell what ``accelerate launch`` reads if no file is named."""
-    path, name = "environment.accelerate_config", "Accelerate config"
-    if not recorded(facts, path):
-        if reason := facts.get("gaps", {}).get(path):
-            yield Marked("unknown", reason, name, lines="accelerate config   # writes the file again")
-        return
-    config = facts.environment.accelerate_config
-    if config is None:
-        yield Marked("not_applicable", "no default file", name)
-        return
-    backend = f", FP8 backend {config.fp8_backend}" if config.fp8_backend else ""
-    text, stack = f"mixed_precision {config.mixed_precision}{backend}", BACKENDS.get(config.fp8_backend or "")
-    if config.mixed_precision != "fp8":
-        yield Marked("info", text, name)
-    elif stack and recorded(facts, "software.packages") and stack not in facts.packages():
-        install = INSTALL if stack == "torchao" else transformer_engine_line(facts)
-        yield Marked("bad", f"{text}, which is {ABSENT}", name, lines=install)
-    else:
-        yield Marked("healthy", text, name)
 
 
 def _settings(report: Document) -> Iterator[Marked]:

@@ -14,7 +14,7 @@ from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, USABLE, Fit, Peak, fit, recomputing
-from fp8doctor.facts import Facts, Network, if_recorded, recorded
+from fp8doctor.facts import Facts, Network, if_recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 
@@ -82,7 +82,6 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
     """Checkpoint every block: it keeps its input, and one block at a time its activations."""
     facts, network = job.facts, job.facts.network
     forms = facts.training.checkpointing
-    asked = next((each for each in forms if recorded(each, "flag")), None)
     if not network.blocks or any(each.active for each in forms):
         return
     names = {f"{blocks.name}.{i}" for blocks in network.blocks for i in range(blocks.count)}
@@ -93,12 +92,7 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
 
     inside = {each.name: block for each in network.linears if (block := block_of(each.name))}
     after = recomputing(job.found, facts, inside)
-    if asked is not None:
-        code = (
-            f"for module in {in_python('modules', network)}():\n"
-            f'    if hasattr(module, "{asked.flag}"):\n        module.{asked.flag} = True'
-        )
-    elif any(each.form == "huggingface" for each in forms):
+    if any(each.form == "huggingface" for each in forms):
         code = f"{in_python('gradient_checkpointing_enable', network)}()\n{cache_off(facts)}"
     else:
         te = any(stack_of(each).under_autocast for each in network.fp8)

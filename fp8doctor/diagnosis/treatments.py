@@ -39,7 +39,7 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Linear, if_recorded
 from fp8doctor.facts.arm_names import keeps_users_compilation
 from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.finding import Treatment
@@ -222,12 +222,6 @@ def checkpointing_off(facts: Facts) -> Treatment:
         if trainer and trainer.checkpointing:
             off = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
         code = f"{off}\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
-    elif recorded(first, "flag"):
-        code = (
-            f"for module in {in_python('modules', facts.network)}():\n"
-            f'    if hasattr(module, "{first.flag}"):\n'
-            f"        module.{first.flag} = False"
-        )
     else:
         called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
         code = WITHOUT_CHECKPOINTING.get(first.form, f"{called}checkpoint(function, ...)")

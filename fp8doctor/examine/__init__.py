@@ -10,14 +10,11 @@ from fp8doctor.loading.job import Job
 
 def examine_surroundings(target: Target) -> Facts:
     """Examine software, variables and GPUs: everything except a model."""
-    from fp8doctor.examine.environment import accelerate_config, examine_environment
+    from fp8doctor.examine.environment import examine_environment
     from fp8doctor.examine.nvml_gpus import examine_gpus
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
-    if target.get("kind") == "environment":
-        config = accelerate_config(gaps)
-        environment = msgspec.structs.replace(environment, accelerate_config=config)
     gpus = examine_gpus(gaps)
     return Facts(target=target, software=software, environment=environment, gpus=gpus, gaps=gaps)
 

@@ -19,11 +19,10 @@ from difflib import get_close_matches
 from email.parser import HeaderParser
 from functools import lru_cache
 from importlib import metadata
-from pathlib import Path
 
 from fp8doctor.examine.fp8_support import try_backends
 from fp8doctor.examine.nvml_gpus import driver_version, installed_torch
-from fp8doctor.facts import AccelerateConfig, Environment, Package, Software
+from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -214,43 +213,6 @@ def debug_switches() -> dict[str, bool]:
         "nvdlfw_inspect": getattr(inspect, "DEBUG_MANAGER", None)
         is not None,  # nvdlfw_inspect 0.2.2: None until initialize()
     }
-
-
-CONFIG_FILES = ("default_config.yaml", "default_config.json")
-"""Files in Accelerate's folder, in order of preference. Source: ``commands/config/config_args.py``, 1.15."""
-
-PRECISIONS = ("no", "fp16", "bf16", "fp8")
-BACKENDS = ("TE", "AO", "MSAMP")
-
-
-def accelerate_config(gaps: dict[str, str]) -> AccelerateConfig | None:
-    """Read the file; None without one. ``gaps`` says why it cannot be read."""
-    cache = os.environ.get("XDG_CACHE_HOME", "~/.cache")
-    home = os.environ.get("HF_HOME", os.path.join(cache, "huggingface"))
-    folder = Path(home).expanduser() / "accelerate"
-    file = next((folder / name for name in CONFIG_FILES if (folder / name).is_file()), None)
-    if file is None:
-        return None
-    try:
-        import yaml  # type: ignore[import-untyped]
-
-        read = yaml.safe_load(file.read_text(encoding="utf-8"))  # JSON is YAML
-        if not isinstance(read, dict):
-            raise ValueError("it has no keys")
-    except Exception as error:
-        _log.debug("reading Accelerate's configuration raises", exc_info=True)
-        reason = scrub(f"{type(error).__name__}: {error}".splitlines()[0])
-        gaps["environment.accelerate_config"] = f"{file.name} cannot be read: {reason}"
-        unread: AccelerateConfig = NOT_RECORDED
-        return unread
-    fp8 = read.get("fp8_config")
-    fp8 = fp8 if isinstance(fp8, dict) else {}
-    precision = str(read.get("mixed_precision") or "no").lower()
-    backend = str(fp8.get("backend") or fp8.get("fp8_backend") or "").upper()
-    return AccelerateConfig(
-        mixed_precision=precision if precision in PRECISIONS else SET,
-        fp8_backend=None if not backend else backend if backend in BACKENDS else SET,
-    )
 
 
 @contextmanager

@@ -105,45 +105,21 @@ def try_import(module: str, path: tuple[str, ...]) -> str | None:
     return None if said is None else scrub(said)
 
 
-SWITCH = re.compile(
-    r"(no-)?((?:use-|enable-|with-)?(?:fp8|float8)(?:-training|-linear|-format|-recipe-name)?)"
+ASKED = re.compile(
+    r"(?:^| )(-{0,2})(?:[\w-]+\.)*"
+    r"(?:((?:use-|enable-|with-)?(?:fp8|float8)(?:-training|-linear|-format|-recipe-name)?)(?:[= ]([\w-]*))?"
+    r"|((?:(?:mixed|train|training|compute)-)?precision|converters)[= ](?:fp8|float8)\b)(?=[= ]|$)"
 )
-"""Options that enable FP8 training, alone or with a value (Megatron's ``--fp8-format hybrid``)."""
+"""Options that enable FP8 training, alone or with a value (Megatron's ``--fp8-format hybrid``), or that take
+a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
 
-PRECISION = re.compile(r"(?:(?:mixed|train|training|compute)-)?precision|converters")
-"""Options that take a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
-
-FP8_WORDS = frozenset(
-    """
-    fp8 float8 e4m3 hybrid mxfp8 tensorwise rowwise blockwise delayed fp8-hybrid fp8-delayed ao-fp8
-    transformer-engine true
-    """.split()
-)
-"""Values that are kept; another word is a file or another argument."""
-
-NO = frozenset((*"false 0 no off n f none null bf16 fp16 fp32".split(), ""))
+NO = frozenset("false 0 no off n f none null bf16 fp16 fp32".split())
 """Values of a switch that do not ask for FP8."""
-
-ASSIGNMENT = re.compile(r"^(?P<dashes>-{0,2})(?P<name>[A-Za-z][\w.\-]*)(?:=(?P<value>.*))?$", re.DOTALL)
 
 
 def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return arguments that ask for FP8, as listed; a name's last one counts."""
-    found: dict[str, str] = {}
-    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
-        match = ASSIGNMENT.match(argument)
-        if match is None or not (match["dashes"] or match["value"] is not None):
-            continue
-        name = match["name"].rpartition(".")[2].lower().replace("_", "-")
-        value = match["value"]
-        if value is None and following and not following.startswith("-"):
-            value = following
-        word = None if value is None else value.strip("\"'").lower().replace("_", "-")
-        switch = SWITCH.fullmatch(name)
-        if switch is None and not PRECISION.fullmatch(name):
-            continue
-        key = switch[2] if switch else name
-        found.pop(key, None)
-        if (word in FP8_WORDS and word != "true") if switch is None else (not switch[1] and word not in NO):
-            found[key] = f"{match['dashes']}{name}{f' {word}' if word in FP8_WORDS else ''}"
-    return tuple(found.values())
+    """Return the options that ask for FP8, without their values."""
+    line = " ".join(arguments).lower().replace("_", "-")
+    found = (each for each in ASKED.finditer(line) if each[1] or "=" in each[0])
+    asked = [each for each in found if each[3] not in NO]
+    return () if "--no-fp8" in line else tuple(f"{each[1]}{each[2] or f'{each[4]} fp8'}" for each in asked)

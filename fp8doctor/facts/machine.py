@@ -39,14 +39,6 @@ class Software(Record, frozen=True, kw_only=True):
     """Installed packages of the FP8 world by import name; one that is absent is not installed."""
 
 
-class AccelerateConfig(Record, frozen=True, kw_only=True):
-    """Accelerate's default configuration file; a word that Accelerate does not know is ``(set)``."""
-
-    mixed_precision: str = NOT_RECORDED
-    fp8_backend: str | None = NOT_RECORDED
-    """``TE``, ``AO`` or ``MSAMP``; None if the file names none."""
-
-
 class Environment(Record, frozen=True, kw_only=True):
     """Environment variables on the list of `fp8doctor.examine.environment`, and files that they name."""
 
@@ -60,8 +52,6 @@ class Environment(Record, frozen=True, kw_only=True):
     ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
     fp8_arguments: tuple[str, ...] = NOT_RECORDED
     """Arguments that ask for FP8, of `fp8doctor.examine.fp8_support`; not recorded without a script."""
-    accelerate_config: AccelerateConfig | None = NOT_RECORDED
-    """None without such a file. Recorded only if the machine is examined without a model."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):

@@ -67,8 +67,6 @@ class Checkpointing(Record, frozen=True, kw_only=True):
     """``composable``: torch's hooks; ``whole_forward``: a forward that is one call of ``checkpoint``."""
     active: bool | None = NOT_RECORDED
     """None if only a run can tell (a call to ``checkpoint`` on some ways through ``forward``)."""
-    flag: str | None = NOT_RECORDED
-    """Attribute of the module that asks for the call in its forward; not recorded if none does."""
     reentrant: bool | None = NOT_RECORDED
     library: str | None = NOT_RECORDED
     """Package whose function recomputes: ``torch``, ``deepspeed``, ...; None without one such function."""

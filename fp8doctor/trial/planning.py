@@ -27,7 +27,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.treatments import describe
-from fp8doctor.facts import Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Linear, if_recorded
 from fp8doctor.facts.arm_names import ArmName, bf16_with, conversion_to
 from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
@@ -79,7 +79,7 @@ class TrialContext:
 def checkpoints(context: TrialContext) -> bool:
     """Return whether checkpointing is surely on, and can be switched off from outside."""
     return any(
-        each.active is True and (each.form in ("wrapper", "huggingface", "unsloth") or recorded(each, "flag"))
+        each.active is True and each.form in ("wrapper", "huggingface", "unsloth")
         for each in context.facts.get("training.checkpointing", ())
     )
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import MethodType
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.commands.config.config_args import ClusterConfig
-from accelerate.utils import DistributedType, TorchDynamoPlugin
+from accelerate.utils import TorchDynamoPlugin
 from accelerate.utils.transformer_engine import contextual_fp8_autocast
 from transformers import Trainer, TrainingArguments
 
-from fp8doctor.examine.environment import accelerate_config
-from fp8doctor.facts.unrecorded import NOT_RECORDED
 from tests.examine.models import Stacked, llama, network, training
 from tests.stand_ins import transformer_engine as stand_in
 
@@ -79,38 +75,3 @@ def test_training_arguments_and_a_trainer(forget_accelerate: None, tmp_path: Any
 
 
 # Its default file, as it writes it
-
-
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    (tmp_path / "accelerate").mkdir()
-    return tmp_path / "accelerate" / "default_config.yaml"
-
-
-@pytest.mark.parametrize(
-    ("settings", "read"),
-    [
-        ({"mixed_precision": "fp8", "fp8_config": {"backend": "TE", "margin": 0}}, ("fp8", "TE")),
-        ({"mixed_precision": "no"}, ("no", None)),
-    ],
-)
-def test_a_file_as_accelerate_writes_it(file: Path, settings: dict[str, Any], read: Any) -> None:
-    machine = {"compute_environment": "LOCAL_MACHINE", "use_cpu": False, "debug": False, "num_processes": 1}
-    config = ClusterConfig(distributed_type=DistributedType.NO, **machine, **settings)
-    gaps: dict[str, str] = {}
-    for write, path in ((config.to_yaml_file, file), (config.to_json_file, file.with_suffix(".json"))):
-        write(path)
-        found = accelerate_config(gaps)
-        assert found is not None
-        assert (found.mixed_precision, found.fp8_backend) == read
-        path.unlink()
-    assert not gaps
-
-
-@pytest.mark.parametrize("text", ["mixed_precision: [", "fp8", ""])
-def test_a_file_that_cannot_be_read(file: Path, text: str) -> None:
-    file.write_text(text)
-    gaps: dict[str, str] = {}
-    assert accelerate_config(gaps) is NOT_RECORDED
-    assert "default_config.yaml" in gaps["environment.accelerate_config"]

@@ -76,16 +76,16 @@ def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.
 ASKS = {
     "--fp8": "--fp8",
     "--depth=4 --fp8 --num-iterations=20": "--fp8",
-    "--use_fp8 true": "--use-fp8 true",
-    "--fp8=True": "--fp8 true",
-    "--fp8 rowwise": "--fp8 rowwise",
+    "--use_fp8 true": "--use-fp8",
+    "--fp8=True": "--fp8",
+    "--fp8 rowwise": "--fp8",
     "--fp8 /home/me/data.bin": "--fp8",
     "--precision fp8": "--precision fp8",
     "--mixed_precision=fp8": "--mixed-precision fp8",
     "--trainer.precision=FP8": "--precision fp8",
     "training.precision=fp8": "precision fp8",
-    "--model.converters float8": "--converters float8",
-    "--fp8-format hybrid": "--fp8-format hybrid",
+    "--model.converters float8": "--converters fp8",
+    "--fp8-format hybrid": "--fp8-format",
     "--fp8=hf_secret": "--fp8",
 }
 ASKS_NOT = (

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import AccelerateConfig, Environment, Facts, Gpu, Package, Software, Target
+from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
 from fp8doctor.render import markdown, text
 
 H200 = Gpu(name="NVIDIA H200", vendor="nvidia", compute_capability="9.0", visible=True)
@@ -25,7 +25,6 @@ CPU = {"torch": "2.11.0+cpu", "cuda": None}
 ROCM = {"torch": "2.11.0+rocm7.1", "cuda": None, "hip": "7.1"}
 
 
-IN_TE = AccelerateConfig(mixed_precision="fp8", fp8_backend="TE")
 BLANK = Environment(variables={}, backend_imports={}, debug_switches={})
 
 
@@ -41,7 +40,7 @@ def facts(
         software=Software(
             python="3.12.3", driver="580.95", packages=packages, cudnn=cudnn, **{"hip": None, **torch}
         ),
-        environment=replace(BLANK, **{"accelerate_config": None, **environment}),
+        environment=replace(BLANK, **environment),
         gpus=gpus,
         gaps={},
     )
@@ -62,7 +61,6 @@ def facts(
         (facts(H200, torch=CPU), "✗", "pip install --force-reinstall torch --index-url"),
         (facts(), "!", "fp8doctor model.py --assume-gpu H200"),
         (facts(H200, variables={"FP8_BACKEND": "te"}), "!", "unset FP8_BACKEND"),
-        (facts(H200, accelerate_config=IN_TE), "!", "pip install --upgrade --no-build-isolation"),
     ],
 )
 def test_the_machine_can_train_in_fp8_or_a_command_helps(found: Facts, mark: str, command: str) -> None:

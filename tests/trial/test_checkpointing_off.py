@@ -8,8 +8,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from fp8doctor.diagnosis.treatments import describe
-from tests.examine.models import Stacked, called, llama, network, training
-from tests.examine.test_checkpoint_calls import BATCH, ON, recomputes
+from tests.examine.models import Stacked, llama, network, training
 from tests.trial.treated import TOKENS, applied, facts, float8, in_fp8
 
 pytestmark = pytest.mark.slow
@@ -58,10 +57,3 @@ def test_a_checkpoint_wrapper_goes_and_the_compile_mark_beside_it_stays(order: s
     assert after.checkpointing == ()
     assert [each.name for each in after.compile_marks] == [each.name for each in before.compile_marks]
     assert len(after.compile_marks) == 3
-
-
-def test_a_flag_that_the_forward_reads_is_switched_off() -> None:
-    model = ON["timm"]()
-    off = applied("checkpointing-off", model, known=called(model, BATCH)).model
-    assert (recomputes(off), called(off, BATCH).training.checkpointing) == (False, ())
-    assert recomputes(model)

@@ -14,7 +14,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Workload, recorded
+from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.measure.budget import Budget
@@ -49,13 +49,6 @@ class NotReentrant(Plain):
 class Reentrant(Plain):
     def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(lambda x: block(x), x.requires_grad_(), use_reentrant=True)
-
-
-class UnderAFlag(Plain):
-    recompute = True
-
-    def call(self, number: int, block: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
 
 
 class EveryOther(Plain):
@@ -119,15 +112,11 @@ def test_without_a_forward_no_step_is_modelled() -> None:
     assert modelled_step(examine(job(NotReentrant()))) is None
 
 
-@pytest.mark.parametrize("kind", [Reentrant, UnderAFlag])
-def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(
-    kind: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
-    of = job(kind())
+    of = job(Reentrant())
     facts, counted, reason = rows.watch_copy(of, examine(of), TrialRun(torch.device("cpu"), Budget(600.0)))
     assert reason is None
     assert facts.network.blocks[0].checkpointed == 4
     assert {*counted.values()} == {(ROWS,)}
-    flags = [each.flag for each in facts.training.checkpointing if recorded(each, "flag")]
-    assert flags == (["recompute"] if kind is UnderAFlag else [])
+    assert {each.active for each in facts.training.checkpointing} == {True}

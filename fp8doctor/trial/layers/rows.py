@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,6 @@ from torch.overrides import TorchFunctionMode
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
@@ -62,9 +61,6 @@ BLOCKS = 4
 MOST_FORWARDS = 4
 """Forwards until every layer was called. A choice: with a LayerDrop of 0.1, as in wav2vec 2.0, one block in
 10,000 is never called; a tower that the batch does not enter costs three more forwards of a cut."""
-
-MOST_FLAGS = 8
-"""Attributes that are switched off to find the one that decides on checkpointing. A choice."""
 
 PRODUCT = re.compile(r"mm|matmul|linear")
 """In the name of every function of torch that multiplies matrices."""
@@ -146,7 +142,7 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         seen = msgspec.structs.replace(calls.seen(layers, model), autocast=products.in_own_autocast)
         return Watched(products.rows() | calls.rows(layers), seen)
 
-    watched, modules = forward(), dict(model.named_modules())
+    watched = forward()
     for _ in range(MOST_FORWARDS - 1):
         if watched.rows.keys() >= {*layers, *experts}:
             break
@@ -155,32 +151,9 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         regions, calls = {**watched.seen.regions, **seen.regions}, {**watched.seen.calls, **seen.calls}
         seen = msgspec.structs.replace(watched.seen, regions=regions, calls=calls)
         watched = Watched({**watched.rows, **rows}, seen)
-    calls = {
-        name: msgspec.structs.replace(each, flag=_flag(name, modules[name], lambda: forward().seen))
-        for name, each in watched.seen.calls.items()
-    }
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
-    seen = msgspec.structs.replace(watched.seen, calls=calls, without_hooks=hooks[0] != hooks[1])
+    seen = msgspec.structs.replace(watched.seen, without_hooks=hooks[0] != hooks[1])
     return Watched(watched.rows, seen.at_full_depth(_kept_blocks(original, plan, model)))
-
-
-def _flag(name: str, module: nn.Module, again: Callable[[], Seen]) -> str | None:
-    """Name the module's attribute without which a forward does not call checkpoint."""
-    of_kinds = (each for kind in type(module).__mro__ if kind is not nn.Module for each in vars(kind))
-    names = dict.fromkeys((*module.__dict__, *of_kinds))
-    on = [each for each in names if each != "training" and read(module, each) is True]
-    for flag in on[:MOST_FLAGS]:
-        own = dict(module.__dict__)
-        module.__dict__[flag] = False
-        try:
-            if name not in again().calls:
-                return flag
-        except Exception:
-            continue
-        finally:
-            module.__dict__.clear()
-            module.__dict__.update(own)
-    return None
 
 
 def found(

@@ -45,8 +45,6 @@ class Call(msgspec.Struct, frozen=True):
     """Whether its region opens Transformer Engine's autocast."""
     inside_fp8: bool = False
     """Whether the calling forward opens one."""
-    flag: str | None = None
-    """Attribute of the module that has to be on for the call."""
 
 
 class Seen(msgspec.Struct):
@@ -212,7 +210,7 @@ def autocast_now() -> str | None:
 def undecided(facts: Facts) -> bool:
     """Tell if only a forward shows this job's checkpointed calls or its autocasts."""
     calls = any(
-        each.form == CALLED and not recorded(each, "flag")
+        each.form == CALLED and each.active is None
         for each in (facts.training.checkpointing if recorded(facts, "training.checkpointing") else ())
     )
     fp32 = facts.training.get("autocast", "unknown") is None and any(
@@ -290,10 +288,10 @@ def without_forward(facts: Facts) -> Facts:
 
 
 def _called(mark: Checkpointing, call: Call) -> Checkpointing:
-    known: dict[str, Any] = {"flag": call.flag} if call.flag else {}
+    known: dict[str, Any] = {}
     if TRANSFORMER_ENGINE in sys.modules:
         around = call.inside_fp8 and not call.opens_fp8
-        known |= {
+        known = {
             "library": call.library,
             "opens_fp8_autocast": call.opens_fp8,
             "fp8_autocast_around": around,

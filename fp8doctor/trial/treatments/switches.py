@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from fp8doctor.analysis.treatment_table import FUSABLE
-from fp8doctor.examine.checkpointing import huggingface_flag, names_checkpoint
+from fp8doctor.examine.checkpointing import huggingface_flag
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import forward_of, read
 from fp8doctor.stacks.torch_private import CHECKPOINTED_CHILD
 from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
 from fp8doctor.trial.variant import Variant
@@ -53,13 +51,12 @@ def without_cache(model: nn.Module) -> bool:
 
 def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
     """Remove checkpoint wrappers and clear flags. transformers' KV cache, off meanwhile, stays off."""
-    asking = {flag for each in context.facts.training.checkpointing if (flag := each.get("flag"))}
     flagged: list[Any] = [module for module in variant.model.modules() if huggingface_flag(module)]
     for module in flagged:
         module.gradient_checkpointing = False
     if flagged:
         without_cache(variant.model)
-    found = len(flagged) + sum(_switched_off(module, asking) for module in variant.model.modules())
+    found = len(flagged)
 
     def inside(name: str, module: nn.Module) -> nn.Module | None:
         nonlocal found
@@ -71,16 +68,6 @@ def checkpointing_off(variant: Variant, context: TreatmentContext) -> Variant:
     if not found:
         raise NotTried("the model's own code calls checkpoint, which cannot be switched off from outside")
     return replace(variant, model=model)
-
-
-def _switched_off(module: nn.Module, asking: Collection[str]) -> bool:
-    """Switch off the flags that a module's forward reads; return whether there was one."""
-    on = [name for name in asking if read(module, name) is True]
-    if not on or not names_checkpoint(forward_of(module), type(module)):
-        return False
-    for name in on:
-        setattr(module, name, False)
-    return True
 
 
 def fused_optimizer(variant: Variant, context: TreatmentContext) -> Variant:
