@@ -14,7 +14,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
-from fp8doctor.planning.job_options import Options, options_for, saved_facts
+from fp8doctor.planning.job_options import Options, saved_facts
 from fp8doctor.planning.plan_document import PlanDocument, plan_document
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def plan(
                 facts = facts_of(config, batch, seq)
             finally:
                 logging.disable(level)
-        return Plan(**asdict(plan_document(facts, gpus, options_for(facts, given))))
+        return Plan(**asdict(plan_document(facts, gpus, given)))
     except UserError as error:
         raise ValueError(str(error)) from None
 

@@ -38,15 +38,22 @@ the same table; nine in ten recordings keep the second (`research.benchmarks.tes
 
 GEMMS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32")
 
+AROUND: tuple[Family, ...] = ("norm", "pointwise", "loss")
+"""What a model counts around the Linears: FP8 changes what adding a bias takes."""
 
-def gemms_ms(families_ms: Mapping[Any, float]) -> float:
-    return sum(families_ms.get(family, 0.0) for family in GEMMS)
+
+def parts_of(fp8_ms: Mapping[Any, float], bf16_ms: Mapping[Any, float], idle_ms: float) -> dict[str, float]:
+    """Name what FP8 takes longer, in ms, by the families of both steps."""
+
+    def longer(*families: Family) -> float:
+        return sum(fp8_ms.get(each, 0.0) - bf16_ms.get(each, 0.0) for each in families)
+
+    around = longer(*AROUND)
+    return {"GEMMs": longer(*GEMMS), "casts": longer("cast"), "norms and pointwise": around, "idle": idle_ms}
 
 
 def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> dict[str, float]:
-    """Name what FP8 takes longer in matmuls, casts and idle time, in ms."""
-    gemms = gemms_ms(fp8.families_ms) - gemms_ms(bf16.families_ms)
-    return {"GEMMs": gemms, "casts": fp8.families_ms["cast"], "idle": fp8.idle_ms - bf16.idle_ms}
+    return parts_of(fp8.families_ms, bf16.families_ms, fp8.idle_ms - bf16.idle_ms)
 
 
 class ModelledSpeedup(Struct, frozen=True):
@@ -70,8 +77,7 @@ class ModelledSpeedup(Struct, frozen=True):
     """Of a model without FP8: time of the best BF16 / time of the step as it is; None if it is unknown."""
 
     parts_ms: dict[str, float] = {}
-    """What FP8 takes longer in matmuls, casts and idle time, as it is, or its best form if that was not
-    modelled."""
+    """What FP8 takes longer by parts, as it is, or its best form if that was not modelled."""
     modelled_ms: float | None = None
     """The step as it is by the model, with the watched step's communication; None if no step was watched."""
     shared_ms: float = 0.0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm_if_any, timed_on_cpu
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, gemms_ms
+from fp8doctor.analysis.modelled_speedup import ModelledSpeedup, parts_of
 from fp8doctor.analysis.significance import EVEN, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
@@ -268,11 +268,8 @@ def beside_its_run(found: ModelledSpeedup, facts: Facts) -> ModelledSpeedup:
         return replace(beside, compiled=compiled)
     if profile:
         took = {family: profile.get("scale", 1.0) * ms for family, ms in profile.families_ms.items()}
-        parts_ms = {
-            "GEMMs": gemms_ms(took) - gemms_ms(found.bf16.families_ms),
-            "casts": took.get("cast", 0.0),
-            "idle": max(0.0, idle_ms - late - found.bf16.idle_ms),
-        }
+        idler_ms = max(0.0, idle_ms - late - found.bf16.idle_ms)
+        parts_ms = parts_of(took, found.bf16.families_ms, idler_ms)
     return replace(
         beside,
         compiled=compiled if found.best - found.as_is >= MORE else now,

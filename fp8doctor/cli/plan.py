@@ -33,7 +33,7 @@ FRAMEWORKS = ("pytorch", "torchtitan", "accelerate", "trl", "axolotl", "te", "me
 
 
 COUNTS = {
-    "--batch": "Samples of a micro-batch on one GPU. Default: 1.",
+    "--batch": "Samples of a micro-batch on one GPU. Default: what fits.",
     "--seq": "Tokens of a sample. Default: 4096, or what the model takes.",
     "--dp": "GPUs that share the batch.",
     "--tp": "GPUs of tensor parallelism, with sequence parallelism.",
@@ -115,7 +115,7 @@ def plan(
         options |= {"lora": lora[0], "lora_modules": lora[1]}
     given = {name: value for name, value in options.items() if value is not None}
 
-    from fp8doctor.planning.job_options import options_for, saved_facts
+    from fp8doctor.planning.job_options import saved_facts
     from fp8doctor.planning.plan_document import plan_document
     from fp8doctor.render.plan_page import page
 
@@ -128,6 +128,6 @@ def plan(
             complain(found.problem)
             return FAILED
         facts = found.facts
-    document = plan_document(facts, gpus, options_for(facts, given))
+    document = plan_document(facts, gpus, given)
     deliver(document.to_json, lambda: page(document, framework=framework))
     return OK

@@ -148,8 +148,8 @@ def _unknown_form(facts: Facts) -> str:
     unknown = [each for each in facts.network.linears if not call_of(each, facts).rows]
     if not unknown:
         return ""
-    if not step_tokens(facts):
-        return "the batch is unknown" if len(unknown) == len(facts.network.linears) else _rows(unknown)
+    if not step_tokens(facts) and len(unknown) == len(facts.network.linears):
+        return facts.get("gaps", {}).get("workload.rows") or "the batch is unknown"
     experts = any(each.get("role") == "experts" for each in unknown)
     return "nothing says how many experts a token visits" if experts else _rows(unknown)
 

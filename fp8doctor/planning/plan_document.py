@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.unrecorded import Unrecorded
-from fp8doctor.planning.estimates import Row, measured_bf16_ms, rows
+from fp8doctor.gpus import gpu_spec
+from fp8doctor.planning.estimates import Row, gpu_class, measured_bf16_ms, recipe_of, rows
 from fp8doctor.planning.frameworks import setups
-from fp8doctor.planning.job_options import Options
+from fp8doctor.planning.job_options import Options, options_for
 from fp8doctor.version import VERSION
 
 SCHEMA_VERSION = 1
@@ -23,6 +25,9 @@ EVEN = 0.03
 
 LEAST_GIB = 0.5
 """GiB below which memory counts as unchanged."""
+
+MOST_TOKENS = 1 << 16
+"""Tokens of a micro-batch that is assumed. A convention: with more of them the speedup hardly changes."""
 
 
 class Setup(Record, frozen=True, kw_only=True):
@@ -57,12 +62,16 @@ class PlanDocument(Record, frozen=True, kw_only=True):
         return encode(self).decode()
 
 
-def plan_document(facts: Facts, gpus: str | Sequence[str], options: Options) -> PlanDocument:
-    """Plan the job of these facts. Raises `UserError` for what cannot be planned."""
+def plan_document(facts: Facts, gpus: str | Sequence[str], given: Mapping[str, Any]) -> PlanDocument:
+    """Plan the job of these facts with these `Options`. Raises `UserError` for what cannot be planned."""
     if not recorded(facts, "network.linears"):
         raise UserError(f"{facts.target.get('name', 'this')} has no model, so there is nothing to plan")
+    options = options_for(facts, given)
     try:
         found = rows(facts, gpus, options)
+        if assumed := assumed_batch(facts, found, given):
+            options = replace(options, batch=assumed)
+            found = rows(facts, gpus, options)
     except Unrecorded as error:
         raise UserError(
             f"an older fp8doctor wrote this report, without what a plan needs ({error})"
@@ -83,8 +92,20 @@ def plan_document(facts: Facts, gpus: str | Sequence[str], options: Options) -> 
             for row in (gaining[0] if gaining else ())
             for name, code in setups(facts, row, options).items()
         ),
-        notes=tuple(notes(facts, found, options)),
+        notes=tuple(notes(facts, found, options, assumed)),
     )
+
+
+def assumed_batch(facts: Facts, found: Sequence[Row], given: Mapping[str, Any]) -> int | None:
+    """Return the samples that fit in every recipe; None if the user has a batch, or a step's time."""
+    timed = given.get("step_ms") or measured_bf16_ms(facts)
+    if given.get("batch") or timed or facts.workload.get("batch_source") != "made up":
+        return None
+    options = options_for(facts, given)
+    compiled = [each for each in found if each.compiled]
+    largest = [size for each in compiled for size in (each.bf16_largest_batch, each.largest_batch)]
+    fitting = min(filter(None, largest), default=1)
+    return max(1, min(fitting, MOST_TOKENS // options.seq))
 
 
 def refuse_too_large(found: Sequence[Row], options: Options) -> None:
@@ -124,11 +145,16 @@ def answer(found: Sequence[Row], options: Options) -> str:
     best = min(fitting, key=lambda each: each.step_ms or 0.0)
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
     how = f"{words(best)}{', compiled' if best.compiled else ''}"
-    if (best.speedup or 0.0) < 1 + EVEN:
-        fit = best.largest_batch or 0
-        more = f" A larger --batch may change this: {fit:,} fit." if fit > options.batch else ""
-        return f"{on} stay in BF16: the best recipe, {how}, gives {told}.{more}"
+    if gains_nothing(best):
+        return f"{on} stay in BF16: the best recipe, {how}, gives {told}."
+    if (best.speedup_low or 0.0) <= 1:
+        return f"{on} FP8 is open: the best recipe, {how}, gives {told}. Time it before you decide."
     return " ".join((f"{on} use {how}: {told}.", *_remarks(best, fitting)))
+
+
+def gains_nothing(row: Row) -> bool:
+    """Return whether no speedup of the row's range pays; a range on both sides of 1 is open."""
+    return (row.speedup_high or 0.0) < 1 + EVEN
 
 
 def _fp8_needs(found: Sequence[Row]) -> str:
@@ -138,12 +164,13 @@ def _fp8_needs(found: Sequence[Row]) -> str:
 
 def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
     """Say what to know of the best recipe, and which others of its library gain nothing."""
-    if (best.speedup_low or 0.0) <= 1:
-        yield "The range includes no gain, so time it first."
-    others = {
-        each.recipe: each for each in fitting if each.stack == best.stack and each.compiled == best.compiled
-    }
-    none = [name for name, each in others.items() if (each.speedup or 0.0) < 1 + EVEN]
+    own = [each for each in fitting if each.stack == "torchao" and not gains_nothing(each)]
+    if best.stack != "torchao" and own:
+        simpler = min(own, key=lambda each: each.step_ms or 0.0)
+        told = f"torchao's {words(simpler)} gives {simpler.speedup:.2f}x in yours"
+        yield f"It needs a model of its own layers; {told}."
+    others = [each for each in fitting if each.stack == best.stack and each.compiled == best.compiled]
+    none = [each.recipe for each in others if gains_nothing(each)]
     if none:
         named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))
         yield f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing."
@@ -155,10 +182,24 @@ def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
 
 
 def words(row: Row) -> str:
-    return row.recipe if row.stack == "torchao" else f"Transformer Engine {row.recipe}"
+    """Name a recipe in words, with its name in the table if that is another one."""
+    recipe, own = recipe_of(row), row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
+    named = recipe.words or recipe.name
+    told = named if row.stack == "torchao" else f"Transformer Engine's {named}"
+    return told if told == own else f"{told} ({own})"
 
 
-def notes(facts: Facts, found: Sequence[Row], options: Options) -> Iterator[str]:
+def notes(facts: Facts, found: Sequence[Row], options: Options, assumed: int | None) -> Iterator[str]:
+    if assumed:
+        yield (
+            f"fp8doctor assumes --batch {assumed:,}, which fits on each of these GPUs, "
+            f"and --seq {options.seq:,}."
+        )
+    if unmeasured := {each.gpu for each in found if gpu_class(gpu_spec(each.gpu)) != "Hopper"}:
+        named = " and ".join(sorted(unmeasured))
+        yield f"fp8doctor measured nothing on {named}: those times rest on datasheets and published tables."
+    if any(each.recipe == "nvfp4" and each.step_ms for each in found):
+        yield "NVFP4 can harm the loss unless the last blocks stay in BF16, as NVIDIA trains with it."
     if options.lora:
         yield (
             "fp8doctor assumes BF16 for LoRA's adapters. PEFT makes them fp32 unless you pass "

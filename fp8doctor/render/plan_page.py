@@ -17,8 +17,9 @@ LONGEST_LIMITS = 22
 """Characters that a line of 100 columns leaves them."""
 
 BASIS = (
-    "Estimated: nothing was run. tokens/s and GiB are of one GPU; max batch is what fits with this recipe. "
-    "docs/plan.md says what the estimates rest on."
+    "Estimated: nothing was run. tokens/s and GiB are of one GPU, which is full at 95%; max batch is what "
+    "fits with this recipe; FP8 does not speed up what limits it. docs/plan.md says what the estimates "
+    "rest on."
 )
 
 
@@ -58,10 +59,11 @@ def _job(plan: PlanDocument) -> Iterator[str]:
 
 def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
     """Lay out the compiled rows of one GPU, and what has no estimate."""
+    found = [each for each in found if each.compiled]
     first = found[0]
     of_stacks = list({each.stack: each for each in found}.values())
     apart = len({each.bf16_step_ms for each in of_stacks}) > 1
-    shown = [each for each in found if not each.why and each.compiled]
+    shown = [each for each in found if not each.why]
     yield Strong(f"{f'{gpus} x ' if gpus > 1 else ''}{first.gpu}, {first.gpu_memory_gib:g} GiB")
     rows = [
         _cells("te BF16" if apart and each.stack == "te" else "BF16", each, "bf16_")
@@ -98,7 +100,8 @@ def _name(row: Row) -> str:
 def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:
     if not setups:
         return
-    shown = [each for each in setups if each.framework == (framework or setups[0].framework)]
+    first = list({each.stack: each for each in reversed(setups)}.values())[::-1]
+    shown = [each for each in setups if each.framework == framework] if framework else first
     for each in shown:
         yield f"Set up {each.recipe}, {each.framework}:"
         yield Code(each.code)

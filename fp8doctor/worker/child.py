@@ -107,7 +107,7 @@ def _examine_file(send: Send, asked: dict[str, Any]) -> None:
     from fp8doctor.trial import with_forward
 
     timed = _timed(send, job, facts, asked) if asked["trial"] is not None else None
-    known = timed or with_forward(job, facts, in_bf16=asked["planned"])
+    known = timed or with_forward(job, facts)
     send(Examined(known.to_dict()))
 
 

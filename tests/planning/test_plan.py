@@ -80,8 +80,10 @@ def test_parallelism_divides_memory_and_adds_communication(plain: Plan) -> None:
 
 
 def test_lora_trains_only_its_adapters() -> None:
-    lora = rows(fp8doctor.plan(LLAMA_8B, "H100", lora=16, lora_modules="q_proj,v_proj"))["H100", "tensorwise"]
-    whole = rows(fp8doctor.plan(LLAMA_8B, "H100"))["H100", "tensorwise"]
+    lora = rows(fp8doctor.plan(LLAMA_8B, "H100", batch=1, lora=16, lora_modules="q_proj,v_proj"))[
+        "H100", "tensorwise"
+    ]
+    whole = rows(fp8doctor.plan(LLAMA_8B, "H100", batch=1))["H100", "tensorwise"]
     assert lora.memory_gib < whole.memory_gib - 20
     assert lora.parts_ms["optimizer"] < 1
     assert lora.parts_ms["matmuls"] < 0.8 * whole.parts_ms["matmuls"]
@@ -89,7 +91,7 @@ def test_lora_trains_only_its_adapters() -> None:
 
 def test_checkpointing_costs_time_and_saves_memory() -> None:
     found = [
-        rows(fp8doctor.plan(LLAMA_8B, "H200", seq=8192, checkpointing=each))["H200", "tensorwise"]
+        rows(fp8doctor.plan(LLAMA_8B, "H200", batch=1, seq=8192, checkpointing=each))["H200", "tensorwise"]
         for each in ("none", "selective", "full")
     ]
     assert found[0].step_ms < found[1].step_ms < found[2].step_ms
@@ -105,7 +107,7 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
 
 
 def test_transformer_engine_converts_experts_and_torchao_leaves_them_in_bf16() -> None:
-    found = fp8doctor.plan({"model_type": "mixtral", "num_hidden_layers": 4}, "H200", seq=8192)
+    found = fp8doctor.plan({"model_type": "mixtral", "num_hidden_layers": 4}, "H200", batch=1, seq=8192)
     dense, whole = rows(found)["H200", "rowwise"], rows(found, stack="te")["H200", "current"]
     assert dense.parts_ms["experts"] > dense.parts_ms["matmuls"]
     assert "experts" not in whole.parts_ms
@@ -141,3 +143,36 @@ def test_a_recipe_that_converts_no_layer_has_no_times() -> None:
     assert {each.recipe: each.why for each in found.rows if each.why} == dict.fromkeys(
         ("nvfp4", "blockwise"), "it converts no layer of this model"
     )
+
+
+def test_a_batch_that_nobody_gave_fills_the_gpu_and_is_said() -> None:
+    plan = fp8doctor.plan(LLAMA_8B, "H200,H100", dp=8)
+    shown = [row for row in plan.rows if row.compiled and row.memory_gib]
+    assert plan.options.batch == min(row.largest_batch for row in shown) > 1
+    assert all(row.fits for row in shown)
+    assert f"--batch {plan.options.batch}" in plan.notes[0]
+    assert fp8doctor.plan(LLAMA_8B, "H100", dp=8, batch=1).options.batch == 1
+
+
+def test_a_range_on_both_sides_of_1_is_open() -> None:
+    """Neither "use" nor "stay in BF16" stands over it, and no such recipe gains nothing."""
+    said = {}
+    for batch, tp in ((1, 8), (12, 8), (4, 1)):
+        plan = fp8doctor.plan(LLAMA_8B, "H100", batch=batch, seq=2048, dp=8, tp=tp)
+        best = min((row for row in plan.rows if row.fits and row.step_ms), key=lambda row: row.step_ms)
+        side = "open" if best.speedup_low <= 1 <= best.speedup_high else "known"
+        said.setdefault(side, []).append(" open" in plan.answer)
+        gained = [row for row in plan.rows if row.compiled and row.speedup_high and row.speedup_high >= 1.03]
+        nothing = plan.answer.partition("gain")[0].rpartition(".")[2] if "nothing" in plan.answer else ""
+        assert not [row.recipe for row in gained if row.recipe in nothing.lower().replace(",", " ").split()]
+    assert all(said["open"])
+    assert not any(said["known"])
+
+
+def test_what_has_an_estimate_is_not_named_without_one() -> None:
+    plan = fp8doctor.plan(LLAMA_8B, "H100,B200", dp=8, tp=8, seq=8192, batch=12, checkpointing="selective")
+    for gpu in ("H100", "B200"):
+        missing = plan.to_text().partition(f"No estimate for {gpu}: ")[2].partition(".\n")[0]
+        names = [row.recipe for row in plan.rows if row.gpu == gpu and row.step_ms and row.stack == "torchao"]
+        assert names
+        assert not {*re.findall(r"(?<!te )\b\w+", missing)} & {*names}, missing

@@ -18,7 +18,7 @@ from fp8doctor.trial import with_forward
 
 def looked_at(model: nn.Module, batch: torch.Tensor, source: str = "given") -> Report:
     job = Job(model, Target(kind="file", name="model.py"), Workload(batch_source=source), batch)  # type: ignore[arg-type]
-    return Report.of(diagnose(with_forward(job, examine(job), in_bf16=True)))
+    return Report.of(diagnose(with_forward(job, examine(job))))
 
 
 class Asking(nn.Module):

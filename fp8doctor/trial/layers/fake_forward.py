@@ -25,7 +25,7 @@ from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.rows import Watched
-from fp8doctor.trial.layers.seen_calls import undecided, with_seen, without_seen
+from fp8doctor.trial.layers.seen_calls import with_seen, without_seen
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.treatments.forms import strip_compile_marks, to_bf16
 from fp8doctor.wording import error_in_words
@@ -35,16 +35,9 @@ LONGEST_S = 10.0
 than one."""
 
 
-def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
-    """Add what a forward shows: rows, and calls around the layers.
-
-    Rows only of a model with FP8 layers, unless those ``in_bf16`` are wanted too. What was not seen has a
-    reason.
-    """
+def with_forward(job: Job, facts: Facts) -> Facts:
+    """Add what a forward shows: rows, and calls around the layers. What was not seen has a reason."""
     if not recorded(facts, "network.linears"):
-        return facts
-    counts = in_bf16 or any(linear.use == "training" for linear in facts.linears())
-    if not (counts or undecided(facts)):
         return facts
     watched = _watched(job, facts)
     if isinstance(watched, Misfit):
@@ -53,10 +46,10 @@ def with_forward(job: Job, facts: Facts, *, in_bf16: bool = False) -> Facts:
     if isinstance(watched, str):
         facts = without_seen(facts, watched)
         gaps = {**facts.get("gaps", {}), "workload.rows": watched}
-        return msgspec.structs.replace(facts, gaps=gaps) if counts else facts
+        return msgspec.structs.replace(facts, gaps=gaps)
     facts = with_seen(facts, watched.seen)
     workload = msgspec.structs.replace(facts.workload, rows=watched.rows)
-    return msgspec.structs.replace(facts, workload=workload) if counts else facts
+    return msgspec.structs.replace(facts, workload=workload)
 
 
 FORWARD = "a forward on fake tensors"
