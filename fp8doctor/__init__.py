@@ -5,7 +5,7 @@ Use ``from fp8doctor import inspect_model`` in Python, or ``fp8doctor model.py``
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "Report", "inspect_model", "load_report", "plan"]
 
-if not (Path(__file__).parent / "checks").is_dir():
+if not os.path.isdir(os.path.join(os.path.dirname(__file__), "checks")):
     # In a checkout or an editable install, checks/ is next to the package; otherwise it ships inside it.
-    __path__.append(str(Path(__file__).resolve().parents[1]))
+    __path__.append(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 def __getattr__(name: str) -> Any:

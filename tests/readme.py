@@ -20,6 +20,8 @@ from tests.configurations import LLAMA_1B, LLAMA_8B, LLAMA_200M
 from tests.markdown import GENERATED, ROOT, table, text
 from tests.picture import picture, printed
 
+COMMANDS = cli.main.every()
+
 EXAMPLE = "examples/llama_8b.py"
 PICTURE = "docs/screen.svg"
 LLMS = "llms.txt"
@@ -30,13 +32,13 @@ VERSION = re.compile(r"\b(fp8doctor|torch|torchao|TE) \d\S*")
 def options() -> str:
     """The options of every report in one table, those that only a model file or a script takes in others, and
     those of each command that writes no such report."""
-    of_every_report = names(cli.demo)
-    of_the_gate = names(cli.report_) - of_every_report
+    of_every_report = names(COMMANDS["demo"])
+    of_the_gate = names(COMMANDS["report"]) - of_every_report
     elsewhere = of_every_report | of_the_gate
-    everywhere = [option for option in shown(cli.examine) if option.name in of_every_report]
-    gates = [option for option in shown(cli.examine) if option.name in of_the_gate]
-    models_only = [option for option in shown(cli.examine) if option.name not in elsewhere]
-    scripts_only = [option for option in shown(cli.run) if option.name not in elsewhere]
+    everywhere = [option for option in shown(COMMANDS[""]) if option.name in of_every_report]
+    gates = [option for option in shown(COMMANDS[""]) if option.name in of_the_gate]
+    models_only = [option for option in shown(COMMANDS[""]) if option.name not in elsewhere]
+    scripts_only = [option for option in shown(COMMANDS["run"]) if option.name not in elsewhere]
     return "\n".join(
         (
             optiontable("option of every report", everywhere),
@@ -45,7 +47,7 @@ def options() -> str:
             optiontable("option of `fp8doctor run` only", scripts_only),
             *(
                 optiontable(f"option of `fp8doctor {name}`", shown(command))
-                for name, command in cli.main.commands.items()
+                for name, command in COMMANDS.items()
                 if not of_every_report <= names(command)
             ),
         )
@@ -162,7 +164,7 @@ def names(command: click.Command) -> set[str | None]:
 
 
 def optiontable(title: str, options: Iterable[click.Option]) -> str:
-    context = click.Context(cli.examine)
+    context = click.Context(COMMANDS[""])
     return table(
         (title, "what it does"),
         ((f"`{called(option)}{metavar(option, context)}`", described(option)) for option in options),
@@ -179,7 +181,7 @@ def metavar(option: click.Option, context: click.Context) -> str:
         return ""
     return " " + (
         "|".join(option.type.choices)
-        if isinstance(option.type, click.Choice)
+        if isinstance(option.type, click.Choice) and not option.metavar
         else option.make_metavar(context)
     )
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fp8doctor import cli
-from fp8doctor.cli.commands import DEMO
+from fp8doctor.cli.reports import DEMO
 from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +95,6 @@ def test_nothing_of_a_pull_request_is_put_into_a_script() -> None:
     ],
 )
 def test_its_arguments_are_ours(arguments: str) -> None:
-    parsed: dict[str, Any] = cli.examine.make_context("fp8doctor", arguments.split()).params
+    parsed: dict[str, Any] = cli.main.every()[""].make_context("fp8doctor", arguments.split()).params
     assert parsed["target"] == "model.py"
     assert parsed["require_fp8"] or parsed["min_speedup"] == 1.05

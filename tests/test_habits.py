@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import click
 import pytest
-from click import UsageError
 from click.testing import CliRunner, Result
 
 from fp8doctor import cli
-from fp8doctor.cli.commands import EXAMPLES, refuse_mistyped
+from fp8doctor.cli.commands import refuse_mistyped
+from fp8doctor.stages import BUDGET_S
 
 
 def fp8doctor(*args: str, **variables: str) -> Result:
@@ -28,27 +29,29 @@ def completed(line: str) -> list[str]:
     return [each.partition(",")[2] for each in result.stdout.splitlines() if each.startswith("plain,")]
 
 
-@pytest.mark.parametrize("command", ["", *cli.main.commands])
+COMMANDS = cli.main.every()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_h_is_help(command: str) -> None:
     short, long = (fp8doctor(*filter(None, (command, option))) for option in ("-h", "--help"))
     assert (short.exit_code, short.stdout) == (0, long.stdout)
     assert "-h, --help" in short.stdout
 
 
-def test_h_is_help_of_a_command_that_was_made_alone_before() -> None:
-    alone = cli.main.commands["list"].make_context("list", [])
-    assert "-h" in cli.main.commands["list"].get_help_option_names(alone)
-    assert fp8doctor("list", "-h").exit_code == 0
-
-
-def test_the_examples_of_the_help_are_parsed() -> None:
-    shown = fp8doctor("--help").stdout
-    for line, _ in EXAMPLES:
-        assert line in shown
-        _, *args = shlex.split(line)
-        command = cli.main.commands.get(args[0], cli.examine)
-        context = command.make_context("fp8doctor", args[args[0] in cli.main.commands :])
-        assert context.params
+def test_help_shows_what_is_used_every_day_and_all_of_it_when_asked() -> None:
+    pages = {name: fp8doctor(*filter(None, (name, "--help"))).stdout for name in COMMANDS}
+    lines = {name: len(page.splitlines()) for name, page in pages.items()}
+    assert lines[""] <= 45
+    assert max(lines["report"], lines["compare"], lines["demo"]) <= 20
+    assert all(f"\n  {name} " in pages[""] or f"'{name}'" in pages[""] for name in COMMANDS if name)
+    for name, command in COMMANDS.items():
+        options = {
+            option for each in command.params if isinstance(each, click.Option) for option in each.opts
+        }
+        whole = "--help-all" if "--help-all" in options else "--help"
+        assert [each for each in options if each not in fp8doctor(*filter(None, (name, whole))).stdout] == []
+    assert f"Default: {BUDGET_S:g}" in pages[""]
 
 
 RUN = "'fp8doctor run train_h100.py ARGS...'"
@@ -88,7 +91,7 @@ def test_a_file_or_a_module_named_nearly_like_a_command_is_a_target(
     refuse_mistyped("lists", ["list"])
     refuse_mistyped("statistics", ["statistic"])
     (tmp_path / "lists.py").unlink()
-    with pytest.raises(UsageError, match="Did you mean 'list'"):
+    with pytest.raises(click.UsageError, match="Did you mean 'list'"):
         refuse_mistyped("lists", ["list"])
 
 

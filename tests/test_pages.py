@@ -23,8 +23,8 @@ from click.testing import CliRunner
 
 from fp8doctor import cli
 from fp8doctor.answer.verdict import Status
-from fp8doctor.cli import delivery, project
-from fp8doctor.cli.commands import DEMO
+from fp8doctor.cli import console, project
+from fp8doctor.cli.reports import DEMO
 from fp8doctor.report import Report, load_report
 from fp8doctor.worker.parent import examine_in_worker
 from tests import check_pages, error_pages, picture, readme
@@ -118,7 +118,7 @@ def test_what_users_read_is_in_the_style() -> None:
     pages = [*FOR_USERS, "CHANGELOG.md", "SECURITY.md", "examples/README.md"]
     pages += [f"docs/checks/{each.name}" for each in (ROOT / "docs/checks").glob("[A-Z]*[0-9].md")]
     said = {page: faults(text(page).split("**References.**")[0]) for page in pages}
-    for command in (cli.examine, *cli.main.commands.values()):
+    for command in readme.COMMANDS.values():
         helps = (command.help, command.epilog, *(option.help for option in readme.shown(command)))
         said[f"{command.name} --help"] = [
             fault for each in helps for fault in faults(re.sub(r"(\w+, ){5,}", "", each or ""))
@@ -203,7 +203,7 @@ def test_commands_and_options_exist() -> None:
         parse("fp8doctor env --no-such-option")
     known = {
         opt
-        for command in (cli.examine, *cli.main.commands.values())
+        for command in readme.COMMANDS.values()
         for option in readme.shown(command)
         for opt in (*option.opts, *option.secondary_opts)
     }
@@ -212,17 +212,18 @@ def test_commands_and_options_exist() -> None:
     }
     assert [(page, each) for page, each in named if each not in known] == []
     words = {shlex.split(row[0].strip("`"))[1] for row in rows_after("docs/options.md", "command")}
-    assert words == {"model.py", *cli.main.commands}
-    codes = (delivery.OK, delivery.FOUND, delivery.FAILED, delivery.INTERRUPTED)
+    assert words == {name or "model.py" for name in readme.COMMANDS}
+    codes = (console.OK, console.FOUND, console.FAILED, console.INTERRUPTED)
     assert [row[0] for row in rows_after("docs/options.md", "exit code")] == [*map(str, codes)]
 
 
 def test_reports_share_their_options() -> None:
     gates = {*project.GATE} - {"fail_on"}
-    every = {frozenset(readme.names(command) - gates) for command in (cli.env, cli.report_, cli.demo)}
+    names = {name: readme.names(command) for name, command in readme.COMMANDS.items()}
+    every = {frozenset(names[name] - gates) for name in ("env", "report", "demo")}
     assert len(every) == 1
-    assert all(gates <= readme.names(command) for command in (cli.examine, cli.run, cli.report_))
-    assert every.pop() < readme.names(cli.examine)
+    assert all(gates <= names[name] for name in ("", "run", "report"))
+    assert every.pop() < names[""]
 
 
 def test_the_readmes_commands_pin_no_torch_and_the_first_needs_none() -> None:

@@ -12,7 +12,8 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
 from fp8doctor import check_folders, registry
-from fp8doctor.cli.commands import DEMO, main
+from fp8doctor.cli.commands import main
+from fp8doctor.cli.reports import DEMO
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable

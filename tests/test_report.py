@@ -15,7 +15,7 @@ import torch
 
 import fp8doctor
 from fp8doctor import load_report
-from fp8doctor.cli.commands import DEMO
+from fp8doctor.cli.reports import DEMO
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT
 from fp8doctor.diagnosis.plan import prescribe

@@ -1,99 +1,118 @@
-"""The commands: read arguments, carry them out, exit; no torch, no user code."""
+"""The commands: their table, the help, and the one without a name; no torch, no user code."""
 
 from __future__ import annotations
 
 import errno
-import shlex
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from fp8doctor.cli.arguments import ORDERED, first_word, options_with_value
 from fp8doctor.cli.console import (
+    FAILED,
+    INTERRUPTED,
     WIDEST,
     complain,
     complain_of_known,
     complain_of_ourselves,
     or_nowhere,
-    show_json,
-    show_page,
     stand_in_for_closed_streams,
     stdout_failed,
 )
-from fp8doctor.cli.delivery import (
-    FAILED,
-    INTERRUPTED,
-    OK,
-    examine_and_deliver,
-    replay_and_deliver,
-)
-from fp8doctor.cli.explain import explain, summary
-from fp8doctor.cli.fix import fix
 from fp8doctor.cli.options import (
+    Rare,
     count,
     gate_options,
-    list_options,
+    help_all,
     number,
     output_options,
-    report_options,
     seconds,
     version,
     with_options,
 )
-from fp8doctor.cli.pages import compare, health, why
-from fp8doctor.cli.pages import trace as trace_
-from fp8doctor.cli.plan import plan
-from fp8doctor.cli.project import ProjectCommand, TargetCommand
-from fp8doctor.cli.run import run
+from fp8doctor.cli.project import TargetCommand
 from fp8doctor.errors import UserError
-from fp8doctor.stages import BUDGET_S
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-DEMO = Path(__file__).parents[1] / "demo.json.gz"
-
 HELP_NAMES: dict[str, Any] = {"help_option_names": ["-h", "--help"]}
 
-EXAMPLES = (
-    ("fp8doctor model.py", "time the step in FP8 and BF16 and say what to change"),
-    ("fp8doctor run train.py --lr 1e-4", "watch a training script as it is"),
-    ("fp8doctor model.py --no-trial --assume-gpu h200", "without a GPU, estimated for an H200"),
-    ("fp8doctor model.py --min-speedup 1.05 -o fp8.xml", "a gate for a build server"),
-    ("fp8doctor explain CMP001 SHP", "the pages of a check, and of all that begin with SHP"),
-)
-"""Command lines and what they are for."""
+
+class Line(NamedTuple):
+    """A command in the help: its group, the words after ``fp8doctor``, what it does, and where it is."""
+
+    group: str
+    words: str
+    does: str
+    place: str
+    """Module of this package and name, as in an entry point."""
+
+
+COMMANDS = {
+    "": Line("Look", "model.py", "Time the step in FP8 and BF16, and say what to change.", ""),
+    "run": Line("Look", "run train.py ARGS...", "Watch a training script as it is.", "run:run"),
+    "env": Line("Look", "env", "Check packages and GPUs, without a model.", "reports:env"),
+    "plan": Line(
+        "Decide", "plan CONFIG", "Estimate what FP8 would give, before there is a run.", "plan:plan"
+    ),
+    "compare": Line("Decide", "compare SAVED SAVED", "Say why two saved reports differ.", "pages:compare"),
+    "report": Line("Decide", "report SAVED", "Show a saved report again.", "reports:report"),
+    "why": Line("Decide", "why LAYER SAVED", "Show all that a report knows of a layer.", "pages:why"),
+    "explain": Line(
+        "Learn", "explain CODE|ERROR", "Explain a check ('list' names them) or an error.", "explain:explain"
+    ),
+    "list": Line("", "list", "List all checks.", "explain:list_"),
+    "demo": Line("Learn", "demo", "Show the report of a recorded trial.", "reports:demo"),
+    "health": Line("Learn", "health FILE", "Show FP8's health over a long run.", "pages:health"),
+    "trace": Line("Learn", "trace FILE", "Say where a torch.profiler trace's time goes.", "pages:trace"),
+    "fix": Line("Learn", "fix SCRIPT", "Show a report's plan as a diff of a script.", "fix:fix"),
+}
+"""Commands by name; the help shows those with a group. The one without a name examines its target."""
 
 LOST_STREAM = (errno.EBADF, errno.EIO, errno.ENOSPC)
 """Errors of printing the help to a closed or full stdout."""
 
 
 class Commands(click.Group):
-    """The commands; without a command word the target is examined."""
-
-    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Let each know the names of help itself: click keeps those of whoever asks first."""
-        cmd.context_settings = {**HELP_NAMES, **cmd.context_settings}
-        super().add_command(cmd, name)
+    """The commands, each imported when it is used; without a command word the target is examined."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = first_word(
-            args, {name for command in self.commands.values() for name in options_with_value(command)}
-        )
-        if at is None or args[at] not in self.commands:
+        at = next((at for at, arg in enumerate(args) if not arg.startswith("-")), None)
+        if at:  # behind options, whose values are no words
+            names = (name for each in self.every().values() for name in options_with_value(each))
+            at = first_word(args, set(names))
+        if at is None or args[at] not in COMMANDS:
             if at is not None and not ctx.resilient_parsing:
-                refuse_mistyped(args[at], self.commands)
+                refuse_mistyped(args[at], COMMANDS)
             ordered = ["", *args]
         else:
             ordered = [args[at], *args[:at], *args[at + 1 :]]
         ctx.meta[ORDERED] = list(ordered)
         return super().parse_args(ctx, ordered)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name in COMMANDS if name]
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return super().get_command(ctx, cmd_name) if cmd_name else examine
+        if cmd_name not in self.commands and cmd_name in COMMANDS:
+            from importlib import import_module
+
+            module, _, name = COMMANDS[cmd_name].place.partition(":")
+            command = getattr(import_module(f"fp8doctor.cli.{module}"), name) if module else examine
+            command.context_settings = {**HELP_NAMES, **command.context_settings}
+            if any(isinstance(each, Rare) for each in command.params):
+                help_all(command)
+            self.commands[cmd_name] = command
+        return self.commands.get(cmd_name)
+
+    def every(self) -> dict[str, click.Command]:
+        """Import every command."""
+        context = click.Context(self)
+        return {name: command for name in COMMANDS if (command := self.get_command(context, name))}
 
     def main(
         self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, **extra: Any
@@ -133,7 +152,7 @@ def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
     from difflib import get_close_matches
 
     near = get_close_matches(word, commands, 1)
-    if not near or not word.isidentifier() or Path(word).exists() or Path(f"{word}.py").exists():
+    if not near or not word.isidentifier() or os.path.exists(word) or os.path.exists(f"{word}.py"):
         return
     from importlib.machinery import PathFinder
 
@@ -146,9 +165,9 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) 
     from click.shell_completion import CompletionItem
 
     commands = [
-        CompletionItem(name, help=command.get_short_help_str())
-        for name, command in main.commands.items()
-        if name.startswith(begun)
+        CompletionItem(name, help=line.does)
+        for name, line in COMMANDS.items()
+        if name and name.startswith(begun)
     ]
     return [*commands, CompletionItem(begun, type="file")]
 
@@ -162,7 +181,7 @@ class Examine(TargetCommand):
         context = super().make_context(
             parent.info_name if parent else info_name,
             args,
-            **{"max_content_width": WIDEST, **HELP_NAMES, **extra},
+            **{"max_content_width": WIDEST, **extra},
         )
         context.meta.update(parent.meta if parent else {})
         return context
@@ -177,22 +196,20 @@ class Examine(TargetCommand):
             not_ours = isinstance(error, click.NoSuchOption) or type(error) is click.UsageError
             if not not_ours or at is None or not given[at].endswith(".py"):
                 raise
+            from shlex import quote
+
             raise click.UsageError(
                 f"{error.format_message()}\nA training script is run with its own arguments by "
-                f"'fp8doctor run {shlex.quote(given[at])} ARGS...'.",
+                f"'fp8doctor run {quote(given[at])} ARGS...'.",
                 ctx,
             ) from None
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Other commands"):
-            formatter.write_dl(
-                [
-                    (" ".join((name, *command.collect_usage_pieces(ctx)[1:])), command.get_short_help_str(80))
-                    for name, command in main.commands.items()
-                ]
-            )
-        with formatter.section("Examples"):
-            formatter.write_dl(EXAMPLES)
+        widest = max(len(line.words) for line in COMMANDS.values())
+        for group in ("Look", "Decide", "Learn"):
+            with formatter.section(group):
+                lines = [line for line in COMMANDS.values() if line.group == group]
+                formatter.write_dl([(line.words.ljust(widest), line.does) for line in lines])
         super().format_options(ctx, formatter)
 
 
@@ -210,24 +227,21 @@ def main() -> None:
 @with_options(
     count("--batch", "Batch size of the random batch."),
     count("--seq", "Sequence length of the random batch."),
-    count("--layers", "Call build_model(layers=N) instead of build_model()."),
+    count("--layers", "Call build_model(layers=N) instead of build_model().", cls=Rare),
     number(
         "--load-timeout",
         "SECONDS",
         "Stop if loading the model takes longer.",
         seconds,
+        cls=Rare,
         default=600.0,
         show_default=True,
     ),
     click.option("--no-trial", is_flag=True, help="Do not time anything; estimate the savings."),
-    number(
-        "--budget",
-        "SECONDS",
-        f"Time budget of the whole command, which ends within 1.25 budgets. Default: {BUDGET_S:g}.",
-        seconds,
-    ),
+    number("--budget", "SECONDS", "Time budget of the whole command. Default: 90.", seconds),
     click.option(
         "--device",
+        cls=Rare,
         metavar="NAME",
         help="Device to time on: cuda (default), cuda:1, or cpu (CPU times say nothing about a GPU).",
     ),
@@ -245,9 +259,9 @@ def main() -> None:
 def examine(target: str, **options: Any) -> int:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.
 
-    TARGET is a model file or module: model.py, model.py:build_model, pkg.module:attr. Write ./list for a file
-    that is named like a command.
+    TARGET is model.py, model.py:build_model or pkg.module:attr.
     """
+    from fp8doctor.cli.delivery import examine_and_deliver
     from fp8doctor.worker.protocol import TrialRequest
 
     trial = TrialRequest(
@@ -259,57 +273,3 @@ def examine(target: str, **options: Any) -> int:
     )
     workload = {name: options[name] for name in ("layers", "batch", "seq", "load_timeout")}
     return examine_and_deliver(target, options, trial=None if options["no_trial"] else trial, **workload)
-
-
-main.add_command(run)
-main.add_command(fix)
-main.add_command(plan)
-
-
-@main.command(cls=ProjectCommand)
-@output_options
-def env(**options: Any) -> int:
-    """Check the environment, the packages and the GPUs, without a model."""
-    return examine_and_deliver(None, options, layers=None, batch=None, seq=None)
-
-
-@main.command("report", cls=ProjectCommand)
-@click.argument("saved", type=click.Path(path_type=Path))
-@gate_options
-@output_options
-def report_(saved: Path, **options: Any) -> int:
-    """Show a saved report again, with the checks of this version."""
-    return replay_and_deliver(saved, options)
-
-
-@main.command()
-@report_options("stdout", "never")
-def demo(**options: Any) -> int:
-    """Show the report of a recorded trial that ships with fp8doctor."""
-    return replay_and_deliver(DEMO, options)
-
-
-main.add_command(health)
-main.add_command(trace_)
-main.add_command(compare)
-main.add_command(why)
-
-
-@main.command("list")
-@list_options
-def list_(format: str, checks: tuple[Path, ...]) -> int:
-    """List all checks."""
-    from fp8doctor.headings import headings
-
-    catalogue = headings(checks)
-    if format == "json":
-        show_json([summary(check) for check in catalogue])
-        return OK
-    rows = [(check.code, check.severity, check.area, check.name) for check in catalogue]
-    widest = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row, check in zip(rows, catalogue, strict=True):
-        show_page("  ".join((*map(str.ljust, row, widest), check.title)))
-    return OK
-
-
-main.add_command(explain)

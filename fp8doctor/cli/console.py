@@ -6,15 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from fp8doctor.errors import UserError
-from fp8doctor.stages import Course, Doing
 
 if TYPE_CHECKING:
+    from fp8doctor.stages import Doing
     from fp8doctor.worker.printed import Printed
 
 WIDEST = 100
@@ -22,6 +21,10 @@ WIDEST = 100
 
 WIDEST_SCREEN = 120
 """Columns of output on a wide terminal."""
+
+OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report or unlike jobs,
+Ctrl-C."""
 
 NARROWEST = 40
 """Fewest columns of a layout; a narrower terminal wraps the lines itself."""
@@ -109,9 +112,13 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
     if quiet:
         yield lambda doing: None
     elif not sys.stderr.isatty():
+        from fp8doctor.stages import Course
+
         course = Course()
         yield lambda doing: complain(course.line()) if course.take(doing) else None
     else:
+        from dataclasses import replace
+
         from fp8doctor.render.terminal import printable_line
         from fp8doctor.stages import progress_line
 

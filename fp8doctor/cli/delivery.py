@@ -13,6 +13,9 @@ import click
 
 from fp8doctor.cli.arguments import typed_again
 from fp8doctor.cli.console import (
+    FAILED,
+    FOUND,
+    OK,
     columns,
     complain,
     complain_of_known,
@@ -22,6 +25,7 @@ from fp8doctor.cli.console import (
     wants_ascii,
     wants_colour,
 )
+from fp8doctor.cli.options import FORMATS
 from fp8doctor.errors import UserError
 from fp8doctor.files import same_file, write_text
 from fp8doctor.wording import plural
@@ -33,8 +37,6 @@ if TYPE_CHECKING:
     from fp8doctor.render.page import Page
     from fp8doctor.worker.parent import Examination
     from fp8doctor.worker.printed import Printed
-
-FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
 ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
@@ -53,10 +55,6 @@ FORMAT_OF_SUFFIX = {
 }
 
 PLAIN_SUFFIXES = ("", ".log", ".out")
-
-OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
-"""Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report or unlike jobs,
-Ctrl-C."""
 
 
 class ReportOptions(NamedTuple):

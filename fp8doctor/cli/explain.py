@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fp8doctor.cli.console import columns, show_json, show_page
-from fp8doctor.cli.delivery import OK
+from fp8doctor.cli.console import OK, columns, show_json, show_page
 from fp8doctor.cli.options import list_options
 from fp8doctor.errors import UserError
-from fp8doctor.headings import fired
 
 if TYPE_CHECKING:
     from fp8doctor.headings import Heading
@@ -64,7 +62,7 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
     from fp8doctor import known_errors
-    from fp8doctor.headings import headings, retired
+    from fp8doctor.headings import fired, headings, retired
 
     if not asked and sys.stdin.isatty():
         raise UserError("name a code or an error message, or give a log: fp8doctor explain < train.log")
@@ -223,3 +221,20 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
             f"{inside[2]}; 'pip show {inside[2]}' tells its version"
         )
     return f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {then}"
+
+
+@click.command()
+@list_options
+def list_(format: str, checks: tuple[Path, ...]) -> int:
+    """List all checks."""
+    from fp8doctor.headings import headings
+
+    catalogue = headings(checks)
+    if format == "json":
+        show_json([summary(check) for check in catalogue])
+        return OK
+    rows = [(check.code, check.severity, check.area, check.name) for check in catalogue]
+    widest = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, check in zip(rows, catalogue, strict=True):
+        show_page("  ".join((*map(str.ljust, row, widest), check.title)))
+    return OK

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fp8doctor.cli.console import complain, show
-from fp8doctor.cli.delivery import FOUND, OK, writable
+from fp8doctor.cli.console import FOUND, OK, complain, show
+from fp8doctor.cli.delivery import writable
+from fp8doctor.cli.options import READ
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
 from fp8doctor.files import digest, regular, write_text
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     cls=Ungated,
     epilog="Exit codes: 0 shown or applied, 1 not applied because it did not help, 2 no report or no script.",
 )
-@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("script", type=READ)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
 @click.option(
     "--report",
     "saved",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=READ,
     help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
 )
 @click.option(

@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp8doctor.areas import SEVERITIES
-from fp8doctor.cli.console import complain
+from fp8doctor.cli.console import FAILED, OK, complain
 from fp8doctor.cli.delivery import (
-    FAILED,
-    OK,
     exit_code,
     format_of,
     keep_apart,
@@ -21,7 +19,7 @@ from fp8doctor.cli.delivery import (
     terminal,
     writable,
 )
-from fp8doctor.cli.options import FILE, STRICT, fail_on, number, with_options
+from fp8doctor.cli.options import FILE, READ, STRICT, Rare, fail_on, number, with_options
 from fp8doctor.cli.project import Ungated
 from fp8doctor.errors import UserError
 from fp8doctor.files import write_text
@@ -36,8 +34,9 @@ PAGE_FORMATS = ("text", "json", "markdown", "html")
 page_options = with_options(
     click.option(
         "--format",
+        metavar="FORMAT",
         type=click.Choice(PAGE_FORMATS),
-        help="Format of the output. Default: from the suffix of -o (.txt, .json, .md, .html), else text.",
+        help="text, json, markdown or html. Default: by the suffix of -o, else text.",
     ),
     click.option("-o", "--output", metavar="FILE", type=FILE, help="Write to a file instead of stdout."),
 )
@@ -67,28 +66,28 @@ def delivery_of(format: str | None, output: Path | None, *sources: Path) -> Deli
 
 
 @click.command(cls=Ungated)
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("first", type=READ)
+@click.argument("second", type=READ)
 @page_options
 @with_options(
     number(
         "--min-speedup",
         "X",
         "Exit with 1 unless SECOND is measured at X times the speed of FIRST, both on a GPU.",
+        cls=Rare,
     ),
     STRICT,
     number(
         "--max-regression",
         "PCT",
-        "Exit with 1 if SECOND's step is slower than FIRST's by more than this, in percent.",
+        "Exit with 1 if SECOND's step is slower by more than this.",
     ),
-    fail_on("never", "Exit with 1 on a finding of this severity or higher that only SECOND has."),
+    fail_on(
+        "never", "Exit with 1 from this severity on, if only SECOND has it: never, info, warning or error."
+    ),
 )
 def compare(first: Path, second: Path, *, format: str | None, output: Path | None, **gates: Any) -> int:
-    """Compare two saved reports: time, tokens/s, memory, and why they differ.
-
-    FIRST and SECOND are files from --save, for example of a BF16 and an FP8 run.
-    """
+    """Compare two files from --save: time, tokens/s, memory, and why they differ."""
     deliver = delivery_of(format, output, first, second)
 
     from fp8doctor.cli.gate import is_same_job
@@ -138,9 +137,6 @@ def missed(
         codes = [each.code for each in second.findings if each.severity in grave and each.code not in known]
         if codes:
             yield f"Only the second has {', '.join(codes)}. --fail-on {fail_on} fails on this."
-
-
-READ = click.Path(path_type=Path)
 
 
 @click.command()
@@ -194,7 +190,7 @@ def health(file: Path, *, format: str | None, output: Path | None, verbose: bool
 
 @click.command()
 @click.argument("layer")
-@click.argument("saved", type=click.Path(path_type=Path))
+@click.argument("saved", type=READ)
 @page_options
 def why(layer: str, saved: Path, *, format: str | None, output: Path | None) -> int:
     """Show everything that a saved report knows about one layer.

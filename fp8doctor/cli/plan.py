@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from fp8doctor.cli.console import complain, complain_of_printed
-from fp8doctor.cli.delivery import FAILED, OK, examined
-from fp8doctor.cli.options import count, number, seconds, with_options
+from fp8doctor.cli.console import FAILED, OK, complain, complain_of_printed
+from fp8doctor.cli.delivery import examined
+from fp8doctor.cli.options import Rare, count, number, seconds, with_options
 from fp8doctor.cli.pages import delivery_of, page_options
 from fp8doctor.cli.project import Ungated
 
@@ -36,6 +36,9 @@ COUNTS = {
     "--batch": "Samples of a micro-batch on one GPU. Default: what fits.",
     "--seq": "Tokens of a sample. Default: 4096, or what the model takes.",
     "--dp": "GPUs that share the batch.",
+}
+
+RARE_COUNTS = {
     "--tp": "GPUs of tensor parallelism, with sequence parallelism.",
     "--cp": "GPUs of context parallelism.",
     "--pp": "Stages of pipeline parallelism.",
@@ -66,9 +69,13 @@ CHOICES = {
         "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="GPUs, comma-separated."
     ),
     *(count(name, text) for name, text in COUNTS.items()),
-    *(click.option(name, type=click.Choice(of), help=text) for name, (of, text) in CHOICES.items()),
+    *(count(name, text, cls=Rare) for name, text in RARE_COUNTS.items()),
+    *(click.option(name, cls=Rare, type=click.Choice(of), help=text) for name, (of, text) in CHOICES.items()),
     click.option(
-        "--fused-loss", is_flag=True, help="The loss keeps no logits, as Liger Kernel's fused cross entropy."
+        "--fused-loss",
+        cls=Rare,
+        is_flag=True,
+        help="The loss keeps no logits, as Liger Kernel's fused cross entropy.",
     ),
     click.option(
         "--lora",
@@ -78,13 +85,18 @@ CHOICES = {
     ),
     click.option("--recipe", metavar="NAME", help="all (default), or one recipe such as tensorwise."),
     number(
-        "--step-ms", "MS", "Your measured BF16 step on the first GPU; all times are scaled to it.", seconds
+        "--step-ms",
+        "MS",
+        "Your measured BF16 step on the first GPU; all times are scaled to it.",
+        seconds,
+        cls=Rare,
     ),
     number(
         "--load-timeout",
         "SECONDS",
         "Stop if building the model takes longer.",
         seconds,
+        cls=Rare,
         default=600.0,
         show_default=True,
     ),

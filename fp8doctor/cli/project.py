@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -56,7 +55,7 @@ LARGEST = 2**20
 class Project(NamedTuple):
     """A project's options."""
 
-    file: Path | None = None
+    file: str = ""
     options: Mapping[str, Any] = MappingProxyType({})
     """Name of a click parameter -> its value, without the ignored codes."""
     ignored: Mapping[str, str] = MappingProxyType({})
@@ -90,9 +89,9 @@ class ProjectCommand(click.Command):
             ctx.params["reasons"] = project.ignored
         return rest
 
-    def near(self, ctx: click.Context, args: list[str]) -> Path:
-        """Find the folder to search for a project from: the target's, if it is a file."""
-        return _here()
+    def near(self, ctx: click.Context, args: list[str]) -> str:
+        """Find the file whose project it is; empty for the current folder's."""
+        return ""
 
 
 class Ungated(ProjectCommand):
@@ -104,39 +103,38 @@ class Ungated(ProjectCommand):
 class TargetCommand(ProjectCommand):
     """A command with a target, which decides the project."""
 
-    def near(self, ctx: click.Context, args: list[str]) -> Path:
+    def near(self, ctx: click.Context, args: list[str]) -> str:
         at = first_word(args, set(options_with_value(self)))
-        if at is None:
-            return _here()
-        for name in (args[at], args[at].rpartition(":")[0]):
-            if os.path.isfile(name):  # of any name: Path.is_file raises where it is too long
-                return Path(name).absolute().parent
-        return _here()
+        names = () if at is None else (args[at], args[at].rpartition(":")[0])
+        return next(filter(os.path.isfile, names), "")
 
 
-def project_near(folder: Path, say: Callable[[str], None] = complain) -> Project:
-    """Read the nearest pyproject.toml with the table, from here up. Raises `UserError` if that fails."""
-    here = _here()
-    for each in dict.fromkeys((folder, *folder.parents, here, *here.parents)):
-        if (project := _read(each / "pyproject.toml", say)) is not None:
+def project_near(file: str, say: Callable[[str], None] = complain) -> Project:
+    """Read the nearest pyproject.toml with the table, up from a file and from here. Raises `UserError`."""
+    for folder in dict.fromkeys((*(_above(file) if file else ()), *_above("pyproject.toml"))):
+        if (project := _read(os.path.join(folder, "pyproject.toml"), say)) is not None:
             return project
     return Project()
 
 
-def _here() -> Path:
-    """Find the current folder; an empty path if it was deleted."""
+def _above(file: str) -> Iterator[str]:
+    """Yield the folders above a file, the nearest first; none if the current one was deleted."""
     try:
-        return Path.cwd()
+        inside = os.path.abspath(file)
     except OSError:
-        return Path()
+        return
+    while (folder := os.path.dirname(inside)) != inside:
+        yield folder
+        inside = folder
 
 
-def _read(file: Path, say: Callable[[str], None]) -> Project | None:
+def _read(file: str, say: Callable[[str], None]) -> Project | None:
     """Read one file; None if it has no such table or is not trusted."""
     try:
-        if not file.is_file() or file.stat().st_size > LARGEST:
+        if not os.path.isfile(file) or os.path.getsize(file) > LARGEST:
             return None
-        content = file.read_bytes()
+        with open(file, "rb") as opened:
+            content = opened.read()
     except OSError:
         return None
     if b"fp8doctor" not in content:
@@ -161,17 +159,17 @@ def _read(file: Path, say: Callable[[str], None]) -> Project | None:
     return Project(file, dict(_options(file, table)), _ignored(file, table.get("ignore", {})))
 
 
-def _is_foreign(file: Path) -> bool:
+def _is_foreign(file: str) -> bool:
     """Return whether another user owns a file or may write to it."""
     if not hasattr(os, "geteuid"):
         return False
-    status, user = file.stat(), os.geteuid()
+    status, user = os.stat(file), os.geteuid()
     asked = os.environ.get("SUDO_UID", "") if user == 0 else ""
     ours = {0, user, *([int(asked)] if asked.isdecimal() else [])}
     return status.st_uid not in ours or bool(status.st_mode & stat.S_IWOTH)
 
 
-def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _options(file: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield options as they would be typed; click checks them. Raises `UserError` for a wrong key."""
     from difflib import get_close_matches
 
@@ -184,11 +182,11 @@ def _options(file: Path, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if key == "select":
             yield key, [str(each) for each in (value if isinstance(value, list) else [value])]
         elif key != "ignore":
-            typed = str(file.parent / str(value)) if key == "baseline" else str(value)
+            typed = os.path.join(os.path.dirname(file), str(value)) if key == "baseline" else str(value)
             yield key.replace("-", "_"), typed
 
 
-def _ignored(file: Path, table: Any) -> dict[str, str]:
+def _ignored(file: str, table: Any) -> dict[str, str]:
     """Read the ignored codes with their reasons. Raises `UserError` for one without."""
     from fp8doctor.facts.scrub import scrub
 

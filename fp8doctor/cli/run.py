@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
-from fp8doctor.cli.console import complain, complain_of_known
+from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
 from fp8doctor.cli.delivery import (
-    FAILED,
-    OK,
     checked_options,
     deliver,
     deliver_early,
@@ -21,7 +19,16 @@ from fp8doctor.cli.delivery import (
     keep_apart,
     writable,
 )
-from fp8doctor.cli.options import FILE, count, gate_options, number, report_options, seconds, with_options
+from fp8doctor.cli.options import (
+    FILE,
+    Rare,
+    count,
+    gate_options,
+    number,
+    report_options,
+    seconds,
+    with_options,
+)
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError, has_torch, torch_line
 from fp8doctor.files import digest
@@ -64,9 +71,8 @@ class Run(ProjectCommand):
         ctx.meta[SCRIPT] = args[at:]
         return super().parse_args(ctx, args[:at])
 
-    def near(self, ctx: click.Context, args: list[str]) -> Path:
-        script = Path(*ctx.meta[SCRIPT][:1])
-        return script.absolute().parent if script.is_file() else Path.cwd()
+    def near(self, ctx: click.Context, args: list[str]) -> str:
+        return next(filter(os.path.isfile, ctx.meta[SCRIPT][:1]), "")
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "train.py|-m MODULE", "[ARGS]..."]
@@ -82,6 +88,7 @@ class Run(ProjectCommand):
     count(
         "--warmup",
         "Minimum number of warm-up steps; more while the steps still compile.",
+        cls=Rare,
         default=WARMUP,
         show_default=True,
     ),
@@ -89,8 +96,10 @@ class Run(ProjectCommand):
         "--stop", is_flag=True, help="After the timed steps, stop the script and time copies of the model."
     ),
     number("--budget", "SECONDS", "Time budget of the trial.", seconds, default=BUDGET_S, show_default=True),
-    click.option("--no-trial", is_flag=True, help="Time no copies of the model, even with --stop."),
-    click.option("--device", metavar="NAME", help="Device to time on: cuda (default), cuda:1, or cpu."),
+    click.option("--no-trial", cls=Rare, is_flag=True, help="Time no copies of the model, even with --stop."),
+    click.option(
+        "--device", cls=Rare, metavar="NAME", help="Device to time on: cuda (default), cuda:1, or cpu."
+    ),
     click.option(
         "--health",
         metavar="FILE",
@@ -100,9 +109,11 @@ class Run(ProjectCommand):
     count(
         "--every",
         "Steps between two samples of --health. Default: 100, more if samples take over 1% of the time.",
+        cls=Rare,
     ),
     click.option(
         "--stop-on-nan",
+        cls=Rare,
         is_flag=True,
         help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
     ),

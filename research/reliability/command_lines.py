@@ -14,7 +14,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from fp8doctor import cli
-from fp8doctor.cli.delivery import FAILED, FOUND, OK
+from fp8doctor.cli.console import FAILED, FOUND, OK
 from fp8doctor.facts import Facts
 from fp8doctor.running import launch
 from fp8doctor.running.script_messages import ScriptState

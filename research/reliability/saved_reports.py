@@ -14,7 +14,7 @@ from typing import Any
 
 from fp8doctor import load_report
 from fp8doctor.answer.layer_rows import as_json, layer_reports, named
-from fp8doctor.cli.delivery import FORMATS
+from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.comparison import checked_baseline, compared, regression
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from fp8doctor.cli.delivery import FORMATS
+from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, schema
 from fp8doctor.errors import UserError
 from fp8doctor.stages import Doing

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from fp8doctor.cli.delivery import FORMATS, ReportOptions, rendered
+from fp8doctor.cli.delivery import ReportOptions, rendered
 from fp8doctor.cli.gate import Gate
+from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import html, markdown, text
 from fp8doctor.report import Report
