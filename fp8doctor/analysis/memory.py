@@ -199,6 +199,18 @@ def fit(facts: Facts) -> Fit | None:
     return Fit(bf16, fp8, form, whole, samples(facts))
 
 
+def stored_weights_fit_in_bf16(facts: Facts) -> bool | None:
+    """Return whether BF16 in place of stored weights fits: by the peak that was seen, else estimated."""
+    now, whole = arm_if_any(facts, ArmName.AS_IS), gpu_gib(facts)
+    peak: float | None = (now.get("peak_gib") if now else None) or facts.get("observed.peak_gib")
+    if peak and whole:
+        stored = [each for each in facts.network.linears if each.use == "storage"]
+        more = sum((2 - BYTES.get(each.dtype, 1)) * each.parameters for each in stored) / GIB
+        return peak + more <= USABLE * whole
+    found = if_recorded(fit, facts)
+    return None if found is None else found.bf16.gib <= USABLE * found.gpu_gib
+
+
 def recomputing(found: Fit, facts: Facts, regions: Mapping[str, str]) -> Peak | None:
     """Estimate the peak of the job with these checkpointed regions, by layer; None if rows are unknown."""
     linears = (replace(each, checkpointed=regions.get(each.name)) for each in facts.network.linears)

@@ -183,7 +183,7 @@ def answer(
         low_precision=low_precision(facts.linears()),
         fault=fault,
         state=state,
-        causes=causes[: 1 if fault and fault.finding else MOST_CAUSES],
+        causes=causes[: 1 if fault and (fault.finding or fault.first) else MOST_CAUSES],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=if_recorded(fit, facts) if known else None,

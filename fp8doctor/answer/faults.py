@@ -38,6 +38,8 @@ class Fault(Struct, frozen=True):
     """The check's finding, if one says it."""
     was_seen: bool = False
     """True if it happened when the job ran; False if it was read from the job."""
+    first: str = ""
+    """What to do before any fix, of a fault that no check explains."""
 
 
 def fault_of(facts: Facts, findings: Sequence[Finding]) -> Fault | None:
@@ -50,9 +52,10 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     engagement = next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
     broken = {each.breaks: each for each in reversed(findings) if recorded(each, "breaks")}
     if error := facts.get("script_error"):
-        yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True)
+        yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True, first=EXCEPTION_FIRST)
     elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
-        yield Fault("open", FAILED_EARLY, "The exception is in the script's output", was_seen=True)
+        where = "The exception is in the script's output"
+        yield Fault("open", FAILED_EARLY, where, was_seen=True, first=EXCEPTION_FIRST)
     yield from _ended_rank(facts)
     if not recorded(facts, "network"):
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
@@ -79,6 +82,10 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
 
 
 FAILED_EARLY = "The script failed before its first step"
+EXCEPTION_FIRST = "Solve the exception first"
+EXIT_CODE_FIRST = (
+    "Read the launcher's exit code first: -9 is often the host's memory, -11 a crash in native code"
+)
 
 
 def _explained(error: str) -> str:
@@ -89,12 +96,15 @@ def _explained(error: str) -> str:
 
 def _ended_rank(facts: Facts) -> Iterator[Fault]:
     """Name the first rank that raised or was killed."""
-    for end, words in (("raised", "An exception ended rank {}"), ("killed", "Rank {} was killed")):
+    unseen = "A signal, a crash in native code or os._exit: no exception was seen"
+    for end, words, first in (
+        ("raised", "An exception ended rank {}", EXCEPTION_FIRST),
+        ("killed", "Rank {} was killed", EXIT_CODE_FIRST),
+    ):
         for each in facts.ranks.processes if recorded(facts, "ranks") else ():
             if each.get("end") == end:
-                unseen = "A signal, a crash in native code or os._exit: no exception was seen"
                 reason = _explained(each.get("error") or unseen)
-                yield Fault("open", words.format(each.rank), reason, was_seen=True)
+                yield Fault("open", words.format(each.rank), reason, was_seen=True, first=first)
 
 
 def non_finite(facts: Facts) -> str:

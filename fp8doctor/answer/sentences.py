@@ -41,7 +41,6 @@ TEMPLATES = {
     "fix.nothing": "Nothing to change for speed",
     "fix.unchecked": "Nothing found; not checked: {areas}",
     "fix.beside": "Nothing for speed; below: {codes}",
-    "fix.bf16": "Train in BF16",
     "fix.open": "Nothing until this is known",
     "then.mended": "{mended}",
     "then.unknown": "not known",
@@ -244,6 +243,9 @@ def _cause(cause: Cause) -> Line:
 
 def _fix(said: Answer) -> Iterator[Line]:
     savings = [each.saving_ms.middle if each.saving_ms else -math.inf for each in said.fixes]
+    first = said.fault.first if said.fault else ""
+    if first:
+        yield say("fix.step", summary=first)
     if savings != sorted(savings, reverse=True):
         yield say("fix.order")
     for number, step in enumerate(said.fixes, 1):
@@ -251,13 +253,13 @@ def _fix(said: Answer) -> Iterator[Line]:
         summary = in_short(summary if len(summary.split()) <= USUAL_WORDS else summary.partition(": ")[0])
         summary = f"{summary[:1].upper()}{summary[1:]}"
         yield say("fix.step", summary=f"{number}. {summary}" if len(said.fixes) > 1 else summary)
-    if said.fixes:
+    if said.fixes or first:
         return
     found = said.speedup
     if said.fault:
         yield say("fix.step", summary="No fix is known")
     elif said.takes_no_fp8 or (found is not None and found.side == "slower"):
-        yield say("fix.bf16")
+        yield say("fix.step", summary="Train in BF16")
     elif found is not None and found.side in ("even", "faster") and said.unchecked:
         yield say("fix.unchecked", areas=", ".join(said.unchecked))
     elif found is not None and found.side in ("even", "faster") and not said.open:

@@ -64,10 +64,6 @@ COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
 
 
-BEFORE_SPEED = ("environment", "device", "engagement", "numerics")
-"""Areas of checks whose fixes may end what stopped a job."""
-
-
 def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     """Choose the changes of a job, and put them in order."""
     proposed = prescribe(findings, view.facts)
@@ -77,10 +73,6 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     else:
         chosen = if_recorded(_untimed, proposed, view, findings, broken)
     steps = proposed if chosen is None else chosen
-    fault = fault_of(view.facts, findings)
-    if fault is not None and fault.was_seen and fault.status == "open":  # what stopped it is not speed
-        gravest = {each.name for each in findings if each.severity == "error" or each.area in BEFORE_SPEED}
-        return tuple(step for step in steps if gravest.intersection(step.names))
     return tuple(_fitting(if_recorded(_with_a_start, steps, view, findings) or steps, view.facts))
 
 

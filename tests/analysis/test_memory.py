@@ -14,10 +14,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from fp8doctor import load_report
 from fp8doctor.analysis.activations import dequantized_gib
-from fp8doctor.analysis.memory import estimated_peak, fit
+from fp8doctor.analysis.memory import estimated_peak, fit, stored_weights_fit_in_bf16
 from fp8doctor.cost.step_cost import in_bf16, with_linears_compiled
 from fp8doctor.facts import Accelerate, Arm, Distributed, Facts
 from research.benchmarks.recorded_steps import JOBS, PATIENTS, reports
+from tests import replays
 from tests.examine.models import StoredLinear, low_rank
 from tests.test_recorded import RECORDED
 
@@ -109,3 +110,9 @@ def test_autograd_keeps_a_dequantized_copy_of_each_stored_weight(
     assert len(copies) == (0 if checkpointed else 8)
     most = 1 if checkpointed else 8  # the backward makes those of one block again
     assert dequantized_gib(look(model, tokens=16)) * 2**30 == most * 64 * 64 * 2
+
+
+def test_stored_weights_are_loaded_in_bf16_if_the_peak_that_was_seen_leaves_room() -> None:
+    facts = replays.of("running", "h200-unsloth_load_in_fp8").report.facts
+    full = replace(facts, observed=replace(facts.observed, peak_gib=133.3))
+    assert [stored_weights_fit_in_bf16(each) for each in (facts, full)] == [True, False]

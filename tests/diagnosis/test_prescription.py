@@ -11,9 +11,10 @@ from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.plan import make_plan, prescribe
 from fp8doctor.diagnosis.treatments import FIXED, KEEP_IN_BF16, WRITTEN, describe, keep_in_bf16
-from fp8doctor.facts import Facts
+from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.recipes import BY_TREATMENT
+from tests import replays
 from tests.facts_of import DECODER_468M
 
 
@@ -88,3 +89,13 @@ def test_nothing_of_fp8_is_mended_on_a_gpu_without_fp8() -> None:
     told = next(each for each in document.outcomes if each.code == "CMP001")
     assert told.outcome == "not_applicable"
     assert [each.treatment.name for each in document.prescription] == ["bf16-on-this-gpu"]
+
+
+@pytest.mark.parametrize("name", ["h200x2-ddp_rank_killed", "h200x2-ddp_rank_raises"])
+def test_a_job_that_was_stopped_keeps_the_fixes_of_its_steps(name: str) -> None:
+    facts = replays.of("running", name).report.facts
+    stopped, ended = diagnose(facts), diagnose(msgspec.structs.replace(facts, ranks=NOT_RECORDED))
+    assert stopped.answer.fault is not None
+    assert stopped.answer.fault.first
+    names = [[step.treatment.name for step in each.prescription] for each in (stopped, ended)]
+    assert names[0] == names[1] != []

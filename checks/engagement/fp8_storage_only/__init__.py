@@ -102,9 +102,9 @@ def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
 
     Also None for adapters over a base that works as it is, if checkpointing says that memory is short.
     """
-    network, memory = facts.network, kit.if_recorded(kit.memory.fit, facts)
+    network = facts.network
     takes = [linear for linear in network.linears if kit.if_recorded(would_convert, linear, facts)]
-    if not takes or memory is None or memory.bf16.gib > kit.memory.USABLE * memory.gpu_gib:
+    if not takes or not kit.if_recorded(kit.memory.stored_weights_fit_in_bf16, facts):
         return None
     adapted = any(linear.get("adapter") for linear in network.linears)
     if adapted and works and any(each.active for each in facts.training.get("checkpointing", ())):
