@@ -6,8 +6,7 @@ Reads only what is loaded, and creates no CUDA context.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -75,12 +74,8 @@ def failures(metrics: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{each.fail_type}: {reason}" for each, reason in pairs))[:AT_MOST]
 
 
-_by_trials = 0
-"""Retries that trials in this process caused."""
-
-
 def examine_allocator(gaps: dict[str, str]) -> int | None:
-    """Count how often the allocator freed its cache and retried, outside trials.
+    """Count how often the allocator freed its cache and retried.
 
     None before CUDA is initialized. Only torch's native allocator counts: cudaMallocAsync always says zero,
     and a user's own raises.
@@ -91,35 +86,10 @@ def examine_allocator(gaps: dict[str, str]) -> int | None:
     try:
         backend = torch.cuda.get_allocator_backend()
         if backend == "native":
-            retries = _counted() - _by_trials
+            devices = range(torch.cuda.device_count())
+            retries = sum(torch.cuda.memory_stats(each)["num_alloc_retries"] for each in devices)
         else:
             gaps["training.alloc_retries"] = f"the allocator {backend} does not count its retries"
     except (RuntimeError, KeyError) as error:
         gaps["training.alloc_retries"] = scrub(f"the allocator's counters cannot be read: {error}")
     return retries
-
-
-@contextmanager
-def not_the_users() -> Iterator[None]:
-    """Leave the retries inside out of `examine_allocator`: a trial caused them."""
-    global _by_trials
-    before = _counted_or_none()
-    try:
-        yield
-    finally:
-        after = _counted_or_none()
-        if before is not None and after is not None:
-            _by_trials += after - before
-
-
-def _counted_or_none() -> int | None:
-    try:
-        return _counted() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
-    except (RuntimeError, KeyError):
-        return None
-
-
-def _counted() -> int:
-    return sum(
-        torch.cuda.memory_stats(device)["num_alloc_retries"] for device in range(torch.cuda.device_count())
-    )

@@ -29,7 +29,7 @@ from fp8doctor.trial.layers.seen_calls import without_forward, without_seen
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
 from fp8doctor.trial.planning import plan_variants
-from fp8doctor.trial.state.snapshot import CONTEXT, with_harm
+from fp8doctor.trial.state.settings import CONTEXT, with_harm
 
 __all__ = ["Budget", "DeviceLost", "TrialRun", "time_copies", "with_forward", "without_forward"]
 

@@ -29,7 +29,7 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.snapshot import CONTEXT, free, restored
+from fp8doctor.trial.state.settings import CONTEXT, free, restored
 from fp8doctor.trial.variant import Place, VariantPlan
 from fp8doctor.wording import sentence
 
@@ -125,7 +125,7 @@ def build(bench: Bench) -> None:
         else:
             _build_variant(attempt, bench)
         if attempt.plan.name == ArmName.AS_IS:
-            while attempt.why is Reason.OUT_OF_MEMORY and bench.begin_shallower():
+            while attempt.why is Reason.OUT_OF_MEMORY and bench.lay_out(shallower=True):
                 attempt.no_number = None
                 _build_variant(attempt, bench)
     for attempt in last:

@@ -16,7 +16,7 @@ import torch
 import fp8doctor
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.snapshot import restored
+from fp8doctor.trial.state.settings import restored
 from research.reliability.everything import differences, everything, settings
 from tests.trial.reach import trained
 
@@ -26,7 +26,7 @@ ROOT = Path(fp8doctor.__file__).parent
 
 FILES = {
     str(ROOT / "signals.py"),
-    *(str(ROOT / "trial/state" / f"{name}.py") for name in ("snapshot", "users", "guard")),
+    *(str(ROOT / "trial/state" / f"{name}.py") for name in ("settings", "users", "guard")),
 }
 """What puts back. The settings are left out, whose many lines run in the middle of it."""
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fp8doctor.examine
-from fp8doctor.trial.state import snapshot
+from fp8doctor.trial.state import settings
 from fp8doctor.trial.state.guard import Guard
 from research.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
 
@@ -70,7 +70,7 @@ def test_a_trial_without_its_guard_is_found(what: str, monkeypatch: pytest.Monke
 
 
 def test_a_trial_that_puts_nothing_back_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "put_back", lambda noted: [])
+    monkeypatch.setattr(settings, "put_back", lambda noted: [])
     assert any("changed" in each for each in hostile("hooks"))
 
 

@@ -8,7 +8,7 @@ from fp8doctor.facts import Trial
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.conductor import left_alone, timed
 from fp8doctor.trial.measure.trial_run import TrialRun
-from fp8doctor.trial.state.snapshot import with_harm
+from fp8doctor.trial.state.settings import with_harm
 from fp8doctor.trial.variant import VariantPlan
 
 

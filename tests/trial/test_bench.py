@@ -16,7 +16,7 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.step import optimizer_for
-from fp8doctor.trial.measure import bench, layout
+from fp8doctor.trial.measure import bench
 from fp8doctor.trial.measure.attempt import Attempt
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
@@ -137,7 +137,7 @@ def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPa
         weights.extend(map(weakref.ref, kept))
         return optimizer_for(job, kept, memo)
 
-    monkeypatch.setattr(layout, "optimizer_for", recorded)
+    monkeypatch.setattr(bench, "optimizer_for", recorded)
     assert trial(AS_IS, BF16, model=Decoder(3)).arms[0].tried
     assert weights
     assert [weight() for weight in weights if weight() is not None] == []
@@ -157,7 +157,7 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
 ) -> None:
     model = Decoder(2)
     mark(model)
-    assert layout.compiled_as_one(of_tokens(model), ["blocks"]) is as_one
+    assert bench.compiled_as_one(of_tokens(model), ["blocks"]) is as_one
 
 
 @pytest.mark.parametrize("lists", [["blocks"], []], ids=["blocks", "one graph"])

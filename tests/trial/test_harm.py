@@ -6,6 +6,7 @@ import functools
 import gc
 import os
 import random
+import signal
 import sys
 import warnings
 from collections.abc import Callable
@@ -53,6 +54,9 @@ SETTINGS: list[Deed] = [
     lambda reach: os.environ.__setitem__("PLANTED", "1"),
     lambda reach: os.environ.pop("PATH"),
     lambda reach: sys.path.append("planted"),
+    lambda reach: gc.disable(),
+    lambda reach: gc.set_threshold(1, 2, 3),
+    lambda reach: signal.signal(signal.SIGUSR1, lambda *arguments: None),
     lambda reach: warnings.simplefilter("error", ResourceWarning),
     lambda reach: setattr(torch._dynamo.config, "recompile_limit", 99),
     lambda reach: setattr(torch._inductor.config, "max_autotune", True),

@@ -12,7 +12,7 @@ from fp8doctor.trial import conductor
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
 from fp8doctor.trial.measure.trial_run import DeviceLost
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.snapshot import CONTEXT
+from fp8doctor.trial.state.settings import CONTEXT
 from tests.trial.decoder import AS_IS, job, trial
 from tests.trial.planted import worn
 

@@ -12,14 +12,18 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from fp8doctor.errors import UserError
+from fp8doctor.loading.job import Job
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.looking import acts_on_its_death, is_module, modules_of
 from fp8doctor.stacks.torch_private import behind_compile, compile_call, compiled_call, context_of
+from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import Rebuilding
 from fp8doctor.trial.copies.shards import InputCastHook, filled, is_stand_in
 from fp8doctor.wording import error_in_words
@@ -241,3 +245,33 @@ def _stays(hook: Any) -> bool:
     names = set(names_in(hook.__code__))
     reaches = hook.__closure__ or hook.__defaults__ or hook.__kwdefaults__
     return "requires_grad_" in names <= GRAD_ASKING and not reaches
+
+
+def cut_of(job: Job, cut: depth.Cut, device: torch.device) -> tuple[Job, nn.Module, Mapping[int, Any]]:
+    """Truncate the model on the device, by the model file's function or by a copy.
+
+    Returns the job that it belongs to, the truncated model, and the memo from that job's parameters to its
+    own.
+    """
+    of, cuts = job, cut.kept
+    if job.rebuild is not None and len(cut.kept) == 1:
+        ((name, blocks),) = cut.kept.items()
+        try:
+            with device:
+                model, optimizer = job.rebuild(blocks)
+            depth.compare(unwrapped(job.model), unwrapped(model), name, blocks)
+        except UserError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(str(error)) from error
+            if any(parameter.is_meta for parameter in job.model.parameters()):
+                raise NotReplicable(
+                    f"the model file's own cut to {blocks} blocks cannot be used: {error}"
+                ) from error
+        else:
+            of, cuts = replace(job, model=model, optimizer=optimizer), {}
+    here = of is not job and all(
+        tensor.device == device for tensor in (*of.model.parameters(), *of.model.buffers())
+    )
+    if here:
+        return of, of.model, {id(parameter): parameter for parameter in of.model.parameters()}
+    return of, *replicate(of.model, device=device, cuts=cuts)

@@ -27,7 +27,7 @@ from fp8doctor.stacks.tensors import tensors
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
+from fp8doctor.trial.copies.replica import OriginalTouched, cut_of, unwrapped
 from fp8doctor.trial.copies.step import call, move
 from fp8doctor.trial.layers.seen_calls import (
     CallsSeen,
@@ -40,11 +40,9 @@ from fp8doctor.trial.layers.seen_calls import (
 )
 from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.evidence import on_calls
-from fp8doctor.trial.measure.layout import cut_of
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.settings import buffers_apart
-from fp8doctor.trial.state.snapshot import free
+from fp8doctor.trial.state.settings import buffers_apart, free
 from fp8doctor.trial.treatments.forms import strip_compile_marks
 from fp8doctor.wording import sentence
 

@@ -31,7 +31,7 @@ from fp8doctor.trial.layers.linear_operations import (
     fp8_gemms,
 )
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
-from fp8doctor.trial.state.snapshot import free
+from fp8doctor.trial.state.settings import free
 from fp8doctor.wording import percent, sentence
 
 _log = logging.getLogger("fp8doctor")

@@ -1,4 +1,4 @@
-"""Build a variant at every depth, in replicas that share weights, warm it up, or give up in time."""
+"""Lay out truncated models, as deep as fit, and build every variant on them, or give up in time."""
 
 from __future__ import annotations
 
@@ -7,29 +7,36 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from fp8doctor.examine.compile_marks import step_mark
+from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import NoCounterpart
+from fp8doctor.stacks.looking import ClassCache
+from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
+from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, replicate
-from fp8doctor.trial.copies.step import WatchedSteps, like, training_step
+from fp8doctor.trial.copies.depth import cleaned
+from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, cut_of, replicate, unwrapped
+from fp8doctor.trial.copies.shards import is_stand_in
+from fp8doctor.trial.copies.step import WatchedSteps, like, move, optimizer_for, own_loss, training_step
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.compilations import compilations
-from fp8doctor.trial.measure.layout import Layout, one_graph
-from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, rounding
+from fp8doctor.trial.measure.evidence import executed
+from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, is_roomy, leaves_room, rounding
 from fp8doctor.trial.measure.observers import Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
-from fp8doctor.trial.state.settings import Buffers, buffers_apart
-from fp8doctor.trial.state.snapshot import free
+from fp8doctor.trial.state.guard import Guard
+from fp8doctor.trial.state.settings import Buffers, buffers_apart, free
+from fp8doctor.trial.treatments.forms import without_compile_marks
 from fp8doctor.trial.variant import Variant, VariantPlan
 
 _log = logging.getLogger("fp8doctor")
@@ -41,32 +48,120 @@ Classes = dict[type[nn.Module], type[nn.Module]]
 """Class of a module -> its subclass with its own code."""
 
 
-class Bench(Layout):
-    """A trial in progress: its run, the truncated models, and the variants on them with their state."""
+class Bench:
+    """A trial in progress: its run, the truncated models with their weights, and the variants on them."""
+
+    plan: depth.Plan
+    """The plan that was laid out."""
 
     def __init__(
         self, job: Job, lists: Sequence[str], run: TrialRun, attempts: Sequence[Attempt] = ()
     ) -> None:
         """Lay out the truncated models. Raises `torch.OutOfMemoryError` if none fit."""
-        super().__init__(job, lists, run, shallow=any(each.plan.if_host_waits for each in attempts))
+        device = run.device
+        self.run, self.device, self.job = run, device, replace(job, loss=own_loss(job.loss, device))
+        self.guard = run.guard or Guard(job)
+        there = all(has_data(each) or is_stand_in(each) for each in job.model.parameters())
+        if job.rebuild is None and not there:
+            raise NotReplicable("the model has no weights (meta device or fake tensors)")
+        if not all(map(has_data, tensors(job.batch))):
+            raise NotReplicable(
+                "the batch has no data (meta device or fake tensors); "
+                "give one, as example_batch() in a model file"
+            )
+        self.batch = move(job.batch, device)
+        self.bases: list[nn.Module] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.recomputed: tuple[str, ...] = ()
+        """The outermost modules that ran again in the backward of the first step."""
         self.attempts = list(attempts)
         self.samples: Samples = {}
         self.failures: list[str] = []
         """Why steps could not be profiled."""
-        self._rounding = rounding(job.model, run.device)
+        self._rounding = rounding(job.model, device)
         self.at_work: str = ArmName.AS_IS
         """The variant that is built, timed or proven now."""
+        root = unwrapped(job.model)
+        within = depth.named_in(root, lists)
+        self.as_one = compiled_as_one(job, within)
+        """Whether one graph holds several blocks, so each depth is compiled again."""
+        shallow = self.as_one or any(each.plan.if_host_waits for each in attempts)
+        self._plans = depth.plans(root, within, as_one=shallow)
+        self._deeper: list[depth.Plan] = []
+        """Plans that are tried first if the GPU has memory for more than their steps."""
+        if is_roomy(root, device):
+            roomy = depth.plans(root, within, as_one=shallow, roomy=True)
+            self._deeper = [plan for plan in roomy if plan not in self._plans]
         self.lay_out()
-        self.observer = Observer(run.device)
+        self.observer = Observer(device)
 
     @property
     def built(self) -> list[Attempt]:
         return [each for each in self.attempts if each.ready]
 
-    def begin_shallower(self) -> bool:
-        """Let go of all variants and make smaller models; False if there are none."""
-        self._release(self.attempts)
-        return self.lay_out(shallower=True)
+    def lay_out(self, shallower: bool = False) -> bool:
+        """Make the largest models that fit, or smaller ones in place of these and of all variants.
+
+        False if there are no smaller ones: these stay. Raises `torch.OutOfMemoryError` if none fit.
+        """
+        plans = [*self._deeper, *self._plans]
+        if shallower:
+            self._release(self.attempts)
+            plans = plans[plans.index(self.plan) + 1 :]
+            if not plans:
+                return False
+            self.forget()
+            free(self.device)
+        if not any(map(self._laid_out, plans)):
+            raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
+        return True
+
+    def _laid_out(self, plan: depth.Plan) -> bool:
+        """Lay a plan out if it fits, and give back what it took if it does not.
+
+        A deeper plan has to leave memory for variants that take more.
+        """
+        self.plan, deeper = plan, plan in self._deeper
+        if deeper:
+            torch.cuda.reset_peak_memory_stats(self.device)
+        try:
+            for cut in plan.cuts:
+                self._add(cut)
+        except torch.OutOfMemoryError:
+            fits = False
+        else:
+            fits = not deeper or leaves_room(self.device)
+        if not fits:  # the error is gone here, and with it what it held of the step
+            self.forget()
+            free(self.device)
+        return fits
+
+    def forget(self) -> None:
+        self.bases.clear()
+        self.optimizers.clear()
+
+    def _add(self, cut: depth.Cut) -> None:
+        """Make one cut and take an eager step, which makes the optimizer's state and shows what ran.
+
+        In a frame of its own: after an error nothing may hold what does not fit.
+        """
+        job, base, memo = cut_of(self.job, cut, self.device)
+        self.bases.append(base.train())
+        self.optimizers.append(optimizer_for(job, base.parameters(), memo))
+        probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
+        give_own_code(probe.model)
+        with self.guard.armed(), executed(probe.model) as ran:
+            step = training_step(self.job, probe, self.optimizers[-1], self.device)
+            WatchedSteps(step, self.optimizers[-1])()
+        lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
+        blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
+        missed = sum(not ran.within(cleaned(block)) for block in blocks)
+        if missed:
+            raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
+        self.recomputed = ran.recomputed()
+
+    def variant(self, model: nn.Module) -> Variant:
+        return Variant(model, self.batch, self.job.autocast, self.job.around)
 
     def _optimizer(self, variant: Variant, number: int) -> torch.optim.Optimizer:
         shared = self.optimizers[number]
@@ -218,6 +313,21 @@ class Bench(Layout):
         """Let go of replicas, except for the shared weights. What was measured of them stays."""
         for ready in (each for attempt in attempts for each in attempt.ready):
             ready.step, ready.model = _gone, None
+
+
+def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
+    """Return whether the step, a list of blocks or one of its parents is compiled."""
+    return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
+
+
+def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
+    """Return whether a list of blocks or one of its parents is compiled."""
+    marks = (
+        compile_mark(module, "", ClassCache(type(module)))
+        for name, module in model.named_modules()
+        if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
+    )
+    return any(mark and mark.compiles is not False for mark in marks)
 
 
 def _gone() -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.tensors import has_data, tensors
+from fp8doctor.stacks.tensors import has_data, plain, tensors
 from fp8doctor.trial.copies.replica import OriginalTouched, unwrapped
 from fp8doctor.trial.state.users import of_the_job
 
@@ -179,14 +179,11 @@ def _remove(handle: Any, leaf: torch.Tensor, had_hooks: bool) -> None:
 
 def _plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """List the plain tensors with data in a tensor: itself, or those that a subclass wraps."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            if isinstance(inner := getattr(tensor, name), torch.Tensor):  # a DTensor names its mesh too
-                yield from _plain(inner)
-    elif has_data(tensor) and tensor.layout is torch.strided:
-        with suppress(NotImplementedError, RuntimeError):
-            tensor.untyped_storage().data_ptr()
-            yield tensor
+    for each in plain(tensor):
+        if has_data(each) and each.layout is torch.strided:
+            with suppress(NotImplementedError, RuntimeError):
+                each.untyped_storage().data_ptr()
+                yield each
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]

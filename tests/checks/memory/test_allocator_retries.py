@@ -9,8 +9,6 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.examine import torch_state
-from fp8doctor.examine.torch_state import examine_allocator, not_the_users
 from fp8doctor.facts import ArmCut, Gpu
 from tests.checks.arms import ran, timed
 from tests.checks.rules import Look, fix_of, found_by, outcome_of
@@ -40,16 +38,6 @@ def test_a_full_gpu(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finding.treatment.code == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:512,expandable_segments:True")
     assert fix_of(RETRIES, look(MODEL)).name == "less-memory", "it is set already"
-
-
-def test_retries_of_a_trial_are_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_state, "_by_trials", 0)
-    counted = dict(COUNTED)
-    cuda_allocator.install(monkeypatch, counted)
-    with not_the_users():
-        counted["num_alloc_retries"] += 30
-    counted["num_alloc_retries"] += 1
-    assert examine_allocator({}) == 13
 
 
 @pytest.mark.parametrize(
