@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fp8doctor.areas import AREAS, SEVERITIES
-from fp8doctor.check_folders import offer_checks
 from fp8doctor.retired import RETIRED
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
 
     Raises the same `UserError`.
     """
-    own = None if folders or offer_checks() else _heads_of(_texts())
+    own = None if folders else _heads_of(_texts())
     if own is None:
         from fp8doctor.registry import discover
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,6 @@ from typing import Any
 import msgspec
 
 from fp8doctor.areas import AREAS, SEVERITIES, Severity
-from fp8doctor.check_folders import import_folder, import_offered, output_of
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Unrecorded, path_of
 from fp8doctor.facts.record import from_builtins, to_builtins
@@ -26,6 +27,12 @@ from fp8doctor.wording import error_in_words, escaped
 
 GRAVEST_FIRST = ("fires", "crashed", "unknown", "silent", "not_applicable", "refuted")
 """Which outcome a code has whose rules answer differently."""
+
+MOST_FILES = 1000
+"""Most Python files in a folder of checks and its subfolders; more is probably a mistake. A convention."""
+
+OWN, PREFIX = "fp8doctor.checks.", "fp8doctor_checks_"
+"""How the modules of our own checks are named, and those of a folder's files."""
 
 NO_FP8 = NotApplicable(reason="no layer trains in FP8")
 
@@ -127,18 +134,17 @@ def check(
 
 @functools.cache
 def _import_own() -> None:
-    """Import all checks of this package and of installed packages, once per process."""
+    """Import all checks of this package, once per process."""
     package = importlib.import_module("fp8doctor.checks")
-    for module in pkgutil.walk_packages(package.__path__, "fp8doctor.checks."):
+    for module in pkgutil.walk_packages(package.__path__, OWN):
         importlib.import_module(module.name)
-    import_offered()
 
 
 def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
     """List all checks, including those in ``folders``, by area and code, rules of a file in its order.
 
-    Raises `UserError` if a folder does not exist, or if a file or an installed package's checks cannot be
-    imported. None of its checks is kept in that case.
+    Raises `UserError` if a folder does not exist, or if a file cannot be imported. None of its checks is kept
+    in that case.
     """
     _import_own()
     known = dict(_checks)
@@ -150,6 +156,48 @@ def discover(folders: Sequence[Path] = ()) -> tuple[Check, ...]:
         _checks.update(known)
         raise
     return tuple(sorted(_checks.values(), key=lambda each: (AREAS.index(each.area), each.code)))
+
+
+def import_folder(folder: Path) -> None:
+    """Run the Python files of a folder and its subfolders, each once per process.
+
+    Whatever they print goes to stderr. Raises `UserError` if the folder does not exist or holds too many
+    files, or if a file cannot be imported.
+    """
+    shown = f"--checks {escaped(str(folder))}"
+    if not folder.is_dir():
+        raise UserError(f"{shown}: no such folder")
+    if folder.resolve() == Path(folder.resolve().anchor):
+        raise UserError(f"{shown}: that is the root of the file system; name the folder of checks")
+    found = []
+    for path in (*folder.glob("*.py"), *folder.glob("[!._]*/*.py")):
+        if not path.name.startswith((".", "__")) and path.is_file():
+            found.append(path)
+        if len(found) > MOST_FILES:
+            raise UserError(
+                f"{shown}: there are more than {MOST_FILES} Python files in it and right below it; name the "
+                "folder of checks"
+            )
+    for path in sorted(found):
+        _import(path)
+
+
+def _import(path: Path) -> None:
+    name = PREFIX + re.sub(r"\W", "_", str(path.resolve().with_suffix("")))
+    if name in sys.modules:
+        return
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    try:
+        with redirect_stdout(sys.stderr):
+            spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise UserError(f"--checks {escaped(str(path))}: {error_in_words(error)}") from error
 
 
 def check_of(finding: Finding) -> Check | None:
@@ -220,7 +268,8 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     """Run one check: return its finding with registered properties, or its outcome."""
     try:
-        with output_of(check.function):
+        is_own = check.function.__module__.startswith(OWN)
+        with nullcontext() if is_own else redirect_stdout(sys.stderr):  # stdout belongs to the report
             lacks = check.needs_fp8 and not facts.network.fp8
             answer = NO_FP8 if lacks else _well_formed(check.function(facts))
     except Unrecorded as missing:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
 
-from fp8doctor import check_folders, registry
+from fp8doctor import registry
 from fp8doctor.cli.commands import main
 from fp8doctor.cli.reports import DEMO
 from fp8doctor.errors import UserError
@@ -257,30 +257,10 @@ def test_files_are_looked_for_in_the_folder_and_one_below(tmp_path: Path) -> Non
 def test_what_is_no_folder_of_checks_is_refused_before_anything_of_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_folders, "MOST_FILES", 3)
+    monkeypatch.setattr(registry, "MOST_FILES", 3)
     for at in range(4):
         folder(tmp_path, "raise SystemExit", f"{at}.py")
     refused = {tmp_path: "more than 3 Python files", Path("/"): "root of the file system"}
     for path, why in (refused | {tmp_path / "nowhere": "no such folder"}).items():
         with pytest.raises(UserError, match=why):
             discover([path])
-
-
-def test_installed_packages_offer_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Laid into a folder as an installer would. One whose checks fail is named."""
-    known = set(registry._checks)
-    monkeypatch.syspath_prepend(tmp_path)
-    for module, text in (
-        ("offers_checks", f"{CHECK}    return None\n"),
-        ("offers_nothing", "raise RuntimeError"),
-    ):
-        (tmp_path / f"{module}.py").write_text(text, "utf-8")
-        info = tmp_path / f"{module}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n", "utf-8")
-        (info / "entry_points.txt").write_text(f"[fp8doctor.checks]\nours = {module}\n", "utf-8")
-        if module == "offers_checks":
-            check_folders.import_offered()
-            assert set(registry._checks) - known == {"own-check"}
-    with pytest.raises(UserError, match="the installed package offers_nothing offers checks that cannot"):
-        check_folders.import_offered()
