@@ -9,8 +9,8 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from fp8doctor.analysis import modelled_speedup
 from fp8doctor.analysis.memory import USABLE
+from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
@@ -42,7 +42,7 @@ OFF = {
     ("transformer_engine", "tensor", "Blackwell"): 0.16,
     ("transformer_engine", "tensor", "Ada"): 0.15,
 }
-"""Stack, elements of a scale, GPUs -> share that a compiled estimate may be off.
+"""Stack, elements of a scale, GPUs -> share that an estimate may be off.
 
 Hopper: nothing that was published or recorded is further off, but for jobs whose attention is of 2023
 (tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
@@ -55,9 +55,8 @@ class Row(Record, frozen=True, kw_only=True):
     gpu: str
     stack: str
     recipe: str
-    compiled: bool
     bf16_step_ms: float | None = None
-    """Of the faster BF16 on this GPU; all times are None if a part has no numbers."""
+    """Of BF16 on this GPU, compiled as all rows are; all times are None if a part has no numbers."""
     step_ms: float | None = None
     speedup: float | None = None
     """Time of that BF16 / of this row."""
@@ -97,25 +96,19 @@ class Job(NamedTuple):
     scale: float = 1.0
     """A measured BF16 step / the estimated one."""
 
-    def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> Step | None:
-        step = step_of(self.share, self.options, gpu, recipe, stack=stack, compiled=compiled)
+    def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> Step | None:
+        step = step_of(self.share, self.options, gpu, recipe, stack=stack)
         return step and step.scaled(self.scale)
 
-    def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool) -> tuple[float, int]:
+    def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> tuple[float, int]:
         """Return the peak in GiB, and the largest batch that fits."""
-        peak = peak_of(self.share, self.options, gpu, stack, recipe, compiled=compiled)
+        peak = peak_of(self.share, self.options, gpu, stack, recipe)
         samples = peak.samples(gpu.memory_gib, self.options.batch) or 0
         return peak.gib, min(MOST_SAMPLES, samples)
 
-    def bf16(self, gpu: GpuSpec, stack: str) -> tuple[Step | None, bool]:
-        """Estimate the faster BF16 in a framework, and whether it is compiled."""
-        forms = [(self.step(gpu, None, stack=stack, compiled=each), each) for each in (True, False)]
-        known = [(step, compiled) for step, compiled in forms if step is not None]
-        return min(known, key=lambda each: each[0].ms, default=(None, True))
-
     def scaled_to(self, step_ms: float, gpu: GpuSpec) -> float | None:
         """Divide a BF16 step that this GPU took by its estimate; None without one."""
-        base, _ = self.bf16(gpu, wanted(self.options)[0].stack)
+        base = self.step(gpu, None, stack=wanted(self.options)[0].stack)
         return step_ms / base.ms if base else None
 
 
@@ -166,13 +159,12 @@ def recipe_of(row: Row) -> Recipe:
 def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
     """Estimate the recipes on one GPU, each next to BF16 in the same framework."""
     for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
-        bf16, compiled = job.bf16(gpu, stack)
-        gib, largest = job.memory(gpu, None, stack=stack, compiled=compiled)
+        bf16 = job.step(gpu, None, stack=stack)
+        gib, largest = job.memory(gpu, None, stack=stack)
         row = Row(
             gpu=gpu.name,
             stack=next(name for name, each in STACKS.items() if each == stack),
             recipe="",
-            compiled=True,
             gpu_memory_gib=gpu.memory_gib,
             bf16_memory_gib=gib,
             bf16_largest_batch=largest,
@@ -186,31 +178,28 @@ def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
                 bf16_limits=limits(bf16),
             )
         for recipe in recipes:
-            found = _row(job, gpu, recipe, row, bf16, compiled=True)
-            yield found
-            if found.step_ms is not None and not recipe.only_compiled:
-                yield _row(job, gpu, recipe, row, bf16, compiled=False)
+            yield _row(job, gpu, recipe, row, bf16)
 
 
-def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None, *, compiled: bool) -> Row:
+def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None) -> Row:
     """Complete the row of BF16 by a recipe."""
-    row = replace(row, recipe=recipe.name, compiled=compiled)
+    row = replace(row, recipe=recipe.name)
     if gpu.fp8_tflops is None:
         return replace(row, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
         return replace(row, why="it does not run there")
     if not any(is_converted(each, recipe) for each in job.share.layers):
         return replace(row, why="it converts no layer of this model")
-    gib, largest = job.memory(gpu, recipe, stack=recipe.stack, compiled=compiled)
+    gib, largest = job.memory(gpu, recipe, stack=recipe.stack)
     fits = gib <= USABLE * gpu.memory_gib
     row = replace(row, memory_gib=gib, fits=fits, largest_batch=largest)
-    step = job.step(gpu, recipe, stack=recipe.stack, compiled=compiled)
+    step = job.step(gpu, recipe, stack=recipe.stack)
     if bf16 is None:
         return replace(row, why="a part of the model has no numbers")
     if step is None:
         return replace(row, why="its casts were not measured")
     balanced = bf16.in_balance or step.in_balance
-    speedup, off = bf16.ms / step.ms, margin(recipe, gpu, compiled=compiled, in_balance=balanced)
+    speedup, off = bf16.ms / step.ms, margin(recipe, gpu, in_balance=balanced)
     return replace(
         row,
         step_ms=step.ms,
@@ -233,12 +222,9 @@ def tokens_per_s(options: Options, step_ms: float) -> float:
     return options.batch * options.seq * options.dp * options.accumulate / options.gpus / step_ms * 1e3
 
 
-def margin(recipe: Recipe, gpu: GpuSpec, *, compiled: bool, in_balance: bool) -> float:
-    """Return the share by which the estimate may be off.
-
-    What is not compiled, or waits for the host, is as far off as in other estimates.
-    """
-    least = modelled_speedup.OFF_IN_BALANCE if in_balance else 0.0 if compiled else modelled_speedup.OFF
+def margin(recipe: Recipe, gpu: GpuSpec, *, in_balance: bool) -> float:
+    """Return the share by which the estimate may be off, more if host and GPU take turns."""
+    least = OFF_IN_BALANCE if in_balance else 0.0
     return max(least, OFF.get((recipe.stack, recipe.granularity, gpu_class(gpu)), UNCHECKED))
 
 

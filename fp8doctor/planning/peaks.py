@@ -3,7 +3,7 @@ larger than activations. tests/planning/test_peaks.py has its error."""
 
 from __future__ import annotations
 
-from fp8doctor.analysis.activations import GIB, KEPT_UNCOMPILED, LOGIT_BYTES, kept_by_region, kept_of
+from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kept_of
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.memory import Memory, Peak
 from fp8doctor.gpus import GpuSpec
@@ -13,15 +13,7 @@ from fp8doctor.planning.step_time import call_of
 from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
 
 
-def peak_of(
-    share: Share,
-    options: Options,
-    gpu: GpuSpec,
-    stack: str,
-    recipe: Recipe | None,
-    *,
-    compiled: bool,
-) -> Peak:
+def peak_of(share: Share, options: Options, gpu: GpuSpec, stack: str, recipe: Recipe | None) -> Peak:
     bytes_of = OPTIMIZERS[options.optimizer]
     weights = share.parameters.all
     states = trained = share.trained.all
@@ -44,12 +36,10 @@ def peak_of(
         copies / GIB,
         linear_inputs=None,
     )
-    return Peak(held, activations(share, options, stack, recipe, compiled=compiled) / GIB)
+    return Peak(held, activations(share, options, stack, recipe) / GIB)
 
 
-def activations(
-    share: Share, options: Options, stack: str, recipe: Recipe | None, *, compiled: bool
-) -> float:
+def activations(share: Share, options: Options, stack: str, recipe: Recipe | None) -> float:
     """Bytes that the forward keeps for the backward, of all micro-batches in flight.
 
     Sequence parallelism scatters what a layer with divided inputs adds up. Of an input that it gathered,
@@ -57,7 +47,7 @@ def activations(
     """
     logits, kept_layers = 0.0, []
     for layer in share.layers:
-        linear = call_of(layer, options, recipe, stack=stack, compiled=compiled).linear
+        linear = call_of(layer, options, recipe, stack=stack).linear
         (part_k, part_n), k, n = layer.sides, linear.in_features, linear.out_features
         if linear.role == "head":
             logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
@@ -65,7 +55,7 @@ def activations(
         sides = part_k if stack == TRANSFORMER_ENGINE.name else k, part_n if k == part_k else n
         kept_layers.append(kept_of(linear, layer.rows * layer.count, sides=sides))
     outputs, inputs = kept_by_region(kept_layers).get(None, (0.0, 0.0))
-    kept = (outputs + inputs) * (1.0 if compiled else KEPT_UNCOMPILED["eager transformers"])
+    kept = outputs + inputs
     hidden = 2.0 * options.tokens * share.hidden * share.blocks / options.tp
     if options.checkpointing == "full":
         kept = hidden + kept / share.blocks

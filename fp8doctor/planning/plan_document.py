@@ -102,8 +102,7 @@ def assumed_batch(facts: Facts, found: Sequence[Row], given: Mapping[str, Any]) 
     if given.get("batch") or timed or facts.workload.get("batch_source") != "made up":
         return None
     options = options_for(facts, given)
-    compiled = [each for each in found if each.compiled]
-    largest = [size for each in compiled for size in (each.bf16_largest_batch, each.largest_batch)]
+    largest = [size for each in found for size in (each.bf16_largest_batch, each.largest_batch)]
     fitting = min(filter(None, largest), default=1)
     return max(1, min(fitting, MOST_TOKENS // options.seq))
 
@@ -144,7 +143,7 @@ def answer(found: Sequence[Row], options: Options) -> str:
         return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{_fp8_needs(found)}."
     best = min(fitting, key=lambda each: each.step_ms or 0.0)
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
-    how = f"{words(best)}{', compiled' if best.compiled else ''}"
+    how = f"{words(best)}, compiled"
     if gains_nothing(best):
         return f"{on} stay in BF16: the best recipe, {how}, gives {told}."
     if (best.speedup_low or 0.0) <= 1:
@@ -169,7 +168,7 @@ def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
         simpler = min(own, key=lambda each: each.step_ms or 0.0)
         told = f"torchao's {words(simpler)} gives {simpler.speedup:.2f}x in yours"
         yield f"It needs a model of its own layers; {told}."
-    others = [each for each in fitting if each.stack == best.stack and each.compiled == best.compiled]
+    others = [each for each in fitting if each.stack == best.stack]
     none = [each.recipe for each in others if gains_nothing(each)]
     if none:
         named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, calls_ms, uncompiled
+from fp8doctor.cost.layer import Call, calls_ms
 from fp8doctor.cost.step_cost import (
     LOSS_BYTES,
     OPTIMIZER_BYTES,
@@ -63,11 +63,11 @@ class Step(Struct, frozen=True):
 
 
 def step_of(
-    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str, compiled: bool
+    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str
 ) -> Step | None:
-    """Model the step in BF16 or with a recipe of this stack; None without numbers for a part of it."""
-    calls = [call_of(each, options, recipe, stack=stack, compiled=compiled) for each in share.layers]
-    found = calls_ms(calls, gpu, uncompiled(share.facts), autocast=False)
+    """Model the compiled step in BF16 or with a recipe of this stack; None without numbers for a part."""
+    calls = [call_of(each, options, recipe, stack=stack) for each in share.layers]
+    found = calls_ms(calls, gpu, "compiled", autocast=False)
     if found is None:
         return None
     parts: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
@@ -101,13 +101,13 @@ def as_checkpointed(share: Share, options: Options) -> Facts:
     return with_linears(share.facts, linears)
 
 
-def call_of(layer: Layer, options: Options, recipe: Recipe | None, *, stack: str, compiled: bool) -> Call:
-    """Describe a layer as it runs in BF16, or with the recipe if a conversion takes it."""
+def call_of(layer: Layer, options: Options, recipe: Recipe | None, *, stack: str) -> Call:
+    """Describe a layer as it runs, compiled, in BF16, or with the recipe if a conversion takes it."""
     own = recipe if is_converted(layer, recipe) else None
     is_head = layer.linear.role == "head"
     linear = replace(
         layer.linear,
-        compiled="" if compiled and not is_head else None,
+        compiled=None if is_head else "",
         dtype="bfloat16",
         use="training" if own else "none",
         stack=own.stack if own else stack,

@@ -58,8 +58,7 @@ def _job(plan: PlanDocument) -> Iterator[str]:
 
 
 def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
-    """Lay out the compiled rows of one GPU, and what has no estimate."""
-    found = [each for each in found if each.compiled]
+    """Lay out the rows of one GPU, and what has no estimate."""
     first = found[0]
     of_stacks = list({each.stack: each for each in found}.values())
     apart = len({each.bf16_step_ms for each in of_stacks}) > 1

@@ -23,7 +23,7 @@ from tests.examine.models import llama
 
 
 def lines(stack: str, recipe: str, **options: int) -> dict[str, str]:
-    row = Row(gpu="H100", stack=stack, recipe=recipe, compiled=True, gpu_memory_gib=80)
+    row = Row(gpu="H100", stack=stack, recipe=recipe, gpu_memory_gib=80)
     return setups(facts_of(llama(dtype=torch.bfloat16), 1, 16), row, Options(**options))
 
 
@@ -100,7 +100,7 @@ def test_axolotl_has_only_tensorwise() -> None:
 
 def test_experts_are_converted_to_mxfp8_as_the_plan_counts_them() -> None:
     facts = facts_of({"model_type": "mixtral", "num_hidden_layers": 1}, None, None)
-    row = Row(gpu="B200", stack="torchao", recipe="mxfp8", compiled=True, gpu_memory_gib=180)
+    row = Row(gpu="B200", stack="torchao", recipe="mxfp8", gpu_memory_gib=180)
     found = setups(facts, row, Options())
     assert "type(layer).__name__ in ('MixtralExperts',)" in found["pytorch"]
     assert "MXFP8GroupedExpertsConverter.Config(" in found["torchtitan"]

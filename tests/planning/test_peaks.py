@@ -46,7 +46,7 @@ def test_the_peak_of_a_compiled_decoder(facts: Facts, arm: Arm) -> None:
     options = Options(batch=batch, seq=seq, checkpointing="full" if recomputed else "none")
     recipe = RECIPES[found] if (found := ARMS[arm.name]) else None
     share, stack = share_of(in_bf16(facts), options), recipe.stack if recipe else TORCHAO.name
-    peak = peak_of(share, options, gpu_spec("H200"), stack, recipe, compiled=True)
+    peak = peak_of(share, options, gpu_spec("H200"), stack, recipe)
     assert peak.gib == pytest.approx(arm.peak_gib, rel=OFF)
 
 

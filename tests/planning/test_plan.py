@@ -17,8 +17,8 @@ from tests.configurations import LLAMA_8B
 
 
 def rows(found: Plan, *, stack: str = "torchao") -> dict[tuple[str, str], Row]:
-    """The compiled rows of a stack, by GPU and recipe."""
-    return {(each.gpu, each.recipe): each for each in found.rows if each.compiled and each.stack == stack}
+    """The rows of a stack, by GPU and recipe."""
+    return {(each.gpu, each.recipe): each for each in found.rows if each.stack == stack}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def test_a_row_for_each_recipe_and_gpu(plain: Plan) -> None:
     assert found["B200", "mxfp8"].step_ms is not None
     assert (found["H100", "mxfp8"].step_ms, found["H100", "mxfp8"].why) == (None, "it does not run there")
     assert plain.parameters == 8_030_261_248
-    assert len({(each.gpu, each.stack, each.recipe, each.compiled) for each in plain.rows}) == len(plain.rows)
+    assert len({(each.gpu, each.stack, each.recipe) for each in plain.rows}) == len(plain.rows)
 
 
 def test_the_parts_of_a_step_add_up(plain: Plan) -> None:
@@ -147,7 +147,7 @@ def test_a_recipe_that_converts_no_layer_has_no_times() -> None:
 
 def test_a_batch_that_nobody_gave_fills_the_gpu_and_is_said() -> None:
     plan = fp8doctor.plan(LLAMA_8B, "H200,H100", dp=8)
-    shown = [row for row in plan.rows if row.compiled and row.memory_gib]
+    shown = [row for row in plan.rows if row.memory_gib]
     assert plan.options.batch == min(row.largest_batch for row in shown) > 1
     assert all(row.fits for row in shown)
     assert f"--batch {plan.options.batch}" in plan.notes[0]
@@ -162,7 +162,7 @@ def test_a_range_on_both_sides_of_1_is_open() -> None:
         best = min((row for row in plan.rows if row.fits and row.step_ms), key=lambda row: row.step_ms)
         side = "open" if best.speedup_low <= 1 <= best.speedup_high else "known"
         said.setdefault(side, []).append(" open" in plan.answer)
-        gained = [row for row in plan.rows if row.compiled and row.speedup_high and row.speedup_high >= 1.03]
+        gained = [row for row in plan.rows if row.speedup_high and row.speedup_high >= 1.03]
         nothing = plan.answer.partition("gain")[0].rpartition(".")[2] if "nothing" in plan.answer else ""
         assert not [row.recipe for row in gained if row.recipe in nothing.lower().replace(",", " ").split()]
     assert all(said["open"])

@@ -21,7 +21,7 @@ from research.benchmarks.recorded_steps import JOBS, PATIENTS
 def test_a_plan_is_scaled_to_the_measured_bf16_on_any_gpu(path: Path, fp8: str) -> None:
     timed = {each.name: each for each in load_report(path).facts.trial.arms if each.get("step_ms")}
     plan = fp8doctor.plan(str(path), ["H200", "B200"])
-    rows = {each.gpu: each for each in plan.rows if each.recipe == "tensorwise" and each.compiled}
+    rows = {each.gpu: each for each in plan.rows if each.recipe == "tensorwise"}
     assert rows["H200"].bf16_step_ms == pytest.approx(timed["bf16_compiled"].step_ms, rel=1e-3)
     assert rows["H200"].step_ms == pytest.approx(timed[fp8].step_ms, rel=0.05)
     assert 1.5 < rows["H200"].bf16_step_ms / rows["B200"].bf16_step_ms < 2.3
