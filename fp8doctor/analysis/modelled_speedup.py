@@ -14,6 +14,7 @@ from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.cast_cost import capability_of
+from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,
@@ -21,7 +22,7 @@ from fp8doctor.cost.step_cost import (
     in_bf16,
     in_fp8,
     modelled_step,
-    why_no_step,
+    priced_step,
     with_linears_compiled,
     with_tokens,
 )
@@ -221,7 +222,12 @@ def why_not_modelled(facts: Facts) -> str:
     converted = known if known.network.fp8 else in_fp8(known, to_convert(known))
     fuses = all(stack_of(linear).fuses_casts for linear in converted.network.fp8)
     fp8 = with_linears_compiled(converted, yes=True) if fuses else converted
-    return why_no_step(fp8, gpu) or why_no_step(plain, gpu) or TAKES_NONE
+    try:
+        for step in (fp8, plain):
+            priced_step(step, gpu)
+    except NoNumbers as missing:
+        return str(missing)
+    return TAKES_NONE
 
 
 def may_be_compiled_by_unsloth(facts: Facts) -> bool:

@@ -124,6 +124,10 @@ def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> LinearCost | No
     return linear_cost(linear, rows, gpu) if rows else None
 
 
+class NoNumbers(Exception):
+    """The cost model has no numbers for a part of a step; the message says for which."""
+
+
 class Call(Struct, frozen=True):
     """A layer as one GPU computes it in a micro-batch."""
 
@@ -158,27 +162,6 @@ class CallsMs(NamedTuple):
         return sum(sum(parts.values()) for _, parts in self.families)
 
 
-def missing_numbers(call: Call, gpu: GpuSpec, *, autocast: bool) -> str:
-    """Say why the time of a call is not modelled; empty if it is."""
-    linear, rows = call.linear, call.rows
-    eager = linear.compiled is None
-    if reason := _unknown_form(call, autocast=autocast):
-        return reason
-    name = (recipe_on(linear, gpu) or "") if linear.use == "training" else None
-    recipe = None if name is None else RECIPES.get((linear.stack, name), UNKNOWN)
-    if name == "":
-        ran = "some FP8 layers ran in BF16" if linear.engaged is False else ""
-        return ran or f"the recipe of {linear.name} is unknown"
-    m, k, n = rows_of_one(linear, rows), linear.in_features, linear.out_features
-    if matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel(linear)) is None:
-        return f"the cost model has no matmuls of the recipe {name} on {gpu.name}"
-    if recipe is None or casts_of(linear, recipe, m, gpu, compiled=not eager) is not None:
-        return ""
-    where = f"in experts on {gpu.name}" if is_grouped(linear) else f"on {gpu.name}"
-    where = "in layers that are not compiled" if eager and recipe.only_compiled else where
-    return f"nobody measured the casts of the recipe {name} {where}"
-
-
 def _unknown_form(call: Call, *, autocast: bool) -> str:
     """Say which setting of a layer the model does not know; empty without one."""
     linear = call.linear
@@ -194,20 +177,28 @@ def _unknown_form(call: Call, *, autocast: bool) -> str:
     return next((words for holds, words in forms if holds), "")
 
 
-def layer_ms(
-    call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
-) -> dict[Family, float] | None:
-    """Model one call of a layer and its surroundings; None without numbers for it."""
+def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False) -> dict[Family, float]:
+    """Model one call of a layer and its surroundings. Raises `NoNumbers`."""
     linear = call.linear
     fp8, eager = linear.use == "training", linear.compiled is None
-    if _unknown_form(call, autocast=autocast):
-        return None
+    if reason := _unknown_form(call, autocast=autocast):
+        raise NoNumbers(reason)
     m, k, n = rows_of_one(linear, call.rows), linear.in_features, linear.out_features
-    recipe = RECIPES.get((linear.stack, recipe_on(linear, gpu) or ""), UNKNOWN) if fp8 else None
+    recipe, name = None, ""
+    if fp8:
+        name = recipe_on(linear, gpu) or ""
+        recipe = RECIPES.get((linear.stack, name), UNKNOWN)
+    if fp8 and not name:
+        ran = "some FP8 layers ran in BF16" if linear.engaged is False else ""
+        raise NoNumbers(ran or f"the recipe of {linear.name} is unknown")
     times = matmuls_ms(m, k, n, gpu, recipe, groups=in_one_kernel(linear))
+    if times is None:
+        raise NoNumbers(f"the cost model has no matmuls of the recipe {name} on {gpu.name}")
     cast = casts_of(linear, recipe, m, gpu, compiled=not eager, weights=call.weights_cast) if recipe else 0.0
-    if times is None or cast is None:
-        return None
+    if cast is None:
+        where = f"in experts on {gpu.name}" if is_grouped(linear) else f"on {gpu.name}"
+        where = "in layers that are not compiled" if eager and recipe and recipe.only_compiled else where
+        raise NoNumbers(f"nobody measured the casts of the recipe {name} {where}")
     in_vain = fp8 and eager and stack_of(linear).frozen_gradient
     trained = linear.requires_grad is not False or in_vain
     in_16bit = times[2] if recipe and trained and recipe.weight_gradient_in_16_bits else 0.0
@@ -233,14 +224,12 @@ def layer_ms(
     }
 
 
-def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: bool) -> CallsMs | None:
-    """Model calls on the GPU, one by one, and launch them all; None without numbers for one."""
+def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: bool) -> CallsMs:
+    """Model calls on the GPU, one by one, and launch them all. Raises `NoNumbers`."""
     times, host, kernels = [], 0.0, 0.0
     for call in calls:
         linear = call.linear
         parts = layer_ms(call, gpu, eager_how, autocast=autocast)
-        if parts is None:
-            return None
         times.append((call, {family: call.count * ms for family, ms in parts.items()}))
         count = call.count * launches(linear)
         host += count * HOST_MS["eager" if linear.compiled is None else "compiled"]

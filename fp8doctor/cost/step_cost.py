@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, calls_ms, missing_numbers, uncompiled
+from fp8doctor.cost.layer import Call, NoNumbers, calls_ms, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
@@ -112,12 +112,20 @@ def modelled_step(
 ) -> ModelledStep | None:
     """Model the step on ``gpu``, or the modelled one; None if numbers are missing."""
     gpu = gpu or modelled_gpu(facts)
-    if gpu is None or not recorded(facts, "network.linears") or _unknown_form(facts):
+    if gpu is None or not recorded(facts, "network.linears"):
         return None
+    try:
+        return priced_step(facts, gpu, loss=loss)
+    except NoNumbers:
+        return None
+
+
+def priced_step(facts: Facts, gpu: GpuSpec, *, loss: Literal["fp32", "16bit"] = "fp32") -> ModelledStep:
+    """Model the step on this GPU. Raises `NoNumbers`."""
+    if reason := _unknown_form(facts):
+        raise NoNumbers(reason)
     calls = [call_of(each, facts) for each in facts.network.linears]
     found = calls_ms(calls, gpu, uncompiled(facts), autocast=_in_bf16_autocast(facts))
-    if found is None:
-        return None
     kinds: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
     families = {family: found.of(family) for family in kinds}
     families["attention"] = attention_ms(facts, gpu)
@@ -131,7 +139,7 @@ def modelled_step(
         each.count * launches(each.linear) for each in calls if each.recomputed and is_te(each.linear)
     )
     if again and host + TE_RECOMPUTE_HOST_MS * again * accumulate > paced_by_gpu:
-        return None
+        raise NoNumbers("recomputing Transformer Engine's layers takes the host longer than the GPU computes")
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
 
 
@@ -157,17 +165,6 @@ def _unknown_form(facts: Facts) -> str:
 def _rows(unknown: Sequence[Linear]) -> str:
     more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
     return f"nothing says how many rows {unknown[0].name}{more} multiplies"
-
-
-def why_no_step(facts: Facts, gpu: GpuSpec) -> str:
-    """Say why `modelled_step` has no step; empty if it has one."""
-    if modelled_step(facts, gpu) is not None:
-        return ""
-    reason = _unknown_form(facts)
-    autocast = _in_bf16_autocast(facts)
-    for linear in () if reason else facts.network.linears:
-        reason = reason or missing_numbers(call_of(linear, facts), gpu, autocast=autocast)
-    return reason or "recomputing Transformer Engine's layers takes the host longer than the GPU computes"
 
 
 def call_of(linear: Linear, facts: Facts) -> Call:
@@ -337,10 +334,11 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     compiled = [replace(each, linear=replace(each.linear, compiled="")) for each in now]
     plain = [replace(each, linear=in_plain_bf16(each.linear)) for each in now]
     autocast = _in_bf16_autocast(facts)
-    of_now, of_compiled, of_plain = (
-        calls_ms(form, gpu, uncompiled(facts), autocast=autocast) for form in (now, compiled, plain)
-    )
-    if of_now is None or of_compiled is None or of_plain is None:
+    try:
+        of_now, of_compiled, of_plain = (
+            calls_ms(form, gpu, uncompiled(facts), autocast=autocast) for form in (now, compiled, plain)
+        )
+    except NoNumbers:
         return None
     times = micro_batches(facts)
     host_saved, busy_saved = of_now.host - of_compiled.host, of_now.busy - of_compiled.busy

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE
 from fp8doctor.cost.cast_cost import capability_of
+from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
@@ -97,8 +98,10 @@ class Job(NamedTuple):
     """A measured BF16 step / the estimated one."""
 
     def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> Step | None:
-        step = step_of(self.share, self.options, gpu, recipe, stack=stack)
-        return step and step.scaled(self.scale)
+        try:
+            return step_of(self.share, self.options, gpu, recipe, stack=stack).scaled(self.scale)
+        except NoNumbers:
+            return None
 
     def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> tuple[float, int]:
         """Return the peak in GiB, and the largest batch that fits."""

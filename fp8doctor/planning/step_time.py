@@ -62,14 +62,10 @@ class Step(Struct, frozen=True):
         return replace(self, parts={part: ms * times for part, ms in self.parts.items()})
 
 
-def step_of(
-    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str
-) -> Step | None:
-    """Model the compiled step in BF16 or with a recipe of this stack; None without numbers for a part."""
+def step_of(share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> Step:
+    """Model the compiled step in BF16 or with a recipe of this stack. Raises `NoNumbers`."""
     calls = [call_of(each, options, recipe, stack=stack) for each in share.layers]
     found = calls_ms(calls, gpu, "compiled", autocast=False)
-    if found is None:
-        return None
     parts: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
     for call, times in found.families:
         gemm = times["gemm_fp8"] + times["gemm_16bit"]
