@@ -24,11 +24,13 @@ from fp8doctor.cost.step_cost import (
     modelled_step,
     priced_step,
     with_linears_compiled,
+    with_recipe,
     with_tokens,
 )
 from fp8doctor.facts import Facts, Family, Linear
+from fp8doctor.finding import Saving
 from fp8doctor.gpus import has_datasheet, modelled_gpu
-from fp8doctor.recipes import RECIPES, TORCHAO, recipe_of, runs_on, stack_of
+from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, recipe_of, runs_on, stack_of
 
 OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
 """Margins within which a modelled speedup decides nothing: of jobs, of those with one scale per tensor whose
@@ -305,6 +307,36 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
         pays = tokens if then and then.as_is and then.as_is >= PAYS_FROM else None
         tokens *= 2
     return HostBound(step, bf16.step_ms, found.as_is, pays)
+
+
+class FasterRecipe(NamedTuple):
+    """Another recipe of the job's stack, and the modelled steps with the job's own and with it."""
+
+    recipe: Recipe
+    now_ms: float
+    then_ms: float
+    gpu: str
+
+    @property
+    def saving(self) -> Saving:
+        low, high = (self.now_ms - self.then_ms * (1 + off) for off in (OFF, -OFF))
+        return Saving(low=low, high=high, basis="modelled", gpu=self.gpu)
+
+
+def faster_recipe(facts: Facts) -> FasterRecipe | None:
+    """Return the fastest recipe, if it is faster than the job's by more than the model's error."""
+    now, gpu = modelled_speedup(facts), modelled_gpu(facts)
+    if now is None or not now.as_is or gpu is None or not is_given(facts):
+        return None
+    mine, best, speedup = recipe_of(facts.network.fp8[0]), None, (1 + OFF) * now.as_is
+    for each in BY_TREATMENT.values():
+        if each.stack == mine.stack and each.name != mine.name and runs_on(each, capability_of(gpu)):
+            then = modelled_speedup(with_recipe(facts, each.name))
+            if then and then.as_is and then.as_is > speedup:
+                best, speedup = each, then.as_is
+    if best is None:
+        return None
+    return FasterRecipe(best, now.bf16_ms / now.as_is, now.bf16_ms / speedup, gpu.name)
 
 
 def _may_be_off(*steps: ModelledStep, fused: bool) -> float:

@@ -27,12 +27,14 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.watched import beside_its_run
 from fp8doctor.cost.step_cost import (
     in_bf16,
+    with_recipe,
     with_tokens,
 )
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of
 from fp8doctor.finding import Finding
+from fp8doctor.recipes import BY_TREATMENT
 
 
 def expected_speedup(
@@ -79,7 +81,7 @@ def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
 def planned_speedup(
     facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]
 ) -> ModelledSpeedup | None:
-    """Model the step with the tokens and the layers in BF16 that the plan asks for; None if it is unknown.
+    """Model the step with the tokens, the recipe and the layers in BF16 that the plan asks for, or None.
 
     Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
     """
@@ -88,7 +90,9 @@ def planned_speedup(
     kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
     fewer = in_bf16(facts, kept) if kept else facts
     of = fewer if fewer.network.fp8 else facts
-    found = expected_speedup(of, findings, as_it_ran=not (more or kept))
+    recipe = next((one for step in steps if (one := BY_TREATMENT.get(step.treatment.name))), None)
+    of = with_recipe(of, recipe.name) if recipe else of
+    found = expected_speedup(of, findings, as_it_ran=not (more or kept or recipe))
     if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
         return found
     compiles = any(

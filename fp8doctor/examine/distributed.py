@@ -98,6 +98,25 @@ def gathered_as(place: Place) -> str | None:
     return None
 
 
+def tensor_parallel(place: Place, weight: Tensor) -> tuple[int, int]:
+    """Return over how many processes tensor parallelism divides a 2-D weight's rows and columns.
+
+    Below ``fully_shard`` its part of the mesh has "tp" in its name, as in torchtitan; the rest is FSDP's.
+    """
+    divided = [1, 1]
+    if weight.ndim != 2 or pieces(weight) is None:
+        return 1, 1
+    at: Place | None = place
+    while at is not None and not is_fsdp2(at):
+        at = at.parent
+    mesh = weight.device_mesh  # type: ignore[attr-defined]
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    for i, placement in enumerate(weight.placements):  # type: ignore[attr-defined]
+        if placement.is_shard() and (at is None or "tp" in names[i]):
+            divided[placement.dim] *= mesh.size(i)
+    return divided[0], divided[1]
+
+
 def pieces(weight: Tensor) -> int | None:
     """Count a DTensor's pieces; None for a tensor that FSDP2 ignores."""
     if not class_name(type(weight)).startswith("torch.distributed."):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from fp8doctor.examine.distributed import gathered_as
+from fp8doctor.examine.distributed import gathered_as, tensor_parallel
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Blocks, Linear, Scaling, recorded
 from fp8doctor.facts.network import GATHERED_AS
@@ -101,6 +101,9 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
             use = "none"
     if (gathered := gathered_as(place)) is not None:
         features[GATHERED_AS] = gathered
+    rows, columns = tensor_parallel(place, layer.weights[0])
+    if rows * columns > 1:
+        features["tensor_parallel"] = rows * columns
     return Linear(
         name=name,
         kind=layer.kind,
@@ -109,8 +112,8 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
         recipe=layer.recipe,
         features=features,
         engaged=layer.engaged,
-        in_features=layer.in_features,
-        out_features=layer.out_features,
+        in_features=layer.in_features // columns,
+        out_features=layer.out_features // rows,
         gemms=layer.gemms,
         bias=layer.bias,
         dtype=layer.dtype,

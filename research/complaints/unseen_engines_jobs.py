@@ -18,7 +18,15 @@ from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from torchao.quantization import quantize_
 
 from research.complaints.parts import GroupedExperts, Pair, TeExperts, rows, te_moe
-from research.complaints.unseen_jobs import Rebuilt, installed, layers_of, on_meta, processes, ran, weights_in_fp8
+from research.complaints.unseen_jobs import (
+    Rebuilt,
+    installed,
+    layers_of,
+    on_meta,
+    processes,
+    ran,
+    weights_in_fp8,
+)
 from tests import prototypes
 from tests.stand_ins import transformer_engine as te
 
@@ -26,7 +34,9 @@ from tests.stand_ins import transformer_engine as te
 class Block(nn.Module):
     """A block of Llama: grouped attention and a gated MLP, of one kind of Linear."""
 
-    def __init__(self, kind: Any, width: int, hidden: int, heads: int, groups: int, gated: bool = True) -> None:
+    def __init__(
+        self, kind: Any, width: int, hidden: int, heads: int, groups: int, gated: bool = True
+    ) -> None:
         super().__init__()
         self.size = width // heads
         self.norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
@@ -71,7 +81,10 @@ def _rowwise(ranks: int, tensor_parallel: int) -> Rebuilt:
     """Four blocks of Llama 3 70B in rowwise FP8, sharded, compiled by block."""
     processes(ranks)
     mesh = init_device_mesh("cpu", (ranks // tensor_parallel, tensor_parallel), mesh_dim_names=("dp", "tp"))
-    make = lambda: nn.Sequential(*(Recomputed(Block(nn.Linear, 8192, 28672, 64, 8)) for _ in range(4)))  # noqa: E731
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Recomputed(Block(nn.Linear, 8192, 28672, 64, 8)) for _ in range(4)))
+
     model = convert_to_float8_training(on_meta(make), config=Float8LinearConfig.from_recipe_name("rowwise"))
     for block in model:
         parallelize_module(block, mesh["tp"], SHARDED)
@@ -90,7 +103,10 @@ def rowwise_with_async_tensor_parallelism(patch: pytest.MonkeyPatch) -> Rebuilt:
 
 def mxfp8_weights_without_gradients(patch: pytest.MonkeyPatch) -> Rebuilt:
     installed(patch, "2.1.0", "fp8")
-    make = lambda: nn.Sequential(te.Linear(4096, 16384), te.Linear(16384, 4096), nn.Linear(4096, 4096))  # noqa: E731
+
+    def make() -> nn.Module:
+        return nn.Sequential(te.Linear(4096, 16384), te.Linear(16384, 4096), nn.Linear(4096, 4096))
+
     model = weights_in_fp8(ran(on_meta(make), 4096, te.MXFP8BlockScaling()))
     for layer in layers_of(model):
         layer.requires_grad_(False)
@@ -137,7 +153,9 @@ class Gpt(nn.Module):
     def __init__(self, kind: Any, layers: int, width: int, heads: int, vocabulary: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(Block(kind, width, 4 * width, heads, heads, gated=False) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            Block(kind, width, 4 * width, heads, heads, gated=False) for _ in range(layers)
+        )
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -185,7 +203,10 @@ class Adapted(nn.Module):
 
 def frozen_base_in_eval(patch: pytest.MonkeyPatch) -> Rebuilt:
     installed(patch, "1.4.0", "fp8")
-    make = lambda: nn.Sequential(*(Adapted(te.Linear(4096, 4096), 4096, 32) for _ in range(16)))  # noqa: E731
+
+    def make() -> nn.Module:
+        return nn.Sequential(*(Adapted(te.Linear(4096, 4096), 4096, 32) for _ in range(16)))
+
     model = ran(on_meta(make), 4096)
     for layer in layers_of(model):
         layer.eval()
@@ -272,7 +293,9 @@ class Pi05(nn.Module):
 def pi05_on_h20(patch: pytest.MonkeyPatch) -> Rebuilt:
     installed(patch, "2.15.0", "quantization")
     model = on_meta(Pi05)
-    batch = tuple(torch.empty(32, n, w, dtype=torch.bfloat16, device="meta") for n, w in ((816, 2048), (50, 1024)))
+    batch = tuple(
+        torch.empty(32, n, w, dtype=torch.bfloat16, device="meta") for n, w in ((816, 2048), (50, 1024))
+    )
     with te.autocast(enabled=True, recipe=te.DelayedScaling()):
         model(*batch)
     return Rebuilt(model, batch)

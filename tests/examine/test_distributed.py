@@ -83,3 +83,21 @@ def test_a_parameter_that_fsdp_was_told_to_ignore(eight: None) -> None:
     model = blocks()
     fully_shard(model, ignored_params={model[0][0].weight})
     assert distributed(model).fsdp2_linears == ("0.2", "1.0", "1.2")
+
+
+def test_tensor_parallelism_leaves_each_process_a_part_of_a_layer(eight: None) -> None:
+    """Alone, and below FSDP2, whose part of the mesh divides storage and no matmul."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
+    whole = [(each.in_features, each.out_features) for each in network(blocks()).linears[:2]]
+    (up_in, up_out), (down_in, down_out) = whole
+    for model in (blocks(), float8(all_gather=False)):
+        for block in model:
+            parallelize_module(block, mesh["tp"], plan)
+        parts = [(each.in_features, each.out_features) for each in network(model).linears[:2]]
+        assert parts == [(up_in, up_out // 4), (down_in // 4, down_out)]
+        fully_shard(model, mesh=mesh["dp"])
+        assert [(each.in_features, each.out_features) for each in network(model).linears[:2]] == parts

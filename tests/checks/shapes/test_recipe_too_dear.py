@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.facts import Arm, Facts, Linear, Network, Trial
+from fp8doctor.analysis.arms import base_of, ratio
+from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Trial, recorded
 from tests.checks.arms import failed, ran, timed
 from tests.checks.models import float8, mlp
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
+from tests.replays import ALL, replayed
 
 DEAR = "recipe-too-dear"
 
@@ -80,3 +82,18 @@ def test_a_cpu_and_a_gpu_that_multiplies_block_scaled_fp8_faster(rowwise: Facts)
     assert outcome_of(DEAR, compiled(rowwise, "rowwise", WIDTH_1024, device="cpu")) == "not_applicable"
     assert found_by(DEAR, replace(rowwise, assumed_gpu="RTX5090")).severity == "info"
     assert finding_of(DEAR, replace(rowwise, assumed_gpu="B200")) is None
+
+
+def test_an_estimated_recipe_was_faster_where_it_was_timed() -> None:
+    """Of each recording with its trial taken away, next to what the trial measured."""
+    gains = []
+    for facts in (replayed(path).report.facts for path in ALL):
+        if not recorded(facts, "trial.arms") or not facts.get("network.linears"):
+            continue
+        found = finding_of(DEAR, replace(facts, trial=NOT_RECORDED))
+        arms = {each.name: each for each in facts.trial.arms if each.tried}
+        best = arms.get(found.treatment.name) if found and found.treatment else None
+        if best and (base := base_of(facts.trial, best)):
+            gains.append(ratio(base, best).value)
+    assert len(gains) >= 2
+    assert min(gains) > 1
