@@ -1,3 +1,3 @@
 """The version. setup.cfg reads it here; querying installed metadata is too slow."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
