@@ -91,7 +91,7 @@ def kept_gib(facts: Facts) -> float | None:
     rows = {each.name: _rows(each, facts) or 0 for each in linears}
     bytes_per_logit = LOGIT_BYTES["16bit" if has_vocabulary(facts.network) else "mean"]
     logits = sum(bytes_per_logit * rows[each.name] * each.out_features for each in linears if _is_head(each))
-    kept_layers, first = [], dict[str, float]()
+    kept_layers, begins = [], dict[str, tuple[int, float]]()
     factor = _uncompiled_factor(facts)
     for linear in linears:
         if _is_head(linear):
@@ -100,10 +100,12 @@ def kept_gib(facts: Facts) -> float | None:
         sides, bytes_each = (linear.in_features, linear.out_features), _bytes_each(linear, facts)
         more = bytes_each if alone else bytes_each * factor
         kept_layers.append(kept_of(linear, rows[linear.name], bytes_each=more, sides=sides))
-        if region := kept_layers[-1].region:
-            first.setdefault(region, bytes_each * rows[linear.name] * sides[0])
+        region = kept_layers[-1].region if linear.adapter != "adapter" else None
+        if region:  # its input is that of the first layer with the most rows
+            entry = rows[linear.name], bytes_each * rows[linear.name] * sides[0]
+            begins[region] = max(begins.get(region, entry), entry, key=lambda each: each[0])
     kept = kept_by_region(kept_layers)
-    always = sum(kept.pop(None, (0.0, 0.0))) + sum(first.values())
+    always = sum(kept.pop(None, (0.0, 0.0))) + sum(size for _, size in begins.values())
     calls = max(1, micro_batches(facts) // (facts.get("observed.backwards") or micro_batches(facts)))
     return calls * (always + max(map(sum, kept.values()), default=0.0) + logits) / GIB
 

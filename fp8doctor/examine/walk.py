@@ -23,6 +23,7 @@ from fp8doctor.stacks.looking import (
     children_of,
     is_a,
     parameters_of,
+    read,
     read_class,
     state_of,
     tensor,
@@ -128,9 +129,26 @@ def walk(
             "the model nests its modules deeper than Python's recursion limit allows, which is "
             f"{sys.getrecursionlimit()}. To read it, type sys.setrecursionlimit(20_000) before you build it"
         ) from None
+    _cover_where_called(tree.places)
     layers = tuple(place.name for place in tree.places if is_layer(place.kind))
     tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
     return tree
+
+
+def _cover_where_called(places: list[Place]) -> None:
+    """Give modules that took the place of a layer's forward (kohya's LoRA) the cover of that layer."""
+    takers = {id(read(state_of(each.module).get("forward"), "__self__")): each for each in places}
+    below = [(each, takers[id(each.module)]) for each in places if id(each.module) in takers]
+    while below:
+        place, layer = below.pop()
+        if place is not layer:
+            place.compiled, place.watched, place.checkpointed = (
+                layer.compiled,
+                layer.watched,
+                layer.checkpointed,
+            )
+            place.adapted = layer.name
+            below += [(child, layer) for child in place.children]
 
 
 def _decides_nothing(found: Checkpointing, layers: tuple[str, ...]) -> bool:

@@ -19,6 +19,7 @@ from torch import nn
 
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.stacks import bf16_counterpart, recognise
 from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import fake_tensor_mode
 from fp8doctor.trial.copies.compiling import give_own_code
@@ -27,7 +28,8 @@ from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.rows import Watched
 from fp8doctor.trial.layers.seen_calls import with_seen, without_seen
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
-from fp8doctor.trial.treatments.forms import strip_compile_marks, to_bf16
+from fp8doctor.trial.treatments.apply import swap
+from fp8doctor.trial.treatments.forms import strip_compile_marks
 from fp8doctor.wording import error_in_words
 
 LONGEST_S = 10.0
@@ -85,7 +87,7 @@ def _on_fakes(job: Job, facts: Facts) -> Watched:
     fakes = _Fakes(mode)
     stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
     copied = replicate(job.model, cuts=plan.cuts[0].kept, share=True, stand_ins=stand_ins)[0]
-    model = to_bf16(strip_compile_marks(copied)).train()
+    model = swap(strip_compile_marks(copied), _in_16_bits).train()
     give_own_code(model)
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -99,6 +101,12 @@ def _on_fakes(job: Job, facts: Facts) -> Watched:
         if not any(each in str(error) for each in SHAPES) or facts.workload.get("batch_source") != "given":
             raise
         raise Misfit(f"{_layer(model, error)}: {error}") from error
+
+
+def _in_16_bits(name: str, module: nn.Module) -> nn.Module | None:
+    """Return the Linear that an FP8 layer was; weights that are only stored are cast by their own forward."""
+    stored = any(layer.use == "storage" for layer in recognise(module, {}))
+    return None if stored else bf16_counterpart(module, compiled=False)
 
 
 def _layer(model: nn.Module, error: BaseException) -> str:

@@ -151,7 +151,16 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         watched = Watched({**watched.rows, **rows}, seen)
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
     seen = msgspec.structs.replace(watched.seen, without_hooks=hooks[0] != hooks[1])
-    return Watched(watched.rows, seen.at_full_depth(_kept_blocks(original, plan, model)))
+    seen = seen.at_full_depth(_kept_blocks(original, plan, model))
+    adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
+    regions = _of_their_layers(adapted, seen.regions)
+    rows = _of_their_layers(adapted, watched.rows)
+    return Watched(rows, msgspec.structs.replace(seen, regions=regions))
+
+
+def _of_their_layers(adapted: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Add adapters that are not held in the blocks, and not cut away with them (kohya's)."""
+    return {name: found[layer] for name, layer in adapted.items() if layer in found} | dict(found)
 
 
 def found(

@@ -1,0 +1,100 @@
+"""LoRA over a base stored in FP8: its memory is that of what runs, wherever the adapters are held."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8doctor.analysis.memory import fit
+from fp8doctor.report import Report
+from tests.looked import looked
+
+WIDTH, LAYERS, ROWS = 2048, 8, 4096
+
+
+class Adapter(nn.Module):
+    """kohya's LoRA: it calls the layer's forward, and holds the layer only if it is ``nested``."""
+
+    def __init__(self, layer: nn.Linear, *, nested: bool) -> None:
+        super().__init__()
+        self.lora_down = nn.Linear(layer.in_features, 16, bias=False)
+        self.lora_up = nn.Linear(16, layer.out_features, bias=False)
+        if nested:
+            self.base_layer = layer
+        else:
+            self.org_forward = layer.forward
+            layer.forward = self.forward  # type: ignore[method-assign]
+
+    def forward(self, x: Tensor) -> Tensor:
+        base = getattr(self, "base_layer", None) or self.org_forward
+        return base(x) + self.lora_up(self.lora_down(x.float())).to(x.dtype)
+
+
+class Block(nn.Module):
+    """A layer that sees one row a sample, and an MLP that sees all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modulation = nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.modulation(x[:, :1]) + self.down(nn.functional.gelu(self.up(x)))
+
+
+class Transformer(nn.Module):
+    """Checkpointed blocks, whose Linears are stored in FP8 or kept in BF16, with adapters."""
+
+    def __init__(self, *, nested: bool, stored: bool = True) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS)).bfloat16().requires_grad_(False)
+        beside = nn.Module()
+        for name, layer in [each for each in self.blocks.named_modules() if isinstance(each[1], nn.Linear)]:
+            if stored:
+                weight = layer.weight.to(torch.float8_e4m3fn)
+                layer.weight = nn.Parameter(weight, requires_grad=False)
+            adapter = Adapter(layer, nested=nested)
+            if nested:
+                holder, _, last = name.rpartition(".")
+                setattr(self.blocks.get_submodule(holder), last, adapter)
+            else:
+                beside.add_module(f"lora_unet_{name.replace('.', '_')}", adapter)
+        self.network = beside
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+def seen(**kind: bool) -> Report:
+    with torch.device("meta"):
+        model, batch = Transformer(**kind), torch.zeros(1, ROWS, WIDTH, dtype=torch.bfloat16)
+    return looked(model, batch, assume_gpu="rtx4090", autocast=torch.bfloat16)
+
+
+def peak(report: Report) -> Any:
+    found = fit(report.facts)
+    assert found is not None
+    return found.now
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_adapters_next_to_the_model_run_where_their_layers_do(stored: bool) -> None:
+    beside, nested = (seen(nested=nested, stored=stored) for nested in (False, True))
+    assert peak(beside).gib == pytest.approx(peak(nested).gib, rel=0.01)
+    assert peak(beside).held == peak(nested).held
+    assert [each.name for each in beside.facts.network.blocks] == ["blocks"]
+    layers = {each.layer for each in beside.facts.linears() if each.adapter == "adapter"}
+    assert layers == {each.name for each in beside.facts.linears() if each.name.startswith("blocks.")}
+
+
+def test_a_checkpointed_block_keeps_its_input_and_not_that_of_its_first_layer() -> None:
+    """Its first layer sees one row; what autograd keeps of the block is what the most rows go into."""
+    gib = LAYERS * ROWS * WIDTH * 2 / 2**30
+    assert peak(seen(nested=True)).activations > gib
+    assert set(seen(nested=True).facts.workload.rows["blocks.0.modulation.base_layer"]) == {1}
