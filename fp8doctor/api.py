@@ -141,7 +141,8 @@ def _job(
         accumulate = accumulate if accumulate != 1 else plan.accumulate
     own_step = training_step is not None
     given = checked_batch(batch, "batch", own_step=own_step) if batch is not None else None
-    made = resolve(root, given, plan=plan)
+    sizes = {"size": plan.batch_size, "sequence": plan.sequence_length} if plan else {}
+    made = resolve(root, given, **sizes)
     return Job(
         model=root,
         target=Target(kind="live", name=type(core(root)).__name__, attribute=None),

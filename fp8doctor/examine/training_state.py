@@ -20,7 +20,7 @@ from fp8doctor.examine.torch_state import examine_allocator, examine_dynamo
 from fp8doctor.examine.walk import Tree, parameters
 from fp8doctor.facts import Accelerate, Network, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.loading.job import Job, is_trainer
+from fp8doctor.loading.job import Job
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks.code_names import from_library, named
 from fp8doctor.stacks.looking import ancestor, class_name, forward_of, home, is_a, lineage, read, state_of
@@ -33,8 +33,8 @@ FIRST = 5
 
 def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     forward = forward_of(tree.root.module)
-    arguments, optimizer = read(job.trainer, "args", job.trainer), job.optimizer
-    if optimizer is None and arguments is not job.trainer:
+    arguments, optimizer = read(job.trainer, "args"), job.optimizer
+    if optimizer is None and job.trainer is not None:
         optimizer = state_of(job.trainer).get("optimizer")
     names: dict[int, str] = {}
     unique: dict[int, nn.Parameter] = {}
@@ -56,9 +56,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         checkpointing=(*tree.checkpointing, *of_the_process(asked)),
         forward_chain=forward_chain(forward),
         accelerate=examine_accelerate(tree),
-        trainer=trainer_arguments(
-            arguments, own_loss(job.trainer) if is_trainer(job.trainer) else NOT_RECORDED
-        ),
+        trainer=trainer_arguments(arguments, own_loss(job.trainer) if job.trainer else NOT_RECORDED),
         optimizer=None if optimizer is None else class_name(type(unwrapped(optimizer))),
         **examine_cache(tree, arguments),
         layerdrop=layerdrop(tree),

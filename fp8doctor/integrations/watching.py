@@ -103,7 +103,7 @@ class Watching:
         from fp8doctor.stacks.looking import modules_of
 
         target = Target(kind="live", name=type(core(model)).__name__, attribute=None)
-        if self._observer is not None and not self._observer.all_steps:
+        if self._observer is not None and not self._observer.steppers.all_steps:
             self._observer.examination.target = target
             return
         self._abandon()

@@ -15,7 +15,7 @@ from typing import Any
 
 import fp8doctor
 from fp8doctor.errors import UserError
-from fp8doctor.loading.job import is_optimizer, is_trainer
+from fp8doctor.loading.job import is_optimizer
 from fp8doctor.loading.target import BUILDERS
 from fp8doctor.stacks.looking import modules_of, tensors_of
 from fp8doctor.wording import error_in_words, escaped
@@ -33,7 +33,7 @@ _MACHINERY = (
 
 @dataclass(frozen=True)
 class ModelCandidate:
-    """A name of the file that gives the model: instance, class, function or Trainer."""
+    """A name of the file that gives the model: instance, class or function."""
 
     attribute: str
     value: Any
@@ -45,11 +45,11 @@ def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate
 
 
 def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
-    """Build the model or Trainer, and its optimizer, if any. Raises `UserError`."""
+    """Build the model, and its optimizer, if any. Raises `UserError`."""
     import torch
 
     value, call = found.value, f"{found.attribute}() in {file}"
-    is_built = isinstance(value, torch.nn.Module) or is_trainer(value)
+    is_built = isinstance(value, torch.nn.Module)
     arguments = {} if layers is None else {"layers": layers}
     if arguments and (is_built or not takes_layers(value)):
         what = f"{found.attribute} in {file} is already built" if is_built else f"{call} does not take it"
@@ -112,10 +112,10 @@ def _named(module: ModuleType, attribute: str, file: str) -> ModelCandidate:
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise UserError(f"{file} has no {attribute}{hint}")
         value = getattr(value, part)
-    if not callable(value) and not is_trainer(value):
+    if not callable(value):
         raise UserError(
-            f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, a function that "
-            "builds it, or a Trainer"
+            f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, or a function that "
+            "builds it"
         )
     return ModelCandidate(attribute, value)
 
@@ -128,8 +128,7 @@ def _discovered(module: ModuleType, file: str) -> ModelCandidate:
         if callable(names.get(name)):
             return ModelCandidate(name, names[name])
     model = names.get("model")
-    is_model = isinstance(model, torch.nn.Module) or is_trainer(model)
-    if is_model or inspect.isfunction(model) or _is_module_class(model):
+    if isinstance(model, torch.nn.Module) or inspect.isfunction(model) or _is_module_class(model):
         return ModelCandidate("model", model)
     own = {
         name: value
@@ -141,7 +140,6 @@ def _discovered(module: ModuleType, file: str) -> ModelCandidate:
     }
     return (
         _only(_roots(names), "models", file)
-        or _only({name: value for name, value in names.items() if is_trainer(value)}, "Trainers", file)
         or _only(buildable, "model classes", file)
         or _nothing(names, own, file)
     )
@@ -216,7 +214,7 @@ def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
         and (result[1] is None or is_optimizer(result[1]))
     ):
         return _checked(result[0], f"the model of {call}"), result[1]
-    if isinstance(result, torch.nn.Module) or is_trainer(result):
+    if isinstance(result, torch.nn.Module):
         return _checked(result, f"the model of {call}"), None
     hint = (
         "is 'return model' missing?"
@@ -227,10 +225,7 @@ def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
 
 
 def _checked(model: Any, what: str) -> Any:
-    root = model.model if is_trainer(model) else model
-    if root is None:
-        raise UserError(f"{what} is a Trainer without a model")
-    if not _has_parameters(root):
+    if not _has_parameters(model):
         raise UserError(f"{what} has no parameters, so there is nothing to train")
     return model
 

@@ -40,7 +40,7 @@ class Job:
     around: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context around every forward and loss, inside the autocast, such as ``te.autocast``."""
     trainer: Any = None
-    """A transformers Trainer, or a model file's TrainingArguments."""
+    """A transformers Trainer, or None."""
     rebuild: Callable[[int], tuple[Any, Any]] | None = None
     """Builds the model with so many layers, and its optimizer or None; None if the file's function takes no
     ``layers``. Raises `fp8doctor.errors.UserError`."""
@@ -56,23 +56,21 @@ class Job:
 
 @dataclass(frozen=True)
 class TrainerPlan:
-    """A transformers Trainer's or TrainingArguments' settings of the step."""
+    """A transformers Trainer's settings of the step."""
 
-    model: Any = None
-    """None for TrainingArguments."""
-    optimizer: Any = None
-    autocast: Any = None
-    accumulate: int = 1
-    batch_size: int | None = None
-    sequence_length: int | None = None
+    model: Any
+    optimizer: Any
+    autocast: Any
+    accumulate: int
+    batch_size: int | None
+    sequence_length: int | None
 
 
 def is_trainer(value: Any) -> bool:
-    return _derives_from(value, "Trainer")
-
-
-def is_training_arguments(value: Any) -> bool:
-    return _derives_from(value, "TrainingArguments")
+    return any(
+        base.__name__ == "Trainer" and str(base.__module__).partition(".")[0] == "transformers"
+        for base in type(value).__mro__
+    )
 
 
 def is_optimizer(value: Any) -> bool:
@@ -85,7 +83,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def plan_of(trainer: Any) -> TrainerPlan:
-    arguments = trainer if is_training_arguments(trainer) else read(trainer, "args")
+    arguments = read(trainer, "args")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
     if read(arguments, "bf16"):
         precision = "bf16"
@@ -156,13 +154,6 @@ def checked_batch(value: Any, what: str, *, own_step: bool) -> Any:
     raise TypeError(
         f"{what} has to be a mapping (keyword arguments), a tuple (positional arguments) or a tensor, "
         f"not {type(value).__name__}"
-    )
-
-
-def _derives_from(value: Any, name: str) -> bool:
-    return any(
-        base.__name__ == name and str(base.__module__).partition(".")[0] == "transformers"
-        for base in type(value).__mro__
     )
 
 

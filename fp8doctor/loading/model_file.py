@@ -28,13 +28,9 @@ from fp8doctor.loading.job import (
     checked_autocast,
     checked_batch,
     is_optimizer,
-    is_trainer,
-    is_training_arguments,
-    plan_of,
 )
 from fp8doctor.loading.synthetic_batch import describe, resolve
 from fp8doctor.loading.target import Source, compiled, locate
-from fp8doctor.loading.trainer import prepare
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words, escaped
 
@@ -67,29 +63,18 @@ def load(
             found = find(module, source.attribute, file)
             make = _maker(found, names, file)
             most = 0.0 if meta else _most_weights() if _sizable(found) else math.inf
-            built, optimizer = (_without_weights(make, layers, most) if most < math.inf else None) or make(
+            model, optimizer = (_without_weights(make, layers, most) if most < math.inf else None) or make(
                 layers
             )
-        trainer = built if is_trainer(built) else _trainer(names, built)
-        if trained := is_trainer(trainer):
-            prepare(trainer)
-    plan = plan_of(trainer) if trainer is not None else None
-    model = plan.model if plan and trained else built
-    if optimizer is None and plan:
-        optimizer = plan.optimizer
     autocast = _setting(names, "autocast", checked_autocast, file)
-    accumulate = _setting(names, "accumulate", checked_accumulate, file)
+    accumulate = _setting(names, "accumulate", checked_accumulate, file) or 1
     loss, training_step = _loss(names, file), _function(names, "training_step", file)
     given = _example_batch(names, file, own_step=training_step is not None)
     if given is not None and (batch is not None or seq is not None):
         raise UserError(
             f"--batch and --seq size a synthetic batch, but {file} has an example_batch(); change it there"
         )
-    if autocast is None and plan:
-        autocast = plan.autocast
-    if accumulate is None:
-        accumulate = plan.accumulate if plan else 1
-    made = resolve(model, given, size=batch, sequence=seq, plan=plan, trainer=trainer)
+    made = resolve(model, given, size=batch, sequence=seq)
     described = describe(
         model,
         made,
@@ -107,8 +92,7 @@ def load(
         optimizer=optimizer,
         training_step=training_step,
         autocast=autocast,
-        trainer=trainer,
-        rebuild=make if _sizable(found) and trainer is None else None,
+        rebuild=make if _sizable(found) else None,
         compiled_elsewhere=tuple(
             name for name, value in names.items() if value is not model and behind_compile(value) is model
         ),
@@ -123,7 +107,7 @@ def _maker(
         built, optimizer = build(found, file, layers)
         if optimizer is None and (make_optimizer := _function(names, "build_optimizer", file)):
             with blamed(f"build_optimizer(model) in {file}"):
-                optimizer = make_optimizer(plan_of(built).model if is_trainer(built) else built)
+                optimizer = make_optimizer(built)
             if not is_optimizer(optimizer):
                 raise UserError(
                     f"build_optimizer(model) in {file} returned {type(optimizer).__name__}; it has to "
@@ -137,11 +121,7 @@ def _maker(
 def _sizable(found: ModelCandidate) -> bool:
     import torch
 
-    return (
-        not isinstance(found.value, torch.nn.Module)
-        and not is_trainer(found.value)
-        and takes_layers(found.value)
-    )
+    return not isinstance(found.value, torch.nn.Module) and takes_layers(found.value)
 
 
 def _without_weights(
@@ -159,7 +139,7 @@ def _without_weights(
             model, optimizer = make(layers)
     except UserError:
         return None
-    if is_trainer(model) or not all(parameter.is_meta for parameter in model.parameters()):
+    if not all(parameter.is_meta for parameter in model.parameters()):
         return None
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     return (model, optimizer) if weights > most else None
@@ -299,12 +279,3 @@ def _example_batch(names: dict[str, Any], file: str, *, own_step: bool) -> Any:
         return checked_batch(batch, f"what example_batch() in {file} returns", own_step=own_step)
     except TypeError as error:
         raise UserError(str(error)) from None
-
-
-def _trainer(names: dict[str, Any], model: Any) -> Any:
-    """Return this model's Trainer among the globals, else the only TrainingArguments."""
-    for value in names.values():
-        if is_trainer(value) and (value.model is model or getattr(value, "model_wrapped", None) is model):
-            return value
-    arguments = {id(value): value for value in names.values() if is_training_arguments(value)}
-    return next(iter(arguments.values())) if len(arguments) == 1 else None

@@ -9,12 +9,10 @@ import inspect
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.job import TrainerPlan, is_trainer
-from fp8doctor.loading.trainer import NoBatchError, own_batch
 from fp8doctor.stacks.looking import children_of, home, method, modules_of, read, read_class, tensors_of
 from fp8doctor.stacks.tensors import named_tensors
 from fp8doctor.stacks.torch_private import wrapped_child
@@ -52,6 +50,10 @@ POSITION_KEYS = tuple(
 
 POSITION_PARTS = ("pos", "wpe", "freqs_cis")
 """In names of position embeddings and rotary tables."""
+
+
+class NoBatchError(Exception):
+    """No batch can be made; the message says why."""
 
 
 def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple[Any, str]:
@@ -233,35 +235,12 @@ class Batch:
     note: str | None
 
 
-def resolve(
-    model: Any,
-    given: Any,
-    *,
-    size: int | None = None,
-    sequence: int | None = None,
-    plan: TrainerPlan | None = None,
-    trainer: Any = None,
-) -> Batch:
-    """Return the user's batch, the Trainer's, a synthetic one, or none."""
+def resolve(model: Any, given: Any, *, size: int | None = None, sequence: int | None = None) -> Batch:
+    """Return the user's batch, a synthetic one, or none."""
     if given is not None:
         return Batch(given, "given", None)
-    if (
-        size is None
-        and sequence is None
-        and is_trainer(trainer)
-        and read(trainer, "train_dataset") is not None
-    ):
-        try:
-            return Batch(own_batch(trainer, core(model)), "given", "from the Trainer's own data")
-        except NoBatchError as error:
-            made = resolve(model, None, plan=plan)
-            return replace(made, note=f"{made.note}; the Trainer's own data gave none: {error}")
     try:
-        value, made_of = synthetic_batch(
-            core(model),
-            size or (plan.batch_size if plan else None),
-            sequence or (plan.sequence_length if plan else None),
-        )
+        value, made_of = synthetic_batch(core(model), size, sequence)
     except Exception as error:  # a model may compute anything in what is read here
         _log.debug("no synthetic batch could be built", exc_info=True)
         why = str(error) if isinstance(error, NoBatchError) else error_in_words(error).rstrip(".")

@@ -6,7 +6,6 @@ Runs before torch is imported.
 from __future__ import annotations
 
 import atexit
-import importlib.util
 import os
 import select
 import sys
@@ -32,10 +31,6 @@ LONGEST_ERROR = 300
 """Characters of an exception's message."""
 
 STARTUP = os.path.join(os.path.dirname(__file__), "startup", "sitecustomize.py")
-
-ALONE = ("statistics",)
-"""Standard modules that we import with torch and torch itself does not: the script's folder may have a file
-of that name."""
 
 
 def attach(request: dict[str, Any], before: Collection[str]) -> None:
@@ -97,7 +92,7 @@ class _Attached:
                 self.observer.guarded(self.observer.failed)
             end = Message(ended=True, steps=0, error=_uncaught())
             if self.observer is not None:
-                end.steps, end.all_steps = self.observer.closed(), self.observer.all_steps
+                end.steps, end.all_steps = self.observer.closed(), self.observer.steppers.all_steps
             self.channel.send(end)
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)
@@ -120,10 +115,6 @@ class PythonsOwn:
 
     def __init__(self) -> None:
         self._own: dict[str, Any] = {}
-        for name in ALONE:
-            if name not in sys.modules:
-                importlib.import_module(name)
-                self._own[name] = sys.modules.pop(name)
 
     def hide(self, names: Collection[str]) -> None:
         """Leave these modules and their submodules to the script."""

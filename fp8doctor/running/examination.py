@@ -104,7 +104,10 @@ class ScriptExaminer:
         with without_modes(), variables_put_back():
             facts = examine(job)
             if window is not None and captured is not None and recorded(facts, "network.linears"):
-                facts = _with_watched(facts, model, window)
+                wanted = [each.name for each in facts.network.linears]
+                seen, rows = window.seen_calls(unwrapped(model, refuse=False), wanted)
+                counted = msgspec.structs.replace(facts.workload, rows=rows or NOT_RECORDED)
+                facts = with_seen(msgspec.structs.replace(facts, workload=counted), seen)
         asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
         return job, msgspec.structs.replace(facts, environment=asked)
 
@@ -136,14 +139,6 @@ def _batch(window: StepWindow | None) -> Batch:
         return Batch(captured.batch, "given", None)
     problem = captured.problem if captured is not None else NO_CALL
     return Batch(None, None, problem if window.marked else COMPILED_FUNCTION)
-
-
-def _with_watched(facts: Facts, model: nn.Module, window: StepWindow) -> Facts:
-    """Add what the layers ran in, in a step of the script's."""
-    wanted = [each.name for each in facts.network.linears]
-    seen, rows = window.seen_calls(unwrapped(model, refuse=False), wanted)
-    counted = msgspec.structs.replace(facts.workload, rows=rows or NOT_RECORDED)
-    return with_seen(msgspec.structs.replace(facts, workload=counted), seen)
 
 
 def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:

@@ -69,10 +69,6 @@ class ScriptObserver:
         self.frames = self.frames_before = frames_compiled()
 
     @property
-    def all_steps(self) -> int:
-        return self.steppers.all_steps
-
-    @property
     def steps(self) -> int:
         return self.main.steps if self.main is not None else 0
 

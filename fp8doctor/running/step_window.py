@@ -10,7 +10,7 @@ import inspect
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median_low
@@ -37,6 +37,7 @@ from fp8doctor.stacks.torch_private import (
     loader_iterator,
 )
 from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.step import carried_loss
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen, Seen
 from fp8doctor.trial.state.settings import open_autocast
@@ -193,7 +194,10 @@ class StepWindow:
         step, self.seen = self._step, True
         step.calls += 1
         if step.first_call is None:
-            step.first_call, self.autocast = self._clock.now(), autocast_around(module)
+            step.first_call = self._clock.now()
+            device = next((each.device.type for each in module.parameters()), "cpu")
+            if torch.is_autocast_enabled(device):
+                self.autocast = torch.get_autocast_dtype(device)
         if self.captured is None and len(self._done) == self.steps - 1:
             self.captured = Capture(module, args, kwargs, keep=self._keep)
             if (model := self._model()) is not None:
@@ -272,9 +276,8 @@ class Capture:
     def __init__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, keep: bool = True
     ) -> None:
-        """Keep copies of the data with ``keep``, else only shapes."""
-        self.module = module
-        self._kept = _copy if keep else _outline
+        """Keep copies of the data with ``keep``, because the script may overwrite its own; else shapes."""
+        self.module, self._keep = module, keep
         self.batch: Any = None
         self.problem: str | None = None
         """Why there is no batch."""
@@ -291,9 +294,13 @@ class Capture:
         except Exception as error:  # the memory may be full, and tensors may be of any class
             self.problem = f"the batch could not be kept: {sentence(error)}"
 
+    def _kept(self, tensor: torch.Tensor) -> torch.Tensor:
+        own = tensor.detach()
+        return own.clone() if self._keep else torch.empty_like(own, device="meta")
+
     def returned(self, output: Any) -> None:
         """Take the output's gradients in the backward pass."""
-        self.own_loss = carried_loss(output) is not None
+        self.own_loss = isinstance(carried_loss(output), torch.Tensor)
         if self.own_loss:
             return
         for position, each in enumerate(tensors(output)):
@@ -331,24 +338,3 @@ def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         if each.kind is each.VAR_KEYWORD:
             named |= named.pop(each.name, {})
     return named
-
-
-def carried_loss(output: Any) -> torch.Tensor | None:
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return loss if isinstance(loss, torch.Tensor) else None
-
-
-def autocast_around(module: nn.Module) -> torch.dtype | None:
-    """Return the dtype of the autocast that the model is called under."""
-    device = next((each.device.type for each in module.parameters()), "cpu")
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor, because the script may overwrite its own."""
-    return tensor.detach().clone()
-
-
-def _outline(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of the same shape and dtype without data."""
-    return torch.empty_like(tensor.detach(), device="meta")

@@ -56,11 +56,6 @@ class LiveObjects:
         self._noted.clear()
 
 
-IDLE_STEPS = 20
-"""Forget an optimizer that has been idle for this many steps of the others. A choice: a GAN's critic steps
-five times as often as its generator."""
-
-
 @dataclass
 class Stepper:
     """What is known of an optimizer that has stepped."""
@@ -68,8 +63,6 @@ class Stepper:
     elements: int
     """Of all parameters."""
     steps: int = 0
-    last: int = 0
-    """Number of its last step among all optimizers' steps."""
 
 
 class Steppers:
@@ -87,14 +80,9 @@ class Steppers:
             stepper = self.known[optimizer] = Stepper(elements)
         self.all_steps += 1
         stepper.steps += 1
-        stepper.last = self.all_steps
         return stepper
 
     def largest(self) -> Stepper:
-        """Return the active optimizer with the most parameters, and forget idle ones."""
-        for optimizer, stepper in list(self.known.items()):
-            if self.all_steps - stepper.last >= IDLE_STEPS:
-                del self.known[optimizer]
         return max(self.known.values(), key=lambda each: each.elements)
 
 
@@ -193,8 +181,7 @@ def only_trainer(living: LiveObjects) -> Any:
 
 def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
     """Return live modules, Trainers and optimizers, by type: proxies lie about it."""
-    modules: dict[int, nn.Module] = {}
-    trainers: dict[int, Any] = {}
+    modules, trainers = dict[int, nn.Module](), dict[int, Any]()
     optimizers: dict[int, Optimizer] = {}
     look = "transformers" in sys.modules
     for each in living:

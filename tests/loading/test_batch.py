@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from fp8doctor.facts import Workload
-from fp8doctor.loading.job import TrainerPlan
 from fp8doctor.loading.synthetic_batch import Batch, describe, resolve
 
 
@@ -190,12 +189,6 @@ def test_sizes_that_are_asked_for() -> None:
     assert resolve(mlp(), None, size=48).value.shape == (48, 32)
     assert resolve(mlp(), None, size=4, sequence=5).value.shape == (4, 5, 32)
     assert resolve(vit(), None, size=2).value["pixel_values"].shape == (2, 3, 32, 32)
-
-
-def test_a_trainer_sizes_the_batch_unless_the_user_does() -> None:
-    plan = TrainerPlan(batch_size=2, sequence_length=9)
-    assert resolve(llama(), None, plan=plan).value["input_ids"].shape == (2, 9)
-    assert resolve(llama(), None, size=3, plan=plan).value["input_ids"].shape == (3, 9)
 
 
 def test_a_batch_is_made_on_the_meta_device_for_a_model_there() -> None:

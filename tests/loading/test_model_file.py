@@ -15,7 +15,6 @@ import fp8doctor.loading.model_file
 from fp8doctor import inspect_model
 from fp8doctor.errors import UserError
 from fp8doctor.loading.model_file import load
-from tests.logged import Records
 
 BAD_INPUT = sorted((Path(__file__).parents[1] / "bad_input").glob("*.txt"))
 
@@ -291,97 +290,6 @@ def test_the_detail_holds_the_frames_of_the_user(write: Write) -> None:
     huge = mistake(write("raise ValueError('begins ' + 'x' * 1_000_000 + ' ends')", "huge.py"))
     assert len(huge.detail) < 21_000
     assert huge.detail.endswith("ends")
-
-
-ARGUMENTS = """
-    from transformers import Trainer, TrainingArguments
-    args = TrainingArguments("out", bf16=True, use_cpu=True, gradient_accumulation_steps=4, report_to=[])
-    model = torch.nn.Linear(8, 8)
-    {last}
-"""
-
-
-@pytest.mark.parametrize(
-    ("last", "attribute", "kind", "autocast"),
-    [
-        ("", "", "TrainingArguments", torch.bfloat16),
-        ("trainer = Trainer(model, args)", ":trainer", "Trainer", torch.bfloat16),
-        ("trainer = Trainer(model, args); autocast = torch.float16", "", "Trainer", torch.float16),
-        ("def build_model(): return Trainer(model, args)", "", "Trainer", torch.bfloat16),
-    ],
-    ids=["arguments", "a trainer", "a precision of its own", "a builder"],
-)
-def test_training_arguments_and_a_trainer(
-    last: str, attribute: str, kind: str, autocast: torch.dtype, write: Write, forget_accelerate: None
-) -> None:
-    pytest.importorskip("transformers")
-    job = load(write(ARGUMENTS.format(last=last)) + attribute)
-    assert type(job.trainer).__name__ == kind
-    assert (type(job.model), job.autocast) == (torch.nn.Linear, autocast)
-    assert (job.workload.accumulate, job.workload.batch_size) == (4, 8)
-    assert kind != "Trainer" or job.model is job.trainer.model
-
-
-@pytest.mark.slow
-def test_a_trainer_brings_a_batch_of_its_own_data(write: Write, forget_accelerate: None) -> None:
-    pytest.importorskip("transformers")
-    file = write(
-        "from transformers import Trainer, TrainingArguments\n"
-        "args = TrainingArguments('out', per_device_train_batch_size=3, use_cpu=True, report_to=[])\n"
-        "rows = [{'input': torch.ones(8), 'weight': torch.ones(1)}] * 5\n"
-        "trainer = Trainer(torch.nn.Linear(8, 8), args, train_dataset=rows)",
-        "with_data.py",
-    )
-    job = load(f"{file}:trainer")
-    assert {name: tuple(value.shape) for name, value in job.batch.items()} == {"input": (3, 8)}
-    assert load(f"{file}:trainer", batch=7).batch.shape == (7, 8)
-
-
-PREPARED = """
-import os
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-
-class Writes(TrainerCallback):
-    def on_train_begin(self, *each, **named):
-        raise AssertionError("the training began")
-
-config = LlamaConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                     num_key_value_heads=4, vocab_size=64)
-model = LlamaForCausalLM(config)
-args = TrainingArguments("out", use_cpu=True, report_to=[], bf16=False, gradient_checkpointing=True)
-rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
-trainer = Trainer(model, args, train_dataset=rows, callbacks=[Writes()])
-"""
-
-
-@pytest.mark.parametrize("attribute", ["", ":trainer"])
-def test_a_trainer_is_prepared_as_its_training_would(
-    attribute: str, write: Write, forget_accelerate: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("transformers")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
-    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "AO")
-    job = load(write(PREPARED, "prepared.py") + attribute)
-    kinds = [type(module).__name__ for module in job.model.modules()]
-    assert kinds.count("Float8Linear") > 0
-    assert job.model.model.layers[0].gradient_checkpointing is True
-    assert type(job.optimizer).__name__ == "AcceleratedOptimizer"
-    assert (job.trainer.state.global_step, job.trainer.is_in_train) == (0, False)
-    assert not list(Path("out").iterdir())
-
-
-def test_a_trainer_that_cannot_begin_is_looked_at_as_it_is(
-    write: Write, forget_accelerate: None, logged: Records
-) -> None:
-    pytest.importorskip("transformers")
-    own = "class Own(Trainer):\n    def get_train_dataloader(self): raise OSError('no data')\n"
-    file = write(
-        PREPARED.replace("class Writes", own + "class Writes").replace("= Trainer(", "= Own("), "own.py"
-    )
-    job = load(f"{file}:trainer")
-    assert "its train() raises OSError: no data" in logged.text()
-    assert job.model is job.trainer.model
-    assert "the Trainer's own data gave none: OSError: no data" in str(job.workload.note)
 
 
 def test_the_data_of_a_live_trainer_are_not_read(tmp_path: Path, forget_accelerate: None) -> None:

@@ -60,12 +60,16 @@ def own_loss(loss: Any, device: torch.device) -> Any:
     return MethodType(loss.__func__, copied) if isinstance(loss, MethodType) else copied
 
 
+def carried_loss(output: Any) -> Any:
+    """Return the output's own ``loss``, or None."""
+    return output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+
+
 def loss_of(job: Job, output: Any, batch: Any) -> torch.Tensor:
     """Compute the user's loss, else the output's own ``loss``, else the mean of the output."""
     if job.loss is not None:
         return cast(torch.Tensor, job.loss(output, batch))
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if loss is not None:
+    if (loss := carried_loss(output)) is not None:
         return cast(torch.Tensor, loss)
     first = output
     while not isinstance(first, torch.Tensor):
