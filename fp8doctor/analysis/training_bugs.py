@@ -135,7 +135,7 @@ def _meets(linear: Linear, when: Mapping[str, Any], facts: Facts) -> bool:
         and re.search(when.get("kind", ""), linear.kind) is not None
         and features == when.get("features", {})
         and (not when.get("frozen_first") or _is_frozen_first(linear, facts))
-        and not (when.get("trained") and not linear.requires_grad)
+        and ("trained" not in when or when["trained"] == linear.requires_grad)
         and not (when.get("compiled") and linear.compiled is None)
         and (not when.get("split_by_ddp") or is_split_by_ddp(linear, facts))
         and ("checkpoint" not in when or region_of(linear, facts, when["checkpoint"]) is not None)
@@ -198,6 +198,8 @@ JOB: dict[str, Callable[[Facts], bool]] = {
     ),
     "takes torchao": lambda facts: backend(facts) == "AO",
     "takes te": lambda facts: backend(facts) == "TE",
+    "is in FSDP1": lambda facts: facts.get("training.distributed.wrapper") == "FSDP1",
+    "is in FSDP2": lambda facts: facts.get("training.distributed.wrapper") == "FSDP2",
     "uses FSDP": lambda facts: facts.environment.variables.get("ACCELERATE_USE_FSDP", "").lower() == "true",
     "has peft": lambda facts: facts.software.packages["peft"].imported is True,
     "has no adapters": lambda facts: facts.get("network.adapter_parameters") == 0,

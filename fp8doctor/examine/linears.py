@@ -72,8 +72,10 @@ def describe(
 ) -> tuple[Linear, ...]:
     """Describe all layers; without FLOPs shares if one layer's FLOPs are unknown."""
     heads = find_heads(found, tree, vocabulary, blocks)
+    in_training = bool(read(tree.places[0].module, "training"))
     linears = [
-        _linear(place, layer, number in heads, config, gaps) for number, (place, layer) in enumerate(found)
+        _linear(place, layer, number in heads, config, gaps, in_training=in_training)
+        for number, (place, layer) in enumerate(found)
     ]
     if not all(recorded(each, "flops_per_token") for each in linears):
         return tuple(linears)
@@ -85,7 +87,9 @@ def describe(
     )
 
 
-def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[str, str]) -> Linear:
+def _linear(
+    place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[str, str], *, in_training: bool
+) -> Linear:
     name = ".".join(each for each in (place.name, layer.part) if each)
     trained = any(each.requires_grad for each in layer.weights)
     flops = flops_per_token(place, layer, trained, config)
@@ -101,6 +105,8 @@ def _linear(place: Place, layer: Layer, is_head: bool, config: Any, gaps: dict[s
             use = "none"
     if (gathered := gathered_as(place)) is not None:
         features[GATHERED_AS] = gathered
+    if layer.use == "training" and in_training and not read(place.module, "training"):
+        features["in_eval"] = True
     rows, columns = tensor_parallel(place, layer.weights[0])
     if rows * columns > 1:
         features["tensor_parallel"] = rows * columns

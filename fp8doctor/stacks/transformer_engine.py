@@ -49,7 +49,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             kind=kind,
             stack=STACK,
             use="training",
-            in_features=int(weights[0].shape[-1]),
+            in_features=in_features,
             out_features=out_features,
             weights=weights,
             dtype=dtype_name(weights[0]),
@@ -60,36 +60,38 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             weight_class=subclass(weights[0]),
             role="experts" if kind.endswith(".GroupedLinear") else "body",
         )
-        for part, weights, out_features, bias in gemms(module, kind)
+        for part, weights, (out_features, in_features), bias in gemms(module, kind, gaps)
     )
 
 
-def gemms(module: nn.Module, kind: str) -> list[tuple[str, tuple[Tensor, ...], int, bool]]:
-    parameters = {
-        name: each for name, each in parameters_of(module).items() if each is not None and each.numel()
-    }
-    if kind.endswith(".LayerNormMLP"):
-        parts = [
-            (part, parameters.get(f"{part}_weight"), f"{part}_bias" in parameters) for part in ("fc1", "fc2")
-        ]
-        return [
-            (part, (weight,), int(weight.shape[0]), bias)
-            for part, weight, bias in parts
-            if weight is not None
-        ]
-    weights = tuple(
-        each
-        for name, each in parameters.items()
-        if "weight" in name and "layer_norm" not in name and each.ndim == 2
-    )
-    if not weights:
-        return []
-    rows = (
-        int(weights[0].shape[0])
-        if kind.endswith(".GroupedLinear")
-        else sum(int(each.shape[0]) for each in weights)
-    )
-    return [("", weights, rows, any("bias" in name and "layer_norm" not in name for name in parameters))]
+def gemms(
+    module: nn.Module, kind: str, gaps: dict[str, str]
+) -> list[tuple[str, tuple[Tensor, ...], tuple[int, int], bool]]:
+    """List the parts of a module: weights, rows and columns of one matmul, and whether it has a bias.
+
+    FSDP1 leaves a flat part of each weight, maybe an empty one, so its sides are those that the module keeps.
+    """
+    parameters = {name: each for name, each in parameters_of(module).items() if each is not None}
+    biases = [name for name, each in parameters.items() if name.endswith("bias") and each.numel()]
+    own: Any = tuple(state_of(module).get(name) for name in ("out_features", "in_features"))
+    found: list[tuple[str, tuple[Tensor, ...], tuple[int, int], bool]] = []
+    for part in ("fc1", "fc2") if kind.endswith(".LayerNormMLP") else ("",):
+        weights = tuple(
+            each
+            for name, each in parameters.items()
+            if name.startswith(part) and "weight" in name and "layer_norm" not in name
+        )
+        if not weights:
+            continue
+        whole = all(each.ndim == 2 for each in weights)
+        if not whole and (part or not all(type(side) is int for side in own)):
+            gaps["network.linears"] = f"FSDP1 flattens the weights of {type(module).__qualname__}"
+            continue
+        rows = sum(int(each.shape[0]) for each in weights[: 1 if kind.endswith(".GroupedLinear") else None])
+        sides = (rows, int(weights[0].shape[-1])) if whole else own
+        has_bias = any(name.startswith(part) and "layer_norm" not in name for name in biases)
+        found.append((part, weights, sides, has_bias))
+    return found
 
 
 def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:

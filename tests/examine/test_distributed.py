@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fp8doctor.examine.walk import walk
 from fp8doctor.facts import Distributed
 from tests.checks.distributed.sharded import blocks, float8, processes, shard
 from tests.examine.models import network
+from tests.stand_ins import transformer_engine
 
 
 @pytest.fixture
@@ -101,3 +103,35 @@ def test_tensor_parallelism_leaves_each_process_a_part_of_a_layer(eight: None) -
         assert parts == [(up_in, up_out // 4), (down_in // 4, down_out)]
         fully_shard(model, mesh=mesh["dp"])
         assert [(each.in_features, each.out_features) for each in network(model).linears[:2]] == parts
+
+
+def test_fsdp1_flattens_weights_and_not_their_sides(eight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process has a flat part of each weight, maybe an empty one; only some modules keep their sides."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    te = transformer_engine.install(monkeypatch)
+
+    def sharded(layer: nn.Module) -> Any:
+        model = nn.Sequential(layer, nn.Linear(64, 64))
+        return FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True)
+
+    seen = network(sharded(te.Linear(64, 256, bias=False))).linears[0]
+    assert (seen.stack, seen.in_features, seen.out_features, seen.bias) == (
+        "transformer_engine",
+        64,
+        256,
+        False,
+    )
+    gaps: dict[str, str] = {}
+    kinds = [each.kind for each in network(sharded(te.LayerNormMLP(64, 256)), gaps).linears]
+    assert kinds == ["torch.nn.modules.linear.Linear"]
+    assert "LayerNormMLP" in gaps["network.linears"]
+
+
+def test_a_frozen_layer_in_eval_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model that trains; before train() every layer of a loaded model is in eval mode."""
+    te = transformer_engine.install(monkeypatch)
+    model = nn.Sequential(te.Linear(64, 64), te.Linear(64, 64))
+    model[0].eval()
+    assert [each.features.get("in_eval") for each in network(model).linears] == [True, None]
+    assert [each.features.get("in_eval") for each in network(model.eval()).linears] == [None, None]
