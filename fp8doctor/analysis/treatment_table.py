@@ -85,7 +85,7 @@ def _recipe_change(of: Recipe) -> TreatmentRecord:
 
 _ALL = (
     TreatmentRecord(TE_AUTOCAST, "switched on", "", "fp8_recipes.te_autocast", "the autocast"),
-    TreatmentRecord("cache-off", "no KV cache", "", "switches.cache_off"),
+    TreatmentRecord("cache-off", "no KV cache", "", "forms.cache_off"),
     TreatmentRecord(
         AUTOCAST_BF16,
         "BF16 autocast",
@@ -95,14 +95,14 @@ _ALL = (
         helps_bf16_too=True,
     ),
     TreatmentRecord(
-        CHECKPOINTING_OFF, "no checkpointing", "", "switches.checkpointing_off", helps_bf16_too=True
+        CHECKPOINTING_OFF, "no checkpointing", "", "forms.checkpointing_off", helps_bf16_too=True
     ),
     TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "bf16", "forms.keep_in_bf16"),
     TreatmentRecord(
         "fused-optimizer",
         "fused optimizer",
         "",
-        "switches.fused_optimizer",
+        "forms.fused_optimizer",
         "the optimizer",
         helps_bf16_too=True,
     ),
@@ -111,7 +111,7 @@ _ALL = (
     TreatmentRecord(COMPILE_LAYERS, "layers compiled", "compilation", "forms.compile_layers", compiles=True),
     TreatmentRecord(STAY_IN_BF16, "", "bf16", "forms.stay_in_bf16"),
     TreatmentRecord("adapters-to-bf16", "BF16 adapters", "", "forms.adapters_to_bf16", helps_bf16_too=True),
-    TreatmentRecord("attention-sdpa", "fused attention", "", "switches.attention_sdpa", helps_bf16_too=True),
+    TreatmentRecord("attention-sdpa", "fused attention", "", "forms.attention_sdpa", helps_bf16_too=True),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(
         TreatmentRecord(f"convert-{each.name}", "", "convert", "fp8_recipes.convert", recipe=each.name)

@@ -40,7 +40,7 @@ from fp8doctor.stacks.looking import (
     tensor,
 )
 from fp8doctor.stacks.torch_private import OPTIMIZED_MODULE
-from fp8doctor.stacks.torchao_private import CONVERTER_HOME, CONVERTER_TRACE
+from fp8doctor.stacks.torchao import CONVERTER_HOME, CONVERTER_TRACE
 
 _log = logging.getLogger("fp8doctor")
 

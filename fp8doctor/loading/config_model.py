@@ -37,9 +37,7 @@ def is_config(target: str) -> bool:
         return True
     if path.is_file() or ":" in target or path.suffix == ".py":
         return False
-    return (
-        "/" in target or target.isidentifier() or not all(each.isidentifier() for each in target.split("."))
-    )
+    return target.isidentifier() or not all(each.isidentifier() for each in target.split("."))
 
 
 def read_config(target: str) -> dict[str, Any] | str:
@@ -93,15 +91,9 @@ def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None,
         model = _built(config, transformers)
     finally:
         transformers.logging.set_verbosity(level)
-    longest = next(
-        (
-            size
-            for key in ("max_position_embeddings", "n_positions")
-            if _is_size(size := getattr(config, key, None))
-        ),
-        None,
-    )
-    size, length = batch or 1, seq or min(SEQUENCE, longest or SEQUENCE)
+    limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions"))
+    longest: Any = next(filter(_is_size, limits), SEQUENCE)
+    size, length = batch or 1, seq or min(SEQUENCE, longest)
     return Job(
         model=model,
         target=Target(kind="file", name=escaped(name), attribute=None),
@@ -127,7 +119,8 @@ def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
         kinds = {name.lower().replace("-", "_"): name for name in known}
         kind = kinds.get(source.lower().replace("-", "_")) or kinds.get(bare)
         if kind is None:
-            return _config(_cached(source, known, transformers), transformers)
+            instead = _near(source, known, "name a config.json, its folder, or llama")
+            raise UserError(f"no file or architecture is named {escaped(source)}{instead}")
         data = {"model_type": kind}
     else:
         data = dict(source)
@@ -177,21 +170,6 @@ def _built(config: Any, transformers: Any) -> Any:
     if empty:
         raise UserError(f"{empty[0]} of this {kind} has no elements; look at the sizes in the configuration")
     return model
-
-
-def _cached(name: str, known: list[str], transformers: Any) -> dict[str, Any]:
-    file = None
-    if "/" in name:
-        try:
-            file = transformers.utils.cached_file(name, "config.json", local_files_only=True)
-        except Exception:
-            logging.getLogger("fp8doctor").debug("it is not in the cache", exc_info=True)
-    if file is None:
-        instead = _near(name, () if "/" in name else known, "name a config.json, its folder, or llama")
-        raise UserError(f"no file, checkpoint in the cache or architecture is named {escaped(name)}{instead}")
-    found = read_config(file)
-    assert isinstance(found, dict)
-    return found
 
 
 def _near(name: str, known: Sequence[str], instead: str) -> str:

@@ -8,10 +8,9 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import fp8doctor
 from fp8doctor.errors import UserError
@@ -31,8 +30,7 @@ _MACHINERY = (
 )
 
 
-@dataclass(frozen=True)
-class ModelCandidate:
+class ModelCandidate(NamedTuple):
     """A name of the file that gives the model: instance, class or function."""
 
     attribute: str
@@ -63,7 +61,12 @@ def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[
         )
     with blamed(call):
         result = value(**arguments)
-    return _unpacked(result, call)
+    model, optimizer = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    if isinstance(model, torch.nn.Module) and (optimizer is None or is_optimizer(optimizer)):
+        return _checked(model, f"the model of {call}"), optimizer
+    hint = "it has to return the model, or (model, optimizer)"
+    hint = "is 'return model' missing?" if result is None else hint
+    raise UserError(f"{call} returned {_kind(result)}; {hint}")
 
 
 @contextmanager
@@ -138,10 +141,15 @@ def _discovered(module: ModuleType, file: str) -> ModelCandidate:
     buildable = {
         name: each for name, each in own.items() if not inspect.isabstract(each) and not _required(each)
     }
+    found = {
+        name: value
+        for name, value in names.items()
+        if isinstance(value, torch.nn.Module) and _has_parameters(value)
+    }
+    inside = {id(part) for value in found.values() for _, part in modules_of(value) if part is not value}
+    roots = {name: value for name, value in found.items() if id(value) not in inside}
     return (
-        _only(_roots(names), "models", file)
-        or _only(buildable, "model classes", file)
-        or _nothing(names, own, file)
+        _only(roots, "models", file) or _only(buildable, "model classes", file) or _nothing(names, own, file)
     )
 
 
@@ -156,18 +164,6 @@ def _only(candidates: Mapping[str, Any], what: str, file: str) -> ModelCandidate
             "write 'def build_model()'"
         )
     return next(iter(distinct.values()), None)
-
-
-def _roots(names: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
-    found = {
-        name: value
-        for name, value in names.items()
-        if isinstance(value, torch.nn.Module) and _has_parameters(value)
-    }
-    inside = {id(part) for value in found.values() for _, part in modules_of(value) if part is not value}
-    return {name: value for name, value in found.items() if id(value) not in inside}
 
 
 def _required(value: Callable[..., Any]) -> list[str]:
@@ -202,26 +198,6 @@ def _nothing(names: Mapping[str, Any], classes: Mapping[str, Any], file: str) ->
         f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a "
         f"global 'model', or name it, as in {file}:name. To watch a training script: fp8doctor run {file}"
     )
-
-
-def _unpacked(result: Any, call: str) -> tuple[Any, Any]:
-    import torch
-
-    if (
-        isinstance(result, tuple)
-        and len(result) == 2
-        and isinstance(result[0], torch.nn.Module)
-        and (result[1] is None or is_optimizer(result[1]))
-    ):
-        return _checked(result[0], f"the model of {call}"), result[1]
-    if isinstance(result, torch.nn.Module):
-        return _checked(result, f"the model of {call}"), None
-    hint = (
-        "is 'return model' missing?"
-        if result is None
-        else "it has to return the model, or (model, optimizer)"
-    )
-    raise UserError(f"{call} returned {_kind(result)}; {hint}")
 
 
 def _checked(model: Any, what: str) -> Any:

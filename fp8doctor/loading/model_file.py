@@ -13,10 +13,11 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
@@ -33,10 +34,6 @@ from fp8doctor.loading.synthetic_batch import describe, resolve
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words, escaped
-
-if TYPE_CHECKING:
-    from fp8doctor.examine.fp8_conversion import ConversionWatch
-
 
 WEIGHTS_SHARE = 0.5
 """Largest share of the GPU's memory for weights, next to the trial. A convention."""
@@ -56,12 +53,17 @@ def load(
     For a process of its own: runs user code and changes ``sys.path``, ``sys.argv`` and ``sys.modules``.
     """
     source = locate(target)
-    with _watch() or contextlib.nullcontext() as watch:
+    watching: Any = contextlib.nullcontext()
+    if "torch" in sys.modules:
+        from fp8doctor.examine.fp8_conversion import ConversionWatch
+
+        watching = ConversionWatch()
+    with watching as watch:
         module = _run(source)
         names, file = vars(module), source.name
         with blamed(f"looking for the model in {file}"):
             found = find(module, source.attribute, file)
-            make = _maker(found, names, file)
+            make = partial(_made, found, names, file)
             most = 0.0 if meta else _most_weights() if _sizable(found) else math.inf
             model, optimizer = (_without_weights(make, layers, most) if most < math.inf else None) or make(
                 layers
@@ -100,22 +102,16 @@ def load(
     )
 
 
-def _maker(
-    found: ModelCandidate, names: dict[str, Any], file: str
-) -> Callable[[int | None], tuple[Any, Any]]:
-    def make(layers: int | None) -> tuple[Any, Any]:
-        built, optimizer = build(found, file, layers)
-        if optimizer is None and (make_optimizer := _function(names, "build_optimizer", file)):
-            with blamed(f"build_optimizer(model) in {file}"):
-                optimizer = make_optimizer(built)
-            if not is_optimizer(optimizer):
-                raise UserError(
-                    f"build_optimizer(model) in {file} returned {type(optimizer).__name__}; it has to "
-                    "return an optimizer"
-                )
-        return built, optimizer
-
-    return make
+def _made(found: ModelCandidate, names: dict[str, Any], file: str, layers: int | None) -> tuple[Any, Any]:
+    """Build the model and its optimizer, or None. Raises `UserError`."""
+    model, optimizer = build(found, file, layers)
+    call = f"build_optimizer(model) in {file}"
+    if optimizer is None and (make_optimizer := _function(names, "build_optimizer", file)):
+        with blamed(call):
+            optimizer = make_optimizer(model)
+        if not is_optimizer(optimizer):
+            raise UserError(f"{call} returned {type(optimizer).__name__}; it has to return an optimizer")
+    return model, optimizer
 
 
 def _sizable(found: ModelCandidate) -> bool:
@@ -152,14 +148,6 @@ def _most_weights() -> float:
     if torch.cuda.is_available():
         return WEIGHTS_SHARE * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-
-
-def _watch() -> ConversionWatch | None:
-    if "torch" not in sys.modules:
-        return None
-    from fp8doctor.examine.fp8_conversion import ConversionWatch
-
-    return ConversionWatch()
 
 
 def _run(source: Source) -> ModuleType:
@@ -223,10 +211,7 @@ def _free_name(path: Path) -> str:
     stem = re.sub(r"\W", "_", path.stem)
     if stem not in sys.modules and stem not in sys.stdlib_module_names and stem != "__main__":
         return stem
-    name = f"fp8doctor_target_{stem}"
-    return next(
-        free for free in (name, *(f"{name}_{n}" for n in range(2, 1 << 16))) if free not in sys.modules
-    )
+    return next(free for n in range(1 << 16) if (free := f"fp8doctor_target_{stem}_{n}") not in sys.modules)
 
 
 def _put_first(folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import os
+import re
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -115,9 +116,6 @@ def compiled(path: Path) -> CodeType:
 BUILDERS = ("build_model", "get_model", "create_model", "make_model")
 """Functions that make a file a model file, in order of preference."""
 
-TRAINS = ("train", "fit")
-"""Methods of trainers that train."""
-
 TRAINING_FUNCTIONS = ("train", "train_model", "train_epoch", "train_one_epoch", "training_loop", "finetune")
 """Names of functions that train; the file's own are searched too."""
 
@@ -146,12 +144,12 @@ def refuse_script(source: Source) -> None:
     training = _training(tree.body, functions)
     if training is None or not (bound | functions.keys()).isdisjoint(BUILDERS):
         return
-    path = source.path.relative_to(Path.cwd()) if source.path.is_relative_to(Path.cwd()) else source.path
-    model = f"name its model: '{escaped(str(path))}:model'" if "model" in bound else "write a build_model()"
+    path = escaped(os.path.relpath(source.path))
+    model = f"name its model: '{path}:model'" if "model" in bound else "write a build_model()"
     raise UserError(
-        f"{escaped(source.path.name)} is a training script: it trains as soon as it is loaded (line "
-        f"{training.lineno}), and has no build_model(). To watch it train, as it is: 'fp8doctor run "
-        f"{escaped(str(path))} ARGS...'. To have it loaded all the same, {model}"
+        f"{source.name} is a training script: it trains as soon as it is loaded (line {training.lineno}), "
+        f"and has no build_model(). To watch it train, as it is: 'fp8doctor run {path} ARGS...'. To have it "
+        f"loaded all the same, {model}"
     )
 
 
@@ -167,8 +165,8 @@ def _training(statements: Iterable[ast.stmt], functions: dict[str, Function]) ->
             if {"backward", "step"} <= methods:
                 return node
         if isinstance(node, ast.Call):
-            name = getattr(node.func, "id", None)
-            if name in TRAINING_FUNCTIONS or _is_trainers(node.func):
+            name = ast.unparse(node.func)
+            if name in TRAINING_FUNCTIONS or TRAINERS.search(name):
                 return node
             if name in functions.keys() - seen:
                 seen.add(name)
@@ -177,10 +175,5 @@ def _training(statements: Iterable[ast.stmt], functions: dict[str, Function]) ->
     return None
 
 
-def _is_trainers(function: ast.expr) -> bool:
-    """Tell if this is ``trainer.train`` or ``Trainer(...).fit``, not ``model.train``."""
-    if not isinstance(function, ast.Attribute) or function.attr not in TRAINS:
-        return False
-    owner = function.value.func if isinstance(function.value, ast.Call) else function.value
-    name = owner.id if isinstance(owner, ast.Name) else owner.attr if isinstance(owner, ast.Attribute) else ""
-    return name.lower().endswith("trainer")
+TRAINERS = re.compile(r"trainer(\(.*\))?\.(train|fit)$", re.IGNORECASE | re.DOTALL)
+"""``trainer.train`` or ``Trainer(...).fit``, not ``model.train``."""

@@ -14,6 +14,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,6 @@ from fp8doctor.running.calls import Calls
 from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.stepped_model import outside_compiled
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
-from fp8doctor.stacks.casts import Measured, decibels, measured
 from fp8doctor.stacks.looking import class_name, lineage, modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile
@@ -246,8 +246,8 @@ def in_words(cast: Measured, *numbers: float) -> CastHealth:
 
 
 def _db(ratio: float) -> float | None:
-    found = decibels(ratio**2)
-    return None if found is None else round(found, 2)
+    """Convert a ratio of norms to decibels; None for 0, infinity and NaN."""
+    return round(20 * math.log10(ratio), 2) if 0 < ratio < math.inf else None
 
 
 def _few(batch: torch.Tensor) -> tuple[int, int]:
@@ -267,3 +267,67 @@ def torch_autocast(given: list[torch.Tensor]) -> Callable[[], AbstractContextMan
     device = given[0].device.type if given else "cpu"
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
     return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)
+
+
+SAMPLED = 1 << 20
+"""Elements of a tensor that a cast is judged by, in whole rows."""
+
+TINY = 1e-12
+"""Least magnitude that a scale is computed from, as in torchao (``EPS``)."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Numbers of a cast, on the device until someone reads them."""
+
+    numbers: tuple[torch.Tensor, ...]
+    """Norms of tensor and rounding error, the median ratio of a row's, the largest magnitude, that times the
+    scale in use, the largest in the history; elements clipped, present before and after, and finite."""
+    elements: int
+    most: float | None
+    """Largest number of the FP8 type, if a scale is in use."""
+    remembers: bool
+    """There is a history."""
+
+
+def measured(tensor: torch.Tensor, cast: Cast) -> Measured:
+    """Measure a cast of a tensor, without waiting for the GPU.
+
+    The largest magnitude is the whole tensor's. All else is of at most `SAMPLED` elements, rows at even
+    distances.
+    """
+    rows = tensor.detach()
+    rows = rows.reshape(-1, rows.shape[-1]) if rows.ndim > 1 else rows.reshape(1, -1)
+    amax = torch.linalg.vector_norm(rows, math.inf, dtype=torch.float32)
+    part = rows[:: max(1, -(-rows.numel() // SAMPLED))].float()
+    kind = getattr(torch, cast.dtype)
+    most = torch.finfo(kind).max
+    scale = cast.scale
+    if scale is None:
+        largest = amax if cast.rows == "tensor" else part.abs().amax(-1, keepdim=True)
+        scale = most / largest.clamp(min=TINY)
+        if cast.power_of_2:
+            scale = torch.exp2(torch.floor(torch.log2(scale)))
+    scaled = part * scale
+    rounded = scaled.clamp(-most, most).to(kind).float()
+    by_row = scale.reshape(-1)
+    signal = torch.linalg.vector_norm(scaled, dim=-1) / by_row
+    noise = torch.linalg.vector_norm(rounded - scaled, dim=-1) / by_row
+    marks = (scaled.abs() > bound(kind), scaled != 0, rounded != 0, part.isfinite())
+    numbers = (
+        torch.linalg.vector_norm(signal),
+        torch.linalg.vector_norm(noise),
+        (signal / noise).nanmedian(),
+        amax,
+        amax if cast.scale is None else amax * cast.scale,
+        amax if cast.history is None else cast.history.max(),
+        *(each.sum(dtype=torch.float32) for each in marks),
+    )
+    used = most if cast.scale is not None else None
+    return Measured(numbers, part.numel(), used, cast.history is not None)
+
+
+def bound(kind: torch.dtype) -> float:
+    """Return the magnitude that rounds beyond an FP8 type's largest."""
+    information = torch.finfo(kind)
+    return information.max + information.eps * 2.0 ** math.floor(math.log2(information.max)) / 2

@@ -33,8 +33,13 @@ from fp8doctor.finding import Treatment
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, stack_of
 from fp8doctor.trial.treatments.apply import TreatmentContext, function_of, known
-from fp8doctor.trial.treatments.forms import compiles_otherwise, in_form, mostly_fp32, without_compile_marks
-from fp8doctor.trial.treatments.switches import could_be_fused
+from fp8doctor.trial.treatments.forms import (
+    compiles_otherwise,
+    could_be_fused,
+    in_form,
+    mostly_fp32,
+    without_compile_marks,
+)
 from fp8doctor.trial.variant import Place, Variant, VariantPlan, as_it_is
 
 HOST_PACED = 0.9

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.examine import fp8_conversion
-from fp8doctor.stacks import sharding_private, te_private, torch_private, torchao_private
+from fp8doctor.stacks import sharding_private, te_private, torch_private, torchao
 from tests.stand_ins import transformer_engine
 
 
@@ -220,7 +220,7 @@ def test_torchaos_converter_leaves_its_trace() -> None:
     from torchao.float8 import convert_to_float8_training
 
     convert_to_float8_training(nn.Sequential(nn.Linear(16, 16)))
-    assert convert_to_float8_training.__module__ == torchao_private.CONVERTER_HOME
+    assert convert_to_float8_training.__module__ == torchao.CONVERTER_HOME
     assert fp8_conversion.has_run()
 
 
@@ -229,8 +229,8 @@ def test_torchaos_weights() -> None:
 
     sides = WeightWithDynamicFloat8CastTensor.__new__.__code__.co_varnames
     assert "precomputed_scale" in sides
-    assert not torchao_private.has_precomputed_scale(torch.ones(2))
-    assert torchao_private.wrapped_tensor(nn.Parameter(torch.ones(2))) is None
+    assert not torchao.has_precomputed_scale(torch.ones(2))
+    assert torchao.wrapped_tensor(nn.Parameter(torch.ones(2))) is None
 
 
 def test_the_fp8_state_of_the_transformer_engine_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Environment, Facts, TrainerArguments
 from fp8doctor.finding import Finding, Treatment
-from fp8doctor.stacks.torchao_private import CONVERTER_TRACE
+from fp8doctor.stacks.torchao import CONVERTER_TRACE
 from tests.checks.rules import Look, answer_of, fix_of, found_by, outcome_of
 from tests.examine.models import gpt2, llama
 
