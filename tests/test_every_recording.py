@@ -20,7 +20,6 @@ from fp8doctor.analysis.compile_coverage import compiles_each_block
 from fp8doctor.analysis.memory import Fit
 from fp8doctor.analysis.modelled_speedup import (
     TAKES_NONE,
-    modelled_conversion,
     modelled_speedup,
     to_convert,
     why_not_modelled,
@@ -284,11 +283,8 @@ def a_missing_estimate_has_its_own_reason(facts: Facts) -> None:
     """That a conversion takes nothing is the reason only if it is so."""
     if not recorded(facts, "network.linears"):
         return
-    if uses_fp8(facts):
-        is_known, takes = modelled_speedup(facts) is not None, True
-    else:
-        is_known, takes = modelled_conversion(facts) is not None, bool(to_convert(facts))
-    assert is_known or not takes or why_not_modelled(facts) != TAKES_NONE
+    takes = uses_fp8(facts) or to_convert(facts)
+    assert modelled_speedup(facts) or not takes or why_not_modelled(facts) != TAKES_NONE
 
 
 def _set_by(code: str) -> Iterator[tuple[str, str | None]]:

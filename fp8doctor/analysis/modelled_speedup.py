@@ -12,7 +12,8 @@ from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_recompute
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.significance import EVEN, Number, holding
+from fp8doctor.analysis.watched import Run
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.matmul_counts import rows_of
@@ -30,7 +31,7 @@ from fp8doctor.cost.step_cost import (
 from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import has_datasheet, modelled_gpu
-from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, recipe_of, runs_on, stack_of
+from fp8doctor.recipes import BY_TREATMENT, TORCHAO, Recipe, of_stack, recipe_of, runs_on, stack_of
 
 OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
 """Margins within which a modelled speedup decides nothing: of jobs, of those with one scale per tensor whose
@@ -55,113 +56,41 @@ def parts_of(fp8_ms: Mapping[Any, float], bf16_ms: Mapping[Any, float], idle_ms:
     return {"GEMMs": longer(*GEMMS), "casts": longer("cast"), "norms and pointwise": around, "idle": idle_ms}
 
 
-def _parts_of(fp8: ModelledStep, bf16: ModelledStep) -> dict[str, float]:
-    return parts_of(fp8.families_ms, bf16.families_ms, fp8.idle_ms - bf16.idle_ms)
+class Estimate(Struct, frozen=True):
+    """The best BF16 / FP8 by the cost model, next to the watched step if there is one."""
 
-
-class ModelledSpeedup(Struct, frozen=True):
-    """Time of the best BF16 / time in FP8."""
-
-    as_is: float | None
-    """None if the step as it is does something that the cost model does not know."""
-    compiled: float
-    """With everything compiled. It equals ``as_is`` where an FP8 layer is not torchao's, because the model
-    has no compiled form of it."""
     bf16: ModelledStep
-    """The best BF16."""
-    may_be_off: float = OFF
-    """Margin around 1 within which `best` decides nothing."""
-    as_is_may_be_off: float = OFF
+    """The best BF16, without what only the watched step has."""
+    bf16_ms: float
+    """The best BF16 step; of a job in BF16 at most the watched one."""
+    now: Number | None
+    """The best BF16 / the step as it is, in FP8 or in BF16; None if the cost model does not know that."""
+    best: Number
+    """The best BF16 / the faster form of FP8, or the best conversion to it."""
+    fp8_ms: float
+    """The step in FP8 as it is, or its best form if that was not modelled."""
+    parts_ms: dict[str, float]
+    """What FP8 takes longer in that step, by parts."""
     after: str = ""
     """What has to be done first, in words, if the step as it is was not modelled."""
-    recipes: dict[str, float] = {}
-    """Of a model without FP8: every recipe to convert it with -> its speedup, the fastest first."""
-    bf16_now: float | None = None
-    """Of a model without FP8: time of the best BF16 / time of the step as it is; None if it is unknown."""
-
-    parts_ms: dict[str, float] = {}
-    """What FP8 takes longer by parts, as it is, or its best form if that was not modelled."""
-    modelled_ms: float | None = None
-    """The step as it is by the model, with the watched step's communication; None if no step was watched."""
-    shared_ms: float = 0.0
-    """Communication and waits for a late rank of the watched step, which every form has."""
+    recipes: tuple[str, ...] = ()
+    """Of a job without FP8: every recipe to convert it with, the fastest first."""
     ran_ms: float | None = None
-    """The watched step. If there is one, `as_is` is the best BF16 over it."""
-    exposed_ms: float = 0.0
-    """Its exposed communication, which BF16 may cover because it computes longer."""
-    ran_idle_ms: float = 0.0
-    """How long its GPU was idle, as profiled."""
+    """The watched step."""
+    left_out_ms: float = 0.0
+    """Time of the watched step that the model does not explain, and that any other form may have too."""
 
     @property
     def gpu(self) -> str:
         return self.bf16.gpu
 
     @property
-    def bf16_ms(self) -> float:
-        """The best BF16 step. One that ran faster than its model is the best."""
-        modelled_ms = self.bf16.step_ms + self.shared_ms
-        return min(modelled_ms, self.ran_ms) if self.recipes and self.ran_ms else modelled_ms
-
-    @property
-    def fp8_ms(self) -> float:
-        ran = self.ran_ms if self.as_is and not self.recipes else None
-        return ran or self.bf16_ms / (self.as_is or self.best)
-
-    @property
-    def now(self) -> float | None:
-        """Time of the best BF16 / time of the step as it is, in FP8 or in BF16; None if it is unknown."""
-        if self.as_is is None and not self.recipes and self.ran_ms:
-            return self.bf16_ms / self.ran_ms
-        return self.bf16_now if self.recipes else self.as_is
-
-    @property
-    def best(self) -> float:
-        """Of the faster form."""
-        return max(self.as_is or 0.0, self.compiled)
-
-    @property
     def wins(self) -> bool:
-        return self.best_bounds[0] >= 1
+        return self.best.low >= 1
 
     @property
     def loses(self) -> bool:
-        return self.best_bounds[1] <= 1
-
-    @property
-    def left_out_ms(self) -> float:
-        """Time of the watched step that the model does not explain, and that any other form may have too.
-
-        Of a step that is not modelled as it is, only idle time.
-        """
-        if not self.ran_ms:
-            return 0.0
-        best_ms = self.bf16_ms / self.best
-        left_ms = self.ran_ms - (self.modelled_ms or max(best_ms, self.ran_ms - self.ran_idle_ms))
-        return left_ms if left_ms >= EVEN * self.ran_ms else 0.0
-
-    @property
-    def best_bounds(self) -> tuple[float, float]:
-        """Bound `best` by the model's error and the watched step."""
-        return self._bounds(self.best, self.may_be_off)
-
-    @property
-    def now_bounds(self) -> tuple[float, float] | None:
-        """Bound `now`; None if it is unknown."""
-        return self._bounds(self.now, self.as_is_may_be_off) if self.now else None
-
-    def _bounds(self, speedup: float, off: float) -> tuple[float, float]:
-        """Bound a speedup. BF16 may lack, or have too, the time that the model left out of a watched step.
-
-        It may also cover that step's communication. Another form of FP8 may have that time like BF16.
-        """
-        both = covered = 0.0
-        if self.ran_ms and speedup == self.now:
-            both = 1 - self.modelled_ms / self.ran_ms if self.modelled_ms else self.left_out_ms / self.ran_ms
-            covered = self.exposed_ms / self.ran_ms
-        low, high = (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
-        if speedup != self.now and (left_ms := self.left_out_ms):
-            low = (self.bf16_ms + left_ms) / (self.bf16_ms / low + left_ms)
-        return low, high
+        return self.best.high <= 1
 
 
 FIXED, CACHE_OFF, ONLY_COMPILED, BY_UNSLOTH = (
@@ -172,37 +101,100 @@ FIXED, CACHE_OFF, ONLY_COMPILED, BY_UNSLOTH = (
 )
 """What is modelled in place of a step as it is that the cost model does not know."""
 
+MORE = 0.01
+"""Speedup that compiling everything gives beyond the watched step, from which it counts. A choice."""
 
-def modelled_speedup(facts: Facts, *, fixed: bool = False) -> ModelledSpeedup | None:
-    """Model the speedup; None if the cost model has no numbers for a part of the step.
 
-    If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled.
+def modelled_speedup(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Estimate | None:
+    """Estimate FP8 as it is and compiled, or the best conversion; None if a part has no numbers.
+
+    If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled. With
+    ``run`` the step as it is takes as long as it did, and every other has its communication too.
     """
-    facts, known = in_known_form(facts)
-    facts, after = with_seen_recompute(engaged(facts) if fixed else facts), FIXED if fixed else known
+    facts, after = in_known_form(facts)
+    facts = with_seen_recompute(engaged(facts) if fixed else facts)
     in_fp8 = facts.network.fp8
-    if facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8):
-        after = after or CACHE_OFF
-    if may_be_compiled_by_unsloth(facts):
-        after = after or BY_UNSLOTH
-    fuses = all(stack_of(linear).fuses_casts for linear in in_fp8)
-    per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in in_fp8)
-    as_is = None if after else modelled_step(facts)
-    faster = modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts)
-    best = modelled_bf16(facts)
-    if faster is None or best is None or not faster.step_ms:
+    if in_fp8:
+        after = FIXED if fixed else after
+        cached = facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8)
+        after = after or (CACHE_OFF if cached else BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else "")
+    bf16, forms = modelled_bf16(facts), _compiled_forms(facts)
+    if bf16 is None or not forms:
         return None
-    quicker = as_is if as_is and as_is.step_ms <= faster.step_ms else faster
-    off = _may_be_off(quicker, best, fused=per_tensor)
-    return ModelledSpeedup(
-        as_is=best.step_ms / as_is.step_ms if as_is else None,
-        compiled=best.step_ms / faster.step_ms,
-        bf16=best,
-        may_be_off=off,
-        as_is_may_be_off=off if quicker is as_is else max(off, OFF),
-        after="" if as_is else after or ONLY_COMPILED,
-        parts_ms=_parts_of(as_is or quicker, best),
+    now, (form, per_tensor) = None if after else modelled_step(facts), next(iter(forms.values()))
+    as_is = now if in_fp8 else None
+    quicker = as_is if as_is and as_is.step_ms <= form.step_ms else form
+    balanced = bf16.in_balance or quicker.in_balance
+    off = OFF_IN_BALANCE if balanced else OFF_FUSED if per_tensor else OFF
+    shared_ms, ran_ms = (run.shared_ms, run.ms) if run else (0.0, None)
+    bf16_ms = bf16.step_ms + shared_ms
+    bf16_ms = bf16_ms if in_fp8 or ran_ms is None else min(bf16_ms, ran_ms)
+    now_ms = ran_ms or (now.step_ms if now else None)
+    best_ms = form.step_ms + shared_ms
+    if as_is and (not run or bf16.step_ms / form.step_ms - bf16.step_ms / as_is.step_ms < MORE):
+        best_ms = ran_ms or quicker.step_ms
+    elif as_is and now_ms:
+        best_ms = min(best_ms, now_ms)
+    modelled_ms = as_is.step_ms + shared_ms if as_is and run else None
+    left_ms = 0.0
+    if run:
+        left_ms = run.ms - (modelled_ms or max(best_ms, run.ms - run.idle_ms))
+        left_ms = left_ms if left_ms >= EVEN * run.ms else 0.0
+
+    def bounded(ms: float, off: float) -> Number:
+        """Bound a speedup. BF16 may lack, or have too, the time that the model left out of the watched step.
+
+        It may also cover that step's communication. Another form of FP8 may have that time like BF16.
+        """
+        both, covered, speedup = 0.0, 0.0, bf16_ms / ms
+        if run and ms == run.ms:
+            both = 1 - modelled_ms / run.ms if modelled_ms else left_ms / run.ms
+            covered = run.exposed_ms / run.ms if modelled_ms else 0.0
+        low, high = (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
+        if left_ms and ms != now_ms:
+            low = (bf16_ms + left_ms) / (bf16_ms / low + left_ms)
+        return holding(speedup, low, high, "modelled")
+
+    shown = as_is or quicker
+    parts_ms = parts_of(shown.families_ms, bf16.families_ms, shown.idle_ms - bf16.idle_ms)
+    if run:
+        parts_ms["idle"] = 0.0
+    if run and run.families_ms and as_is:
+        parts_ms = parts_of(run.families_ms, bf16.families_ms, max(0.0, run.own_idle_ms - bf16.idle_ms))
+    return Estimate(
+        bf16=bf16,
+        bf16_ms=bf16_ms,
+        now=bounded(now_ms, off if not in_fp8 or quicker is as_is else max(off, OFF)) if now_ms else None,
+        best=bounded(best_ms, off),
+        fp8_ms=now_ms if as_is and now_ms else best_ms,
+        parts_ms=parts_ms,
+        after=after if not in_fp8 else "" if as_is else after or ONLY_COMPILED,
+        recipes=() if in_fp8 else tuple(forms),
+        ran_ms=ran_ms,
+        left_out_ms=left_ms,
     )
+
+
+def _compiled_forms(facts: Facts) -> dict[str, tuple[ModelledStep, bool]]:
+    """Model FP8 compiled, and tell whether it has one scale per tensor; of a BF16 job by torchao's recipes.
+
+    The plan that converts a job switches a KV cache off, so none is modelled. The fastest recipe is first.
+    """
+    fp8, found = facts.network.fp8, dict[str, tuple[ModelledStep, bool]]()
+    if fp8:
+        fuses = all(stack_of(linear).fuses_casts for linear in fp8)
+        step = modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts)
+        per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in fp8)
+        return {"": (step, per_tensor)} if step and step.step_ms else {}
+    gpu, layers = modelled_gpu(facts) if has_datasheet(facts) else None, to_convert(facts)
+    if gpu is None or not layers or trains_in_16_bits(facts):
+        return {}
+    for recipe in of_stack(TORCHAO.name):
+        if recipe.converts and runs_on(recipe, capability_of(gpu)):
+            step = modelled_step(with_linears_compiled(in_fp8(facts, layers, recipe.name), yes=True))
+            if step and step.step_ms:
+                found[recipe.name] = step, recipe.granularity == "tensor"
+    return dict(sorted(found.items(), key=lambda each: each[1][0].step_ms))
 
 
 TAKES_NONE = "a conversion to FP8 takes none of its layers"
@@ -238,37 +230,6 @@ def may_be_compiled_by_unsloth(facts: Facts) -> bool:
     return under_unsloth(facts) and any(own)
 
 
-def modelled_conversion(facts: Facts) -> ModelledSpeedup | None:
-    """Model a BF16 model converted by torchao's best recipe, compiled; None if unknown.
-
-    The plan that converts it switches a KV cache off, so none is modelled.
-    """
-    facts, after = in_known_form(facts)
-    facts = with_seen_recompute(facts)
-    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
-    layers = to_convert(facts)
-    best = modelled_bf16(facts) if gpu else None
-    if gpu is None or best is None or not layers or trains_in_16_bits(facts):
-        return None
-    found = []
-    for recipe in RECIPES.values():
-        if recipe.stack != TORCHAO.name or not recipe.converts or not runs_on(recipe, capability_of(gpu)):
-            continue
-        step = modelled_step(with_linears_compiled(in_fp8(facts, layers, recipe.name), yes=True))
-        if step is not None and step.step_ms:
-            found.append((step, recipe))
-    if not found:
-        return None
-    found.sort(key=lambda each: each[0].step_ms)
-    (step, first), speedups = found[0], {each.name: best.step_ms / step.step_ms for step, each in found}
-    off = _may_be_off(step, best, fused=first.granularity == "tensor")
-    best_of_all = speedups[first.name]
-    now = None if after else modelled_step(facts)
-    bf16_now = best.step_ms / now.step_ms if now else None
-    parts_ms = _parts_of(step, best)
-    return ModelledSpeedup(best_of_all, best_of_all, best, off, off, after, speedups, bf16_now, parts_ms)
-
-
 def modelled_bf16(facts: Facts) -> ModelledStep | None:
     plain = in_bf16(facts)
     forms = ((yes, modelled_step(with_linears_compiled(plain, yes=yes))) for yes in (False, True))
@@ -296,17 +257,17 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
         return None
     step, found = modelled_step(facts), modelled_speedup(facts)
     bf16 = modelled_step(with_linears_compiled(in_bf16(facts), yes=True))
-    if step is None or bf16 is None or found is None or found.as_is is None:
+    if step is None or bf16 is None or found is None or found.now is None:
         return None
     least = 1 + UNCERTAINTY
-    if step.host_ms < step.busy_ms * least or found.as_is * least > 1:
+    if step.host_ms < step.busy_ms * least or found.now.value * least > 1:
         return None
     pays, tokens = None, 2 * (facts.workload.tokens or MANY_TOKENS)
     while pays is None and tokens <= MANY_TOKENS:
         then = modelled_speedup(with_tokens(facts, tokens))
-        pays = tokens if then and then.as_is and then.as_is >= PAYS_FROM else None
+        pays = tokens if then and then.now and then.now.value >= PAYS_FROM else None
         tokens *= 2
-    return HostBound(step, bf16.step_ms, found.as_is, pays)
+    return HostBound(step, bf16.step_ms, found.now.value, pays)
 
 
 class FasterRecipe(NamedTuple):
@@ -326,21 +287,17 @@ class FasterRecipe(NamedTuple):
 def faster_recipe(facts: Facts) -> FasterRecipe | None:
     """Return the fastest recipe, if it is faster than the job's by more than the model's error."""
     now, gpu = modelled_speedup(facts), modelled_gpu(facts)
-    if now is None or not now.as_is or gpu is None or not is_given(facts):
+    if now is None or not now.now or gpu is None or not is_given(facts):
         return None
-    mine, best, speedup = recipe_of(facts.network.fp8[0]), None, (1 + OFF) * now.as_is
+    mine, best, speedup = recipe_of(facts.network.fp8[0]), None, (1 + OFF) * now.now.value
     for each in BY_TREATMENT.values():
         if each.stack == mine.stack and each.name != mine.name and runs_on(each, capability_of(gpu)):
             then = modelled_speedup(with_recipe(facts, each.name))
-            if then and then.as_is and then.as_is > speedup:
-                best, speedup = each, then.as_is
+            if then and then.now and then.now.value > speedup:
+                best, speedup = each, then.now.value
     if best is None:
         return None
-    return FasterRecipe(best, now.bf16_ms / now.as_is, now.bf16_ms / speedup, gpu.name)
-
-
-def _may_be_off(*steps: ModelledStep, fused: bool) -> float:
-    return OFF_IN_BALANCE if any(each.in_balance for each in steps) else OFF_FUSED if fused else OFF
+    return FasterRecipe(best, now.fp8_ms, now.bf16_ms / speedup, gpu.name)
 
 
 def to_convert(facts: Facts) -> list[Linear]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.modelled_speedup import ModelledSpeedup
+from fp8doctor.analysis.modelled_speedup import Estimate
 from fp8doctor.analysis.noise import speed
 from fp8doctor.analysis.own_step import watched
 from fp8doctor.analysis.significance import Number, holding, interval
@@ -131,16 +131,14 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         return None
     bf16_ms, ran = expects.bf16_ms, _watched(facts).now if expects.ran_ms else None
     converts = bool(expects.recipes)
-    value = expects.best if converts else expects.as_is if expects.as_is else expects.now
-    bounds = (expects.best_bounds if converts else expects.now_bounds) if value else None
-    speedup = holding(value, *bounds, "modelled") if value and bounds else None
+    speedup = expects.best if converts else expects.now
     compiled = expects.bf16.compiled and bf16_ms >= expects.bf16.step_ms
     bf16 = _of(ArmName.BF16_COMPILED, "compiled BF16" if compiled else "BF16", False, bf16_ms)
-    now_ms = None if expects.now is None else bf16_ms / expects.now
+    now_ms = bf16_ms / expects.now.value if expects.now else None
     now = ran or (_of(ArmName.AS_IS, "as you run it", not converts, now_ms) if now_ms else None)
     name = next(iter(expects.recipes), "")
     words = f"FP8 {recipe_in_words(name)} compiled"
-    fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best) if converts else now
+    fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best.value) if converts else now
     rest = expects.fp8_ms - bf16_ms - sum(expects.parts_ms.values())
     plan = _planned(facts, findings, steps, expects, bf16) if steps else Plan(now)
     return Comparison(
@@ -151,9 +149,9 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         speedup=speedup,
         gain=plan.gain,
         end_speedup=plan.end_speedup,
-        parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or expects.as_is) else {},
+        parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or not expects.after) else {},
         gpu=expects.gpu,
-        as_is=expects.as_is,
+        as_is=expects.now.value if expects.now and not expects.after else None,
         after=expects.after,
     )
 
@@ -172,7 +170,7 @@ class Plan(NamedTuple):
 
 
 def _planned(
-    facts: Facts, findings: Sequence[Finding], steps: Sequence[Step], expects: ModelledSpeedup, bf16: Variant
+    facts: Facts, findings: Sequence[Finding], steps: Sequence[Step], expects: Estimate, bf16: Variant
 ) -> Plan:
     """Estimate the step with the plan."""
     if stops_first(facts, findings):
@@ -189,37 +187,34 @@ def _planned(
         found = None
     else:
         found = _with_plan(expects, planned)
-        if found is None and expects.as_is is not None and not planned.recipes:
+        if found is None and not expects.after and not planned.recipes:
             return Plan()  # the plan changes nothing that the cost model knows
-    end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best)
+    end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best.value)
     ms, gain = found or (end.ms, None)
-    return Plan(replace(end, ms=ms), gain, holding(planned.best, *planned.best_bounds, "modelled"))
+    return Plan(replace(end, ms=ms), gain, planned.best)
 
 
 GAIN = 0.01
 """Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
 
 
-def _with_plan(now: ModelledSpeedup, planned: ModelledSpeedup | None) -> tuple[Number, Number] | None:
+def _with_plan(now: Estimate, planned: Estimate | None) -> tuple[Number, Number] | None:
     """Estimate the step with the plan, or in the best BF16 if ``planned`` is None, and its gain over now.
 
     None if the step now is unknown, or if the plan gains nothing that the model knows. A plan stays in BF16
     only if FP8 is not faster, so BF16 takes at most as long as now.
     """
-    if not now.now or now.now_bounds is None:
+    if not now.now:
         return None
-    bf16_ms = now.bf16_ms
-    now_ms = now.ran_ms or bf16_ms / now.now
+    bf16_ms, found, left_ms = now.bf16_ms, now.now, now.left_out_ms
+    now_ms = now.ran_ms or bf16_ms / found.value
     if planned is None:
-        low, high = now.now_bounds
-        ms, least, most = bf16_ms, now_ms * low, now_ms * min(high, 1.0)
-        left_ms = now.left_out_ms
-    elif planned.best / now.now - 1 < GAIN:
+        ms, least, most = bf16_ms, now_ms * found.low, now_ms * min(found.high, 1.0)
+    elif planned.best.value / found.value - 1 < GAIN:
         return None
     else:
-        low, high = planned.best_bounds
-        left_ms = planned.left_out_ms
-        ms, least, most = bf16_ms / planned.best, bf16_ms / high, (bf16_ms + left_ms) / low
+        best, left_ms = planned.best, planned.left_out_ms
+        ms, least, most = bf16_ms / best.value, bf16_ms / best.high, (bf16_ms + left_ms) / best.low
     after = holding(ms, least, most, "modelled")
     gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
     bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)

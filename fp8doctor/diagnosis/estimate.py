@@ -8,8 +8,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.modelled_speedup import (
-    ModelledSpeedup,
-    modelled_conversion,
+    Estimate,
     modelled_host_bound,
     modelled_speedup,
     to_convert,
@@ -24,7 +23,7 @@ from fp8doctor.analysis.treatment_table import (
     TO_START,
     traits,
 )
-from fp8doctor.analysis.watched import beside_its_run
+from fp8doctor.analysis.watched import watched_run
 from fp8doctor.cost.step_cost import (
     in_bf16,
     with_recipe,
@@ -37,9 +36,7 @@ from fp8doctor.finding import Finding
 from fp8doctor.recipes import BY_TREATMENT
 
 
-def expected_speedup(
-    facts: Facts, findings: Iterable[Finding], *, as_it_ran: bool = True
-) -> ModelledSpeedup | None:
+def expected_speedup(facts: Facts, findings: Iterable[Finding], *, as_it_ran: bool = True) -> Estimate | None:
     """Model the speedup of a job's FP8, or of its conversion; None if that is unknown.
 
     If a finding says that the step is not what it seems, the step with its fix is modelled.
@@ -47,12 +44,8 @@ def expected_speedup(
     doubts = list(filter(invalidates, findings))
     if (facts.get("network.fp8_calls") and not uses_fp8(facts)) or not all(map(_keeps_layers, doubts)):
         return None
-    found = if_recorded(_modelled, facts, fixed=bool(doubts))
-    return beside_its_run(found, facts) if found and as_it_ran else found
-
-
-def _modelled(facts: Facts, *, fixed: bool) -> ModelledSpeedup | None:
-    return modelled_speedup(facts, fixed=fixed) if uses_fp8(facts) else modelled_conversion(facts)
+    run = watched_run(facts) if as_it_ran else None
+    return if_recorded(modelled_speedup, facts, fixed=bool(doubts), run=run)
 
 
 def _keeps_layers(finding: Finding) -> bool:
@@ -68,7 +61,7 @@ def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
 def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
     """Say why the cost model has no speedup for a job, nor for its conversion."""
     others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
-    if others and if_recorded(_modelled, facts, fixed=True) is not None:
+    if others and if_recorded(modelled_speedup, facts, fixed=True) is not None:
         return "a fix changes which layers run in FP8, or their shapes"
     if facts.get("network.fp8_calls") and not uses_fp8(facts):
         return "FP8 is in functions, outside of layers"
@@ -78,9 +71,7 @@ def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
         return f"{path_of(missing)} was not recorded"
 
 
-def planned_speedup(
-    facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]
-) -> ModelledSpeedup | None:
+def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]) -> Estimate | None:
     """Model the step with the tokens, the recipe and the layers in BF16 that the plan asks for, or None.
 
     Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
@@ -121,7 +112,7 @@ def stays_in_bf16(steps: Iterable[Step]) -> bool:
     return any(step.treatment.name == STAY_IN_BF16 for step in steps)
 
 
-def begins_fp8(steps: Sequence[Step], planned: ModelledSpeedup) -> bool:
+def begins_fp8(steps: Sequence[Step], planned: Estimate) -> bool:
     """Return whether a model without FP8 trains in it with the plan."""
     return any(map(converts, steps)) or (not planned.loses and any(map(changes_fp8, steps)))
 

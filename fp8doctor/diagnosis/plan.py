@@ -15,7 +15,7 @@ from fp8doctor.analysis.known_form import runs_in_fp32
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
-    modelled_conversion,
+    modelled_speedup,
     to_convert,
 )
 from fp8doctor.analysis.module_names import has_lora
@@ -170,7 +170,7 @@ def _untimed(
         gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
     loses = expects if expects and expects.loses and not gives_up else None
     if loses and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
-        title = f"FP8 would run at {loses.best:.2f}x the speed of BF16 (estimated for {loses.gpu})"
+        title = f"FP8 would run at {loses.best.value:.2f}x the speed of BF16 (estimated for {loses.gpu})"
         gives_up = _step(title, stay_in_bf16(facts, "FP8 would be slower here (estimated)"))
     if gives_up:
         others, gives_up = _without_fp8(others, gives_up, broken)
@@ -318,7 +318,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
 
 def _converting(facts: Facts) -> Iterator[Step]:
     """Convert a model that surely gains from FP8 by its estimate, then compile it."""
-    expects = if_recorded(modelled_conversion, facts)
+    expects = if_recorded(modelled_speedup, facts)
     if expects is None or not expects.wins:
         return
     layers = to_convert(facts)
@@ -326,7 +326,7 @@ def _converting(facts: Facts) -> Iterator[Step]:
     recipe, names = next(iter(expects.recipes)), {each.name for each in layers}
     after = f" {expects.after}" if expects.after else ""
     title = (
-        f"FP8 ({recipe}, compiled) would run at {expects.best:.2f}x the speed of the best BF16{after} "
+        f"FP8 ({recipe}, compiled) would run at {expects.best.value:.2f}x the speed of the best BF16{after} "
         f"(estimated for {expects.gpu})"
     )
     yield _step(title, convert(facts, recipe, names, before_own=not eager))
@@ -341,7 +341,7 @@ def _compiling(facts: Facts) -> Step | None:
     """
     linears, plain = facts.network.linears, in_bf16(facts)
     now, later = modelled_step(plain), modelled_step(with_linears_compiled(plain, yes=True))
-    if modelled_conversion(facts) is None or now is None or later is None:
+    if modelled_speedup(facts) is None or now is None or later is None:
         return None
     off = OFF_IN_BALANCE if now.in_balance else OFF
     faster = now.step_ms / later.step_ms

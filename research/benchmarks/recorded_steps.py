@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import OFF, modelled_speedup
-from fp8doctor.analysis.significance import EVEN
+from fp8doctor.analysis.significance import EVEN, Number
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
@@ -164,10 +164,15 @@ def told(folders: Sequence[Path] = (PATIENTS, JOBS)) -> Iterator[Told]:
         yield Told(
             patient,
             best / (arms["as_is"].step_ms or 0.0),
-            says and says.as_is,
-            says.as_is_may_be_off if says else OFF,
+            says.now.value if says and says.now else None,
+            off(says.now) if says and says.now else OFF,
             facts.trial.reliable,
         )
+
+
+def off(estimate: Number) -> float:
+    """The margin of an estimate without a watched step."""
+    return estimate.value / estimate.low - 1
 
 
 def without_trial(facts: Facts) -> Facts:

@@ -14,7 +14,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.modelled_speedup import OFF_FUSED, ModelledSpeedup, modelled_conversion
+from fp8doctor.analysis.modelled_speedup import OFF_FUSED, Estimate, modelled_speedup
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -22,7 +22,7 @@ from fp8doctor.diagnosis.document import Document, read_saved
 from fp8doctor.diagnosis.estimate import expected_speedup
 from fp8doctor.facts import NOT_RECORDED, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES
-from research.benchmarks.recorded_steps import JOBS, PATIENTS, use, without_trial
+from research.benchmarks.recorded_steps import JOBS, PATIENTS, off, use, without_trial
 from tests.recordings import files, name_of
 
 LIKE_TENSORWISE = ({"compile-blocks"}, {"recipe-tensorwise"}, {"cache-off"}, {"convert-tensorwise"})
@@ -113,10 +113,10 @@ def test_almost_every_job_has_an_estimate_and_the_others_a_reason() -> None:
 def test_a_bf16_job_that_gains_is_told_how_to_convert_it() -> None:
     (job,) = (each for each in timed(JOBS) if each.name == "h200-llama_3b_bf16")
     report = job.report
-    expects = modelled_conversion(report.facts)
+    expects = modelled_speedup(report.facts)
     assert expects is not None
     assert expects.wins
-    assert report.verdict.achievable_speedup == report.answer.speedup.value == expects.best
+    assert report.verdict.achievable_speedup == report.answer.speedup.value == expects.best.value
     first, second = (step.treatment for step in report.prescription)
     assert first.code.endswith(
         "convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)"
@@ -133,22 +133,22 @@ def test_every_sign_that_is_claimed_is_the_measured_one(folder: Path) -> None:
         expects = expected_speedup(report.facts, report.findings)
         if expects is None or job.facts.trial.reliable is False:
             continue
-        pairs = [(expects.as_is, expects.as_is_may_be_off, job.as_is)]
-        if expects.best != expects.as_is:
-            pairs.append((expects.best, expects.may_be_off, job.tensorwise))
-        for estimate, may_be_off, measured in pairs:
+        pairs = [(expects.now, job.as_is)]
+        if expects.best != expects.now:
+            pairs.append((expects.best, job.tensorwise))
+        for estimate, measured in pairs:
             if estimate is not None and measured is not None:
-                assert not wrong(estimate, may_be_off, measured), job.name
-                claimed += abs(estimate - 1) >= may_be_off
+                assert not wrong(estimate.value, off(estimate), measured), job.name
+                claimed += abs(estimate.value - 1) >= off(estimate)
     assert claimed >= {JOBS: 9, PATIENTS: 30}[folder]
 
 
 @cache
-def conversions() -> tuple[tuple[Timed, ModelledSpeedup, float], ...]:
+def conversions() -> tuple[tuple[Timed, Estimate, float], ...]:
     """List every job as a BF16 job, the estimate of its conversion, and what was timed."""
     found = []
     for job in (*timed(JOBS), *timed(PATIENTS)):
-        expects = modelled_conversion(in_bf16(job.untimed))
+        expects = modelled_speedup(in_bf16(job.untimed))
         if (
             job.tensorwise
             and expects
@@ -162,13 +162,13 @@ def conversions() -> tuple[tuple[Timed, ModelledSpeedup, float], ...]:
 @pytest.mark.slow
 def test_nine_in_ten_conversions_are_within_the_margin_that_is_told() -> None:
     """The host sets the pace of the worst, h200-cannot_be_saved: 256 tokens of width 256."""
-    claims = [(expects.best, expects.may_be_off, measured) for _, expects, measured in conversions()]
+    claims = [(expects.best.value, off(expects.best), measured) for _, expects, measured in conversions()]
     assert not any(wrong(*each) for each in claims)
     assert sum(expects.wins or expects.loses for _, expects, _ in conversions()) >= 15
     errors = [
-        abs(expects.best / measured - 1)
+        abs(expects.best.value / measured - 1)
         for job, expects, measured in conversions()
-        if expects.may_be_off == OFF_FUSED and use(job.name.partition("-")[2]) == "held out"
+        if off(expects.best) == pytest.approx(OFF_FUSED) and use(job.name.partition("-")[2]) == "held out"
     ]
     assert len(errors) >= 30
     assert quantiles(errors, n=10)[-1] == pytest.approx(OFF_FUSED, abs=0.005)

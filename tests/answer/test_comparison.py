@@ -36,8 +36,8 @@ def test_then_is_the_estimate_of_the_fixed_job(name: str) -> None:
     fixed = with_linears_compiled(report.facts, yes=True)
     expects = expected_speedup(fixed, ())
     assert expects is not None
-    assert expects.as_is is not None
-    assert report.answer.compared.end.ms.value == pytest.approx(expects.bf16_ms / expects.as_is, rel=1e-6)
+    assert expects.now is not None
+    assert report.answer.compared.end.ms.value == pytest.approx(expects.fp8_ms, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["decoder_468m", "lora"])
