@@ -15,6 +15,8 @@ import click
 
 import fp8doctor
 from fp8doctor import cli, registry
+from fp8doctor.planning.estimates import Row
+from fp8doctor.wording import percent
 from tests import check_pages
 from tests.configurations import LLAMA_1B, LLAMA_8B, LLAMA_200M
 from tests.markdown import GENERATED, ROOT, table, text
@@ -126,16 +128,26 @@ def worth() -> str:
         "Llama of 1.2B, 8 GPUs (FSDP)": (LLAMA_1B, {"dp": 8, "checkpointing": "selective", **common}),
         "Llama of 0.2B, 8 GPUs (DDP)": (LLAMA_200M, {"dp": 8, "sharding": "ddp", "batch": 2, **common}),
     }
+    gpus = ("H100", "B200")
     lines = []
     for job, (config, options) in jobs.items():
-        plan = fp8doctor.plan(config, ["H100", "B200"], **options)
-        for gpu in ("H100", "B200"):
-            rows = [row for row in plan.rows if row.gpu == gpu and row.fits and row.speedup]
-            best = max(rows, key=lambda row: row.speedup or 0.0)
-            low, middle, high = best.speedup_low or 0.0, best.speedup or 0.0, best.speedup_high or 0.0
-            hours = f"{1000.0 * (1.0 - 1.0 / middle):.0f}" if middle > 1.0 else "none: stay in BF16"
-            lines.append((job, gpu, best.recipe, f"{middle:.2f}x ({low:.2f} to {high:.2f})", hours))
-    return table(("job", "GPU", "best torchao recipe", "speedup", "saved of 1,000 GPU-hours"), lines)
+        plan = fp8doctor.plan(config, gpus, **options)
+        lines.append(
+            (job, *(_best([row for row in plan.rows if row.gpu == gpu and row.fits]) for gpu in gpus))
+        )
+    return table(("job", *gpus), lines)
+
+
+def _best(rows: list[Row]) -> str:
+    """What the fastest recipe of a GPU gives, and the share of the time that it saves."""
+    best = max(rows, key=lambda row: row.speedup or 0.0)
+    speedup = best.speedup or 0.0
+    if speedup <= 1.0:
+        return f"stay in BF16 (the best recipe: {speedup:.2f}x)"
+    saved = percent(100.0 * (1.0 - 1.0 / speedup))
+    return (
+        f"{speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f}), saves {saved} of the GPU-hours"
+    )
 
 
 def causes(symptom: str) -> str:
