@@ -200,7 +200,7 @@ def whole_speedup(
     work in place of the casts, wait as long, and cover as little of its communication, or none of these: that
     gives its bounds. A future FP8 may wait longer, so that only its most is known (1.10x of copies was 0.93x
     of scripts on an H100: FSDP2, research/benchmarks/results/sharded_trials_h100.md); so is that of one
-    process, whose BF16 may wait too.
+    process, whose BF16 may wait too. The job's own steps vary, and so do the bounds.
     """
     if speedup is None or speedup.basis != "measured" or speedup.side == "open" or not bf16_ms:
         return None
@@ -208,7 +208,8 @@ def whole_speedup(
     copy, own_ms = arm_if_any(facts, ArmName.AS_IS), exposed_ms(seen)
     if not timed_alone(facts) or own_ms is None or not seen.steps_ms or not copy:
         return None
-    whole_ms, copy_ms = median(seen.steps_ms), copy.step_ms or 0.0
+    watched, copy_ms = interval(seen.steps_ms), copy.step_ms or 0.0
+    whole_ms = watched.median
     if not copy_ms or copy_ms > (1 + MOST_SLOWER) * whole_ms:
         return None  # the copy, which has less to do, took longer
     on_top_ms = max(0.0, whole_ms - copy_ms)
@@ -227,8 +228,8 @@ def whole_speedup(
         waiting_ms = 0.0
     kernels_ms = max(0.0, on_top_ms - shared_ms - casts_ms - waiting_ms - (own_ms - least_ms))
     covered_ms = shared_ms if waiting_ms else max(0.0, bf16_ms - copy_ms)
-    low = (bf16_ms + kernels_ms + max(0.0, shared_ms - covered_ms)) / whole_ms
-    return low if _is_spread(facts) else 0.0, (bf16_ms + max(on_top_ms, shared_ms)) / whole_ms
+    low = (bf16_ms + kernels_ms + max(0.0, shared_ms - covered_ms)) / watched.high
+    return low if _is_spread(facts) else 0.0, (bf16_ms + max(on_top_ms, shared_ms)) / watched.low
 
 
 # --- the model of a step next to the watched one ---
@@ -248,6 +249,8 @@ class Run(NamedTuple):
     """The same without the wait for a late rank."""
     families_ms: dict[str, float]
     """Empty if it was not profiled."""
+    is_spread: bool
+    """True if several GPUs share the step, or may."""
 
 
 def watched_run(facts: Facts) -> Run | None:
@@ -263,4 +266,5 @@ def watched_run(facts: Facts) -> Run | None:
     if profile:
         idle_ms = profile.get("idle_ms", 0.0)
         took = {name: profile.get("scale", 1.0) * ms for name, ms in profile.families_ms.items()}
-    return Run(ran_ms, min(ran_ms, exposed_ms + late), exposed_ms, idle_ms, idle_ms - late, took)
+    shared_ms, spread = min(ran_ms, exposed_ms + late), bool(if_recorded(_is_spread, facts))
+    return Run(ran_ms, shared_ms, exposed_ms, idle_ms, idle_ms - late, took, spread)

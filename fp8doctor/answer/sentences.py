@@ -157,8 +157,7 @@ def _title(said: Answer) -> Line:
     elif found.side == "even":
         title = say("title.even", fp8=fp8, verb=verb)
     else:
-        wide = found.basis != "measured" and found.high >= WIDEST * found.low
-        title = say("title.side", fp8=fp8, verb=verb, size=_interval(found) if wide else _size(found))
+        title = say("title.side", fp8=fp8, verb=verb, size=_size(found))
     if said.whole:
         low, high = said.whole
         at_most = f"at most {in_times(high)} the speed of BF16"
@@ -180,10 +179,16 @@ def _numbers(said: Answer) -> Line | None:
     return None
 
 
+def _is_range(found: Number) -> bool:
+    return found.basis != "measured" and found.high >= WIDEST * found.low
+
+
 def _size(found: Number) -> str:
-    """Write a speedup as a size and a side: 2.48x slower."""
+    """Write a speedup as a size and a side: 2.48x slower; of a wide estimate as its interval."""
     if found.side == "even":
         return "about as fast"
+    if _is_range(found):
+        return _interval(found)
     times = max(found.value, 1 / found.value)
     return f"{in_times(times)} {'faster' if found.value > 1 else 'slower'}"
 
@@ -291,7 +296,9 @@ def _then(said: Answer) -> Iterator[Line]:
     if above:
         told = [say("then.above", form=said.low_precision if end.in_fp8 else "BF16").text]
     else:
-        told = [say("then.time", ms=in_ms(end.ms.value), basis="" if timed else " (estimated)").text]
+        ends = (end.ms.low, end.ms.high) if _is_range(end.ms) else (end.ms.value,)
+        ms = " to ".join(map(in_ms, ends)).replace(" ms to", " to")
+        told = [say("then.time", ms=ms, basis="" if timed else " (estimated)").text]
     told = [f"compute alone: {told[0]}"] if said.is_compute and timed else told
     size = _size(said.speedup) if said.speedup and not fault else ""
     if gain and not (above and _size(gain).partition(" ")[0] == size.partition(" ")[0]):

@@ -122,7 +122,7 @@ def _summary(
 ) -> str:
     if not one.step_ms or not other.step_ms:
         untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
-        return f"Nothing can be compared: {'; '.join(untimed)}."
+        return f"Nothing can be compared. {'; '.join(untimed)}."
     faster = times(one.step_ms, other.step_ms)
     if on_cpu := cpu_times(one, other):
         ratio = on_cpu

@@ -230,8 +230,6 @@ def plain(path: Path, names: list[str], turns: int) -> None:
     import torch
     import torch.distributed as dist
 
-    if any(name.endswith("-te") for name in names):
-        pass  # before torch loads a cuDNN of its own
     device = joined()
     cuda = device.type == "cuda"
     found: dict[str, list[Any]] = {}
@@ -335,6 +333,8 @@ def main() -> None:
     many.add_argument("--turns", type=int, default=2)
     kinds.add_parser("compare").add_argument("folder", type=Path)
     asked = parser.parse_args()
+    if any(name.endswith("-te") for name in sys.argv):
+        import transformer_engine.pytorch  # noqa: F401  (before torch loads a cuDNN of its own)
     if asked.kind == "job":
         job(asked.name, asked.steps, deterministic=asked.deterministic, traceml=asked.traceml)
     elif asked.kind == "plain":

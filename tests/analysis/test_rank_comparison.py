@@ -24,7 +24,7 @@ def test_no_rank_computes_and_communicates_longer_than_its_step() -> None:
         for each in timed_ranks(replayed(path).report.facts)
         if if_recorded(exposed_ms, each.observed)
     ]
-    assert len(watched) == 38
+    assert len(watched) == 44
     for each in watched:
         computes = sum(PARTS["of its GPU's computing"](each))
         assert exposed_ms(each) + computes <= median(each.steps_ms) + 0.01
@@ -40,6 +40,9 @@ def test_bf16_communicates_as_the_rank_that_waits_for_no_other() -> None:
         ran = expected_speedup(report.facts, report.findings)
         if exposed and alone and ran:
             both = alone.bf16_ms + min(exposed) + (if_recorded(late_ms, report.facts) or 0.0)
-            assert ran.bf16_ms <= both + 1e-6 if ran.recipes else ran.bf16_ms == pytest.approx(both), path
+            if ran.recipes:  # its own BF16 was timed
+                assert both - 1e-6 <= ran.bf16_ms <= ran.ran_ms + 1e-6, path
+            else:
+                assert ran.bf16_ms == pytest.approx(both), path
             held += 1
     assert held >= 10

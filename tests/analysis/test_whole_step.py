@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import pytest
@@ -31,6 +32,12 @@ def with_trial(facts: Facts, fp8_ms: float, bf16_ms: float = 40.0) -> Facts:
     return timed(facts, *arms)
 
 
+def steady(facts: Facts) -> Facts:
+    """Give each step the time of the median one."""
+    steps_ms = (median(facts.observed.steps_ms),) * 10
+    return msgspec.structs.replace(facts, observed=msgspec.structs.replace(facts.observed, steps_ms=steps_ms))
+
+
 def bounds_of(facts: Facts, speedup: float, bf16_ms: float, *, has_fp8: bool = True) -> tuple[float, float]:
     found = whole_speedup(facts, Number(speedup, speedup, speedup), bf16_ms, has_fp8=has_fp8)
     assert found is not None
@@ -39,7 +46,7 @@ def bounds_of(facts: Facts, speedup: float, bf16_ms: float, *, has_fp8: bool = T
 
 def test_compute_scales_and_longer_compute_may_cover_communication() -> None:
     """52.8 ms: 12.8 of communication alone, 2.9 of wait for the other rank, and 37.1 of compute."""
-    facts = with_trial(recorded_job(), 37.1)
+    facts = with_trial(steady(recorded_job()), 37.1)
     slower = bounds_of(facts, 46.4 / 37.1, 46.4)
     assert slower == pytest.approx(((46.4 + 12.8 - 9.3) / 52.8, (46.4 + 15.7) / 52.8), rel=2e-3)
     assert bounds_of(facts, 29.7 / 37.1, 29.7)[0] == pytest.approx((29.7 + 12.8) / 52.8, rel=2e-3)
@@ -55,7 +62,7 @@ def test_compute_scales_and_longer_compute_may_cover_communication() -> None:
 def test_the_screen_tells_both(
     bf16_ms: float, compute: float, whole: tuple[float, float], is_open: bool
 ) -> None:
-    said = diagnose(with_trial(recorded_job(), 37.1, bf16_ms)).answer
+    said = diagnose(with_trial(steady(recorded_job()), 37.1, bf16_ms)).answer
     assert said.is_compute
     assert (said.speedup.value, *said.whole) == pytest.approx((compute, *whole), abs=0.01)
     assert bool(said.open) is is_open
@@ -70,6 +77,14 @@ def test_a_job_that_waits_for_its_host_has_bounds() -> None:
     bounds = bounds_of(facts, 61.9 / 56.5, 61.9)
     assert bounds == pytest.approx((61.9 / 91.7, (68.9 + 5.4 + 22.8) / 91.7), abs=0.01)
     assert bounds_of(facts, 1.10, 56.5, has_fp8=False)[0] == 0, "FP8 may wait longer"
+
+
+def test_steps_that_vary_widen_the_bounds() -> None:
+    job = recorded_job()
+    narrow = bounds_of(with_trial(steady(job), 37.1), 46.4 / 37.1, 46.4)
+    wide = bounds_of(with_trial(job, 37.1), 46.4 / 37.1, 46.4)
+    assert wide[0] < narrow[0]
+    assert wide[1] > narrow[1]
 
 
 @pytest.mark.parametrize(("fp8_ms", "bf16_ms"), [(100.0, 30.0), (120.0, 60.0), (60.0, 58.0)])

@@ -1,4 +1,4 @@
-"""Trials of sharded jobs on H100s, beside plain scripts of the same jobs (research/benchmarks/sharded.py)."""
+"""Trials of sharded jobs beside plain scripts of the same jobs (research/benchmarks/sharded.py)."""
 
 from __future__ import annotations
 
@@ -33,6 +33,13 @@ BF16_MS = {
     "h200x2-fsdp2_te": 139.9,
     "h200x2-fsdp2_torchao_8b": 435.2,
     "h200x2-zero2_torchao": 136.3,
+    "h200x2b-ddp_te": 125.4,
+    "h200x2b-ddp_torchao": 125.4,
+    "h200x2b-fsdp2_te": 141.6,
+    "h200x2b-fsdp2_torchao": 141.6,
+    "h200x2b-fsdp2_torchao_8b": 455.0,
+    "h200x2b-zero2_torchao": 135.6,
+    "h200x2b-zero3_torchao": 352.2,
 }
 """Step of the best BF16 in a plain script, in ms: the mean of all turns' medians."""
 
@@ -40,6 +47,8 @@ GAINS = {
     "h100-ddp_bf16": 117.6 / 105.7,
     "h100-fsdp2_bf16": 132.4 / 145.2,
     "h200x2-fsdp2_bf16_8b": 435.2 / 474.2,
+    "h200x2b-fsdp2_bf16": 141.6 / 190.5,
+    "h200x2b-fsdp2_bf16_8b": 455.0 / 437.8,
 }
 """What FP8 gave plain scripts of jobs in BF16; of FSDP2 with an all-gather in BF16."""
 
@@ -56,13 +65,13 @@ def test_every_recording_is_held() -> None:
 
 @pytest.mark.parametrize("name", BF16_MS)
 def test_the_bounds_hold_what_plain_scripts_of_bf16_take(name: str) -> None:
-    """Beside the step that was watched: within 3% on one GPU, and 5% on two."""
+    """Beside the step that was watched; on two GPUs within 4%, by which runs of one script differ."""
     report = replayed(RECORDED / f"{name}.json.gz")
     watched = median(report.facts.observed.steps_ms)
     low, high = report.verdict.whole_step_low, report.verdict.whole_step_high
     assert low is not None
     assert high is not None
-    slack = 0.05 if "x2" in name else 0.03
+    slack = 0.04 if "x2" in name else 0.0
     assert low * (1 - slack) <= BF16_MS[name] / watched <= high * (1 + slack)
     assert report.answer.whole == (low, high)
 
