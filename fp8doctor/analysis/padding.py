@@ -104,7 +104,8 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
 
     def is_aligned(linear: Linear) -> bool:
         seen = rows_seen(linear, facts)
-        return any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
+        each_has = len(seen) >= linear.gemms  # a forward on fake tensors counts the rows of all
+        return each_has and any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
 
     found: dict[str, tuple[int, int]] = {}
     given = [each for each in fp8 if not is_grouped(each) and facts.workload.batch_source == "given"]

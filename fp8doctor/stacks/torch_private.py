@@ -330,6 +330,12 @@ def fake_tensor_mode(**settings: Any) -> Any:
     return FakeTensorMode(**settings)
 
 
+def storage_of(tensor: Any) -> int:
+    """Return what a tensor's views share with it, also without data (2.6 to 2.15)."""
+    storage: Any = tensor.untyped_storage()
+    return int(getattr(storage, "_cdata", 0) or storage.data_ptr())
+
+
 FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
 """Class of tensors without data (2.6 to 2.15)."""
 

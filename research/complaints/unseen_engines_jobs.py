@@ -276,17 +276,25 @@ class VlmLayer(Block):
         return x + self.mlp(x)
 
 
+class Stack(nn.Module):
+    """One of the two decoders whose layers take turns."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+
 class Pi05(nn.Module):
-    """The layers of PaliGemma's language model, and those of the action expert."""
+    """The layers of PaliGemma's language model and of the action expert, in lockstep."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.vlm = nn.ModuleList(VlmLayer(2048, 16384) for _ in range(18))
-        self.expert = nn.ModuleList(Block(nn.Linear, 1024, 4096, 8, 1) for _ in range(18))
+        self.paligemma = Stack(*(VlmLayer(2048, 16384) for _ in range(18)))
+        self.gemma_expert = Stack(*(Block(nn.Linear, 1024, 4096, 8, 1) for _ in range(18)))
 
     def forward(self, prefix: torch.Tensor, suffix: torch.Tensor) -> torch.Tensor:
-        for vlm, expert in zip(self.vlm, self.expert, strict=True):
-            prefix, suffix = vlm(prefix), expert(suffix)
+        for layer in range(18):
+            prefix, suffix = self.paligemma.layers[layer](prefix), self.gemma_expert.layers[layer](suffix)
         return prefix.mean() + suffix.mean()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torchao.float8 import convert_to_float8_training
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -166,6 +167,12 @@ def test_the_experts_of_one_weight_have_the_rows_that_the_router_gave_them() -> 
     assert all(len(each) <= 8 for each in experts)
 
 
+@BOTH_WAYS
+def test_a_model_that_is_the_list_of_its_blocks(count: Callable[[Job], rows.Rows]) -> None:
+    blocks = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.SiLU()) for _ in range(6)))
+    assert count(frames(blocks)) == {f"{block}.0": (16 * 32,) for block in range(6)}
+
+
 EXPERT_ROWS = (3, 0, 5)
 
 
@@ -205,6 +212,15 @@ def test_the_rows_of_every_expert(way: str, expected: list[int]) -> None:
         torch.bmm(other, other)
         experts(torch.randn(8, 16, dtype=torch.bfloat16))
     assert products.rows() == {"up": tuple(expected)}
+
+
+def test_fake_ends_have_no_numbers_so_the_rows_of_all_experts_are_counted_together() -> None:
+    with FakeTensorMode():
+        experts, other = Experts("grouped"), nn.Parameter(torch.randn(3, 4, 4))
+        products = rows.Products({}, {"up": experts.up, "other": other})
+        with products:
+            experts(torch.randn(8, 16, dtype=torch.bfloat16))
+    assert products.rows() == {"up": (8,)}
 
 
 def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:

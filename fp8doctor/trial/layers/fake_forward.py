@@ -22,6 +22,7 @@ from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart, recognise
 from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import fake_tensor_mode
+from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
@@ -70,7 +71,7 @@ def _watched(job: Job, facts: Facts) -> Watched | Misfit | str:
         return rows.NO_BATCH
     try:
         with abort_after(time.monotonic() + LONGEST_S, interrupts=True):
-            return _on_fakes(rows.uncompiled(job), facts)
+            return _cut_or_whole(rows.uncompiled(job), facts)
     except SystemExit:
         return f"{FORWARD} ends the process"
     except Overrun:
@@ -81,9 +82,22 @@ def _watched(job: Job, facts: Facts) -> Watched | Misfit | str:
         return f"{FORWARD} raises {error_in_words(error)}"
 
 
-def _on_fakes(job: Job, facts: Facts) -> Watched:
-    """Watch a forward of an uncompiled 16-bit copy of the model, cut, on fake tensors."""
-    plan, mode = rows.shallow(job, facts), fake_tensor_mode(allow_non_fake_inputs=True)
+def _cut_or_whole(job: Job, facts: Facts) -> Watched:
+    """Watch a copy with few blocks; one with all if that raises, as where a forward pairs two lists."""
+    plan = rows.shallow(job, facts)
+    try:
+        return _on_fakes(job, facts, plan)
+    except Misfit:
+        raise
+    except Exception:
+        if not plan.stacks:
+            raise
+        return _on_fakes(job, facts, rows.shallow(job, facts, whole=True))
+
+
+def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Watched:
+    """Watch a forward of an uncompiled 16-bit copy of the model on fake tensors."""
+    mode = fake_tensor_mode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)
     stand_ins = {id(each): fakes.of(each) for each in _not_copied(unwrapped(job.model))}
     copied = replicate(job.model, cuts=plan.cuts[0].kept, share=True, stand_ins=stand_ins)[0]

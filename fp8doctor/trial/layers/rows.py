@@ -23,7 +23,9 @@ from torch.overrides import TorchFunctionMode
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.tensors import tensors
+from fp8doctor.stacks.looking import class_name
+from fp8doctor.stacks.tensors import has_data, tensors
+from fp8doctor.stacks.torch_private import FAKE_TENSOR, storage_of
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
@@ -116,12 +118,11 @@ def uncompiled(job: Job) -> Job:
     return replace(job, training_step=own_step(job.training_step, as_compiled=False))
 
 
-def shallow(job: Job, facts: Facts) -> depth.Plan:
-    """Plan a copy with `BLOCKS` of each list."""
+def shallow(job: Job, facts: Facts, *, whole: bool = False) -> depth.Plan:
+    """Plan a copy with `BLOCKS` of each list, or with all."""
     original = unwrapped(job.model)
-    return depth.first_blocks(
-        original, depth.named_in(original, [each.name for each in facts.network.blocks]), BLOCKS
-    )
+    lists = [] if whole else [each.name for each in facts.network.blocks]
+    return depth.first_blocks(original, depth.named_in(original, lists), BLOCKS)
 
 
 def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Watched:
@@ -194,7 +195,7 @@ def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dic
         for position, (key, _) in enumerate(original.get_submodule(stack.name).named_children()):
             if position >= len(kept):
                 position = stack.prefix + (position - stack.prefix) % (len(kept) - stack.prefix)
-            blocks[f"{name}.{key}."] = f"{name}.{kept[position]}."
+            blocks[f"{name}.{key}.".lstrip(".")] = f"{name}.{kept[position]}.".lstrip(".")
     return blocks
 
 
@@ -203,8 +204,8 @@ class Products(TorchFunctionMode):
 
     A layer's weight is seen in ``functional.linear``, and as the output projection of torch's attention. The
     experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
-    all at once given the ends of their rows, a batched one by all with the same rows. A tensor subclass with
-    experts is not seen.
+    all at once given the ends of their rows, a batched one by all with the same rows. Fake ends have no
+    numbers: then one entry holds the rows of all. A tensor subclass with experts is not seen.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module], experts: Mapping[str, nn.Parameter]) -> None:
@@ -212,8 +213,8 @@ class Products(TorchFunctionMode):
         self._outside, self.in_own_autocast = autocast_now(), False
         weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
         self._weights = {name: id(weight) for name, weight in weights if weight is not None}
-        plain = {name: weight for name, weight in experts.items() if type(weight) is nn.Parameter}
-        self._storages = {name: weight.untyped_storage().data_ptr() for name, weight in plain.items()}
+        plain = {name: weight for name, weight in experts.items() if is_plain(weight)}
+        self._storages = {name: storage_of(weight) for name, weight in plain.items()}
         self._by_weight: dict[int, list[int]] = {each: [] for each in self._weights.values()}
         self._by_storage: dict[int, list[int]] = {each: [] for each in self._storages.values()}
 
@@ -243,15 +244,20 @@ class Products(TorchFunctionMode):
             self._by_weight[id(weight)].append(rows_of(into))
 
     def _note_experts(self, given: list[torch.Tensor]) -> None:
-        if len(given) < 2 or type(given[1]) not in (torch.Tensor, nn.Parameter):
+        if len(given) < 2 or not is_plain(given[1]):
             return
         into, weight, *ends = given
-        seen = self._by_storage.get(weight.untyped_storage().data_ptr())
+        seen = self._by_storage.get(storage_of(weight))
         if seen is None:
             return
-        if weight.dim() == 2:
+        if weight.dim() == 2 or (ends and not has_data(ends[0])):
             seen.append(rows_of(into))
         elif ends and not ends[0].is_floating_point():
             seen += ends[0].diff(prepend=ends[0].new_zeros(1)).tolist()
         elif into.dim() == 3:
             seen += [into.shape[1]] * into.shape[0]
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Tell if a tensor is torch's own, also a fake one: other subclasses hold their data elsewhere."""
+    return type(tensor) in (torch.Tensor, nn.Parameter) or class_name(type(tensor)) == FAKE_TENSOR
