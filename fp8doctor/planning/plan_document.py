@@ -121,7 +121,7 @@ def refuse_too_large(found: Sequence[Row], options: Options) -> None:
 def best_of_stacks(found: Sequence[Row]) -> Iterator[Row]:
     """Find the fastest row of each stack that fits on a GPU and gains, the fastest first."""
     gains = [each for each in found if each.fits and (each.speedup or 0.0) >= 1 + EVEN]
-    gains.sort(key=lambda each: each.step_ms or 0.0)
+    gains.sort(key=lambda each: (is_doubtful(each, gains), each.step_ms or 0.0))
     for stack in dict.fromkeys(each.stack for each in gains):
         yield next(each for each in gains if each.stack == stack)
 
@@ -141,7 +141,7 @@ def answer(found: Sequence[Row], options: Options) -> str:
         return f"{on} there is no estimate{', only of BF16' if first.bf16_step_ms else ''}: {first.why}."
     if not fitting:
         return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{_fp8_needs(found)}."
-    best = min(fitting, key=lambda each: each.step_ms or 0.0)
+    best = min(fitting, key=lambda each: (is_doubtful(each, fitting), each.step_ms or 0.0))
     told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
     how = f"{words(best)}, compiled"
     if gains_nothing(best):
@@ -149,6 +149,13 @@ def answer(found: Sequence[Row], options: Options) -> str:
     if (best.speedup_low or 0.0) <= 1:
         return f"{on} FP8 is open: the best recipe, {how}, gives {told}. Time it before you decide."
     return " ".join((f"{on} use {how}: {told}.", *_remarks(best, fitting)))
+
+
+def is_doubtful(row: Row, among: Sequence[Row]) -> bool:
+    """Return whether FP4, which costs exactness, is not clearly faster than one of these recipes in FP8."""
+    return recipe_of(row).in_fp4 and any(
+        (each.speedup or 0.0) > (row.speedup_low or 0.0) for each in among if not recipe_of(each).in_fp4
+    )
 
 
 def gains_nothing(row: Row) -> bool:
@@ -168,6 +175,10 @@ def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
         simpler = min(own, key=lambda each: each.step_ms or 0.0)
         told = f"torchao's {words(simpler)} gives {simpler.speedup:.2f}x in yours"
         yield f"It needs a model of its own layers; {told}."
+    faster = next((each for each in fitting if (each.step_ms or 0.0) < (best.step_ms or 0.0)), None)
+    if faster:
+        told = f"{faster.speedup:.2f}x ({faster.speedup_low:.2f} to {faster.speedup_high:.2f})"
+        yield f"{words(faster)} gives {told}: less exact, and not surely faster."
     others = [each for each in fitting if each.stack == best.stack]
     none = [each.recipe for each in others if gains_nothing(each)]
     if none:

@@ -176,3 +176,15 @@ def test_what_has_an_estimate_is_not_named_without_one() -> None:
         names = [row.recipe for row in plan.rows if row.gpu == gpu and row.step_ms and row.stack == "torchao"]
         assert names
         assert not {*re.findall(r"(?<!te )\b\w+", missing)} & {*names}, missing
+
+
+@pytest.mark.parametrize("gpu", ["B200", "GB200", "GB300"])
+def test_fp4_is_used_only_if_it_is_clearly_faster_than_fp8(gpu: str) -> None:
+    """FP4 costs exactness: a range that holds the time of an FP8 recipe does not pay for it."""
+    found = fp8doctor.plan(LLAMA_8B, gpu)
+    gains = [each for each in found.rows if each.fits and each.speedup and each.speedup > 1]
+    fp8 = max(each.speedup for each in gains if each.recipe != "nvfp4")
+    fp4 = next(each for each in gains if each.recipe == "nvfp4")
+    assert fp4.speedup > fp8 > fp4.speedup_low
+    assert "nvfp4" not in found.answer.partition(":")[0]
+    assert f"{fp4.speedup:.2f}x" in found.answer
