@@ -49,7 +49,6 @@ def test_a_variants_time_is_the_median_of_its_rounds() -> None:
         model=None,
         compiled=Compilations(),
         memory=StepMemory(1.0, 0.0, 2.0, 1.0),
-        alloc_retries=None,
         step_s=0.0,
         launched_s=None,
         non_finite=None,

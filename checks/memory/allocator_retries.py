@@ -45,31 +45,23 @@ def allocator_retries(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     now, memory_gib = kit.arms.arm_if_any(facts, kit.ArmName.AS_IS), kit.memory.gpu_gib(facts)
     peak_gib = now.get("peak_gib") if now else None
     own = facts.training.alloc_retries
-    retries = [n for cut in now.cuts if (n := cut.get("alloc_retries")) is not None] if now else []
-    step = None
-    if retries and peak_gib and memory_gib:  # without the trial's copies
-        step = max(retries) if peak_gib >= FULL * memory_gib else 0
-    if own is None and step is None:
+    if own is None:
         return kit.NotApplicable(reason="no CUDA memory is in use")
-    if not own and not step:
+    if not own:
         return None
     peak = f" The step peaks at {peak_gib:.1f} of {memory_gib:.0f} GiB." if peak_gib and memory_gib else ""
-    title = f"The step filled the GPU: the allocator retried {kit.plural(step or 0, 'time')} in the warm-up"
-    if own:
-        title = f"The GPU had too little free memory: the allocator retried {kit.plural(own, 'time')} so far"
     settings = (facts.environment.variables.get(each, "") for each in SETTINGS)
     fix = LESS if any("expandable_segments:True" in each for each in settings) else EXPANDABLE
     return kit.Finding(
-        title=title,
+        title=f"The GPU had too little free memory: the allocator retried {kit.plural(own, 'time')} so far",
         explanation="Each time it waits for the GPU and returns its whole cache to the driver, which "
         f"stalls the step.{peak}",
         evidence={
             "retries_in_this_process": own,
-            "retries_of_the_step": step,
             "peak_gib": peak_gib,
             "gpu_gib": memory_gib,
         },
-        treatment=(free_memory(facts, memory_gib) if own else None) or fix,
+        treatment=free_memory(facts, memory_gib) or fix,
     )
 
 
@@ -89,11 +81,7 @@ def free_memory(facts: kit.Facts, memory_gib: float | None) -> kit.Treatment | N
 
 
 def _job(retries: int) -> kit.Facts:
-    arms = (
-        kit.Arm(
-            name=kit.ArmName.AS_IS, tried=True, peak_gib=76.0, cuts=(kit.facts.ArmCut(alloc_retries=retries),)
-        ),
-    )
+    arms = (kit.Arm(name=kit.ArmName.AS_IS, tried=True, peak_gib=76.0),)
     gpus = (kit.Gpu(visible=True, memory_gib=79.1),)
     return kit.example(gpus=gpus, variables={}, alloc_retries=retries, device="cuda", arms=arms)
 

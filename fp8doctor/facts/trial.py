@@ -138,8 +138,6 @@ class ArmCut(Record, frozen=True, kw_only=True):
     recompile_reasons: tuple[Prose, ...] = NOT_RECORDED
     left_eager: tuple[str, ...] = NOT_RECORDED
     """Functions that reached the recompile limit, so further calls are not compiled."""
-    alloc_retries: int | None = NOT_RECORDED
-    """Times the allocator freed its cache and asked again (``num_alloc_retries``) in the warm-up."""
 
 
 class Arm(Record, frozen=True, kw_only=True):

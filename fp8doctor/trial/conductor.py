@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +28,7 @@ from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
 from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
 from fp8doctor.trial.state.guard import Guard
-from fp8doctor.trial.state.settings import CONTEXT, free, restored
+from fp8doctor.trial.state.settings import CONTEXT, free, restored, trial_modes
 from fp8doctor.trial.variant import Place, VariantPlan
 from fp8doctor.wording import sentence
 
@@ -41,14 +40,17 @@ MOSTLY_FREE = 0.5
 
 @contextmanager
 def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
-    """Guard what is the user's; at the end put it back, and name what was changed in the list."""
-    run.progress("noting the state of the model", None)
-    began = time.monotonic()
+    """Guard what is the user's; in their process put it back at the end, and name what was changed."""
     guard = Guard(job)
+    run = replace(run, guard=guard)
+    if run.own_process:
+        with trial_modes(), guard.standing():
+            yield run, []
+        return
+    run.progress("noting the state of the model", None)
     before = guard.sums()
     with restored(job) as changed, guard.standing():
-        budget = replace(run.budget, noted_s=time.monotonic() - began)
-        yield replace(run, budget=budget, guard=guard), changed
+        yield run, changed
         run.progress("looking at what was changed", None)
     try:
         still_there(run.device, "")
@@ -115,10 +117,15 @@ def _timed(bench: Bench) -> Trial:
 
 
 def build(bench: Bench) -> None:
-    """Build the variants; begin again with shallower models if the step as it is has too little memory."""
+    """Build the variants; begin again with shallower models if the step as it is has too little memory.
+
+    Some are built only if the fastest compiled step waits for the host, or last if little memory is free.
+    """
     last = list[Attempt]()
     for attempt in list(bench.attempts):
-        if attempt.plan.if_host_waits and not _host_waits(bench.built):
+        compiled = [each for each in bench.built if each.compiled]
+        fastest = min(compiled, key=lambda each: each.steps_s, default=None)
+        if attempt.plan.if_host_waits and not (fastest and fastest.waits_for_host):
             bench.attempts.remove(attempt)
         elif attempt.plan.place is Place.NO_CHECKPOINTING and _little_is_free(bench):
             last.append(attempt)
@@ -130,12 +137,6 @@ def build(bench: Bench) -> None:
                 _build_variant(attempt, bench)
     for attempt in last:
         _build_variant(attempt, bench)
-
-
-def _host_waits(built: Sequence[Attempt]) -> bool:
-    """Return whether the fastest compiled step waits for the host."""
-    compiled = [each for each in built if each.compiled]
-    return bool(compiled) and min(compiled, key=lambda each: each.steps_s).waits_for_host
 
 
 def _little_is_free(bench: Bench) -> bool:

@@ -145,7 +145,6 @@ class RecordedBench:
                 model=None,
                 compiled=Compilations(graphs=int(of.compiles)),
                 memory=StepMemory(0.0, 0.0, 0.0, None),
-                alloc_retries=None,
                 step_s=ms / 1e3,
                 launched_s=of.launched * ms / 1e3,
                 non_finite=None,

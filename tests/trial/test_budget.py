@@ -35,7 +35,7 @@ from tests.trial.recorded_trials import TRIALS, Clock, RecordedBench, Seen, took
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (budget, timer, conductor):
+    for module in (budget, timer):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=clock, perf_counter=clock))
     return clock
 

@@ -177,7 +177,7 @@ def built(name: str, *treatments: str, more_gib: float = 0.0) -> Attempt:
 
     def at(peak_gib: float) -> Ready:
         held = StepMemory(4.0, 0.0, 8.0, 4.0, peak_gib)
-        return Ready(lambda: torch.zeros(()), None, Compilations(), held, None, 0.0, 0.0, None, None)
+        return Ready(lambda: torch.zeros(()), None, Compilations(), held, 0.0, None, None)
 
     plan = VariantPlan(name, as_it_is, treatments, base=None if name == "as_is" else "as_is")
     return Attempt(plan, [at(each + more_gib) for each in (40.0, 60.0)])

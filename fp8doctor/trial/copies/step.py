@@ -105,12 +105,9 @@ def training_step(
             del output
         try:
             optimizer.step()
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            if job.optimizer is not None or "CUDA error" in str(
-                error
-            ):  # which an earlier kernel may have caused
+            of_the_gpu = isinstance(error, torch.OutOfMemoryError) or "CUDA error" in str(error)
+            if job.optimizer is not None or of_the_gpu:  # an earlier kernel may have caused it
                 raise
             raise NotReplicable(
                 f"the optimizer that fp8doctor chose for it raises {sentence(error)}; give yours, as "

@@ -19,6 +19,7 @@ from torch import nn
 
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.code_names import names_in
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import tensors
@@ -225,16 +226,20 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
         return facts
     if facts.network.linears and not seen.regions:
         return without_seen(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
-    marks = []
-    for each in facts.training.checkpointing:
-        if each.form != CALLED:
-            marks.append(each)
-        elif each.name in seen.calls:
-            marks.append(_called(each, seen.calls[each.name]))
-        elif _is_below(each.name, seen.compiled):
-            marks.append(each)
+    marks = [
+        _called(each, seen.calls[each.name]) if each.form == CALLED and each.name in seen.calls else each
+        for each in facts.training.checkpointing
+        if each.form != CALLED or each.name in seen.calls or _is_below(each.name, seen.compiled)
+    ]
     unknown = [each.name for each in marks if each.form == CALLED and each.active is None]
-    linears = tuple(_decided(each, seen.regions, unknown) for each in facts.network.linears)
+
+    def decided(linear: Linear) -> Linear:
+        region = seen.regions.get(linear.name, NOT_RECORDED)
+        if recorded(linear, "checkpointed") or (region is None and _is_below(linear.name, unknown)):
+            return linear
+        return msgspec.structs.replace(linear, checkpointed=region)
+
+    linears = tuple(map(decided, facts.network.linears))
     blocks = tuple(
         each
         if recorded(each, "checkpointed") or _is_below(each.name, unknown)
@@ -301,14 +306,6 @@ def _called(mark: Checkpointing, call: Call) -> Checkpointing:
 
 def _is_below(name: str, modules: Collection[str]) -> bool:
     return any(not each or f"{name}.".startswith(f"{each}.") for each in modules)
-
-
-def _decided(linear: Linear, found: Mapping[str, str | None], unknown: Collection[str]) -> Linear:
-    if recorded(linear, "checkpointed") or linear.name not in found:
-        return linear
-    if found[linear.name] is None and _is_below(linear.name, unknown):
-        return linear
-    return msgspec.structs.replace(linear, checkpointed=found[linear.name])
 
 
 def _recomputed(blocks: str, linears: tuple[Linear, ...]) -> int:

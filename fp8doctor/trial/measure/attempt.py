@@ -39,7 +39,6 @@ class Ready:
     """The replica that the step trains; None after it was freed."""
     compiled: Compilations
     memory: StepMemory
-    alloc_retries: int | None
     step_s: float
     """The last step of the warm-up: about what one step takes."""
     launched_s: float | None

@@ -31,7 +31,7 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.compilations import compilations
 from fp8doctor.trial.measure.evidence import executed
-from fp8doctor.trial.measure.memory import MemoryWatch, alloc_retries, is_roomy, leaves_room, rounding
+from fp8doctor.trial.measure.memory import MemoryWatch, is_roomy, leaves_room, rounding
 from fp8doctor.trial.measure.observers import Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
@@ -257,7 +257,6 @@ class Bench:
         memory: MemoryWatch,
     ) -> Ready:
         """Take steps until one compiles nothing; the last one is measured."""
-        retries = alloc_retries(self.device)
         on_gpu = self.device.type == "cuda"
         watched = WatchedSteps(step, optimizer)
         with compilations(model) as compiled, memory.of(model, optimizer):
@@ -283,7 +282,6 @@ class Bench:
             model=model,
             compiled=compiled,
             memory=memory.end(model, optimizer, self._rounding if counts else None),
-            alloc_retries=None if retries is None else (alloc_retries(self.device) or 0) - retries,
             step_s=step_s,
             launched_s=launched_s,
             non_finite=watched.non_finite(),

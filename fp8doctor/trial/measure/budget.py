@@ -52,8 +52,6 @@ class Budget:
     began: float = field(default_factory=lambda: time.monotonic())
     uncounted_s: float = 0.0
     """Seconds of the load before that, which do not count."""
-    noted_s: float = 0.0
-    """Seconds that noting the model's state took; it is compared with once more at the end."""
 
     @classmethod
     def since(cls, began: float, seconds: float, deadline: float | None = None) -> Budget:
@@ -94,7 +92,7 @@ class Budget:
     @property
     def ending_s(self) -> float:
         """The seconds from the last proof to the end of the command."""
-        return self._at_most(CLOSING_S + REPORT_S) + self.noted_s
+        return self._at_most(CLOSING_S + REPORT_S)
 
     def _at_most(self, seconds: float) -> float:
         return seconds * min(1.0, ENDING_SHARE * self.seconds / (CLOSING_S + REPORT_S))
@@ -155,7 +153,7 @@ class Budget:
         if not left or not built:
             return None
         builds_s = sum(max(2 * build_s(each.plan, built), each.build_s) for each in left)
-        ending_s = CLOSING_S + REPORT_S + self.noted_s - self.ending_s
+        ending_s = CLOSING_S + REPORT_S - self.ending_s
         all_s = self.elapsed_s + builds_s + self.reserve_s([*built, *built[:1] * (len(left) - 1)]) + ending_s
         return 10.0 * math.ceil(all_s / 10.0)
 

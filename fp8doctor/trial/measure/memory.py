@@ -134,11 +134,6 @@ def rounding(model: nn.Module, device: torch.device) -> float:
     return max(0.0, takes / holds - 1.0) if holds else 0.0
 
 
-def alloc_retries(device: torch.device) -> int | None:
-    """Count how often the allocator freed memory to try again; None on a CPU."""
-    return torch.cuda.memory_stats(device).get("num_alloc_retries", 0) if device.type == "cuda" else None
-
-
 def gib(counted: Iterable[Tensor], device: torch.device | None) -> float:
     """Count the GiB that tensors, or a subclass's inner ones, hold on a device or any."""
     inner = {id(each): each for tensor in counted for each in plain(tensor)}

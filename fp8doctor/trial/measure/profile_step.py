@@ -6,9 +6,10 @@ The deepest profile is the variant's proof too.
 from __future__ import annotations
 
 import logging
-import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -165,23 +166,18 @@ def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
         id(module): f"{MODULE}{type(module).__module__}.{type(module).__qualname__} {cleaned(name)}"
         for name, module in modules.items()
     }
-    calls = _Calls()
+    opened: dict[int, list[tuple[nn.Module, Any]]] = defaultdict(list)
+    """Of each thread, because a GPU's backward has its own."""
 
     def enter(module: nn.Module, given: Any) -> None:
         annotation: Any = torch.profiler.record_function(texts[id(module)])
         annotation.__enter__()
-        calls.open.append((module, annotation))
+        opened[get_ident()].append((module, annotation))
 
     def leave(module: nn.Module) -> None:
-        if calls.open and calls.open[-1][0] is module:
-            calls.open.pop()[1].__exit__(None, None, None)
+        calls = opened[get_ident()]
+        if calls and calls[-1][0] is module:
+            calls.pop()[1].__exit__(None, None, None)
 
     with on_calls(modules.values(), enter, leave):
         yield
-
-
-class _Calls(threading.local):
-    """The open calls of each thread, because a GPU's backward has its own."""
-
-    def __init__(self) -> None:
-        self.open: list[tuple[nn.Module, Any]] = []

@@ -101,7 +101,6 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
                 recompilations=ready.compiled.recompilations,
                 recompile_reasons=ready.compiled.recompile_reasons,
                 left_eager=ready.compiled.left_eager,
-                alloc_retries=ready.alloc_retries,
             )
         )
     at, memory = interval(full), [ready.memory for ready in attempt.ready]

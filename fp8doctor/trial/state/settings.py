@@ -218,12 +218,19 @@ MEMORY_SLACK = 64 * 2**20
 
 
 @contextmanager
+def trial_modes() -> Iterator[None]:
+    """Have gradients on and warnings hidden, and leave Transformer Engine's buffers alone."""
+    with buffers_apart(), warnings.catch_warnings(), torch.inference_mode(False), torch.enable_grad():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
 def restored(job: Job) -> Iterator[list[str]]:
     """Put back everything that replicas may change, also after an interrupt.
 
     Settings are put back silently, because a user's own forward may change them. Changes of the user's model
-    are named in the list that the context gives; so is what cannot be put back. Inside, gradients are on and
-    warnings are hidden.
+    are named in the list that the context gives; so is what cannot be put back. Inside are `trial_modes`.
     """
     torch_private.load_dynamo()  # whose settings are read
     settings = [noted for each in _settings() if (noted := _noted(*each)) is not None]
@@ -248,11 +255,7 @@ def restored(job: Job) -> Iterator[list[str]]:
     try:
         try:
             with signals_deferred():
-                last_first.enter_context(buffers_apart())
-                last_first.enter_context(warnings.catch_warnings())
-                last_first.enter_context(torch.inference_mode(False))
-                last_first.enter_context(torch.enable_grad())
-                warnings.simplefilter("ignore")
+                last_first.enter_context(trial_modes())
             yield named
         finally:
             leave()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
@@ -112,15 +112,17 @@ def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _noted_module(module: nn.Module) -> PutBack:
-    kind, before = type(module), contents(vars(module))
+    kind = type(module)
 
     def put_back() -> Iterator[str]:
         if type(module) is not kind:
             module.__class__ = kind
             yield "modules"
-        for name in restore(vars(module), before):
-            yield NAMES.get(name, "hooks" if "hooks" in name else "modules")
+        yield from attributes()
 
+    attributes = _noted_contents(
+        [vars(module)], lambda name: NAMES.get(name, "hooks" if "hooks" in name else "modules")
+    )
     return put_back
 
 
@@ -128,14 +130,13 @@ def _noted_optimizer(optimizer: Any) -> PutBack:
     """Note an optimizer or a scheduler. A tensor in it is left to the guard of its storage."""
     places = (getattr(optimizer, "__dict__", None), getattr(optimizer, "state", None))
     held = [place for place in places if isinstance(place, dict)]
-    before = [(each, contents(each)) for each in (*held, *getattr(optimizer, "param_groups", ()))]
+    groups = getattr(optimizer, "param_groups", ())
+    return _noted_contents([*held, *groups], lambda name: "optimizer settings")
 
-    def put_back() -> Iterator[str]:
-        for held, contained in before:
-            if restore(held, contained):
-                yield "optimizer settings"
 
-    return put_back
+def _noted_contents(held: Sequence[dict[Any, Any]], named: Callable[[Any], str]) -> PutBack:
+    before = [(each, contents(each)) for each in held]
+    return lambda: [named(name) for each, contained in before for name in restore(each, contained)]
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:

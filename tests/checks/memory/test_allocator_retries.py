@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.facts import ArmCut, Gpu
-from tests.checks.arms import ran, timed
 from tests.checks.rules import Look, fix_of, found_by, outcome_of
 from tests.stand_ins import cuda_allocator
 
@@ -50,18 +45,3 @@ def test_counters_that_cannot_be_read_are_unknown(
 ) -> None:
     cuda_allocator.install(monkeypatch, stats, backend=backend)
     assert outcome_of(RETRIES, look(MODEL)) == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("peak_gib", "retries", "expected"),
-    [(76.0, (0, 3), "fires"), (76.0, (0, 0), "silent"), (66.0, (0, 3), "silent"), (None, (3,), "silent")],
-    ids=["the step fills the GPU", "full, without retries", "our copies filled it", "peak unknown"],
-)
-def test_retries_of_the_trial(
-    look: Look, monkeypatch: pytest.MonkeyPatch, peak_gib: float | None, retries: Any, expected: str
-) -> None:
-    cuda_allocator.install(monkeypatch, NONE)
-    as_is = ran("as_is", peak_gib=peak_gib, cuts=tuple(ArmCut(alloc_retries=each) for each in retries))
-    other = ran("bf16", peak_gib=78.0, cuts=(ArmCut(alloc_retries=9),))
-    gpus = (Gpu(name="NVIDIA H100", visible=True, memory_gib=79.1),)
-    assert outcome_of(RETRIES, replace(timed(look(MODEL), as_is, other), gpus=gpus)) == expected
