@@ -94,12 +94,12 @@ def verified() -> str:
     assert tried == same
     rows = (
         (
-            f"[Times of this version, {now[0]}]({now_page})",
+            f"[Times of the rewritten trial, {now[0]}]({now_page})",
             f"{now[1]} off plain scripts",
             f"{now[2]}; {now[3]} if the host sets the pace",
         ),
         (
-            f"[Times of an earlier version, 8 jobs, {times[2]} GPU-bound variants]({times_page})",
+            f"[Times of the trial before, 8 jobs, {times[2]} GPU-bound variants]({times_page})",
             f"{times[0]} off plain scripts",
             f"{times[1]}",
         ),
