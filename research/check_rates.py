@@ -1,25 +1,28 @@
-"""How often each check fired, rightly or not, and what it missed: counted from tables of this repository.
+"""How often each check fired, rightly or not, and what it missed, on recordings, recipes and threads.
 
-The tables of recordings, threads and recipes are generated too: `tests.refresh` writes them first.
+The tables of threads and recipes are generated too: `tests.refresh` writes them first.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fp8doctor import headings, registry
-from tests.clinic import patients
+from fp8doctor import headings, load_report, registry
+from fp8doctor.finding import Finding
+from tests.clinic import Patient, patients
 from tests.markdown import table
+from tests.recordings import files
 
 RESEARCH = Path(__file__).parent
 TESTS = RESEARCH.parent / "tests"
 CODE = re.compile(r"\b[A-Z]{3,4}\d{3}\b")
 RECORDED = ("patients", "running")
-"""Folders of ``tests/`` whose ``recorded/README.md`` lists the codes of each recording."""
+"""Folders of ``tests/`` whose recordings were made of a patient's file, an example or a job."""
 
 
 class Case(NamedTuple):
@@ -61,22 +64,26 @@ def thread(fired: list[str], expected: tuple[str, ...], outcome: str) -> Case:
 def in_recordings() -> Iterator[Case]:
     """Judge what fires on each recording of a GPU by what its model file must and must not be told."""
     folders = (TESTS / "patients", RESEARCH / "patients")
-    known = {each.path.stem: each for folder in folders for each in patients(folder)}
-    codes = {each.name: each.code for each in registry.discover()}
+    known = {each.path.name: each for folder in folders for each in patients(folder)}
+    examples = {each.name for each in (TESTS.parent / "examples").glob("*.py")}
     for folder in RECORDED:
-        page = TESTS / folder / "recorded" / "README.md"
-        for cells in rows_of(page) if page.exists() else ():
-            if len(cells) == 9 and cells[0] != "recording":
-                fired = CODE.findall(cells[8])
-                if patient := known.get(cells[0].partition("-")[2]):
-                    must, must_not = (
-                        tuple(codes.get(each, each) for each in keys)
-                        for keys in (patient.must, patient.must_not)
-                    )
-                    missed = tuple(code for code in must if code not in fired)
-                    yield Case(fired, must, tuple(code for code in must_not if code not in must), missed)
-                else:
-                    yield Case(fired)
+        for path in files(TESTS / folder / "recorded"):
+            report = load_report(path)
+            script = report.facts.get("target.name") or ""
+            is_patient = folder == "patients" or script not in examples
+            yield recording(report.findings, known.get(script) if is_patient else None)
+
+
+def recording(findings: Sequence[Finding], patient: Patient | None) -> Case:
+    """Judge by code, or by name if the patient names a rule."""
+    fired = list(dict.fromkeys(each.code for each in findings))
+    if patient is None:
+        return Case(fired)
+    codes = {each.name: each.code for each in registry.discover()}
+    said = {*fired, *(each.name for each in findings)}
+    wrong = tuple(codes.get(key, key) for key in patient.must_not if key in said)
+    missed = tuple(codes.get(key, key) for key in patient.must if key not in said)
+    return Case(fired, tuple(codes.get(key, key) for key in patient.must), wrong, missed)
 
 
 def counted(cases: Iterable[Case]) -> tuple[int, dict[str, Counter[str]]]:
@@ -102,6 +109,7 @@ def in_recipes() -> tuple[int, dict[str, Counter[str]]]:
     }
 
 
+@cache
 def columns() -> dict[str, tuple[int, dict[str, Counter[str]]]]:
     return {
         "recordings on GPUs": counted(in_recordings()),

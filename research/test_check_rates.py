@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 from fp8doctor import headings
-from research.check_rates import cell, columns, counted, rates, thread
+from fp8doctor.finding import Finding
+from research.check_rates import Case, cell, columns, counted, rates, recording, thread
+from tests.clinic import Patient
 
 
 def test_a_thread_judges_what_fired_first() -> None:
@@ -21,6 +24,13 @@ def test_a_thread_judges_what_fired_first() -> None:
     assert by_code["SHP002"] == Counter(fired=1, wrongly=1)
     assert by_code["MEM001"] == Counter(fired=2)
     assert cell(by_code["NUM003"]) == "1 missed"
+
+
+def test_a_recording_is_judged_by_the_rules_that_its_patient_names() -> None:
+    finding = Finding(title="t", explanation="e", code="STP004", name="fp32-adapters")
+    patient = Patient(Path("lora_fp32.py"), ("fp32-adapters",), ("fp32-parameters",), healthy=False)
+    assert recording([finding], patient) == Case(["STP004"], ("STP004",))
+    assert recording([], patient).missed == ("STP004",)
 
 
 def test_every_table_is_read() -> None:

@@ -30,9 +30,9 @@ INDEX = """# The checks
 RATES = """
 ## How often they were right
 
-*Fired* counts every finding. It was *rightly* or *wrongly* if the job says what a report must or must not
-find, if a thread's cause is known, or if someone judged it. It was *missed* if the job or the thread expects
-it. On recipes, only warnings and errors count.
+*Fired* counts the jobs on which a check fired. It was *rightly* or *wrongly* if the job says what a report
+must or must not find, if a thread's cause is known, or if someone judged it. It was *missed* if the job or
+the thread expects it. On recipes, only warnings and errors count.
 
 """
 

@@ -200,16 +200,16 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
 def _too_small(linear: Linear, facts: Facts) -> bool:
     """Return whether a layer that loses has the wrong shape, not too few tokens or the wrong recipe.
 
-    Modelled: it does not begin to gain with `MANY_TOKENS`, nor with one scale per tensor.
+    Modelled: it does not begin to pay with `MANY_TOKENS`, nor with one scale per tensor.
     """
     gpu = modelled_gpu(facts)
     if recipe_of(linear).granularity == "row":
-        rows = None if is_given(facts) and timed_shapes(facts) else MANY_TOKENS
+        rows = None if is_given(facts) else MANY_TOKENS
         best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise"), facts, gpu, rows=rows)
         return best is not None and best.loses
     now, then = gain_of(linear, facts, gpu), gain_of(linear, facts, gpu, rows=MANY_TOKENS)
     timed_otherwise = is_given(facts) and now is not None and now.ms > 0
-    return timed_otherwise or then is None or then.ms <= 0
+    return timed_otherwise or then is None or speedup([then]) < PAYS_FROM
 
 
 def losing(facts: Facts) -> dict[str, Gain]:

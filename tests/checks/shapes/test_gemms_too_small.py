@@ -65,6 +65,16 @@ def test_if_every_layer_that_runs_loses_bf16_is_the_fix(look: Look) -> None:
     score = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)), nn.Linear(256, 1)).bfloat16()
     for model in (blocks_in_fp8(llama_1b(256, 1024, 4)), float8(score)):
         assert fix_of(SMALL, look(model, tokens=TOKENS)).name == "stay-in-bf16"
+    no_batch_helps = nn.Sequential(nn.Linear(1024, 4096), nn.Linear(4096, 1024)).bfloat16()
+    assert fix_of(SMALL, look(float8(no_batch_helps), tokens=35)).name == "stay-in-bf16"
+
+
+def test_rowwise_layers_that_lose_with_the_tokens_of_the_job_are_left_out(look: Look) -> None:
+    """kv_b_proj of DeepSeek-V3, which torchao's own filter leaves out too."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(7168, 16384), nn.Linear(16384, 512), nn.Linear(512, 32768)).bfloat16()
+        converted = float8(model, "rowwise")
+    assert "2" in kept(found_by(SMALL, look(converted, tokens=TOKENS)))
 
 
 def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
