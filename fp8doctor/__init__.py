@@ -6,14 +6,16 @@ Use ``from fp8doctor import inspect_model`` in Python, or ``fp8doctor model.py``
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8doctor.api import inspect_model
     from fp8doctor.planned import Plan, plan
     from fp8doctor.report import Report, load_report
+    from fp8doctor.shown import compare, load_health
 
-__all__ = ["Plan", "Report", "inspect_model", "load_report", "plan"]
+__all__ = ["Plan", "Report", "compare", "inspect_model", "load_health", "load_report", "plan"]
 
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "checks")):
     # In a checkout or an editable install, checks/ is next to the package; otherwise it ships inside it.
@@ -21,23 +23,11 @@ if not os.path.isdir(os.path.join(os.path.dirname(__file__), "checks")):
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Report":
-        from fp8doctor.report import Report
-
-        return Report
-    if name == "inspect_model":
-        from fp8doctor.api import inspect_model
-
-        return inspect_model
-    if name == "load_report":
-        from fp8doctor.report import load_report
-
-        return load_report
-    if name in ("Plan", "plan"):
-        from fp8doctor import planned
-
-        return getattr(planned, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    homes = {"inspect_model": "api", "Plan": "planned", "plan": "planned", "Report": "report"}
+    homes |= {"load_report": "report", "compare": "shown", "load_health": "shown"}
+    if name not in homes:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"fp8doctor.{homes[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
-from fp8doctor.errors import UserError
+from fp8doctor.errors import UserError, WrongType, in_one_sentence
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.gpus import gpu_spec
@@ -46,6 +47,7 @@ def _alone() -> Iterator[None]:
         yield
 
 
+@in_one_sentence
 @_alone()
 def inspect_model(
     model: Any,
@@ -80,7 +82,7 @@ def inspect_model(
     hold prefixes of codes. During a trial, a terminal or notebook shows progress unless ``progress`` is
     False.
 
-    Raises TypeError or ValueError with a one-sentence message for an invalid argument.
+    Raises `UserError`, a ValueError with a message of one sentence; of a wrong type it is a TypeError too.
     """
     began = time.monotonic()
     check_limits(budget_s, layers)
@@ -91,33 +93,28 @@ def inspect_model(
     from fp8doctor.examine import examine
     from fp8doctor.trial import Budget, time_copies, without_forward
 
-    try:
-        if layers is not None:
-            job = _cut(job, examine(job).network, layers)
-        facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
-        if optimizer is not None and job.optimizer is None:
-            facts = _with_uncalled_optimizer(facts, optimizer)
-        if trial:
-            propose = partial(hypotheses, select=selected, ignore=ignored)
-            budget = Budget.since(began, budget_s or BUDGET_S)
-            shown = progress_line() if progress and someone_watches() else nullcontext(lambda doing: None)
-            with shown as tell:
-                facts = (
-                    time_copies(job, facts, device, propose, budget, lambda doing, _: tell(doing)) or facts
-                )
-        if not recorded(facts, "trial"):
-            facts = without_forward(facts)
-        return Report.of(diagnose(facts, select=selected, ignore=ignored))
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    if layers is not None:
+        job = _cut(job, examine(job).network, layers)
+    facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
+    if optimizer is not None and job.optimizer is None:
+        facts = _with_uncalled_optimizer(facts, optimizer)
+    if trial:
+        propose = partial(hypotheses, select=selected, ignore=ignored)
+        budget = Budget.since(began, budget_s or BUDGET_S)
+        shown = progress_line() if progress and someone_watches() else nullcontext(lambda doing: None)
+        with shown as tell:
+            facts = time_copies(job, facts, device, propose, budget, lambda doing, _: tell(doing)) or facts
+    if not recorded(facts, "trial"):
+        facts = without_forward(facts)
+    return Report.of(diagnose(facts, select=selected, ignore=ignored))
 
 
 def check_limits(budget_s: Any, layers: Any = None) -> None:
-    """Raise ValueError for a budget or a number of blocks that is none."""
+    """Raise `UserError` for a budget or a number of blocks that is none."""
     if budget_s is not None and (not isinstance(budget_s, (int, float)) or not 0 < budget_s < float("inf")):
-        raise ValueError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
+        raise UserError(f"budget_s has to be a positive number of seconds, not {budget_s!r}")
     if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
-        raise ValueError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
+        raise UserError(f"layers has to be a whole number of blocks, 1 or more, not {layers!r}")
 
 
 def _job(
@@ -129,9 +126,9 @@ def _job(
     root = _checked_model(plan.model if plan else model)
     for name, value in (("loss", loss), ("training_step", training_step)):
         if value is not None and not callable(value):
-            raise TypeError(f"{name} has to be callable, not {type(value).__name__}")
+            raise WrongType(f"{name} has to be callable, not {type(value).__name__}")
     if optimizer is not None and not is_optimizer(optimizer) and not callable(optimizer):
-        raise TypeError(
+        raise WrongType(
             f"optimizer has to be an optimizer, or a callable that builds one, not {type(optimizer).__name__}"
         )
     autocast, accumulate = checked_autocast(autocast), checked_accumulate(accumulate)
@@ -169,7 +166,7 @@ def _cut(job: Job, network: Network, layers: int) -> Job:
     from fp8doctor.trial.copies.replica import NotReplicable, replicate, unwrapped
 
     if not network.blocks:
-        raise ValueError(f"layers={layers}, and the model has no list of repeated blocks to cut")
+        raise UserError(f"layers={layers}, and the model has no list of repeated blocks to cut")
     longer = {blocks.name: blocks.count for blocks in network.blocks if blocks.count > layers}
     if not longer:
         return job
@@ -177,7 +174,7 @@ def _cut(job: Job, network: Network, layers: int) -> Job:
         cuts = {name: layers for name, _ in unwrapped(job.model).named_modules() if cleaned(name) in longer}
         model = replicate(job.model, cuts=cuts, share=True)[0]
     except NotReplicable as error:
-        raise ValueError(f"layers={layers}: {error}") from None
+        raise UserError(f"layers={layers}: {error}") from None
     of = " + ".join(map(str, longer.values()))
     target = msgspec.structs.replace(job.target, name=f"{job.target.name} cut to {layers} of {of} blocks")
     return replace(job, model=model, target=target)
@@ -187,14 +184,14 @@ def _checked_model(model: Any) -> Any:
     import torch
 
     if not is_a(model, torch.nn.Module):
-        what = (
-            f"the class {model.__name__}; build it first" if inspect.isclass(model) else type(model).__name__
-        )
-        raise TypeError(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
+        what = type(model).__name__
+        if inspect.isclass(model):
+            what = f"the class {model.__name__}; build it first"
+        elif isinstance(model, (str, Path)):
+            what = f"a name; to examine a file, type: fp8doctor {model}"
+        raise WrongType(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
     if not any(True for _ in tensors_of(model, "_parameters")):
-        raise ValueError(
-            f"the model ({type(model).__name__}) has no parameters, so there is nothing to train"
-        )
+        raise UserError(f"the model ({type(model).__name__}) has no parameters, so there is nothing to train")
     return model
 
 
@@ -202,18 +199,15 @@ def _known_gpu(name: Any) -> str | None:
     if name is None:
         return None
     if not isinstance(name, str):
-        raise TypeError(f"assume_gpu has to be the name of a GPU, such as 'H100', not {type(name).__name__}")
-    try:
-        return gpu_spec(name).name
-    except UserError as error:
-        raise ValueError(f"assume_gpu: {error}") from None
+        raise WrongType(f"assume_gpu has to be the name of a GPU, such as 'H100', not {type(name).__name__}")
+    return gpu_spec(name).name
 
 
 def codes(argument: str, value: Any) -> tuple[str, ...]:
     """Split prefixes of codes: a string with commas, or a sequence of strings."""
     parts = [value] if isinstance(value, str) else value or ()
     if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
-        raise TypeError(
+        raise WrongType(
             f"{argument} has to be codes such as 'CMP,ENV001', or a sequence of them, not "
             f"{type(value).__name__}"
         )

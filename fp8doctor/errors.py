@@ -1,22 +1,46 @@
-"""The only exception that users see, as a sentence; and the sentence for a Python without torch."""
+"""The only exceptions that users see, as a sentence; and the sentence for a Python without torch."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 import shlex
 import sys
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 OLDEST_TORCH = "2.6"
 """As in setup.cfg, whose extra does not apply to a torch that is already installed."""
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A problem that the user can solve, as a sentence; ``detail`` holds the user's own stack frames."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class WrongType(UserError, TypeError):
+    """An argument is of a type that cannot be used."""
+
+
+def in_one_sentence(function: Callable[P, R]) -> Callable[P, R]:
+    """Raise a function's `UserError` without the frames that led to it: the caller's line is the last."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        __tracebackhide__ = True  # IPython and pytest leave this frame out
+        try:
+            return function(*args, **options)
+        except UserError as error:
+            raise error.with_traceback(None) from None
+
+    return call
 
 
 def has_torch() -> bool:

@@ -10,52 +10,30 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from fp8doctor.errors import UserError
+from fp8doctor.errors import UserError, in_one_sentence
 from fp8doctor.facts import Facts, Target
-from fp8doctor.files import write_text
 from fp8doctor.loading.config_model import checked, config_job, is_config, read_config
 from fp8doctor.planning.job_options import Options, saved_facts
 from fp8doctor.planning.plan_document import PlanDocument, plan_document
+from fp8doctor.shown import Shown
 
 if TYPE_CHECKING:
     from fp8doctor.render.page import Page
 
 
-class Plan(PlanDocument, frozen=True, kw_only=True):
+class Plan(Shown, PlanDocument, frozen=True, kw_only=True):
     """A plan that can be shown and saved."""
-
-    def to_text(self, width: int = 100) -> str:
-        """Return the plan as the command line prints it."""
-        from fp8doctor.render.text import as_text
-
-        return as_text(self._page(), width=width)
-
-    def to_markdown(self) -> str:
-        from fp8doctor.render.markdown import as_markdown
-
-        return as_markdown(self._page())
-
-    def to_html(self, template: str = "page.html.jinja") -> str:
-        from fp8doctor.render.html import as_html
-
-        return as_html(self._page(), template=template)
 
     def _page(self) -> Page:
         from fp8doctor.render.plan_page import page
 
         return page(self)
 
-    def _repr_html_(self) -> str:
-        return self.to_html("fragment.html.jinja")
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan as JSON."""
-        write_text(Path(path), self.to_json())
-
-    def __str__(self) -> str:
-        return self.to_text()
+    def _line(self) -> str:
+        return self.answer
 
 
+@in_one_sentence
 def plan(
     config: Any,
     gpus: str | Sequence[str] = ("H100",),
@@ -84,23 +62,18 @@ def plan(
     knows; a mapping, a configuration of transformers, or an nn.Module. The other arguments are those of
     `Options`; None is what the model or the report says.
 
-    Raises ValueError with one sentence for what cannot be planned.
+    Raises `UserError`, a ValueError of one sentence, for what cannot be planned.
     """
     given = {name: value for name, value in locals().items() if name in Options.__struct_fields__}
     given["lora_modules"] = lora_modules.split(",") if isinstance(lora_modules, str) else lora_modules
-    try:
-        level = logging.root.manager.disable
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of libraries that transformers loads, such as torchao
-            logging.disable(max(level, logging.WARNING))
-            try:
-                facts = facts_of(config, batch, seq)
-            finally:
-                logging.disable(level)
-        return Plan(**asdict(plan_document(facts, gpus, given)))
-    except UserError as error:
-        raise ValueError(str(error)) from None
+    level = logging.root.manager.disable
+    with warnings.catch_warnings(action="ignore"):  # of libraries that transformers loads, such as torchao
+        logging.disable(max(level, logging.WARNING))
+        try:
+            facts = facts_of(config, batch, seq)
+        finally:
+            logging.disable(level)
+    return Plan(**asdict(plan_document(facts, gpus, given)))
 
 
 def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:

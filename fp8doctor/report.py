@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.diagnosis.comparison import timed_step
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.errors import UserError, WrongType, in_one_sentence
 from fp8doctor.facts import Facts
-from fp8doctor.files import write_text
 from fp8doctor.finding import Finding
+from fp8doctor.shown import Shown
 from fp8doctor.wording import plural
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+    from fp8doctor.render.page import Page
 
 
 class Prescription(tuple[Step, ...]):
@@ -29,15 +34,34 @@ class Prescription(tuple[Step, ...]):
         plan.facts = facts if facts is not None else Facts()
         return plan
 
+    @in_one_sentence
     def apply(self, model: Module) -> Any:
         """Apply the steps that change a model, with the timed functions; return the model.
 
-        Changes the model in place if possible. One warning names the steps that do not apply or do not change
-        a model (environment, optimizer, batch, autocast).
+        Changes the model in place if possible, and says so on stderr, a line for each step. One warning names
+        the steps that do not apply, do not change a model (environment, optimizer, batch, autocast), or take
+        FP8 out on an estimate.
         """
         from fp8doctor.trial.treatments.apply import carry_out
 
-        return carry_out((step.treatment for step in self), model, self.facts)
+        if not hasattr(model, "named_modules"):
+            raise WrongType(f"model has to be a torch.nn.Module, not {type(model).__name__}")
+        untimed = [step.treatment for step in self if step.removes_fp8_on_an_estimate]
+        found = carry_out(
+            (step.treatment for step in self if step.treatment not in untimed), model, self.facts
+        )
+        for each in found.done:
+            print(f"fp8doctor applied {each.name}: {each.summary}", file=sys.stderr)
+        left = (
+            *found.left,
+            *(f"{each.name} (FP8 stays on: this was estimated, not timed)" for each in untimed),
+        )
+        said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
+        if found.replaced:
+            said.append("parameters were replaced: make the optimizer again")
+        if said:
+            warnings.warn("; ".join(said), stacklevel=3)
+        return found.model
 
     def __repr__(self) -> str:
         lines = [f"{number}. {step!r}" for number, step in enumerate(self, 1)]
@@ -52,7 +76,7 @@ class ReportFailed(Exception):
         self.findings = findings
 
 
-class Report(Document, frozen=True, kw_only=True):
+class Report(Shown, Document, frozen=True, kw_only=True):
     """The results for one job: a `Document` that can be shown, saved and applied."""
 
     if TYPE_CHECKING:
@@ -64,10 +88,7 @@ class Report(Document, frozen=True, kw_only=True):
         fields = {name: getattr(document, name) for name in cls.__struct_fields__}
         return cls(**fields | {"prescription": Prescription(document.prescription, document.facts)})
 
-    def save(self, path: str | Path) -> None:
-        """Write the report as JSON. Raises `UserError` if the file cannot be written."""
-        write_text(Path(path), self.to_json())
-
+    @in_one_sentence
     def raise_for(
         self, severity: Severity | Literal["never"] = "error", *, require_fp8: bool = False
     ) -> None:
@@ -77,7 +98,7 @@ class Report(Document, frozen=True, kw_only=True):
         FP8 is emulated, raises or does not learn, or if the report cannot tell.
         """
         if severity not in ("never", *SEVERITIES):
-            raise ValueError(f"severity is one of never, {', '.join(SEVERITIES)}, not {severity!r}")
+            raise UserError(f"severity is one of never, {', '.join(SEVERITIES)}, not {severity!r}")
         why = self.why_not_in_fp8() if require_fp8 else ""
         reached = severity != "never" and self.reaches(severity)
         if not why and not reached:
@@ -117,21 +138,17 @@ class Report(Document, frozen=True, kw_only=True):
 
         return render(self, held_in=held_in)
 
-    def __repr__(self) -> str:
+    def _page(self) -> Page:
+        from fp8doctor.render.report_page import page
+
+        return page(self)
+
+    def _line(self) -> str:
         found = plural(len(self.findings), "finding")
-        return f"<Report: {self.verdict.status}, {found}, {plural(len(self.prescription), 'step')} to take>"
-
-    def _repr_html_(self) -> str:
-        from fp8doctor.render.html import fragment
-
-        return fragment(self)
-
-    def _repr_markdown_(self) -> str:
-        from fp8doctor.render.markdown import render
-
-        return render(self)
+        return f"{self.verdict.status}, {found}, {plural(len(self.prescription), 'step')} to take"
 
 
+@in_one_sentence
 def load_report(
     path: str | Path,
     *,

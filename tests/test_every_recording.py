@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -47,12 +49,16 @@ from fp8doctor.facts.arm_names import (
     is_withdrawn,
 )
 from fp8doctor.facts.no_number import why_of
+from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Saving
+from fp8doctor.patching import Script, placed
 from fp8doctor.render import html, markdown, text
 from fp8doctor.render.page import Marks, Next
 from fp8doctor.render.report_page import page
 from fp8doctor.render.terminal import columns
 from fp8doctor.report import Report
+from fp8doctor.trial.treatments import apply
+from fp8doctor.trial.treatments.apply import CarriedOut
 from tests.recordings import ANSWERS, answer, text_of
 from tests.render.every_format import CELL, hold_every_format
 from tests.render.sound_html import hold_sound
@@ -77,6 +83,34 @@ EVERY_FORMAT = 8
 ANSWERED = dict(line.split("\t", 1) for line in ANSWERS.read_text("utf-8").splitlines())
 
 EXPLAIN = re.compile(r"fp8doctor explain (\w+)")
+
+
+SCRIPT = Script((TESTS.parent / "examples" / "plain_loop.py").read_bytes())
+
+
+@pytest.mark.nightly
+def test_no_estimate_takes_fp8_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`apply` and `fix`, with the times of each recording and without: FP8 goes only if that was timed."""
+    stub = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(
+        apply, "carry_out", lambda what, model, facts: CarriedOut(model, tuple(what), (), False)
+    )
+    gone = 0
+    for recorded_report in (replayed(path).report for path in ALL):
+        facts = replace(recorded_report.facts, trial=NOT_RECORDED)
+        for plan in (recorded_report.prescription, Report.of(diagnose(facts)).prescription):
+            with warnings.catch_warnings(action="ignore"):
+                plan.apply(stub)
+            said = capsys.readouterr().err
+            measured = any(each.saving_ms and each.saving_ms.basis == "measured" for each in plan)
+            leaves = [each for each in plan if each.treatment.name == STAY_IN_BF16]
+            assert (f"applied {STAY_IN_BF16}" in said) == (bool(leaves) and measured)
+            assert len(said.splitlines()) + len([each for each in leaves if not measured]) == len(plan)
+            assert not any(each.edits for each in placed(leaves, SCRIPT))
+            gone += f"applied {STAY_IN_BF16}" in said
+    assert gone > 20
 
 
 @pytest.mark.parametrize("path", ALL, ids=case)

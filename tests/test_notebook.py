@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import gzip
 import io
 import json
 import sys
@@ -17,13 +18,17 @@ import pytest
 from rich.console import Console
 from torch import nn
 
+import fp8doctor
 import fp8doctor.trial
 from fp8doctor import inspect_model, load_report
 from fp8doctor.report import Prescription, Report
+from fp8doctor.shown import Shown
 from fp8doctor.stages import Doing, progress_line, someone_watches
+from tests.configurations import LLAMA_8B
 from tests.render.sound_html import hold_sound
 from tests.render.test_html import DEMO
 
+RECORDED_HEALTH = Path(__file__).parent / "health" / "recorded"
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
 
 
@@ -46,12 +51,15 @@ def test_the_example_runs_and_shows_what_it_says() -> None:
     assert all(each["outputs"] == [] and each["execution_count"] is None for each in cells)
     names: dict[str, Any] = {"__name__": "notebook"}
     out = [shown("".join(each["source"]), names) for each in cells]
-    report, findings, prescription = (each for each in out[2:5])
-    hold_sound(report._repr_html_())
+    before, findings, prescription, after, timed, won = out[2:]
+    for result in (before, after, timed):
+        hold_sound(result._repr_html_())
     assert "CMP001" in repr(findings)
     assert "compile" in repr(prescription)
-    assert "the speed of BF16" in out[5]
-    assert out[6].verdict.status == "fp8_slower"
+    assert (before.verdict.status, after.verdict.status) == ("fp8_slower", "fp8_faster")
+    assert after.verdict.best_step_ms == pytest.approx(before.verdict.best_step_ms, rel=0.01)
+    assert (timed.verdict.status, timed.verdict.basis) == ("fp8_slower", "measured")
+    assert "1.22x faster" in won
 
 
 class ZMQInteractiveShell:
@@ -74,8 +82,36 @@ def test_what_follows_can_be_typed_where_it_is_printed(demo: Report) -> None:
     assert "-o report.html" not in following
 
 
-def test_what_a_prompt_shows_is_short(demo: Report) -> None:
-    assert repr(demo) == "<Report: fp8_slower, 1 finding, 1 step to take>"
+@pytest.fixture(scope="module")
+def results(demo: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shown]:
+    """All that a call of fp8doctor returns."""
+    health = tmp_path_factory.mktemp("health") / "health.jsonl"
+    health.write_bytes(gzip.decompress((RECORDED_HEALTH / "h100-poisoned_history.jsonl.gz").read_bytes()))
+    return {
+        "Report": demo,
+        "Plan": fp8doctor.plan(LLAMA_8B, "H100", seq=4096, lora=16),
+        "Comparison": fp8doctor.compare(demo, DEMO),
+        "Health": fp8doctor.load_health(health),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Report", "Plan", "Comparison", "Health"])
+def test_what_is_returned_shows_itself(kind: str, results: dict[str, Shown], tmp_path: Path) -> None:
+    """A line at a prompt, the command line's page where it is printed, and HTML in a notebook."""
+    result = results[kind]
+    assert repr(result).startswith(f"<{kind}: ")
+    assert len(repr(result).splitlines()) == 1
+    assert len(repr(result)) < 600
+    assert result.to_text(80).splitlines()[0].startswith("fp8doctor ")
+    hold_sound(result._repr_html_())
+    hold_sound(result.to_html())
+    assert result._repr_markdown_().startswith("## fp8doctor ")
+    result.save(tmp_path / "saved.json")
+    assert json.loads((tmp_path / "saved.json").read_bytes())["schema_version"]
+
+
+def test_what_a_prompt_shows_of_a_finding_and_of_the_plan(demo: Report) -> None:
     assert repr(demo.findings[0]).startswith("<CMP001 warning eager-float8: ")
     assert repr(demo.prescription).startswith("1. <CMP001 compile-blocks: ")
     assert repr(Prescription()) == "<Prescription: nothing to change>"

@@ -15,9 +15,10 @@ import torch
 
 import fp8doctor
 from fp8doctor import load_report
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.cli.reports import DEMO
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.document import LARGEST_REPORT
+from fp8doctor.diagnosis.document import LARGEST_REPORT, Step
 from fp8doctor.diagnosis.plan import prescribe
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts
@@ -194,16 +195,27 @@ def test_raise_for_is_a_gate(report: Report) -> None:
     assert not empty.reaches("info")
 
 
-def test_what_is_no_change_of_the_model_is_said_where_it_was_asked_for() -> None:
-    cure = Treatment(name="unset-variable", summary="unset the variable", code="unset X")
-    finding = Finding(title="t", explanation="e", code="ENV001", severity="warning", treatment=cure)
-    with pytest.warns(UserWarning, match="unset-variable") as said:
-        Prescription(prescribe([finding]), Facts()).apply(torch.nn.Linear(2, 2))
-    assert [each.filename for each in said] == [__file__]
+def test_apply_says_what_it_did_and_warns_of_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("unset-variable", "compile-model", STAY_IN_BF16)
+    steps = [step_of(name) for name in names]
+    with pytest.warns(UserWarning, match=rf"unset-variable .*{STAY_IN_BF16} \(FP8 stays on") as said:
+        Prescription(steps, Facts()).apply(torch.nn.Linear(2, 2))
+    assert [each.filename for each in said if "fp8doctor" in str(each.message)] == [__file__]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "compile-model" in line
+
+
+def step_of(name: str) -> Step:
+    treatment = Treatment(name=name, summary=f"{name} in words", code="pass")
+    finding = Finding(title="t", explanation="e", code="ENV001", severity="warning", treatment=treatment)
+    (step,) = prescribe([finding])
+    return step
 
 
 def test_the_public_names() -> None:
-    assert set(fp8doctor.__all__) == {"Plan", "Report", "inspect_model", "load_report", "plan"}
+    assert set(fp8doctor.__all__) == {
+        *("Plan", "Report", "compare", "inspect_model", "load_health", "load_report", "plan")
+    }
     for name in fp8doctor.__all__:
         assert getattr(fp8doctor, name)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):

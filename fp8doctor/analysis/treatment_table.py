@@ -30,12 +30,14 @@ LARGER_BATCH = "larger-batch"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
 
-OTHER_LAYERS = frozenset({KEEP_IN_BF16, *ON_THIS_GPU.values()}).union(
+COMPILE_STORED = "compile-stored"
+
+OTHER_LAYERS = frozenset({KEEP_IN_BF16, COMPILE_STORED, *ON_THIS_GPU.values()}).union(
     "convert-before-compile convert-before-lora convert-before-parametrizing convert-experts".split(),
     "convert-the-rest convert-with-torchao experts-by-grouped-gemm name-backend-and-precision".split(),
     "one-precision own-filter own-projections pad-dimensions pad-token-groups pad-tokens".split(),
 )
-"""Treatments that change which layers run in FP8, or their shapes."""
+"""Treatments that change which layers run in FP8, or their shapes, or leave all of them stored."""
 
 TO_START = frozenset({"install-fp8-backend", "name-backend-and-precision", "spell-backend"})
 """Treatments without which a job of FP8 ends before its first step: its backend is not usable."""

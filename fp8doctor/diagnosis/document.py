@@ -11,6 +11,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import timed_on_cpu
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
@@ -62,6 +63,12 @@ class Step(Record, frozen=True, kw_only=True):
     """Of one training step. Measured ones are of the way to the plan's end, and add up to its total."""
     together: tuple[str, ...] = ()
     """Names of the treatments that it saves time together with; the first of them has the saving."""
+
+    @property
+    def removes_fp8_on_an_estimate(self) -> bool:
+        """Return whether it goes back to BF16 though no trial timed that, which only the user may do."""
+        timed = self.saving_ms is not None and self.saving_ms.basis == "measured"
+        return self.treatment.name == STAY_IN_BF16 and not timed
 
     def __repr__(self) -> str:
         saving = self.saving_ms

@@ -25,6 +25,10 @@ MOST_GPUS = 1024
 """GPUs up to which a count is looked for. A choice."""
 
 
+BASE_IN = "base-in-"
+"""Begins the names of treatments that store the base in fewer bits."""
+
+
 class Job(NamedTuple):
     facts: Facts
     found: Fit
@@ -117,22 +121,35 @@ def smaller_optimizer(job: Job, peak: Peak) -> Ways:
         yield _change("optimizer-in-8-bits", "keep the optimizer's state in 8 bits", code), after
 
 
-def base_in_8_bits(job: Job, peak: Peak) -> Ways:
-    """Store the frozen Linears of a job that trains few parameters in 8 bits."""
+def base_in_fewer_bits(job: Job, peak: Peak) -> Ways:
+    """Store the frozen Linears of a job that trains few parameters in 8 bits, or in 4 if they are in 8."""
     facts, network = job.facts, job.facts.network
     if trains_most(network):
         return
     frozen = [each for each in network.linears if each.requires_grad is False]
-    freed = sum((BYTES.get(each.dtype, 1) - 1) * each.parameters for each in frozen) / GIB
+    wide = [each for each in frozen if BYTES.get(each.dtype, 1) > 1]
+    in_8_bits = [each for each in frozen if each.dtype.startswith("float8") or each.dtype == "int8"]
+    bits = 4 if sum(each.parameters for each in in_8_bits) > sum(each.parameters for each in wide) else 8
+    changed = in_8_bits if bits == 4 else wide
+    freed = sum((BYTES.get(each.dtype, 1) - bits / 8) * each.parameters for each in changed) / GIB
     freed /= facts.get("training.distributed.shards") or 1
-    code = (
-        "# where the base is loaded, before LoRA; in 4 bits: load_in_4bit=True\n"
-        "config = BitsAndBytesConfig(load_in_8bit=True)\n"
-        "# and no conversion to FP8: it needs weights in 16 or 32 bits"
-    )
-    summary = "store the frozen base in 8 or 4 bits, and leave FP8 training off"
+    if bits == 4:
+        summary = "store the frozen base in 4 bits, or swap some of its blocks to the CPU"
+        code = (
+            "# where the base is loaded, before LoRA\n"
+            "config = BitsAndBytesConfig(load_in_4bit=True)\n"
+            "# or keep it as it is: blocks_to_swap of kohya's trainers and diffusion-pipe,\n"
+            "# enable_group_offload() of diffusers; the step waits for the copies"
+        )
+    else:
+        summary = "store the frozen base in 8 or 4 bits, and leave FP8 training off"
+        code = (
+            "# where the base is loaded, before LoRA; in 4 bits: load_in_4bit=True\n"
+            "config = BitsAndBytesConfig(load_in_8bit=True)\n"
+            "# and no conversion to FP8: it needs weights in 16 or 32 bits"
+        )
     after = peak._replace(held=peak.held._replace(weights=peak.held.weights - freed))
-    yield _change("base-in-8-bits", summary, code), after
+    yield _change(f"{BASE_IN}{bits}-bits", summary, code), after
 
 
 def trains_most(network: Network) -> bool:
@@ -160,7 +177,7 @@ def _over(count: int, peak: Peak) -> Peak:
     return peak._replace(held=held._replace(weights=parts[0], gradients=parts[1], optimizer=parts[2]))
 
 
-CHANGES: tuple[Change, ...] = (smaller_batch, checkpointing_on, smaller_optimizer, base_in_8_bits)
+CHANGES: tuple[Change, ...] = (smaller_batch, checkpointing_on, smaller_optimizer, base_in_fewer_bits)
 """What frees memory on one GPU, the one that changes least of the training first."""
 
 

@@ -45,7 +45,7 @@ from fp8doctor.diagnosis.estimate import (
     fixed_checks,
     planned_speedup,
 )
-from fp8doctor.diagnosis.fitting import to_fit
+from fp8doctor.diagnosis.fitting import BASE_IN, to_fit
 from fp8doctor.diagnosis.leaving_fp8 import compiled_as, replaces_own_compile, stay_in_bf16
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
@@ -85,7 +85,7 @@ def _fitting(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
     fitted = to_fit(facts) if recorded(facts, "network") else None
     for each in fitted[0] if fitted else ():
         yield _step("The job does not fit into the GPU's memory", each)
-    stored = fitted is not None and any(each.name == "base-in-8-bits" for each in fitted[0])
+    stored = fitted is not None and any(each.name.startswith(BASE_IN) for each in fitted[0])
     for step in steps:
         if not fitted or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):
             yield step

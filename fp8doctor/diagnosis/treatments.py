@@ -12,6 +12,7 @@ from fp8doctor.analysis.compile_coverage import (
     compile_whole,
     compiles_each_block,
     covered_by_blocks,
+    is_inside,
 )
 from fp8doctor.analysis.fp8_request import ALL_GATHER, in_script, may_have_converted
 from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
@@ -29,6 +30,7 @@ from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
     COMPILE_MODEL,
+    COMPILE_STORED,
     KEEP_IN_BF16,
     LARGER_BATCH,
     MORE_TOKENS,
@@ -386,6 +388,18 @@ WRITTEN: dict[str, Callable[[Facts], Treatment | None]] = {
     LARGER_BATCH: larger_batch,
 }
 """Treatment -> what writes it; changes of the recipe and the fixed aside. Checks write all others."""
+
+
+def compile_stored(facts: Facts, stored: Sequence[Linear]) -> Treatment | None:
+    """Compile the blocks that cast stored weights; None if they are compiled, or there are none.
+
+    An RTX 5090 took 4.65 instead of 5.39 s/step. Source: kohya-ss/musubi-tuner#722.
+    """
+    inside = [each for each in stored if any(is_inside(each, blocks) for blocks in facts.network.blocks)]
+    if not any(each.compiled is None for each in inside):
+        return None
+    summary = "keep the stored weights, and compile the blocks, which fuses the casts"
+    return replace(compile_treatment(facts, inside), name=COMPILE_STORED, summary=summary)
 
 
 def describe(name: str, facts: Facts) -> Treatment | None:

@@ -70,16 +70,13 @@ class Watching:
         for name, value, least in (("steps", steps, 3), ("warmup", warmup, 1), ("every", every, 1)):
             right = isinstance(value, int) and not isinstance(value, bool) and value >= least
             if not right and not (name == "every" and value is None):
-                raise ValueError(f"{name} has to be a whole number, {least} or more, not {value!r}")
+                raise UserError(f"{name} has to be a whole number, {least} or more, not {value!r}")
         check_limits(budget_s)
         check_fail_on(fail_on)
         self._output = Path(output) if output is not None else None
         self._fail_on, self._require_fp8 = fail_on, require_fp8
         self._select, self._ignore = codes("select", select), codes("ignore", ignore)
-        try:
-            registry.select(registry.discover(), self._select, self._ignore)
-        except UserError as error:
-            raise ValueError(str(error)) from None
+        registry.select(registry.discover(), self._select, self._ignore)
         file = None if health is None else str(Path(health))
         self._options = WatchOptions(
             "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
@@ -221,11 +218,11 @@ class Heard:
 
 def check_fail_on(value: Any) -> None:
     if value not in ("never", *SEVERITIES):
-        raise ValueError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
+        raise UserError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
 
 
 def examined(model: Any, batch: Any, fail_on: FailOn, *, require_fp8: bool, **options: Any) -> Report:
-    """Examine a model and gate it. Raises ValueError and `ReportFailed`; ``options``: `inspect_model`'s."""
+    """Examine a model and gate it. Raises `UserError` and `ReportFailed`; ``options``: `inspect_model`'s."""
     __tracebackhide__ = True
     check_fail_on(fail_on)
     report = inspect_model(model, batch, **options)
@@ -243,8 +240,8 @@ def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> N
 
 def _rendered(report: Report, path: Path) -> str:
     if path.suffix == ".json":
-        return report.to_json()
-    return report._repr_markdown_() if path.suffix == ".md" else report._printed(HELD_IN)
+        return str(report.to_json())
+    return report.to_markdown() if path.suffix == ".md" else report._printed(HELD_IN)
 
 
 def say(text: str) -> None:

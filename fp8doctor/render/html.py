@@ -35,11 +35,6 @@ def render(report: Document) -> str:
     return as_html(report_page.page(report))
 
 
-def fragment(report: Document) -> str:
-    """Write the report as a piece of HTML that changes nothing around it."""
-    return as_html(report_page.page(report), template="fragment.html.jinja")
-
-
 def as_html(page: Page, *, template: str = "page.html.jinja") -> str:
     """Write a page, its folded details where a reader opens them."""
     values = {"page": page, "title": page.title or page.heading[0], "words": WORDS, "families": [*FAMILIES]}

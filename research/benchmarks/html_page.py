@@ -15,6 +15,7 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor.render import html
+from fp8doctor.report import Report
 from research.benchmarks.machine import machine
 from tests.render.test_html import llama_70b
 
@@ -25,7 +26,11 @@ BOUND_BYTES = 1_000_000
 def main() -> int:
     report = llama_70b()
     rows, sizes, seconds = [], [], []
-    for name, write in (("page, the first", html.render), ("page", html.render), ("fragment", html.fragment)):
+    for name, write in (
+        ("page, the first", html.render),
+        ("page", html.render),
+        ("fragment", Report._repr_html_),
+    ):
         began = time.process_time()
         written = write(report)
         seconds.append(time.process_time() - began)

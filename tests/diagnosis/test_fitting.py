@@ -26,6 +26,14 @@ def llama(layers: int, width: int = 4096, *, trained: bool = True) -> nn.Module:
     return model
 
 
+def stored(model: nn.Module) -> nn.Module:
+    """The model with its Linears in FP8, as a LoRA's base is stored."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(layer.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    return model
+
+
 def looked_at(model: nn.Module, samples: int, gpu: str) -> Report:
     tokens = torch.zeros(samples, 2048, dtype=torch.long, device="meta")
     return inspect_model(
@@ -39,6 +47,7 @@ def looked_at(model: nn.Module, samples: int, gpu: str) -> Report:
         (lambda: llama(4), 128, "h100", ["smaller-batch"]),
         (lambda: llama(24), 1, "h100", []),
         (lambda: llama(56, trained=False), 1, "l4", ["checkpointing-on", "base-in-8-bits"]),
+        (lambda: stored(llama(104, trained=False)), 1, "l4", ["checkpointing-on", "base-in-4-bits"]),
         (lambda: llama(32), 1, "rtx4090", ["optimizer-in-8-bits", "shard"]),
     ],
 )

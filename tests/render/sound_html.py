@@ -13,13 +13,13 @@ from xml.etree.ElementTree import Element
 TAGS = set(
     "html head meta title style body main header footer div section article h1 h2 h3 h4 h5 p span strong "
     "dl dt dd ol ul li figure figcaption svg rect polyline table thead tbody tr th td pre code details "
-    "summary".split()
+    "summary caption".split()
 )
 """Elements that are used; none of them loads or runs anything."""
 
 ATTRIBUTES = set(
     "lang charset name content http-equiv class scope colspan role aria-label aria-hidden tabindex viewBox "
-    "preserveAspectRatio x y width height points".split()
+    "preserveAspectRatio x y width height points title".split()
 )
 
 

@@ -5,7 +5,7 @@ up the forward's at best. In the backward they are converted back to BF16 every 
 gradient. Dynamic inference tensors of torchao raise there, except under Unsloth (`load_in_fp8=True`). In
 transformers 4.57 to 5.21, FP8Linear has no backward: layers in front of it learn nothing, without an error.
 Weights of 4 or 8 bits (bitsandbytes, NF4, ...) must be dequantized in each use. Keep such weights if BF16
-does not fit, and expect no speedup.
+does not fit, expect no speedup, and compile the blocks, which fuses the casts.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference
@@ -62,6 +62,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     cut, forward = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
     # what is in front of it trains
     raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > forward
+    kept = kit.treatments.compile_stored(facts, stored) if backward in ("plain", "weight only") else None
     title += ", and nothing is trainable" * (not trained) + ", and pass no gradient on" * cut
     return kit.Finding(
         severity="error" if cut or raises else "warning" if trained else "info",
@@ -80,7 +81,7 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
             "classes": tuple(sorted({linear.weight_class or linear.kind for linear in stored})),
             "first": stored[0].name,
         },
-        treatment=from_bf16(facts, works=not (cut or raises)) if trained else None,
+        treatment=(from_bf16(facts, works=not (cut or raises)) or kept) if trained else None,
     )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
@@ -97,10 +96,23 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
     return visit(model, "")
 
 
-def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> nn.Module:
-    """Change ``model``, in place if possible, and return it or its replacement; warn of what was left."""
+class CarriedOut(NamedTuple):
+    """A live model after treatments."""
+
+    model: nn.Module
+    """The one that was given, changed in place, if that was possible."""
+    done: tuple[Treatment, ...]
+    left: tuple[str, ...]
+    """The others, each with its reason."""
+    replaced: bool
+    """Parameters are others than before, so the optimizer has to be made again."""
+
+
+def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -> CarriedOut:
+    """Change a live model as the timed copies were changed."""
     prescribed = tuple(prescribed)
     left = [f"{each.name} (by hand: {each.summary})" for each in prescribed if each.name not in TREATMENTS]
+    done: list[Treatment] = []
     before = [id(parameter) for parameter in model.parameters()]
     for each in known(prescribed):
         changes = traits(each.name).changes
@@ -111,18 +123,16 @@ def carry_out(prescribed: Iterable[Treatment], model: nn.Module, facts: Facts) -
             holder, root = root_of(model)
             context = TreatmentContext(facts, each.name, each.layers)
             changed = function_of(each.name)(Variant(root, batch=None), context).model
-            if holder is None:
-                model = changed
-            elif changed is not root:
-                holder.module = changed
         except NoCounterpart as error:
             left.append(f"{each.name} ({error})")
-    said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
-    if set(map(id, model.parameters())) - set(before):
-        said.append("parameters were replaced: make the optimizer again")
-    if said:
-        warnings.warn("; ".join(said), stacklevel=3)
-    return model
+            continue
+        done.append(each)
+        if holder is None:
+            model = changed
+        elif changed is not root:
+            holder.module = changed
+    replaced = bool(set(map(id, model.parameters())) - set(before))
+    return CarriedOut(model, tuple(done), tuple(left), replaced)
 
 
 def root_of(model: nn.Module) -> tuple[nn.Module | None, nn.Module]:

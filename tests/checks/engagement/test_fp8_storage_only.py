@@ -124,11 +124,12 @@ def test_a_lora_on_stored_weights_converts_the_base_alone(look: Look) -> None:
 def test_a_job_that_stores_its_base_and_checkpoints_is_short_of_memory(look: Look) -> None:
     blocks = [low_rank(StoredLinear(64, 64), "lora_down", "lora_up") for _ in range(2)]
     for model, fix in (
-        (nn.Sequential(*map(checkpoint_wrapper, blocks)), False),
-        (nn.Sequential(*blocks), True),
+        (nn.Sequential(*map(checkpoint_wrapper, blocks)), "compile-stored"),
+        (nn.Sequential(*blocks), "train-in-fp8"),
     ):
         finding = found_by(STORED, replace(look(model, tokens=64), assumed_gpu="H100"))
-        assert (finding.treatment is not None) is fix
+        assert finding.treatment is not None
+        assert finding.treatment.name == fix
 
 
 def test_a_layer_made_for_sampling_has_no_backward(look: Look) -> None:

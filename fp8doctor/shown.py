@@ -1,0 +1,135 @@
+"""Results that show themselves, printed and in a notebook: their base, two reports compared, FP8's health."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fp8doctor.diagnosis.comparison import Comparison as Compared
+from fp8doctor.diagnosis.comparison import compared
+from fp8doctor.diagnosis.diagnose import replay
+from fp8doctor.diagnosis.document import Document
+from fp8doctor.errors import in_one_sentence
+from fp8doctor.files import write_text
+
+if TYPE_CHECKING:
+    from fp8doctor.health.record import Health as HealthFile
+    from fp8doctor.health.verdict import HealthVerdict
+    from fp8doctor.render.page import Page
+
+
+class Shown:
+    """A result that is a page: text where it is printed, one line at a prompt, HTML in a notebook."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+        to_json: Any
+
+    def _page(self) -> Page:
+        raise NotImplementedError
+
+    def _line(self) -> str:
+        """Say the result in one line."""
+        raise NotImplementedError
+
+    def to_text(self, width: int = 100) -> str:
+        """Return what the command line prints."""
+        from fp8doctor.render.text import as_text
+
+        return as_text(self._page(), width=width)
+
+    def to_markdown(self) -> str:
+        from fp8doctor.render.markdown import as_markdown
+
+        return as_markdown(self._page())
+
+    def to_html(self) -> str:
+        from fp8doctor.render.html import as_html
+
+        return as_html(self._page())
+
+    @in_one_sentence
+    def save(self, path: str | Path) -> None:
+        """Write the result as JSON. Raises `UserError` if the file cannot be written."""
+        write_text(Path(path), self.to_json())
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self._line()}>"
+
+    def _repr_html_(self) -> str:
+        from fp8doctor.render.html import as_html
+
+        return as_html(self._page(), template="fragment.html.jinja")
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
+
+
+class Comparison(Shown):
+    """Two reports side by side: ``found`` has the numbers, ``reports`` what was compared."""
+
+    __slots__ = ("found", "reports")
+
+    def __init__(self, found: Compared, reports: tuple[Document, Document]) -> None:
+        self.found, self.reports = found, reports
+
+    def _page(self) -> Page:
+        from fp8doctor.render.compare_page import page
+
+        return page(self.found, self.reports)
+
+    def _line(self) -> str:
+        return self.found.summary
+
+    def to_json(self) -> str:
+        return self.found.to_json()
+
+
+class Health(Shown):
+    """FP8's health over a run: ``samples`` holds what was recorded, ``verdict`` what it means."""
+
+    __slots__ = ("samples", "verdict")
+
+    def __init__(self, samples: HealthFile, verdict: HealthVerdict) -> None:
+        self.samples, self.verdict = samples, verdict
+
+    def _page(self) -> Page:
+        from fp8doctor.render.health_page import page
+
+        return page((self.samples, self.verdict), verbose=True)
+
+    def _line(self) -> str:
+        return self.verdict.summary
+
+    def to_json(self) -> str:
+        from fp8doctor.render.health_page import as_json
+
+        return as_json((self.samples, self.verdict))
+
+
+@in_one_sentence
+def compare(first: Document | str | Path, second: Document | str | Path) -> Comparison:
+    """Compare two reports or their files: time, tokens/s, memory, and why they differ. Raises `UserError`."""
+    reports = _read(first), _read(second)
+    return Comparison(compared(*reports, (_name(first), _name(second))), reports)
+
+
+def _read(report: Document | str | Path) -> Document:
+    return report if isinstance(report, Document) else replay(report)
+
+
+def _name(report: Document | str | Path) -> str:
+    return "report" if isinstance(report, Document) else Path(report).name
+
+
+@in_one_sentence
+def load_health(path: str | Path) -> Health:
+    """Read a file of ``fp8doctor run --health``, or of a callback's. Raises `UserError`."""
+    from fp8doctor.health.record import read_health
+    from fp8doctor.health.verdict import conclude
+
+    samples = read_health(Path(path))
+    return Health(samples, conclude(samples))
