@@ -17,9 +17,11 @@ Call `precompute_float8_dynamic_scale_for_fsdp(model)` after each `optimizer.ste
 FSDP2 the flag gives nothing and wraps every weight in a tensor subclass, which costs host time and can make
 saving fail. Accelerate sets it by default, even on one GPU; switch it off with
 ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER=false. Ignore it if `fully_shard` still follows. With one scale
-per row FSDP2 must send BF16; this is not reported.
+per row FSDP2 must send BF16; this is not reported. Transformer Engine's layers are gathered in FP8 if the
+model was built under `quantized_model_init`; the optimizer then needs master weights.
 https://docs.pytorch.org/ao/main/workflows/training.html
 https://pytorch.org/blog/training-using-float8-fsdp2/
+https://github.com/NVIDIA/TransformerEngine/issues/1188
 """
 
 from __future__ import annotations
@@ -29,43 +31,58 @@ from fp8doctor import kit
 FLAG = "enable_fsdp_float8_all_gather"
 PRECOMPUTE = "precompute_float8_dynamic_scale_for_fsdp"
 
+PRIMARY = "primary_weights_in_fp8"
+QUANTIZED = kit.Treatment(
+    name="quantized-weights",
+    summary="build the model under quantized_model_init, with masters in the optimizer",
+    code="with te.quantized_model_init(recipe=recipe):   # as in te.autocast; fp8_model_init before 2.9\n"
+    "    model = build_model()   # then fully_shard(model): Transformer Engine >= 2.10\n"
+    "optimizer = te.optimizers.FusedAdam(model.parameters(), master_weights=True)   # >= 2.11",
+)
+
 
 @kit.check("DST001", "fp8-all-gather-off", severity="warning", changes_fp8=True)
 def fp8_all_gather_off(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     fp8 = [each for each in facts.network.linears if each.stack == "torchao" and FLAG in each.features]
     tensorwise = [each for each in fp8 if each.recipe == "tensorwise"]
-    if not tensorwise:
-        return kit.NotApplicable(reason="no tensorwise Float8Linear in the model")
     distributed = facts.training.distributed
     sharded = set(distributed.fsdp2_linears) if distributed else set()
+    in_te = [each for each in facts.network.fp8 if each.name in sharded and PRIMARY in each.features]
+    if distributed and (whole := [each for each in in_te if not each.features[PRIMARY]]):
+        return gathered_in_bf16(whole, distributed.shards or 1, QUANTIZED, facts)
+    if not tensorwise:
+        return kit.NotApplicable(reason="no tensorwise Float8Linear in the model")
     in_bf16 = [linear for linear in tensorwise if linear.name in sharded and not linear.features[FLAG]]
     wrapped = [linear for linear in tensorwise if linear.features[FLAG]]
     if in_bf16 and distributed:
-        return gathered_in_bf16(in_bf16, distributed.shards or 1, facts)
+        return gathered_in_bf16(in_bf16, distributed.shards or 1, all_gather(facts), facts)
     if wrapped and not sharded:
         return wrapped_for_nothing(wrapped, facts)
     return None if distributed else kit.NotApplicable(reason="one process")
 
 
-def gathered_in_bf16(linears: list[kit.Linear], shards: int, facts: kit.Facts) -> kit.Finding:
-    gib = sum(linear.parameters for linear in linears) * 2 / 2**30
-    kept = sum(each.parameters for each in linears if kit.fp8_weights.compiler_keeps(each)) / 2**30
-    price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""
+def all_gather(facts: kit.Facts) -> kit.Treatment:
     lines = f"config = Float8LinearConfig({FLAG}=True)\n{kit.convert_again(facts, config='config')}"
     if not kit.fp8_request.may_have_converted(facts):  # Accelerate (1.15) computes the scales by itself
         lines += "     # before fully_shard(model)\n"
         lines += f"# and after every optimizer.step(): {PRECOMPUTE}(model)"
+    summary = f"convert with {FLAG}=True, before fully_shard"
+    return kit.Treatment(name="float8-all-gather", summary=summary, code=lines)
+
+
+def gathered_in_bf16(
+    linears: list[kit.Linear], shards: int, fix: kit.Treatment, facts: kit.Facts
+) -> kit.Finding:
+    gib = sum(linear.parameters for linear in linears) * 2 / 2**30
+    kept = sum(each.parameters for each in linears if kit.fp8_weights.compiler_keeps(each)) / 2**30
+    price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""
     return kit.Finding(
         severity=None if shards > 1 else "info",
         title=f"FSDP2 gathers the weights of {kit.plural(len(linears), 'FP8 Linear')} in BF16",
         explanation=f"Each of {shards} processes collects {gib:.2g} GiB in BF16 before the forward and again "
         f"before the backward, and casts them afterwards. Sent as FP8 they are half.{price}",
         evidence={"linears": len(linears), "shards": shards, "gathered_gib": gib, "first": linears[0].name},
-        treatment=kit.Treatment(
-            name="float8-all-gather",
-            summary=f"convert with {FLAG}=True, before fully_shard",
-            code=lines,
-        ),
+        treatment=fix,
     )
 
 

@@ -18,6 +18,7 @@ from fp8doctor.facts import Accelerate
 from tests.checks import models
 from tests.checks.distributed.sharded import blocks, float8, needs_a_sharded_step, processes, shard, step
 from tests.checks.rules import Look, fix_of, found_by, outcome_of
+from tests.stand_ins import transformer_engine
 
 FLAG, SCALES = "fp8-all-gather-off", "scale-precompute-missing"
 
@@ -95,3 +96,19 @@ def test_looking_asks_for_no_collective_and_changes_no_scale(
     assert model[0][0].weight._local_tensor._precomputed_scale is None
     for other in (shard(float8(all_gather=False)), shard(blocks()), float8(all_gather=True)):
         assert outcome_of(SCALES, look(other)) == "not_applicable"
+
+
+@pytest.mark.parametrize(("in_fp8", "outcome"), [(False, "fires"), (True, "not_applicable")])
+def test_transformer_engine_gathers_what_its_layers_hold(
+    eight: None, look: Look, monkeypatch: pytest.MonkeyPatch, in_fp8: bool, outcome: str
+) -> None:
+    te = transformer_engine.install(monkeypatch)
+    model = nn.Sequential(nn.Sequential(te.Linear(64, 128), te.Linear(128, 64))).bfloat16()
+    with te.autocast(enabled=True):
+        model(torch.zeros(16, 64, dtype=torch.bfloat16))
+    for layer in model[0]:
+        layer.primary_weights_in_fp8 = in_fp8
+    facts = look(shard(model))
+    assert outcome_of(FLAG, facts) == outcome
+    if not in_fp8:
+        assert "quantized_model_init" in fix_of(FLAG, facts).code
