@@ -123,11 +123,19 @@ def stores_fp8(linear: Linear) -> bool:
     return linear.use == "storage" and linear.dtype.startswith("float8")
 
 
+QUANTIZES = "activations_quantized"
+"""Feature of a layer that stores FP8 weights and multiplies in FP8, in a forward without a backward."""
+
+OWN_FUNCTION = "own_function"
+"""Feature of a layer whose forward was seen to multiply in FP8 in an autograd function of its own."""
+
+
 def computes_forward_in_fp8(linear: Linear) -> bool:
     """Return whether a layer that stores FP8 weights multiplies in FP8 (forward only)."""
     if not stores_fp8(linear):
         return False
-    if linear.get("features", {}).get("activations_quantized"):
+    features = linear.get("features", {})
+    if features.get(QUANTIZES) or features.get(OWN_FUNCTION):
         return True
     return linear.stack == "huggingface" and linear.kind.rpartition(".")[2] in FORWARD_IN_FP8
 

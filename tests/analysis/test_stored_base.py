@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fp8doctor.analysis.layers import computes_forward_in_fp8
 from fp8doctor.analysis.memory import fit
 from fp8doctor.report import Report
 from tests.looked import looked
@@ -98,3 +99,43 @@ def test_a_checkpointed_block_keeps_its_input_and_not_that_of_its_first_layer() 
     gib = LAYERS * ROWS * WIDTH * 2 / 2**30
     assert peak(seen(nested=True)).activations > gib
     assert set(seen(nested=True).facts.workload.rows["blocks.0.modulation.base_layer"]) == {1}
+
+
+class Function(torch.autograd.Function):
+    """FP8 in the forward, 16 bits in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return multiplied(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] @ ctx.saved_tensors[0].to(grads[0].dtype), None
+
+
+def multiplied(x: Tensor, weight: Tensor) -> Tensor:
+    one = torch.ones((), device=x.device)
+    return torch._scaled_mm(x.to(weight.dtype), weight.t(), one, one, out_dtype=torch.bfloat16)
+
+
+class InFp8(nn.Linear):
+    """A frozen FP8 weight that its forward multiplies in FP8, in a function with a backward or in none."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__(WIDTH, WIDTH, bias=False, device="meta")
+        self.weight = nn.Parameter(self.weight.to(torch.float8_e4m3fn), requires_grad=False)
+        self.multiply = Function.apply if own else multiplied
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.multiply(x, self.weight)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_forward_in_fp8_is_seen_and_whether_it_has_a_backward(own: bool) -> None:
+    first = nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16, device="meta")
+    model = nn.Sequential(first, InFp8(own=own), InFp8(own=own))
+    report = looked(model, torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16, device="meta"), assume_gpu="h100")
+    found = next(each for each in report.findings if each.code == "MOD003")
+    assert found.evidence["stored_linears"] == sum(map(computes_forward_in_fp8, report.facts.linears())) == 2
+    assert (report.verdict.status == "step_raises") is not own

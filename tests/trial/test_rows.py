@@ -21,6 +21,7 @@ from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Trial, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.layers import fake_forward, rows
+from fp8doctor.trial.layers.seen_calls import CallsSeen
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.examine.models import llama, qwen3_moe
@@ -207,7 +208,8 @@ class Experts(nn.Module):
 def test_the_rows_of_every_expert(way: str, expected: list[int]) -> None:
     experts = Experts(way)
     other = nn.Parameter(torch.randn(3, 4, 4))
-    products = rows.Products({}, {"up": experts.up, "other": nn.Parameter(torch.randn(3, 4, 4))})
+    weights = {"up": experts.up, "other": nn.Parameter(torch.randn(3, 4, 4))}
+    products = rows.Products({}, weights, CallsSeen())
     with torch.no_grad(), products:
         torch.bmm(other, other)
         experts(torch.randn(8, 16, dtype=torch.bfloat16))
@@ -331,4 +333,3 @@ def test_without_a_forward_they_are_unknown(
     facts = with_fakes(replace(frames(), **change))
     assert not recorded(facts, "workload.rows")
     assert facts.gaps["workload.rows"].startswith(told)
-    assert not recorded(with_fakes(replace(frames(), model=Frames())), "workload.rows")

@@ -38,6 +38,7 @@ BACKWARD = {
     "dynamic": 'its backward raises "derivative for aten::_scaled_mm is not implemented"',
     "unsloth": "under Unsloth its backward converts the weight back to BF16 and multiplies there",
     "FP8Linear": "its backward converts the weight back to BF16, multiplies there, and gives it no gradient",
+    "own": "its backward is a function of its own, which was not seen",
     "plain": "PyTorch has no FP8 matmul for a plain float8 parameter: it is converted back before every use",
 }
 """What the backward does. Sources: transformers 5.23, Unsloth 2026.10.9 (28 FP8 matmuls in 28 forwards on an
@@ -59,9 +60,8 @@ def fp8_storage_only(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
     elif len(stored) > computing:
         title += f"; in {len(stored) - computing} more only the weights are in FP8"
     trained, backward = network.trainable_parameters > 0, backward_of(stored, facts)
-    cut, forward = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
-    # what is in front of it trains
-    raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > forward
+    cut, once = trained and backward == "cut", 2.0 * stored[-1].in_features * stored[-1].out_features
+    raises = backward == "dynamic" and (stored[-1].get("flops_per_token") or 0.0) > once  # trains before it
     kept = kit.treatments.compile_stored(facts, stored) if backward in ("plain", "weight only") else None
     title += ", and nothing is trainable" * (not trained) + ", and pass no gradient on" * cut
     return kit.Finding(
@@ -95,7 +95,8 @@ def backward_of(stored: list[kit.Linear], facts: kit.Facts) -> str:
     quantizes = first.features.get("activations_quantized")
     if first.stack == "torchao" or quantizes:
         return ("unsloth" if unsloth else "dynamic") if quantizes else "weight only"
-    return "FP8Linear" if first.kind.endswith(".FP8Linear") else "plain"
+    plain = "own" if first.features.get(kit.layers.OWN_FUNCTION) else "plain"
+    return "FP8Linear" if first.kind.endswith(".FP8Linear") else plain
 
 
 def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:

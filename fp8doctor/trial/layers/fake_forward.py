@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart, recognise
@@ -50,9 +51,25 @@ def with_forward(job: Job, facts: Facts) -> Facts:
         facts = without_seen(facts, watched)
         gaps = {**facts.get("gaps", {}), "workload.rows": watched}
         return msgspec.structs.replace(facts, gaps=gaps)
-    facts = with_seen(facts, watched.seen)
+    facts = _with_scaled(with_seen(facts, watched.seen), watched.scaled)
     workload = msgspec.structs.replace(facts.workload, rows=watched.rows)
     return msgspec.structs.replace(facts, workload=workload)
+
+
+def _with_scaled(facts: Facts, scaled: Mapping[str, bool]) -> Facts:
+    """Add to layers that store FP8 weights that their forward multiplies in FP8.
+
+    Outside of a function of its own that has no backward, as in torchao's dynamic inference tensors.
+    """
+    linears = []
+    for each in facts.network.linears:
+        if each.use == "storage" and each.name in scaled:
+            seen = OWN_FUNCTION if scaled[each.name] else QUANTIZES
+            each = msgspec.structs.replace(each, features={**each.features, seen: True})
+        linears.append(each)
+    return msgspec.structs.replace(
+        facts, network=msgspec.structs.replace(facts.network, linears=tuple(linears))
+    )
 
 
 FORWARD = "a forward on fake tensors"

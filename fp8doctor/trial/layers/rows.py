@@ -74,6 +74,8 @@ Rows = dict[str, tuple[int, ...]]
 class Watched(msgspec.Struct, frozen=True):
     rows: Rows
     seen: Seen
+    scaled: Mapping[str, bool] = {}
+    """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
 
 
 def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str | None]:
@@ -135,11 +137,16 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
 
     def forward() -> Watched:
         calls = CallsSeen()
-        products = Products(layers, experts)
+        products = Products(layers, experts, calls)
         with on_calls(model.modules(), calls.enter, calls.leave), products:
             job.training_step(model, batch) if job.training_step else call(model, batch)
         seen = msgspec.structs.replace(calls.seen(layers, model), autocast=products.in_own_autocast)
-        return Watched(products.rows() | calls.rows(layers), seen)
+        scaled = {
+            name: products.scaled[key]
+            for name, each in layers.items()
+            if (key := id(each)) in products.scaled
+        }
+        return Watched(products.rows() | calls.rows(layers), seen, scaled)
 
     watched = forward()
     for _ in range(MOST_FORWARDS - 1):
@@ -149,14 +156,14 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         watched = forward()
         regions, calls = {**watched.seen.regions, **seen.regions}, {**watched.seen.calls, **seen.calls}
         seen = msgspec.structs.replace(watched.seen, regions=regions, calls=calls)
-        watched = Watched({**watched.rows, **rows}, seen)
+        watched = msgspec.structs.replace(watched, rows={**watched.rows, **rows}, seen=seen)
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
     seen = msgspec.structs.replace(watched.seen, without_hooks=hooks[0] != hooks[1])
     seen = seen.at_full_depth(_kept_blocks(original, plan, model))
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
     regions = _of_their_layers(adapted, seen.regions)
     rows = _of_their_layers(adapted, watched.rows)
-    return Watched(rows, msgspec.structs.replace(seen, regions=regions))
+    return msgspec.structs.replace(watched, rows=rows, seen=msgspec.structs.replace(seen, regions=regions))
 
 
 def _of_their_layers(adapted: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,8 +215,13 @@ class Products(TorchFunctionMode):
     numbers: then one entry holds the rows of all. A tensor subclass with experts is not seen.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Module], experts: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self, layers: Mapping[str, nn.Module], experts: Mapping[str, nn.Parameter], calls: CallsSeen
+    ) -> None:
         super().__init__()
+        self._calls = calls
+        self.scaled: dict[int | None, bool] = {}
+        """Module that called ``torch._scaled_mm``, by id -> whether autograd was off, as in functions."""
         self._outside, self.in_own_autocast = autocast_now(), False
         weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
         self._weights = {name: id(weight) for name, weight in weights if weight is not None}
@@ -232,6 +244,8 @@ class Products(TorchFunctionMode):
             self._note_layer(bound["query"], bound["out_proj_weight"])
         elif PRODUCT.search(getattr(function, "__name__", "")):
             self.in_own_autocast |= autocast_now() not in (None, self._outside)
+            if function is torch._scaled_mm:
+                self.scaled[self._calls.running] = not torch.is_grad_enabled()
             given = list(tensors((*args, *kwargs.values())))
             if function is functional.linear:
                 self._note_layer(*given[:2])

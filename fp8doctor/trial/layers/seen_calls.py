@@ -136,6 +136,11 @@ class CallsSeen:
                 inside_fp8=before.inside_fp8 or (begin.fp8 and not around),
             )
 
+    @property
+    def running(self) -> int | None:
+        """The innermost module that runs, by id."""
+        return self._running[-1].module if self._running else None
+
     def leave(self, module: nn.Module) -> None:
         if self._running and self._running[-1].module == id(module):
             self._running.pop()
