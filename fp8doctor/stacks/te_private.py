@@ -7,7 +7,6 @@ name, the answer is None.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fp8doctor.stacks.looking import state_of
@@ -61,19 +60,10 @@ def own_names(names: tuple[str, ...]) -> list[str]:
     return [name for name in names if name in vars(state_manager() or type)]
 
 
-def home() -> Any:
-    """Return the manager's module, or None."""
-    return sys.modules.get(getattr(state_manager(), "__module__", ""))
-
-
-RECIPE_TEST = "check_recipe_support"
-"""Function in `home` that raises if this GPU cannot run a recipe (1.0 to 2.20)."""
-
-
-def recipe_test() -> Callable[[Any], object] | None:
-    """Return `RECIPE_TEST`'s function, or None (1.0 to 2.20)."""
-    test: Callable[[Any], object] | None = getattr(home(), RECIPE_TEST, None)
-    return test
+def recipe_test() -> Any:
+    """Return the function that raises if this GPU cannot run a recipe, or None (1.0 to 2.20)."""
+    home = sys.modules.get(getattr(state_manager(), "__module__", ""))
+    return getattr(home, "check_recipe_support", None)
 
 
 def meta(module: Module) -> dict[str, Any] | None:

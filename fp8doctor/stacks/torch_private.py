@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,12 @@ def _loaded(module: str, *names: str) -> Any:
     for name in names:
         found = getattr(found, name, None)
     return found
+
+
+def _call(module: str, name: str, *arguments: Any) -> None:
+    """Call a function of a loaded module, if it is there."""
+    if function := _loaded(module, *name.split(".")):
+        function(*arguments)
 
 
 # What torch.compile leaves on modules and functions
@@ -161,9 +168,8 @@ def all_counters() -> MutableMapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def compilation_metrics() -> Any:
-    """Return Dynamo's list of its last 64 compilations, or None (2.6 to 2.15)."""
-    return _loaded("torch._dynamo.utils", "_compilation_metrics")
+compilation_metrics = partial(_loaded, "torch._dynamo.utils", "_compilation_metrics")
+"""Return Dynamo's list of its last 64 compilations, or None (2.6 to 2.15)."""
 
 
 def keep_metrics_in(log: Any) -> None:
@@ -171,9 +177,8 @@ def keep_metrics_in(log: Any) -> None:
     sys.modules["torch._dynamo.utils"]._compilation_metrics = log  # type: ignore[attr-defined]
 
 
-def stance() -> Any:
-    """Return the stance of ``torch.compiler.set_stance``, or None (2.6 to 2.15)."""
-    return _loaded("torch._dynamo.eval_frame", "_stance")
+stance = partial(_loaded, "torch._dynamo.eval_frame", "_stance")
+"""Return the stance of ``torch.compiler.set_stance``, or None (2.6 to 2.15)."""
 
 
 def set_stance(value: Any) -> None:
@@ -181,9 +186,8 @@ def set_stance(value: Any) -> None:
     sys.modules["torch._dynamo.eval_frame"]._set_stance(value)
 
 
-def config() -> Any:
-    """Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
-    return _loaded("torch._dynamo.config")
+config = partial(_loaded, "torch._dynamo.config")
+"""Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
 
 
 def memory_budget() -> float:
@@ -203,15 +207,11 @@ def is_traced() -> bool:
     return callback is not None and callback() is not None
 
 
-def tracing_callbacks() -> Any:
-    """Return Dynamo's callbacks for begin and end of tracing, or None (2.6 to 2.13)."""
-    return _loaded("torch._dynamo.callback", "callback_handler")
+tracing_callbacks = partial(_loaded, "torch._dynamo.callback", "callback_handler")
+"""Return Dynamo's callbacks for begin and end of tracing, or None (2.6 to 2.13)."""
 
-
-def skip(code: CodeType) -> None:
-    """Have Dynamo never compile this code (2.6 to 2.13)."""
-    if function := _loaded("torch._dynamo.eval_frame", "skip_code"):
-        function(code)
+skip = partial(_call, "torch._dynamo.eval_frame", "skip_code")
+"""Have Dynamo never compile a code object (2.6 to 2.13)."""
 
 
 def seen_codes() -> list[CodeType]:
@@ -226,10 +226,8 @@ def compiled_entries(code: CodeType) -> list[CodeType]:
     return [] if entries is None else [each.code for each in entries(code) if each.code is not None]
 
 
-def reset_code(code: CodeType) -> None:
-    """Forget the entries of a code object (2.11 and 2.13)."""
-    if function := _loaded("torch._C", "_dynamo", "eval_frame", "reset_code"):
-        function(code)
+reset_code = partial(_call, "torch._C", "_dynamo.eval_frame.reset_code")
+"""Forget the entries of a code object (2.11 and 2.13)."""
 
 
 def mark_dynamic(tensor: Any, side: int) -> None:
@@ -247,10 +245,8 @@ def may_hold_cuda_graphs() -> bool:
     return "torch._inductor.cudagraph_trees" in sys.modules
 
 
-def forget_cuda_graphs() -> None:
-    """Free every CUDA graph of Inductor in this process (2.11)."""
-    if function := _loaded("torch._inductor.cudagraph_trees", "reset_cudagraph_trees"):
-        function()
+forget_cuda_graphs = partial(_call, "torch._inductor.cudagraph_trees", "reset_cudagraph_trees")
+"""Free every CUDA graph of Inductor in this process (2.11)."""
 
 
 def compile_pools() -> list[str]:
@@ -298,21 +294,14 @@ def start_profiler(profile: Any) -> None:
     profile._start_trace()
 
 
-def clear_cublas_workspaces() -> None:
-    """Free cuBLAS's workspaces, 66 MiB on an H200 (2.6 to 2.13)."""
-    if function := _loaded("torch._C", "_cuda_clearCublasWorkspaces"):
-        function()
+clear_cublas_workspaces = partial(_call, "torch._C", "_cuda_clearCublasWorkspaces")
+"""Free cuBLAS's workspaces, 66 MiB on an H200 (2.6 to 2.13)."""
 
+scaled_mm = partial(_loaded, "torch", "_scaled_mm")
+"""Return torch's FP8 matmul, or None (2.6 to 2.15)."""
 
-def scaled_mm() -> Callable[..., Any] | None:
-    """Return torch's FP8 matmul (2.6 to 2.15)."""
-    product: Callable[..., Any] | None = _loaded("torch", "_scaled_mm")
-    return product
-
-
-def default_device() -> Any:
-    """Return the device of ``torch.set_default_device``, or None (2.6 to 2.13)."""
-    return _loaded("torch.utils._device", "CURRENT_DEVICE")  # not loaded: nothing set one
+default_device = partial(_loaded, "torch.utils._device", "CURRENT_DEVICE")
+"""Return the device of ``torch.set_default_device``; None if not loaded: nothing set one (2.6 to 2.13)."""
 
 
 @contextmanager
@@ -340,9 +329,8 @@ FAKE_TENSOR = "torch._subclasses.fake_tensor.FakeTensor"
 """Class of tensors without data (2.6 to 2.15)."""
 
 
-def loader_iterator() -> Any:
-    """Return the class of a DataLoader's iterators, or None (2.6 to 2.15)."""
-    return _loaded("torch.utils.data.dataloader", "_BaseDataLoaderIter")
+loader_iterator = partial(_loaded, "torch.utils.data.dataloader", "_BaseDataLoaderIter")
+"""Return the class of a DataLoader's iterators, or None (2.6 to 2.15)."""
 
 
 # Wrappers of torch.distributed

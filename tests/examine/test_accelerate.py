@@ -59,10 +59,10 @@ def test_accelerate_that_compiles(forget_accelerate: None, regional: bool) -> No
     assert network(model).blocks[0].compiled == 3
 
 
-def test_training_arguments_and_a_trainer(forget_accelerate: None, tmp_path: Any) -> None:
+def test_a_trainer_and_its_arguments(forget_accelerate: None, tmp_path: Any) -> None:
     plain: dict[str, Any] = {"output_dir": str(tmp_path), "use_cpu": True, "report_to": []}
     arguments = TrainingArguments(**plain, bf16=True, activation_checkpointing=True)
-    found = training(llama(), trainer=arguments).trainer
+    found = training(llama(), trainer=Trainer(model=llama(), args=arguments)).trainer
     assert found.kind == "transformers.training_args.TrainingArguments"
     assert (found.bf16, found.fp16, found.mixed_precision, found.checkpointing) == (True, False, "bf16", True)
     model = llama()
@@ -72,6 +72,3 @@ def test_training_arguments_and_a_trainer(forget_accelerate: None, tmp_path: Any
     found = facts.trainer
     assert (found.bf16, found.mixed_precision, found.checkpointing) == (False, "no", False)
     assert (facts.optimizer, facts.parameters_outside_optimizer) == ("torch.optim.sgd.SGD", 2 * 9 + 2)
-
-
-# Its default file, as it writes it

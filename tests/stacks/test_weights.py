@@ -24,9 +24,9 @@ def test_a_stack_is_asked_where_its_classes_may_be() -> None:
     class Own(FP8Linear):
         pass
 
-    of = {kind: [getattr(each, "STACK", "") for each in stacks_of(kind)] for kind in (nn.Linear, Own)}
-    assert of[nn.Linear] == ["torchao", "own", "torch"]
-    assert of[Own] == ["torchao", "huggingface", "own", "torch"]
+    of = {kind: [each.__name__.rpartition(".")[2] for each in stacks_of(kind)] for kind in (nn.Linear, Own)}
+    assert of[nn.Linear] == ["torchao", "own", "plain"]
+    assert of[Own] == ["torchao", "stored", "own", "plain"]
 
 
 def test_finegrained_linear() -> None:
