@@ -24,7 +24,7 @@ WRITERS = {
     "unseen": "research.complaints.unseen",
     "check_pages": "tests.check_pages",
     "sentences": "tests.sentences",
-    "screens": "pytest -q -p no:cacheprovider tests/render",
+    "screens": "pytest -q -p no:cacheprovider tests/render tests/test_gate.py",
 }
 """What ``python -m`` runs to write each kind of file. Files that need a GPU or another torch are left out."""
 

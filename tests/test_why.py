@@ -58,18 +58,3 @@ def test_json_of_one_layer() -> None:
     )
     assert (data["shape"]["m"], data["rows"], data["keep_in_bf16"]) == (16384, 16384, False)
     assert (len(data["alike"]), data["gain_basis"]) == (23, "measured")
-
-
-@pytest.mark.parametrize(
-    ("layer", "patient", "said"),
-    [
-        ("blocks.0.mlp.dwn", "h200-decoder_454m", "did you mean blocks.0.mlp.down"),
-        ("zzz", "h200-decoder_454m", "none of the 121 linear layers is called zzz; the first is"),
-        (".", "h200-decoder_454m", "no layer was named"),
-        ("down", "backend_missing_", "cannot read"),
-    ],
-)
-def test_a_layer_that_is_not_there(layer: str, patient: str, said: str) -> None:
-    result = why(layer, patient)
-    assert result.exit_code == 2
-    assert said in result.stderr

@@ -18,7 +18,6 @@ from fp8doctor.cli.console import (
     complain,
     complain_of_known,
     complain_of_ourselves,
-    or_nowhere,
     stand_in_for_closed_streams,
     stdout_failed,
 )
@@ -131,8 +130,9 @@ class Commands(click.Group):
             complain("interrupted")
             code = INTERRUPTED
         except click.ClickException as error:
-            with or_nowhere():
-                error.show()
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "fp8doctor"
+            complain(f"{error.format_message().rstrip('.')}. See '{command} --help'.")
             code = FAILED
         except UserError as error:
             complain(str(error), error.detail)
@@ -199,7 +199,7 @@ class Examine(TargetCommand):
             from shlex import quote
 
             raise click.UsageError(
-                f"{error.format_message()}\nA training script is run with its own arguments by "
+                f"{error.format_message()} A training script is run with its own arguments by "
                 f"'fp8doctor run {quote(given[at])} ARGS...'.",
                 ctx,
             ) from None

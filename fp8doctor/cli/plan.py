@@ -88,7 +88,6 @@ CHOICES = {
         "--step-ms",
         "MS",
         "Your measured BF16 step on the first GPU; all times are scaled to it.",
-        seconds,
         cls=Rare,
     ),
     number(

@@ -135,7 +135,7 @@ def from_builtins(kind: type[R], data: Any) -> R:
         with _first_use():
             return msgspec.convert(data, type=kind)
     except msgspec.ValidationError as error:
-        raise UnreadableDocument(f"not a {kind.__name__.lower()} of this format: {error}") from None
+        raise UnreadableDocument(f"its {kind.__name__.lower()} have another format: {error}") from None
 
 
 def schema_of(kind: type[Record], title: str) -> dict[str, Any]:

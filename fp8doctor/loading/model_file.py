@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib.machinery import SourceFileLoader
@@ -196,6 +197,12 @@ def _import_failed(error: ImportError, source: Source) -> str:
             f"package: {source.path.parent.name}.{source.path.stem}"
         )
     if source.path and (error.name or "").partition(".")[0] == source.path.stem:
+        importer = _importer(error)
+        if importer != source.path.resolve() and importer.parent == source.path.resolve().parent:
+            return (
+                f"{source.name} and {importer.name} import each other ({type(error).__name__}); move what "
+                "both need into a third file"
+            )
         return (
             f"{source.name} has the name of the package it imports ({error_in_words(error)}); rename the file"
         )
@@ -205,6 +212,12 @@ def _import_failed(error: ImportError, source: Source) -> str:
             "run fp8doctor with the Python that has it"
         )
     return f"{source.name} cannot be imported: {error_in_words(error)}"
+
+
+def _importer(error: ImportError) -> Path:
+    """Find the file whose import failed."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return Path(next(each for each in reversed(frames) if not each.startswith("<frozen "))).resolve()
 
 
 def _free_name(path: Path) -> str:

@@ -176,14 +176,6 @@ def test_it_refuses(script: Path, prepare: Callable[[Path], Any], why: str) -> N
     assert {path: path.read_text() for path in script.parent.iterdir()} == before
 
 
-def test_a_report_of_another_script(script: Path) -> None:
-    other = script.with_name("other.py")
-    other.write_text(SCRIPT)
-    refused = fp8doctor("fix", other, "--report", report_of(script))
-    assert refused.exit_code == 2
-    assert "the report is of lora.py, not of other.py" in refused.stderr
-
-
 @pytest.mark.slow
 def test_a_script_that_runs_here(tmp_path: Path) -> None:
     """Without a GPU nothing is written unless asked; what is written then compiles the blocks."""

@@ -37,23 +37,6 @@ def test_a_framework_shows_its_own_lines() -> None:
     assert "trl has no setting for delayed" in absent
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--gpu", "H1000"], "no datasheet for the GPU 'H1000'; did you mean H100"),
-        (["--gpu", ","], "--gpu names no GPU"),
-        (["--lora", "many"], "many does not begin with a rank"),
-        (["--batch", "4096"], "fits on no GPU"),
-        (["--recipe", "int3"], "--recipe int3 is not known"),
-    ],
-)
-def test_what_cannot_be_planned(arguments: list[str], sentence: str) -> None:
-    result = fp8doctor("plan", str(SAVED), *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert sentence in result.stderr
-    assert "Traceback" not in result.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "code", "said"),

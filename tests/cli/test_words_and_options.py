@@ -69,45 +69,6 @@ def test_version() -> None:
 # Mistakes are found before the worker starts
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--select", "NOPE"),
-        ("--select", ","),
-        ("--ignore", "NOPE"),
-        ("--assume-gpu", "H300"),
-        *((option, f"nowhere/{option}.json") for option in ("--checks", "-o", "--save")),
-        ("-o", "report.pdf"),
-        *((option, ".") for option in ("-o", "--save")),
-        ("--format", "pdf"),
-        ("--fail-on", "sometimes"),
-        ("-v", "-q"),
-        ("--bogus",),
-        ("second.py",),
-        *(
-            (option, value)
-            for option in ("--batch", "--seq", "--layers")
-            for value in ("0", "-1", "many", "1.5", "inf", "")
-        ),
-        *(
-            (option, value)
-            for option in ("--load-timeout", "--budget", "--min-speedup")
-            for value in ("0", "-1", "soon", "inf", "nan")
-        ),
-    ],
-)
-def test_wrong_usage(
-    worker: Worker, args: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = fp8doctor("model.py", *args)
-    assert result.exit_code == 2
-    assert not worker.asked
-    assert result.stdout == ""
-    assert result.stderr
-    assert "Traceback" not in result.stderr
-
-
 def test_nothing_at_all_is_wrong_usage() -> None:
     assert fp8doctor().exit_code == process().returncode == 2
 
