@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.areas import SEVERITIES, Severity
+from fp8doctor.diagnosis.comparison import timed_step
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
 from fp8doctor.errors import UserError, WrongType, in_one_sentence

@@ -10,13 +10,12 @@ from msgspec.structs import replace
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits
-from fp8doctor.analysis.layers import nothing_to_convert
+from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import Fit, fit
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
-from fp8doctor.analysis.timed_step import timed_step
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits, variant
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_first, whole_speedup
@@ -26,6 +25,7 @@ from fp8doctor.answer.faults import Fault, fault_of
 from fp8doctor.answer.items import AREAS, Item, gains_nothing, items
 from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
+from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import why_not_estimated
@@ -375,7 +375,7 @@ def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
     gives = compared.end_speedup or (None if said.has_fp8 else speedup)
     low, high = said.whole or (None, None)
     own_ms = now.ms.value if now and now.ms.basis == "measured" else None
-    tokens = timed_step(facts, "").tokens
+    tokens = if_recorded(tokens_of, facts)
     return Verdict(
         status=said.status,
         summary=summary,
@@ -390,7 +390,7 @@ def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
         best_step_ms=end.ms.value if end else None,
         best_variant=end.name if end else None,
         best_basis=end.ms.basis if end else None,
-        tokens_per_s=1e3 * tokens / own_ms if own_ms and tokens else None,
+        tokens_per_s=1e3 * tokens * micro_batches(facts) / own_ms if own_ms and tokens else None,
         whole_step_low=low or None,
         whole_step_high=high,
         open=said.open,

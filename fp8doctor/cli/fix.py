@@ -112,9 +112,8 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
 
 def _no_help(script: Path, arguments: Sequence[str], fixed: str) -> str | None:
     """Run the script, then a copy with the fixes; say why they do not help, if so."""
-    from fp8doctor.analysis.timed_step import timed_step
     from fp8doctor.answer.verdict import GRAVE
-    from fp8doctor.diagnosis.comparison import compared
+    from fp8doctor.diagnosis.comparison import compared, timed_step
 
     before = _watched(script, arguments, "--no-trial")
     step = timed_step(before.facts, script.name)

@@ -121,10 +121,11 @@ def _too_slow_by_estimate(report: Document, wanted: float) -> Iterator[str]:
 
 def is_same_job(first: Facts, second: Facts, name: str) -> bool:
     """Return False, and say why, if GPU, model or batch differ from those of the report saved as ``name``."""
-    from fp8doctor.analysis.timed_step import SAME_JOB, unknown_of_job, unlike
     from fp8doctor.cli.console import complain
+    from fp8doctor.diagnosis.comparison import SAME_JOB, unknown_of_job, unlike
 
-    apart = [f"{what} {one}, not {other}" for what, one, other in unlike(first, second) if what in SAME_JOB]
+    differ = [each for each in unlike(first, second) if each.what in SAME_JOB]
+    apart = [f"{each.what} {each.first}, not {each.second}" for each in differ]
     if apart:
         complain(
             f"exit code 2: {name} is of another job, so their times cannot be compared: {'; '.join(apart)}. "

@@ -1,12 +1,17 @@
-"""Two saved reports compared: both steps, their ratio, and its parts."""
+"""Two saved reports compared: both steps, their ratio, its parts, and what differs between the jobs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis.arms import as_shown, ratio_apart, timed_on_cpu
-from fp8doctor.analysis.own_step import as_is
-from fp8doctor.analysis.significance import Interval, swallows_effect
+from fp8doctor.analysis.layers import tokens_of
+from fp8doctor.analysis.noise import script_interval
+from fp8doctor.analysis.own_step import as_is, watched
+from fp8doctor.analysis.significance import Interval, interval, swallows_effect
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     breakdown_of,
@@ -15,12 +20,40 @@ from fp8doctor.analysis.step_difference import (
     waterfall,
     why_unknown,
 )
-from fp8doctor.analysis.timed_step import TimedStep, cautions, cpu_times, timed_step, unlike
+from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import Reason
+from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Record, encode, to_builtins
-from fp8doctor.wording import capital, labels, times
+from fp8doctor.wording import capital, labels, plural, times
+
+
+class TimedStep(Record, frozen=True, kw_only=True):
+    """The step as a job takes it. ``None`` is not known, or not timed."""
+
+    name: str
+    step_ms: float | None = None
+    low_ms: float | None = None
+    """Interval that holds the step in a script with 90% confidence."""
+    high_ms: float | None = None
+    rounds_ms: tuple[float, ...] = ()
+    tokens: int | None = None
+    """Of a step, over all its micro-batches."""
+    peak_gib: float | None = None
+    measured_on: str = ""
+    """Empty if nothing was timed."""
+    on_cpu: bool = False
+    """True if a CPU took the step, which says nothing about FP8 on a GPU."""
+    predicted: bool = False
+    """True if it was predicted from cuts of the model."""
+    missing: str = ""
+    """Why there is no time; empty if there is one."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return self.tokens * 1e3 / self.step_ms if self.step_ms and self.tokens else None
 
 
 class Unlike(Record, frozen=True, kw_only=True):
@@ -70,6 +103,110 @@ class Comparison(Record, frozen=True, kw_only=True):
         return encode(data).decode()
 
 
+def timed_step(facts: Facts, name: str) -> TimedStep:
+    """Read the time of the step as it is; of the script's own steps if no trial timed a copy of them."""
+    copy, own = as_is(facts), watched(facts)
+    is_copy = bool(copy and copy.get("tried") and copy.get("step_ms"))
+    timed, tokens = copy if is_copy else own, if_recorded(tokens_of, facts)
+    step = TimedStep(name=name, tokens=tokens * micro_batches(facts) if tokens else None)
+    if timed is None:
+        why = (copy.get("reason") if copy else None) or facts.get("trial.reason")
+        return replace(step, missing=why or "nothing was timed")
+    on_gpu = facts.get("observed.clock") == "cuda"
+    where = if_recorded(_gpu, facts) if is_copy or on_gpu else None
+    known = script_interval(timed, facts.trial) if is_copy else interval(timed.rounds_ms)
+    return replace(
+        step,
+        step_ms=timed.step_ms,
+        low_ms=known.low if known else None,
+        high_ms=known.high if known else None,
+        rounds_ms=timed.get("rounds_ms", ()),
+        peak_gib=timed.get("peak_gib"),
+        measured_on=where or ("the GPU" if on_gpu else "the host's clock"),
+        on_cpu=timed_on_cpu(facts) if is_copy else facts.get("observed.clock") == "host",
+        predicted=is_copy and bool(facts.get("trial.blocks")),
+    )
+
+
+def cpu_times(*steps: TimedStep) -> str:
+    """Name the steps that a CPU took, which say nothing about FP8; empty if none."""
+    names = " and ".join(step.name for step in steps if step.on_cpu and step.step_ms)
+    return f"the times of {names} come from a CPU and do not apply to FP8 on a GPU" if names else ""
+
+
+def cautions(facts: Facts, step: TimedStep) -> Iterator[str]:
+    """Say what keeps the time of a report from being that of a step."""
+    copy, compiled = as_is(facts), facts.get("observed.compiled") and facts.observed.steps_ms
+    if (compiled and step.rounds_ms == compiled) or (copy and why_of(copy) is Reason.STILL_COMPILING):
+        yield f"the timing of {step.name} contained compilation"
+    if step.step_ms and facts.get("trial.reliable") is False:
+        yield f"the timing of {step.name} is unreliable: {facts.trial.reason or 'no reason given'}"
+
+
+def unlike(first: Facts, second: Facts) -> Iterator[Unlike]:
+    """Name the differences that should not be, with both values."""
+    for name, read in _COMPARED.items():
+        one, other = (if_recorded(read, facts) for facts in (first, second))
+        if one and other and one != other:
+            yield Unlike(what=name, first=one, second=other)
+
+
+SAME_JOB = ("GPU", "model", "batch")
+"""Differences after which two times say nothing about each other."""
+
+
+def unknown_of_job(*jobs: Facts) -> list[str]:
+    """Name the parts of `SAME_JOB` that one of these jobs does not record."""
+    return [name for name in SAME_JOB if not all(if_recorded(_COMPARED[name], each) for each in jobs)]
+
+
+def _gpu(facts: Facts) -> str:
+    if recorded(facts, "trial"):
+        return str(facts.trial.get("gpu") or facts.trial.get("device", "an unknown device"))
+    visible = {gpu.name for gpu in facts.gpus if gpu.get("visible", True)}
+    return visible.pop() if len(visible) == 1 else ""
+
+
+def _model(facts: Facts) -> str:
+    blocks = sum(each.count for each in facts.blocks())
+    parameters = f"{facts.network.parameters:,} parameters"
+    return f"{parameters} in {plural(blocks, 'block')}" if blocks else parameters
+
+
+def _batch(facts: Facts) -> str:
+    work, count = facts.workload, micro_batches(facts)
+    size, length = work.get("batch_size"), work.get("sequence_length")
+    shape = f"{size} x {length}" if size and length else f"{work.tokens} rows"
+    return f"{shape}, {count} a step" if count > 1 else shape
+
+
+def _version(name: str) -> Callable[[Facts], str]:
+    return lambda facts: facts.software.get(name) or ""
+
+
+def _package(name: str) -> Callable[[Facts], str]:
+    return lambda facts: facts.packages()[name].get("version") or "" if name in facts.packages() else ""
+
+
+def _processes(facts: Facts) -> str:
+    return str(facts.training.distributed.world_size if facts.training.distributed else 1)
+
+
+_COMPARED: dict[str, Callable[[Facts], str]] = {
+    "GPU": _gpu,
+    "model": _model,
+    "batch": _batch,
+    "processes": _processes,
+    "torch": _version("torch"),
+    "CUDA": _version("cuda"),
+    "driver": _version("driver"),
+    "torchao": _package("torchao"),
+    "Transformer Engine": _package("transformer_engine"),
+    "Triton": _version("triton"),
+}
+"""Properties that two jobs should share -> how to read them; empty if unknown."""
+
+
 def compared(first: Document, second: Document, files: tuple[str, str]) -> Comparison:
     """Compare the steps of two reports, which were saved as ``files``."""
     documents = first, second
@@ -84,10 +221,7 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
         for arm, step, found in zip(arms, (one, other), parts, strict=True)
         if (arm or step.on_cpu) and step.step_ms and not found
     ]
-    differing = tuple(
-        Unlike(what=what, first=of_first, second=of_second)
-        for what, of_first, of_second in unlike(first.facts, second.facts)
-    )
+    differing = tuple(unlike(first.facts, second.facts))
     codes = [[each.code for each in of.findings if each.severity != "info"] for of in documents]
     return Comparison(
         tool=tool(),
@@ -156,9 +290,10 @@ def regression(baseline: Facts, facts: Facts, name: str, most_pct: float) -> str
         return on_cpu
     longer_pct = 100 * (other.step_ms / one.step_ms - 1)
     speedup = _speedup(one, other)
-    if other.step_ms - one.step_ms <= one.step_ms * most_pct / 100 or (speedup and speedup.high >= 1):
+    allowed_ms = one.step_ms * most_pct / 100
+    if other.step_ms - one.step_ms <= allowed_ms or (speedup and speedup.high >= 1):
         return None
-    things = ", ".join(what for what, *_ in unlike(baseline, facts))
+    things = ", ".join(each.what for each in unlike(baseline, facts))
     return (
         f"the step takes {other.step_ms:,.1f} ms, {longer_pct:.1f}% more than the {one.step_ms:,.1f} ms of "
         f"{name}{f', of which differ: {things}' if things else ''}"

@@ -1,4 +1,4 @@
-"""Conclusions from a trace of a user's profiler, in sentences and as a document."""
+"""What a trace of a user's profiler says: whether FP8 ran, why the GPU waits, and what to look at."""
 
 from __future__ import annotations
 
@@ -34,25 +34,20 @@ class Traces(Record, frozen=True, kw_only=True):
 
 
 def conclude(step: TracedStep) -> Traces:
-    """Conclude what a trace says."""
-    return Traces(
-        tool=tool(),
-        steps=(step,),
-        summaries=(" ".join(filter(None, (whether_fp8_ran(step), why_it_waits(step)))),),
-        hints=(tuple(what_comes_first(step)),),
-    )
+    said = " ".join(filter(None, (whether_fp8_ran(step), why_it_waits(step))))
+    return Traces(tool=tool(), steps=(step,), summaries=(said,), hints=(tuple(what_comes_first(step)),))
 
 
-CAUSES = {
-    "late_launch": "because the host launched too late",
-    "data_loader": "because the data loader had no batch ready",
-    "synchronization": "because the host had waited for it before it launched more",
-    "host_copy": "because the host was copying to or from it",
-    "compilation": "because torch.compile was at work",
-    "in_time": "of the time between kernels that were launched in time",
-    "unknown": "of launches that the trace does not tell",
+IDLE = {
+    "late_launch": "launched too late",
+    "data_loader": "data loader",
+    "synchronization": "after synchronizing",
+    "host_copy": "host copying",
+    "compilation": "compiling",
+    "in_time": "between kernels",
+    "unknown": "launch unknown",
 }
-"""Cause of idle time -> words that follow "the GPU had nothing to do"."""
+"""Cause of idle time -> its name."""
 
 CASTS_TO_TELL = 0.5
 """Casts / FP8 matmuls, in time, from which casts that no compiler fused are reported. Seen in a 468M decoder
@@ -62,37 +57,25 @@ FP32_TO_TELL_PCT = 5.0
 """Share of the step in fp32 matmuls, in per cent, from which they are reported. A convention of this tool."""
 
 
-def digits(step_ms: float) -> int:
-    """Count the decimals that times of such a step are shown with."""
-    return 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
+def shown(ms: float) -> str:
+    """Write a time, a step's of microseconds too."""
+    return f"{ms:,.2f}"
 
 
 def whether_fp8_ran(step: TracedStep) -> str:
     """Tell whether FP8 matmuls ran, and what they and the casts take."""
-    places = digits(step.step_ms)
-    fp8_ms, casts_ms = step.families_ms.get("gemm_fp8", 0.0), step.families_ms.get("cast", 0.0)
-    others = {
-        name: step.families_ms[family]
-        for family, name in (("gemm_16bit", "16 bits"), ("gemm_fp32", "fp32"))
-        if step.families_ms.get(family)
-    }
-    casts = f"Casts to and from FP8 take {casts_ms:,.{places}f} ms" if casts_ms else ""
+    fp8_ms, in_16_bits_ms, fp32_ms, casts_ms = (
+        step.families_ms.get(family, 0.0) for family in ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast")
+    )
+    casts = f" Casts to and from FP8 take {shown(casts_ms)} ms." if casts_ms else ""
+    others = f"matmuls took {shown(in_16_bits_ms)} ms in 16 bits and {shown(fp32_ms)} in fp32"
     if fp8_ms:
+        share = percent(100 * fp8_ms / (fp8_ms + in_16_bits_ms + fp32_ms)) + " of the time of all matmuls"
         count = sum(kernel.count for kernel in step.of_family("gemm_fp8"))
-        ratio = f", {casts_ms / fp8_ms:,.1f} times as long" if casts_ms >= fp8_ms else ""
-        return (
-            f"FP8 matmuls ran: {count:,.0f}{' a step' if step.steps else ''} in {fp8_ms:,.{places}f} ms, "
-            f"{percent(100 * fp8_ms / (fp8_ms + sum(others.values())))} of the time of all matmuls and "
-            f"{percent(100 * fp8_ms / step.step_ms)} of {'the step' if step.steps else 'the trace'}."
-            f"{f' {casts}{ratio}.' if casts else ''}"
-        )
-    ran = " and ".join(f"in {name} ({ms:,.{places}f} ms)" for name, ms in others.items())
-    seen = f"all known matmuls ran {ran}" if ran else "no known matmul ran at all"
-    unknown_ms = step.families_ms.get("unknown", 0.0)
-    known, more = "", ""
-    if unknown_ms >= 0.5 * 10**-places:
-        known, more = "known ", f"; what unknown kernels did in {unknown_ms:,.{places}f} ms is unknown"
-    return f"No {known}FP8 matmul ran: {seen}{more}.{f' {casts} all the same.' if casts else ''}"
+        return f"FP8 matmuls ran: {count:,.0f} in {shown(fp8_ms)} ms, {share}.{casts}"
+    if unknown_ms := step.families_ms.get("unknown", 0.0):
+        return f"No known FP8 matmul ran: {others}, unknown kernels {shown(unknown_ms)}.{casts}"
+    return f"No FP8 matmul ran: {others}.{casts}"
 
 
 def why_it_waits(step: TracedStep) -> str:
@@ -102,7 +85,7 @@ def why_it_waits(step: TracedStep) -> str:
         return ""
     cause, longest = max(step.idle_ms.items(), key=lambda item: item[1])
     most = percent(100 * longest / step.gpu_idle_ms)
-    return f"The GPU had nothing to do for {percent(share)} of the time, {most} of that {CAUSES[cause]}."
+    return f"The GPU had nothing to do for {percent(share)} of the time, {most} of that: {IDLE[cause]}."
 
 
 def what_comes_first(step: TracedStep) -> Iterator[Hint]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from fp8doctor.analysis.step_difference import signed
 from fp8doctor.answer.job import job_facts, model
 from fp8doctor.diagnosis.comparison import Comparison
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.page import Page, Part, Quiet, Strong, Table, number
-from fp8doctor.render.trace_page import FAMILIES, change
+from fp8doctor.render.trace_page import FAMILIES
 
 NONE_MS = 0.05
 """Time below which a part would be shown as 0.0 ms."""
@@ -47,7 +48,6 @@ def _table(found: Comparison) -> Table:
     ms = _both(one.step_ms, other.step_ms, 1, *spreads)
     rows = (
         (f"ms/step{' (CPU)' if one.on_cpu and other.on_cpu else ''}", *ms),
-        ("steps/s", *_both(one.steps_per_s, other.steps_per_s, 2)),
         ("tokens/s", *_both(one.tokens_per_s, other.tokens_per_s, 0)),
         ("peak memory, GiB", *_both(one.peak_gib, other.peak_gib, 1)),
     )
@@ -69,19 +69,18 @@ def _families(found: Comparison) -> Table:
     assert found.families_ms is not None
     assert found.difference is not None
     first, second = found.families_ms
-    names = {**FAMILIES, "idle": "idle"}
     shown = sorted({**first, **second}, key=lambda each: -abs(second.get(each, 0.0) - first.get(each, 0.0)))
     rows = [
         (
-            names[family],
+            FAMILIES.get(family, family),
             *(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in both),
-            change(both[1] - both[0], 1),
+            signed(both[1] - both[0]) if abs(both[1] - both[0]) >= NONE_MS else "-",
         )
         for family in shown
         if max(both := (first.get(family, 0.0), second.get(family, 0.0))) >= NONE_MS
     ]
     one, other = found.steps
-    total = ("all", f"{one.step_ms:,.1f}", f"{other.step_ms:,.1f}", change(found.difference.difference_ms, 1))
+    total = ("all", f"{one.step_ms:,.1f}", f"{other.step_ms:,.1f}", signed(found.difference.difference_ms))
     return Table(("ms/step", one.name, other.name, "difference"), (*rows, total))
 
 
