@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fp8doctor.facts import Linear
+from fp8doctor.facts import Linear, recorded
 from tests.examine.models import (
     Block,
     Stacked,
@@ -16,6 +16,7 @@ from tests.examine.models import (
     network,
     qwen3_moe,
 )
+from tests.test_untouched_models import MODELS
 
 LLAMA_LAYER = (
     "self_attn.q_proj",
@@ -142,3 +143,20 @@ def test_channels_are_those_of_norms_embeddings_and_convolutions() -> None:
     )
     assert network(model).channel_widths == (3, 5, 7, 11)
     assert network(nn.Sequential(nn.LazyBatchNorm1d(), nn.LazyConv1d(3, 3))).channel_widths == ()
+
+
+def test_a_head_with_a_copy_of_the_embedding() -> None:
+    model = next(each for each in MODELS if each.model == "T5ForConditionalGeneration").build()
+    assert network(model).broken_ties == ()
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    head.weight = nn.Parameter(head.weight.detach().clone())
+    ((first, _),) = network(model).broken_ties
+    assert model.get_parameter(first) is head.weight
+
+
+def test_transformers_4_is_unknown() -> None:
+    """A stand-in for 4.x, whose models keep no list of what was tied."""
+    model, gaps = llama(), dict[str, str]()
+    del model.all_tied_weights_keys
+    assert not recorded(network(model, gaps), "broken_ties")
+    assert "keeps no list of its tied weights" in gaps["network.broken_ties"]

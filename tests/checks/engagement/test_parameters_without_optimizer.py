@@ -17,14 +17,13 @@ from torchao.quantization import quantize_
 from fp8doctor import inspect_model
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST
 from fp8doctor.examine.fp8_conversion import ConversionWatch
-from fp8doctor.facts import Package, recorded
+from fp8doctor.facts import Package
 from tests import prototypes
 from tests.checks import models
 from tests.checks.engagement.accelerated import Linear, prepare
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
-from tests.examine.models import llama, lora, network
+from tests.examine.models import llama, lora
 from tests.stand_ins.deepspeed_optimizer import ZeroOptimizer
-from tests.test_untouched_models import MODELS
 
 OUTSIDE, UNTIED, UNSAVED = "parameters-without-optimizer", "tied-weights-untied", "cannot-be-saved"
 BIAS = "bias-dropped"
@@ -128,23 +127,6 @@ def test_accelerate_unties_the_head(
     assert outcome_of(UNTIED, look(model)) == "silent"
     adapted = lora(convert_to_float8_training(llama(tie_word_embeddings=True)), modules_to_save=["lm_head"])
     assert outcome_of(UNTIED, look(adapted)) == "silent", "PEFT leaves ties alone"
-
-
-def test_a_head_with_a_copy_of_the_embedding() -> None:
-    model = next(each for each in MODELS if each.model == "T5ForConditionalGeneration").build()
-    assert network(model).broken_ties == ()
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    head.weight = nn.Parameter(head.weight.detach().clone())
-    ((first, _),) = network(model).broken_ties
-    assert model.get_parameter(first) is head.weight
-
-
-def test_transformers_4_is_unknown() -> None:
-    """A stand-in for 4.x, whose models keep no list of what was tied."""
-    model, gaps = llama(), dict[str, str]()
-    del model.all_tied_weights_keys
-    assert not recorded(network(model, gaps), "broken_ties")
-    assert "keeps no list of its tied weights" in gaps["network.broken_ties"]
 
 
 def test_a_tie_that_is_lost_under_watch(look: Look) -> None:

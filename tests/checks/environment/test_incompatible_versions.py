@@ -4,16 +4,13 @@ One process has one of each. What those releases do is in research/versions."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
-from packaging.specifiers import SpecifierSet
 from torch import nn
 
-from fp8doctor.analysis.training_bugs import TrainingBug, training_bugs
 from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT
 from fp8doctor.facts import Accelerate, Facts, Package
 from tests.checks.checkpointing.test_recompute_not_fp8 import with_te_checkpoint
@@ -26,16 +23,6 @@ VERSIONS = "incompatible-versions"
 def with_releases(facts: Facts, torch_release: str = "2.13.0", **packages: str) -> Facts:
     found = {name: Package(version=release, imported=True) for name, release in packages.items()}
     return replace(facts, software=replace(facts.software, torch=torch_release, packages=found))
-
-
-@pytest.mark.parametrize("bug", training_bugs(), ids=lambda bug: bug.name)
-def test_each_row_has_a_source_and_a_release_that_is_not_affected(bug: TrainingBug) -> None:
-    assert bug.when or bug.job
-    assert bug.sources
-    assert all(each.startswith("https://") for each in bug.sources)
-    assert bug.effect.endswith(".")
-    for fixed in re.findall(rf"{bug.library}>=([\d.]+)\"", bug.lines):
-        assert fixed not in SpecifierSet(bug.versions)
 
 
 @pytest.fixture
