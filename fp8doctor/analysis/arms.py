@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8doctor.analysis.own_step import own_words
-from fp8doctor.analysis.significance import Interval, Number, holding, interval
+from fp8doctor.analysis.significance import Number, holding, interval
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     COMPILE_BLOCKS,
@@ -122,15 +122,15 @@ def ratio(a: Arm, b: Arm) -> Number:
     return as_shown(interval(round_ratios(a, b)), a.step_ms, b.step_ms)
 
 
-def as_shown(rounds: Interval, a_ms: float | None, b_ms: float | None) -> Number:
+def as_shown(rounds: Number, a_ms: float | None, b_ms: float | None) -> Number:
     """Put the quotient of two shown times into the interval of their rounds."""
-    return holding(quotient(a_ms, b_ms) or rounds.median, rounds.low, rounds.high)
+    return holding(quotient(a_ms, b_ms) or rounds.value, rounds.low, rounds.high)
 
 
-def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Interval:
+def ratio_apart(a: Sequence[float], b: Sequence[float]) -> Number:
     """Divide times that share no rounds."""
     over, under = interval(a), interval(b)
-    return Interval(median=over.median / under.median, low=over.low / under.high, high=over.high / under.low)
+    return Number(value=over.value / under.value, low=over.low / under.high, high=over.high / under.low)
 
 
 def base_of(trial: Trial, of: Arm) -> Arm | None:
@@ -141,7 +141,7 @@ def base_of(trial: Trial, of: Arm) -> Arm | None:
     return arm(trial, name) if name else None
 
 
-def saved_ms(base: Arm, changed: Arm) -> Interval:
+def saved_ms(base: Arm, changed: Arm) -> Number:
     """Compute the saving of a change in ms per step, paired by round."""
     return interval([a - b for a, b in zip(base.rounds_ms, changed.rounds_ms, strict=False)])
 

@@ -144,6 +144,18 @@ def lacks_autocast(facts: Facts) -> bool:
         return False
 
 
+def runs_in_fp32(facts: Facts) -> bool:
+    """Return whether most of the Linears' weights surely multiply in fp32.
+
+    Accelerate brings an autocast of its own. Raises `Unrecorded` if the Linears were not read.
+    """
+    if accelerate_of_model(facts) or not lacks_autocast(facts):
+        return False
+    linears = facts.network.linears
+    fp32 = sum(each.parameters for each in linears if each.multiplies_in == "float32")
+    return 2 * fp32 > sum(each.parameters for each in linears)
+
+
 ALL_GATHER = "ACCELERATE_FP8_ENABLE_FSDP_FLOAT8_ALL_GATHER"
 """Where Accelerate reads whether it wraps torchao's weights for FSDP2; on by default. The wrapped weights are
 new Parameters, which an optimizer made before ``prepare`` does not hold. Source: ``AORecipeKwargs``,

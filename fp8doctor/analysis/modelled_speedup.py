@@ -9,14 +9,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
-from fp8doctor.analysis.known_form import engaged, in_known_form, with_seen_recompute
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.layer import NoNumbers
-from fp8doctor.cost.matmul_counts import rows_of
+from fp8doctor.cost.matmul_counts import rows_of, unseen_recompute
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,
     ModelledStep,
@@ -24,13 +23,14 @@ from fp8doctor.cost.step_cost import (
     in_fp8,
     modelled_step,
     priced_step,
+    with_linears,
     with_linears_compiled,
     with_recipe,
     with_tokens,
 )
-from fp8doctor.facts import Facts, Family, Linear
+from fp8doctor.facts import Facts, Family, Linear, recorded
 from fp8doctor.finding import Saving
-from fp8doctor.gpus import has_datasheet, modelled_gpu
+from fp8doctor.gpus import GpuSpec, has_datasheet, modelled_gpu
 from fp8doctor.recipes import BY_TREATMENT, TORCHAO, Recipe, of_stack, recipe_of, runs_on, stack_of
 
 OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
@@ -54,6 +54,57 @@ def parts_of(fp8_ms: Mapping[Any, float], bf16_ms: Mapping[Any, float], idle_ms:
 
     around = longer(*AROUND)
     return {"GEMMs": longer(*GEMMS), "casts": longer("cast"), "norms and pointwise": around, "idle": idle_ms}
+
+
+IN_KNOWN_FORM = "once its layers and its autocast are those that the fix gives"
+
+
+def in_known_form(facts: Facts) -> tuple[Facts, str]:
+    """Replace what the cost model has no numbers for by what its fix puts there, and say so if anything is.
+
+    FP8 and BF16 get the same autocast.
+    """
+    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
+    linears = [_known(each, gpu) for each in facts.network.linears]
+    changed = linears != list(facts.network.linears)
+    facts = with_linears(facts, linears)
+    in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
+    if in_fp32 and facts.get("training.autocast") != "bfloat16" and recorded(facts, "training"):
+        facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
+        changed = True
+    return facts, IN_KNOWN_FORM if changed else ""
+
+
+def _known(linear: Linear, gpu: GpuSpec | None) -> Linear:
+    """Store its weights in BF16, or run it in a recipe that this GPU has, not emulated."""
+    if linear.use == "storage":
+        return replace(linear, use="none", stack="torch", dtype="bfloat16", features={})
+    if linear.use != "training" or linear.stack != TORCHAO.name:
+        return linear
+    if linear.features.get("emulate"):
+        linear = replace(linear, features={**linear.features, "emulate": False})
+    own = linear.get("recipe") == "custom"
+    lacks = own or (gpu is not None and not runs_on(recipe_of(linear), capability_of(gpu)))
+    return replace(linear, recipe="tensorwise") if lacks else linear
+
+
+def with_seen_recompute(facts: Facts) -> Facts:
+    """Let a forward that calls ``checkpoint`` recompute every layer below it, but no head.
+
+    Which of them it recomputes is not known without a run. FP8 and BF16 do it alike.
+    """
+    if (module := unseen_recompute(facts)) is None:
+        return facts
+    below = f"{module}." if module else ""
+    linears = (
+        replace(each, checkpointed=module)
+        if each.name.startswith(below) and each.role != "head" and not recorded(each, "checkpointed")
+        else replace(each, checkpointed=None)
+        if not recorded(each, "checkpointed")
+        else each
+        for each in facts.network.linears
+    )
+    return with_linears(facts, linears)
 
 
 class Estimate(Struct, frozen=True):
@@ -112,7 +163,12 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False, run: Run | None = Non
     ``run`` the step as it is takes as long as it did, and every other has its communication too.
     """
     facts, after = in_known_form(facts)
-    facts = with_seen_recompute(engaged(facts) if fixed else facts)
+    if fixed:  # every FP8 layer then runs in FP8
+        linears = (
+            replace(each, engaged=None) if each.use == "training" else each for each in facts.linears()
+        )
+        facts = with_linears(facts, linears)
+    facts = with_seen_recompute(facts)
     in_fp8 = facts.network.fp8
     if in_fp8:
         after = FIXED if fixed else after

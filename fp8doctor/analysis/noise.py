@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 
 from fp8doctor.analysis.arms import ratio, round_ratios
-from fp8doctor.analysis.significance import EVEN, Interval, Number
+from fp8doctor.analysis.significance import EVEN, Number
 from fp8doctor.analysis.step_difference import HOST_BOUND_PCT, waits_for_the_host
 from fp8doctor.facts import Arm, Health, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import BASELINES
@@ -66,8 +66,8 @@ def speed(of: Arm, against: Arm, trial: Trial) -> Number:
     return found
 
 
-def script_interval(step: Arm, trial: Trial) -> Interval | None:
-    """Compute where the same step lies in a script of its own, with the confidence of `Interval`.
+def script_interval(step: Arm, trial: Trial) -> Number | None:
+    """Compute where the same step lies in a script of its own, with the confidence of `CONFIDENCE`.
 
     The interval of the rounds tells how one process varies. What two differ by is added as independent errors
     are. None of a step with a single round; a CPU's has the rounds' own.
@@ -77,7 +77,7 @@ def script_interval(step: Arm, trial: Trial) -> Interval | None:
         return None
     of_host = any(if_recorded(waits_for_the_host, each) for each in _baselines(trial))
     apart = ms * (0.0 if trial.get("device") == "cpu" else APART_HOST_BOUND if of_host else APART)
-    return Interval(ms, ms - math.hypot(ms - low, apart), ms + math.hypot(high - ms, apart))
+    return Number(ms, ms - math.hypot(ms - low, apart), ms + math.hypot(high - ms, apart))
 
 
 BUSY_HOST = "the host was busy"

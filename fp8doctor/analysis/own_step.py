@@ -27,7 +27,7 @@ def watched(facts: Facts) -> Arm | None:
     return Arm(
         name=ArmName.AS_IS,
         tried=True,
-        step_ms=found.median,
+        step_ms=found.value,
         low_ms=found.low,
         high_ms=found.high,
         rounds_ms=seen.steps_ms,

@@ -14,20 +14,8 @@ CONFIDENCE = 0.90
 """Share of cases in which the interval holds the true median, at least."""
 
 
-class Interval(Struct, frozen=True):
-    """A median and the interval that holds the true one with `CONFIDENCE`."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def spread(self) -> float:
-        return (self.high - self.low) / self.median
-
-
-def interval(samples: Sequence[float]) -> Interval:
-    """Compute the sign-test interval of a median.
+def interval(samples: Sequence[float]) -> Number:
+    """Compute a median, and the interval of the sign test that holds the true one with `CONFIDENCE`.
 
     With fewer than five samples it is the whole range. Source: Conover, Practical Nonparametric Statistics,
     3.2.
@@ -38,7 +26,7 @@ def interval(samples: Sequence[float]) -> Interval:
     cut = 0
     while cut + 1 < n / 2 and 1 - 2 * sum(math.comb(n, i) for i in range(cut + 2)) / 2**n >= CONFIDENCE:
         cut += 1
-    return Interval(median(ordered), ordered[cut], ordered[n - 1 - cut])
+    return Number(median(ordered), ordered[cut], ordered[n - 1 - cut])
 
 
 EVEN = 0.03
@@ -57,12 +45,6 @@ WIDE = 1.1
 convention of this tool."""
 
 
-def swallows_effect(speedup: Interval) -> bool:
-    """Return whether the interval holds 1, but its median or both ends are not even."""
-    beyond = speedup.low < 1 - EVEN and speedup.high > 1 + EVEN
-    return speedup.low <= 1 <= speedup.high and (abs(speedup.median - 1) >= EVEN or beyond)
-
-
 class Number(Struct, frozen=True):
     """A time in ms, or a speedup: one time / another. The interval holds 90% of what may be true."""
 
@@ -74,9 +56,11 @@ class Number(Struct, frozen=True):
     @property
     def side(self) -> Side:
         """Say on which side of 1 a speedup is: even within 3%, open if the interval allows another answer."""
-        if swallows_effect(Interval(self.value, self.low, self.high)):
+        is_even = abs(self.value - 1) < EVEN
+        beyond = self.low < 1 - EVEN and self.high > 1 + EVEN
+        if self.low <= 1 <= self.high and (beyond or not is_even):
             return "open"
-        return "even" if abs(self.value - 1) < EVEN else "faster" if self.value > 1 else "slower"
+        return "even" if is_even else "faster" if self.value > 1 else "slower"
 
     @property
     def is_wide(self) -> bool:

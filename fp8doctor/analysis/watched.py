@@ -72,9 +72,9 @@ def script_overhead(facts: Facts) -> str:
         return ""
     own, before_ms = interval(seen.steps_ms), median(_before_forward(seen) or (0.0,))
     waited_ms = _data_ms(seen) + max(before_ms, seen.get("host_copies_ms", 0.0))
-    if not counts(own.low - waited_ms - (copy.get("high_ms") or copy.step_ms), own.median):
+    if not counts(own.low - waited_ms - (copy.get("high_ms") or copy.step_ms), own.value):
         return ""
-    whole = f"{own.median:,.1f} ms ({own.low:,.1f} to {own.high:,.1f})"
+    whole = f"{own.value:,.1f} ms ({own.low:,.1f} to {own.high:,.1f})"
     return f"The script's own step takes {whole}, a copy of it {copy.step_ms:,.1f} ms"
 
 
@@ -143,9 +143,9 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
         samples = {each.rank: if_recorded(read, each.observed) or () for each in ranks}
         seen = {rank: interval(ms) for rank, ms in samples.items() if ms}
         for rank, own in seen.items():
-            others = [each.median for other, each in seen.items() if other != rank]
+            others = [each.value for other, each in seen.items() if other != rank]
             if others and rank not in explained and counts(own.low - median(others), whole_ms):
-                found.append(Behind(rank, what, own.median, median(others), whole_ms))
+                found.append(Behind(rank, what, own.value, median(others), whole_ms))
     return tuple(sorted(found, key=lambda each: -each.by_ms))
 
 
@@ -209,7 +209,7 @@ def whole_speedup(
     if not timed_alone(facts) or own_ms is None or not seen.steps_ms or not copy:
         return None
     watched, copy_ms = interval(seen.steps_ms), copy.step_ms or 0.0
-    whole_ms = watched.median
+    whole_ms = watched.value
     if not copy_ms or copy_ms > (1 + MOST_SLOWER) * whole_ms:
         return None  # the copy, which has less to do, took longer
     on_top_ms = max(0.0, whole_ms - copy_ms)

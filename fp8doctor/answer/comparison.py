@@ -118,10 +118,8 @@ def _watched(facts: Facts) -> Comparison:
     step = watched(facts) if facts.get("observed.clock") == "cuda" else None
     if step is None:
         return Comparison()
-    found = interval(step.rounds_ms)
     in_fp8 = any(each.get("use") == "training" for each in facts.linears())
-    ms = Number(found.median, found.low, found.high)
-    now = Variant(step.name, "as you run it", in_fp8, ms, len(step.rounds_ms))
+    now = Variant(step.name, "as you run it", in_fp8, interval(step.rounds_ms), len(step.rounds_ms))
     return Comparison(now=now, fp8=now if in_fp8 else None)
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from fp8doctor.analysis.arms import arm, is_finite
 from fp8doctor.analysis.noise import busy_host, gpu_contention, script_interval, speed
 from fp8doctor.analysis.own_step import watched, watched_job
-from fp8doctor.analysis.significance import EVEN, Interval, interval
+from fp8doctor.analysis.significance import EVEN, Number, interval
 from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
 from fp8doctor.analysis.treatment_table import variant
 from fp8doctor.analysis.trial_view import TrialView
@@ -125,7 +125,7 @@ def _profile(step: Arm, view: TrialView) -> Breakdown | None:
     return None if on_cpu or not recorded(step, "breakdown") else with_attention_together(step)
 
 
-def _row(step: Arm, label: str, view: TrialView, known: Interval | None) -> Row:
+def _row(step: Arm, label: str, view: TrialView, known: Number | None) -> Row:
     profiled = _profile(step, view)
     families = profiled.families_ms if profiled else {}
     busy = [sum(families.get(each, 0.0) for each in column) for column in COLUMNS.values()]

@@ -126,8 +126,8 @@ def missed(
             yield f"There are not two measured steps. {option} needs them."
         elif found.is_noise:
             yield f"The timing is too noisy to tell which is faster. {option} needs a clear answer."
-        elif min_speedup is not None and speedup.median < min_speedup:
-            below = times_below(speedup.median, min_speedup)
+        elif min_speedup is not None and speedup.value < min_speedup:
+            below = times_below(speedup.value, min_speedup)
             yield f"The second runs at {below} of the first's speed. --min-speedup asks for {min_speedup:g}x."
     if max_regression is not None:
         yield from longer(first.facts, second.facts, found.files[0], max_regression)

@@ -11,7 +11,7 @@ from fp8doctor.analysis.arms import as_shown, ratio_apart, timed_on_cpu
 from fp8doctor.analysis.layers import tokens_of
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.own_step import as_is, watched
-from fp8doctor.analysis.significance import Interval, interval, swallows_effect
+from fp8doctor.analysis.significance import Number, interval
 from fp8doctor.analysis.step_difference import (
     Waterfall,
     breakdown_of,
@@ -73,7 +73,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     steps: tuple[TimedStep, TimedStep]
     families_ms: tuple[dict[str, float], dict[str, float]] | None
     """Of either step, with ``idle``; None unless both have a breakdown that can be relied on."""
-    speedup: Interval | None
+    speedup: Number | None
     """Time of the first / time of the second, with the interval that both of theirs allow."""
     difference: Waterfall | None
     """The second less the first."""
@@ -96,7 +96,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     @property
     def is_noise(self) -> bool:
         """Return whether the timing leaves open which step is faster."""
-        return self.speedup is not None and swallows_effect(self.speedup)
+        return self.speedup is not None and self.speedup.side == "open"
 
     def to_json(self) -> str:
         data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "comparison", **to_builtins(self)}
@@ -239,18 +239,17 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     )
 
 
-def _speedup(one: TimedStep, other: TimedStep) -> Interval | None:
+def _speedup(one: TimedStep, other: TimedStep) -> Number | None:
     """Divide the times of two steps; None without rounds of both."""
     if not one.rounds_ms or not other.rounds_ms:
         return None
-    shown = as_shown(ratio_apart(one.rounds_ms, other.rounds_ms), one.step_ms, other.step_ms)
-    return Interval(shown.value, shown.low, shown.high)
+    return as_shown(ratio_apart(one.rounds_ms, other.rounds_ms), one.step_ms, other.step_ms)
 
 
 def _summary(
     one: TimedStep,
     other: TimedStep,
-    speedup: Interval | None,
+    speedup: Number | None,
     difference: Waterfall | None,
     differing: tuple[Unlike, ...],
 ) -> str:

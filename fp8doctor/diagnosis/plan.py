@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import base_of, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for
-from fp8doctor.analysis.known_form import runs_in_fp32
+from fp8doctor.analysis.fp8_request import fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,

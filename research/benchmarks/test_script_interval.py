@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from fp8doctor import load_report
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.significance import CONFIDENCE, Interval
+from fp8doctor.analysis.significance import CONFIDENCE, Number
 from fp8doctor.facts import Arm, Trial
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,7 +39,7 @@ class Pair(Struct, frozen=True):
     trial: Trial
     plain_ms: float
 
-    def held(self, by: Interval | None) -> bool:
+    def held(self, by: Number | None) -> bool:
         return by is not None and by.low <= self.plain_ms <= by.high
 
 
@@ -77,11 +77,11 @@ def share_held(of: list[Pair]) -> float:
     return sum(each.held(script_interval(each.step, each.trial)) for each in of) / len(of)
 
 
-def of_its_rounds(step: Arm) -> Interval:
+def of_its_rounds(step: Arm) -> Number:
     assert step.step_ms
     assert step.low_ms
     assert step.high_ms
-    return Interval(step.step_ms, step.low_ms, step.high_ms)
+    return Number(step.step_ms, step.low_ms, step.high_ms)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.noise import script_interval
-from fp8doctor.analysis.significance import Interval, interval
+from fp8doctor.analysis.significance import Number, interval
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Arm, Facts, HostLoad, Trial
 from tests.checks.arms import timed
@@ -72,5 +72,5 @@ def test_what_processes_differ_by_adds_as_an_error_of_its_own() -> None:
     assert found is not None
     assert (found.low, found.high) == pytest.approx((97.5, 101.8), abs=0.05)
     on_cpu = msgspec.structs.replace(trial, device="cpu")
-    assert script_interval(step, on_cpu) == Interval(100.0, 98.0, 101.0)
+    assert script_interval(step, on_cpu) == Number(100.0, 98.0, 101.0)
     assert script_interval(msgspec.structs.replace(step, low_ms=None, high_ms=None), trial) is None

@@ -60,7 +60,7 @@ def compared(bench: Bench, attempts: Sequence[Attempt]) -> list[Attempt]:
     )
 
     def median_ms(attempt: Attempt) -> float:
-        return interval(full_ms(bench.plan, bench.samples, attempt.plan)).median
+        return interval(full_ms(bench.plan, bench.samples, attempt.plan)).value
 
     return [min(group, key=median_ms) for group in groups if group]
 

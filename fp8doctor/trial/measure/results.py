@@ -78,7 +78,7 @@ def _self_check(attempts: Sequence[Attempt], samples: Samples) -> float | None:
         return None
     return interval(
         [a / b for a, b in zip(samples[of, 0], samples[ArmName.SELF_CHECK, 0], strict=True)]
-    ).median
+    ).value
 
 
 def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
@@ -108,14 +108,14 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     found = tuple(dict.fromkeys(name for each in non_finite for name in each or ()))
     divided: Breakdown | None = None if attempt.profiled is None else NOT_RECORDED
     if attempt.profiled:
-        divided = breakdown(plan, attempt.profiled, at.median)
+        divided = breakdown(plan, attempt.profiled, at.value)
     peak_gib = attempt.full_peak(plan)
     return Arm(
         **planned,
         tried=True,
         why=None,
         reason=None,
-        step_ms=at.median,
+        step_ms=at.value,
         low_ms=at.low if len(full) > 1 else None,
         high_ms=at.high if len(full) > 1 else None,
         rounds_ms=tuple(full),

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fp8doctor.analysis.significance import interval, swallows_effect
+from fp8doctor.analysis.significance import interval
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.trial.copies.depth import Plan
 from fp8doctor.trial.measure.attempt import Samples, full_ms
@@ -168,7 +168,7 @@ def interleave(
 
 def _sharp(samples: list[float]) -> bool:
     known = interval(samples)
-    return known.high - known.low <= 2 * SHARP * known.median
+    return known.high - known.low <= 2 * SHARP * known.value
 
 
 def sign_is_open(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
@@ -188,4 +188,4 @@ def sign_is_open(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) 
         return False
     own = [each.name for each in deciding if each.name == ArmName.AS_IS and each.fp8]
     ratios = ([a / b for a, b in zip(times[bf16], times[name], strict=True)] for name in {in_fp8, *own})
-    return any(swallows_effect(interval(each)) for each in ratios)
+    return any(interval(each).side == "open" for each in ratios)
