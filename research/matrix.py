@@ -63,6 +63,7 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
     from tests.checks.engagement.test_parameters_without_optimizer import built, mxfp8
     from tests.checks.environment.test_incompatible_versions import with_releases
     from tests.checks.shapes.test_unaligned_dimensions import counted
+    from tests.checks.step.test_weights_cast_again import telling
 
     yield "the experts of a Llama 4, wrapped by torchao", look(with_wrapped_experts("Llama 4"))
     yield "MXFP8 Linears without a bias, on a CPU", look(mxfp8(built(False, False)))
@@ -80,6 +81,9 @@ def jobs_of_tests() -> Iterator[tuple[str, Facts]]:
             "te.Linear, recomputed inside its autocast (stand-in)",
             look(Around(inside=True, reentrant=False)),
         )
+        for always in (True, False):
+            told = telling(patch, always).facts
+            yield f"is_first_microbatch, always {always} (stand-in)", told
         frozen = nn.Sequential(Operation().requires_grad_(False), Operation())
         yield "a frozen first te.ops layer (stand-in)", with_releases(look(frozen), transformer_engine="2.6")
 

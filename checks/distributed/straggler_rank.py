@@ -97,8 +97,9 @@ def exposed_communication(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         return None
     how = HIDE.get(facts.get("training.distributed.wrapper") or "")
     summary, code = how or LARGER
+    to = f" to {most:.1f}" if kit.watched.counts(most - least, step) else ""
     return kit.Finding(
-        title=f"Exposed communication takes {least:.1f} of {step:,.1f} ms/step in your script "
+        title=f"Exposed communication takes {least:.1f}{to} of {step:,.1f} ms/step "
         f"({kit.percent(100 * least / step)})",
         explanation="Measured in one profiled step. This is the rank that waits least; the slowest waits "
         f"{most:,.1f} ms. FP8 shortens the matmuls, not this.",

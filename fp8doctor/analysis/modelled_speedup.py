@@ -202,13 +202,16 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False, run: Run | None = Non
     def bounded(ms: float, off: float) -> Number:
         """Bound a speedup. BF16 may lack, or have too, the time that the model left out of the watched step.
 
-        It may also cover that step's communication. Another form of FP8 may have that time like BF16.
+        That time and communication were measured, so the model's error is not of them. BF16 may also cover
+        the communication. Another form of FP8 may have that time like BF16.
         """
-        both, covered, speedup = 0.0, 0.0, bf16_ms / ms
+        both, covered, shared, speedup = 0.0, 0.0, 0.0, bf16_ms / ms
         if run and ms == run.ms:
             both = 1 - modelled_ms / run.ms if modelled_ms else left_ms / run.ms
             covered = run.exposed_ms / run.ms if modelled_ms else 0.0
-        low, high = (speedup + min(0.0, both) - covered) / (1 + off), (speedup + max(0.0, both)) / (1 - off)
+            shared = run.shared_ms / run.ms
+        low = (speedup + min(0.0, both) - covered) / (1 + off)
+        high = (speedup - shared) / (1 - off) + shared + max(0.0, both)
         if left_ms and ms != now_ms:
             low = (bf16_ms + left_ms) / (bf16_ms / low + left_ms)
         if run and run.is_spread and not in_fp8 and ms != now_ms:

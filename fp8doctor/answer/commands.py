@@ -62,6 +62,10 @@ def with_more_time(facts: Facts) -> str:
     return more_time(facts) and (timed(facts, longer=True) or more_time(facts))
 
 
+MOST_S = 900.0
+"""Longest budget that is advised: what decides is timed first. A choice."""
+
+
 def more_time_s(trial: Trial) -> float | None:
     """Return the budget that would fit the variants left out for time, if any; for old recordings a guess."""
     no_arm = recorded(trial, "arms") and not trial.arms and why_of(trial) is Reason.NO_TIME_LEFT
@@ -69,6 +73,6 @@ def more_time_s(trial: Trial) -> float | None:
     if not budget_s or not (no_arm or any(map(lacked_time, trial.get("arms", ())))):
         return None
     if enough_s := trial.get("enough_s"):
-        return max(float(enough_s), budget_s)
+        return max(min(float(enough_s), MOST_S), budget_s)
     took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
     return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))

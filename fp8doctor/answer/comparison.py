@@ -28,6 +28,7 @@ from fp8doctor.diagnosis.estimate import (
     stays_in_bf16,
     stops_first,
 )
+from fp8doctor.diagnosis.fitting import MAKES_FIT
 from fp8doctor.facts import Arm, Facts, if_recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Finding, Saving
@@ -173,8 +174,8 @@ class Plan(NamedTuple):
 def _planned(
     facts: Facts, findings: Sequence[Finding], steps: Sequence[Step], expects: Estimate, bf16: Variant
 ) -> Plan:
-    """Estimate the step with the plan."""
-    if stops_first(facts, findings):
+    """Estimate the step with the plan; nothing prices what makes a job fit."""
+    if stops_first(facts, findings) or any(step.treatment.name in MAKES_FIT for step in steps):
         return Plan()
     if stays_in_bf16(steps):
         ms, gain = _with_plan(expects, None) or (bf16.ms, None)

@@ -130,6 +130,9 @@ def quantity(count: int) -> str:
     return str(count)
 
 
+TOKENS, ROWS = "Tokens/s", "Rows/s"
+
+
 def job_facts(
     facts: Facts, tokens_per_s: float | None, findings: Sequence[Finding] = ()
 ) -> tuple[tuple[str, str], ...]:
@@ -145,7 +148,9 @@ def job_facts(
         "Memory": memory_row,
     }
     told = [(label, if_recorded(row, facts) or UNKNOWN) for label, row in rows.items()]
-    told += [("Tokens/s", f"{tokens_per_s:,.0f} {own_words(facts)}")] if tokens_per_s else []
+    if tokens_per_s:
+        label = TOKENS if facts.get("workload.sequence_length") else ROWS
+        told.append((label, f"{tokens_per_s:,.0f} {own_words(facts)}"))
     return tuple(told)
 
 

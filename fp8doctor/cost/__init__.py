@@ -4,6 +4,7 @@ Lengths count elements, times are in ms. research/benchmarks/cost_model.py has t
 Checks read these names as ``kit.cost``.
 """
 
+from fp8doctor.cost.cast_cost import weight_casts_ms
 from fp8doctor.cost.gemm import amdahl, large_gemm_speedup
 from fp8doctor.cost.layer import linear_cost, mxfp8_experts
 from fp8doctor.cost.matmul_counts import micro_batches, routed_rows, rows_of, rows_seen
@@ -21,4 +22,5 @@ __all__ = [
     "routed_rows",
     "rows_of",
     "rows_seen",
+    "weight_casts_ms",
 ]

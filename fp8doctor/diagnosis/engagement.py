@@ -76,7 +76,7 @@ def without_fp8(facts: Facts) -> str:
         (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
         (unread, f"Its Linears could not be read: {unread}"),
         (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
-        (calls, f"FP8 is outside of layers: the code names {''.join(calls[:1])}"),
+        (calls, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}"),
         (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
         (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
         (rehearse, f"No FP8 training: {rehearse} {of} rehearse quantization"),

@@ -28,6 +28,18 @@ MOST_GPUS = 1024
 BASE_IN = "base-in-"
 """Begins the names of treatments that store the base in fewer bits."""
 
+MAKES_FIT = frozenset(
+    {
+        "smaller-batch",
+        "checkpointing-on",
+        "optimizer-in-8-bits",
+        f"{BASE_IN}8-bits",
+        f"{BASE_IN}4-bits",
+        "shard",
+    }
+)
+"""Names of the treatments below."""
+
 
 class Job(NamedTuple):
     facts: Facts
@@ -37,13 +49,13 @@ class Job(NamedTuple):
 
 
 def to_fit(facts: Facts) -> tuple[list[Treatment], Peak, bool] | None:
-    """Choose the fewest changes with which the estimated peak fits; None if it does, or is unknown.
+    """Choose the fewest changes with which the estimated peak fits; None if it fits now, or is unknown.
 
     Several GPUs come last, for what nothing makes fit one. Returns the changes, the peak after them, and
     whether that fits.
     """
     found = if_recorded(fit, facts)
-    if found is None or not found.is_too_large:
+    if found is None or not found.may_be_too_large:
         return None
     job = Job(facts, found, USABLE * found.gpu_gib)
     for count in range(1, len(CHANGES) + 1):

@@ -83,7 +83,7 @@ def _fitting(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
     """Put what makes the job fit before all else, and drop what that rules out."""
     fitted = to_fit(facts) if recorded(facts, "network") else None
     for each in fitted[0] if fitted else ():
-        yield _step("The job does not fit into the GPU's memory", each)
+        yield _step("The estimated peak does not fit into the GPU's memory", each)
     stored = fitted is not None and any(each.name.startswith(BASE_IN) for each in fitted[0])
     for step in steps:
         if not fitted or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):

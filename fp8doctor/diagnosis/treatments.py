@@ -24,6 +24,7 @@ from fp8doctor.analysis.layers import (
     may_be_taken,
     would_be_converted,
 )
+from fp8doctor.analysis.memory import samples
 from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -265,7 +266,7 @@ def larger_batch(facts: Facts) -> Treatment:
         steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
         code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
     else:
-        code = f"batch_size = {samples}   # samples in a micro-batch, {size or 'BATCH'} now"
+        code = f"batch_size = {samples}   # {_unit(facts)} in a micro-batch, {size or 'BATCH'} now"
         code += f"\naccumulate = {then}   # micro-batches in a step, {now} now" if now > 1 else ""
     summary = (
         "put more tokens into a micro-batch, and accumulate over fewer"
@@ -273,6 +274,11 @@ def larger_batch(facts: Facts) -> Treatment:
         else "put more tokens into a step, which changes the batch that the optimizer sees"
     )
     return Treatment(name=LARGER_BATCH, summary=summary, code=code)
+
+
+def _unit(facts: Facts) -> str:
+    """Say what the batch counts: rows, if every row is a sample of its own."""
+    return "rows" if facts.get("workload.batch_size") and samples(facts) is None else "samples"
 
 
 def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
@@ -283,7 +289,8 @@ def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
     growth = times * fewer / workload.accumulate
     if growth > MOST_GROWTH:
         return None
-    lines = [f"batch_size = {now * times}   # from {now}, or longer sequences: {tokens:,} tokens"]
+    longer = f", or longer sequences: {tokens:,} tokens" if _unit(facts) == "samples" else " rows"
+    lines = [f"batch_size = {now * times}   # from {now}{longer}"]
     lines += [f"accumulate = {fewer}   # from {workload.accumulate}"] * (workload.accumulate > 1)
     changed = (
         f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times its size, "

@@ -152,7 +152,7 @@ class Network(Record, frozen=True, kw_only=True):
     quantization: Prose | None = NOT_RECORDED
     """``quant_method`` of the configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without one."""
     fp8_calls: tuple[str, ...] = NOT_RECORDED
-    """What is in FP8 outside of layers: classes of FP8 attention."""
+    """What is in FP8 outside of layers: classes of FP8 attention, functions that a forward called."""
     hooks: int = NOT_RECORDED
     """Forward and backward hooks on all modules together."""
     float8_parameters: int = NOT_RECORDED

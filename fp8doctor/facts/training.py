@@ -203,6 +203,9 @@ class Training(Record, frozen=True, kw_only=True):
     """Trainable parameter tensors in no optimizer group; None without an optimizer."""
     first_outside_optimizer: tuple[str, ...] = NOT_RECORDED
     """Names of the first few of them."""
+    first_microbatch: tuple[bool, ...] = NOT_RECORDED
+    """``is_first_microbatch`` in the calls of one module of Transformer Engine, in the watched micro-batches;
+    empty if no call had it."""
     conversion: Conversion | None = NOT_RECORDED
     """None if nobody watched: only a model file that the worker loads converts under the doctor's eyes."""
     converter: Converter = NOT_RECORDED

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from fp8doctor.answer.commands import more_time, more_time_s
 from fp8doctor.answer.items import Item, area_marks, areas, without_findings
-from fp8doctor.answer.job import job_facts, machine, made_up, model
+from fp8doctor.answer.job import ROWS, TOKENS, job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
 from fp8doctor.answer.machine import no_model, says, support, things, untimed_shapes, variables
 from fp8doctor.answer.sentences import box, in_short
@@ -36,7 +36,7 @@ LONG = 80
 LONG_S = 300
 """Seconds from which a time to wait is written in minutes."""
 
-BARE, BELOW = ("FP8", "attention"), ("Memory", "Tokens/s")
+BARE, BELOW = ("FP8", "attention"), ("Memory", TOKENS, ROWS)
 """Facts of the job that need no label, and those that stand below the table of steps."""
 
 ONLY = "Environment only. Run `fp8doctor model.py` to check a model."

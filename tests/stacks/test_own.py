@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from fp8doctor import inspect_model
 from tests.examine.models import network
+from tests.looked import looked
 
 
 class CastedLinear(nn.Linear):
@@ -80,3 +81,44 @@ class _FP8FlashAttentionWrapper(nn.Module):
 def test_fp8_outside_of_layers() -> None:
     assert network(nn.Sequential(_FP8FlashAttentionWrapper(), nn.Linear(4, 4))).fp8_calls
     assert not network(nn.Sequential(nn.Linear(32, 32))).fp8_calls
+
+
+class _Scaled(torch.autograd.Function):
+    """Multiplies in FP8 forward, and in 16 bits backward."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        context.save_for_backward(x, weight)
+        one = torch.ones((), device=x.device)
+        in_fp8 = [each.to(torch.float8_e4m3fn) for each in (x, weight)]
+        return torch._scaled_mm(in_fp8[0], in_fp8[1].t(), one, one, out_dtype=torch.bfloat16)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, weight = context.saved_tensors
+        return gradient @ weight, gradient.t() @ x
+
+
+class _Calling(nn.Module):
+    """Holds a Linear, or a Parameter alone, and multiplies it in a function of its own or plainly."""
+
+    def __init__(self, *, linear: bool, fp8: bool) -> None:
+        super().__init__()
+        self.held = nn.Linear(64, 64, bias=False) if linear else nn.Parameter(torch.zeros(64, 64))
+        self.fp8 = fp8
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = getattr(self.held, "weight", self.held)
+        return _Scaled.apply(x, weight) if self.fp8 else x @ weight.t()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("fp8", [True, False])
+def test_fp8_in_a_function_is_seen_in_a_forward(linear: bool, fp8: bool) -> None:
+    """Such a model is never told to train in BF16, or to convert."""
+    report = looked(_Calling(linear=linear, fp8=fp8).bfloat16(), torch.zeros(32, 64, dtype=torch.bfloat16))
+    assert bool(report.facts.network.fp8_calls) is fp8
+    if fp8:
+        assert report.verdict.status == "open"
+        assert report.prescription == ()
+        assert not report.answer.takes_no_fp8

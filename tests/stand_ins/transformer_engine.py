@@ -136,7 +136,7 @@ class Linear(TransformerEngineBaseModule):
                 f"{name}bias", nn.Parameter(torch.zeros(rows if bias else 0, device=device))
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
         self.prepare_forward()
         return functional.linear(x, torch.cat([getattr(self, name) for name in self.weight_names]))
 

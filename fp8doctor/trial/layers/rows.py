@@ -20,11 +20,12 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import class_name
-from fp8doctor.stacks.tensors import has_data, tensors
+from fp8doctor.stacks.tensors import has_data, is_float8, tensors
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, storage_of
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
@@ -64,6 +65,9 @@ MOST_FORWARDS = 4
 
 PRODUCT = re.compile(r"mm|matmul|linear")
 """In the name of every function of torch that multiplies matrices."""
+
+FP8_PRODUCT = re.compile(r"mm|matmul|linear|att(entio)?n")
+"""In the name of every function that takes FP8 tensors and multiplies them."""
 
 ATTENTION = inspect.signature(functional.multi_head_attention_forward)
 
@@ -140,7 +144,9 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         products = Products(layers, experts, calls)
         with on_calls(model.modules(), calls.enter, calls.leave), products:
             job.training_step(model, batch) if job.training_step else call(model, batch)
-        seen = msgspec.structs.replace(calls.seen(layers, model), autocast=products.in_own_autocast)
+        seen = msgspec.structs.replace(
+            calls.seen(layers, model), autocast=products.in_own_autocast, fp8_calls=(*products.in_fp8,)
+        )
         scaled = {
             name: products.scaled[key]
             for name, each in layers.items()
@@ -157,8 +163,11 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         regions, calls = {**watched.seen.regions, **seen.regions}, {**watched.seen.calls, **seen.calls}
         seen = msgspec.structs.replace(watched.seen, regions=regions, calls=calls)
         watched = msgspec.structs.replace(watched, rows={**watched.rows, **rows}, seen=seen)
+    told = watched.seen.first_microbatch
+    if told and micro_batches(facts) > 1:
+        told += forward().seen.first_microbatch
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
-    seen = msgspec.structs.replace(watched.seen, without_hooks=hooks[0] != hooks[1])
+    seen = msgspec.structs.replace(watched.seen, without_hooks=hooks[0] != hooks[1], first_microbatch=told)
     seen = seen.at_full_depth(_kept_blocks(original, plan, model))
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
     regions = _of_their_layers(adapted, seen.regions)
@@ -207,7 +216,7 @@ def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dic
 
 
 class Products(TorchFunctionMode):
-    """Notes products under an autocast that the forward opens, and rows of layers that are not called.
+    """Notes products in FP8 or under an autocast that the forward opens, and rows of layers not called.
 
     A layer's weight is seen in ``functional.linear``, and as the output projection of torch's attention. The
     experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
@@ -223,6 +232,8 @@ class Products(TorchFunctionMode):
         self.scaled: dict[int | None, bool] = {}
         """Module that called ``torch._scaled_mm``, by id -> whether autograd was off, as in functions."""
         self._outside, self.in_own_autocast = autocast_now(), False
+        self.in_fp8: dict[str, None] = {}
+        """Names of the functions that multiplied FP8 tensors."""
         weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
         self._weights = {name: id(weight) for name, weight in weights if weight is not None}
         plain = {name: weight for name, weight in experts.items() if is_plain(weight)}
@@ -238,11 +249,13 @@ class Products(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if FP8_PRODUCT.search(name) and any(map(is_float8, tensors((*args, *kwargs.values())))):
+            self.in_fp8[name] = None
         if function is functional.multi_head_attention_forward:
             bound = ATTENTION.bind(*args, **kwargs).arguments
             self._note_layer(bound["query"], bound["out_proj_weight"])
-        elif PRODUCT.search(getattr(function, "__name__", "")):
+        elif PRODUCT.search(name):
             self.in_own_autocast |= autocast_now() not in (None, self._outside)
             if function is torch._scaled_mm:
                 self.scaled[self._calls.running] = not torch.is_grad_enabled()

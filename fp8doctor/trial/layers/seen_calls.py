@@ -30,6 +30,9 @@ AUTOCAST_WITHIN, FP8_AUTOCAST = "training.autocast_within", "training.fp8_autoca
 
 CALLED = "called_in_forward"
 
+FIRST_MICROBATCH = "is_first_microbatch"
+"""Argument of Transformer Engine's modules: True casts the weight again, False takes the kept copy."""
+
 NO_FORWARD = "no forward was seen"
 
 NO_LAYER = "the forward that was seen calls none of the layers"
@@ -65,6 +68,10 @@ class Seen(msgspec.Struct):
     """Whether the user's hooks, which may open one, were left out."""
     compiled: tuple[str, ...] = ()
     """Compiled regions, whose inside was not seen."""
+    fp8_calls: tuple[str, ...] = ()
+    """Functions that multiplied FP8 tensors, those of layers too."""
+    first_microbatch: tuple[bool, ...] = ()
+    """`FIRST_MICROBATCH` in the calls of one module, of the one with most calls that have it."""
 
     def at_full_depth(self, kept_blocks: Mapping[str, str]) -> Seen:
         """Name regions and calls as in the whole model.
@@ -111,8 +118,13 @@ class CallsSeen:
         """By the module."""
         self._calls: dict[int | None, Call] = {}
         """By the module whose forward calls a checkpoint function; None above all."""
+        self._told: dict[int, list[bool]] = {}
+        """By the module: `FIRST_MICROBATCH` of each call."""
 
-    def enter(self, module: nn.Module, arguments: object) -> None:
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        told = arguments[-1].get(FIRST_MICROBATCH) if isinstance(arguments[-1], dict) else None
+        if isinstance(told, bool):
+            self._told.setdefault(id(module), []).append(told)
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
         rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
@@ -151,10 +163,12 @@ class CallsSeen:
         at: dict[str, list[int]] = {}
         for each in (*names, *(each for each in self._ran if each not in names)):  # others are around it
             at.setdefault(names.get(each, ""), []).append(each)
+        told = max(self._told.values(), key=len, default=list[bool]())
         seen = Seen(
             calls={names.get(caller or 0, ""): call for caller, call in self._calls.items()},
             fp8_autocast=any(each.fp8 for ran in self._ran.values() for each in ran),
             compiled=tuple(names.get(each, "") for each in compiled),
+            first_microbatch=tuple(told),
         )
         for name, layer in layers.items():
             ran, within = self._ran.get(id(layer), []), name
@@ -227,6 +241,12 @@ def undecided(facts: Facts) -> bool:
 
 def with_seen(facts: Facts, seen: Seen) -> Facts:
     """Add the calls of the job's forward to the facts, if only a forward shows them."""
+    told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
+    facts = msgspec.structs.replace(facts, training=told)
+    if all(each.use == "none" for each in facts.linears()):  # else FP8 is in layers that are known
+        named = dict.fromkeys((*facts.network.get("fp8_calls", ()), *seen.fp8_calls))
+        network = msgspec.structs.replace(facts.network, fp8_calls=tuple(named))
+        facts = msgspec.structs.replace(facts, network=network)
     if not undecided(facts):
         return facts
     if facts.network.linears and not seen.regions:
