@@ -210,20 +210,17 @@ class _Walk:
         return self.kinds[of]
 
     def marked(self, module: nn.Module, name: str, kind: ClassCache, cover: Cover) -> Cover:
-        checkpointed, flag_above = cover.checkpointed, cover.flag_above
-        compiled, watched = self.compiled(module, name, kind, cover)
-        found = checkpointing_of(module, name, kind)
-        if found:
+        cover = replace(cover)
+        cover.compiled, cover.watched = self.compiled(module, name, kind, cover)
+        if found := checkpointing_of(module, name, kind):
             self.tree.checkpointing.append(found)
             if found.form in REGIONS or (found.form == "huggingface" and is_layer(kind)):
-                checkpointed, flag_above = name, False
+                cover.checkpointed, cover.flag_above = name, False
             elif found.form == "huggingface":
-                flag_above = True
-            elif found.form == "called_in_forward" and checkpointed is None:
-                checkpointed = NOT_RECORDED
-        return replace(
-            cover, compiled=compiled, watched=watched, checkpointed=checkpointed, flag_above=flag_above
-        )
+                cover.flag_above = True
+            elif found.form == "called_in_forward" and cover.checkpointed is None:
+                cover.checkpointed = NOT_RECORDED
+        return cover
 
     def compiled(
         self, module: nn.Module, name: str, kind: ClassCache, cover: Cover
@@ -292,17 +289,16 @@ def trains(module: nn.Module) -> bool:
 
 def below(place: Place, child_name: str, child: ClassCache, full_name: str, cover: Cover) -> Cover:
     """Return the cover of a child: flagged blocks and LoRA's parts differ."""
-    module, adapter, adapted = place.module, cover.adapter, cover.adapted
-    siblings = children_of(module)
-    checkpointed, flag_above = cover.checkpointed, cover.flag_above
-    if flag_above and is_a(module, nn.ModuleList):
-        checkpointed, flag_above = (checkpointed if is_layer(child) else full_name), False
-    if adapter != "adapter" and child_name in place.adapts:
+    cover = replace(cover)
+    if cover.flag_above and is_a(place.module, nn.ModuleList):
+        cover.flag_above = False
+        if not is_layer(child):
+            cover.checkpointed = full_name
+    if cover.adapter != "adapter" and child_name in place.adapts:
         # Around expert weights PEFT nests its wrappers: the base of one holds the adapter of the next.
-        adapter, adapted = place.adapts[child_name], place.name
-    idle = cover.idle or (child_name == "original_module" and "modules_to_save" in siblings)
-    cover = replace(cover, checkpointed=checkpointed, flag_above=flag_above, idle=idle)
-    return replace(cover, adapter=adapter, adapted=adapted)
+        cover.adapter, cover.adapted = place.adapts[child_name], place.name
+    cover.idle |= child_name == "original_module" and "modules_to_save" in children_of(place.module)
+    return cover
 
 
 def experts_of(place: Place) -> dict[str, int]:

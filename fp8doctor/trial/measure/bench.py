@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,7 @@ from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks import NoCounterpart
+from fp8doctor.stacks import NoCounterpart, torch_private
 from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
@@ -30,7 +31,7 @@ from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, raised
 from fp8doctor.trial.measure.budget import LEAST_WARM_UP
 from fp8doctor.trial.measure.compilations import compilations
-from fp8doctor.trial.measure.evidence import executed
+from fp8doctor.trial.measure.evidence import on_calls
 from fp8doctor.trial.measure.memory import MemoryWatch, is_roomy, leaves_room, rounding
 from fp8doctor.trial.measure.observers import Observer
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
@@ -150,15 +151,23 @@ class Bench:
         self.optimizers.append(optimizer_for(job, base.parameters(), memo))
         probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
         give_own_code(probe.model)
-        with self.guard.armed(), executed(probe.model) as ran:
+        named = probe.model.named_modules()
+        names = {id(module): f"{cleaned(name)}.".removeprefix(".") for name, module in named}
+        ran, again = set[str](), set[str]()
+
+        def note(module: nn.Module, given: Any) -> None:
+            (again if torch_private.in_backward() else ran).add(names[id(module)])
+
+        with self.guard.armed(), on_calls(probe.model.modules(), note):
             step = training_step(self.job, probe, self.optimizers[-1], self.device)
             WatchedSteps(step, self.optimizers[-1])()
         lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
         blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
-        missed = sum(not ran.within(cleaned(block)) for block in blocks)
+        missed = sum(not any(each.startswith(f"{cleaned(block)}.") for each in ran) for block in blocks)
         if missed:
             raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
-        self.recomputed = ran.recomputed()
+        inside = {each for each in again for above in again - {each} if each.startswith(above)}
+        self.recomputed = tuple(each.removesuffix(".") for each in sorted(again - inside))
 
     def variant(self, model: nn.Module) -> Variant:
         return Variant(model, self.batch, self.job.autocast, self.job.around)

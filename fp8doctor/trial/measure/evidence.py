@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from fp8doctor.files import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace, read_trace
 from fp8doctor.stacks import torch_private
-from fp8doctor.trial.copies.depth import cleaned
 
 _log = logging.getLogger("fp8doctor")
 
@@ -146,37 +145,3 @@ def on_calls(
             hooks.callback(entering.remove)
             hooks.callback(leaving.remove)
         yield
-
-
-@dataclass
-class Executed:
-    """Names of the modules that ran in one step."""
-
-    at_all: set[str] = field(default_factory=set)
-    in_backward: set[str] = field(default_factory=set)
-    """Modules that ran again while gradients were computed: checkpointing recomputes them."""
-
-    def within(self, name: str) -> bool:
-        return any(each == name or each.startswith(f"{name}.") for each in self.at_all)
-
-    def recomputed(self) -> tuple[str, ...]:
-        """Return the outermost modules that ran in the backward."""
-        found: list[str] = []
-        for name in sorted(self.in_backward):
-            if not any(above in ("", name) or name.startswith(f"{above}.") for above in found):
-                found.append(name)
-        return tuple(found)
-
-
-@contextmanager
-def executed(model: nn.Module) -> Iterator[Executed]:
-    """Note which modules of ``model`` run, and which of them in the backward."""
-    seen, names = Executed(), {id(module): cleaned(name) for name, module in model.named_modules()}
-
-    def note(module: nn.Module, given: Any) -> None:
-        seen.at_all.add(names[id(module)])
-        if torch_private.in_backward():
-            seen.in_backward.add(names[id(module)])
-
-    with on_calls(model.modules(), note):
-        yield seen
