@@ -158,6 +158,17 @@ def test_the_page_names_every_module_of_the_kit() -> None:
     assert {name for name in modules if name.isidentifier()} <= named
 
 
+def test_the_page_names_facts_that_there_are() -> None:
+    rows = re.findall(r"^\| `facts\.([\w.]+)` \| (.*) \|$", (CHECKS / "README.md").read_text("utf-8"), re.M)
+    assert len(rows) > 8
+    for path, finds in rows:
+        fields = re.findall(r"`([a-z_]+)`", finds)
+        at = path.replace("network.fp8", "network.linears").split(".")
+        assert [each for each in ["", *fields] if not is_field(Facts, [*at, each] if each else at)] == [], (
+            path
+        )
+
+
 def test_no_check_explains_itself_in_a_circle() -> None:
     keys = {key: rule for rule in CATALOGUE for key in (rule.name, rule.code, *rule.was)}
     for rule in CATALOGUE:
