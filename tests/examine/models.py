@@ -158,9 +158,9 @@ def by_name(model: nn.Module, **arguments: Any) -> dict[str, Linear]:
     return {each.name: each for each in network(model, **arguments).linears}
 
 
-def training(model: nn.Module, **fields: Any) -> Training:
+def training(model: nn.Module, gaps: dict[str, str] | None = None, **fields: Any) -> Training:
     job = Job(model=model, target=Target(), workload=Workload(), **fields)
-    return examine_training(walk(model, job.training_step), job, {})
+    return examine_training(walk(model, job.training_step), job, {} if gaps is None else gaps)
 
 
 def called(model: nn.Module, batch: Any, **fields: Any) -> Facts:

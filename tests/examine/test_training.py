@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import nn
 from transformers import HubertConfig, HubertModel, WhisperConfig
 
+from fp8doctor.facts import recorded
 from tests.examine.models import Stacked, training
 
 TOKENS = torch.zeros(2, 8, dtype=torch.long)
@@ -53,3 +56,17 @@ def test_layers_that_are_skipped_at_random() -> None:
     model = nn.Module()
     model.config = WhisperConfig(encoder_layerdrop=0.05, decoder_layerdrop=0.2)
     assert training(nn.Sequential(model, nn.Linear(4, 4))).layerdrop == 0.2
+
+
+class Copies:
+    """An optimizer that holds copies of the parameters, and nothing else, and is no torch.optim.Optimizer."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        self.param_groups = [{"params": [each.detach().clone() for each in parameters]}]
+
+
+def test_an_optimizer_that_holds_copies_cannot_tell() -> None:
+    model, gaps = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32)), dict[str, str]()
+    facts = training(model, gaps, optimizer=Copies(model.parameters()))
+    assert not recorded(facts, "parameters_outside_optimizer")
+    assert "may hold copies" in gaps["training.parameters_outside_optimizer"]

@@ -101,20 +101,6 @@ def test_an_optimizer_that_was_created_too_early(look: Look) -> None:
     assert found_by(OUTSIDE, look(model, optimizer=early)).severity == "info", "without FP8"
 
 
-class Copies:
-    """An optimizer that holds copies of the parameters, and nothing else, and is no torch.optim.Optimizer."""
-
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.param_groups = [{"params": [each.detach().clone() for each in parameters]}]
-
-
-def test_an_optimizer_that_holds_copies_cannot_tell(look: Look) -> None:
-    model = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
-    facts = look(model, optimizer=Copies(model.parameters()))
-    assert outcome_of(OUTSIDE, facts) == "unknown"
-    assert "may hold copies" in facts.gaps["training.parameters_outside_optimizer"]
-
-
 def test_accelerate_unties_the_head(
     look: Look, monkeypatch: pytest.MonkeyPatch, forget_accelerate: None
 ) -> None:

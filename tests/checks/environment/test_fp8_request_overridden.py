@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
-from packaging.specifiers import SpecifierSet
 from torch import nn
 
 from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, ORDINARY, asked_by_environment
@@ -186,17 +184,6 @@ BROKEN = {
 def test_known_ways_of_being_broken_have_their_line() -> None:
     for error, line in BROKEN.items():
         assert line in fix_of(MISSING, tried(error)).code
-
-
-REQUIREMENT = re.compile(r"transformer-engine\[pytorch\]([^\"`]*)\"")
-
-
-@pytest.mark.parametrize(("cudnn", "newest"), [("9.10.2.21", False), (None, False), ("9.12.0.46", True)])
-def test_the_version_of_transformer_engine_fits_cudnn(cudnn: str | None, newest: bool) -> None:
-    facts = tried("ZeroDivisionError: division by zero", software=replace(SILENT.software, cudnn=cudnn))
-    (bounds,) = REQUIREMENT.findall(fix_of(MISSING, facts).code)
-    releases = ("2.20.2", "2.19.0", "2.16.1")  # the last misses a symbol in the cuBLAS of torch 2.11
-    assert [SpecifierSet(bounds).contains(each) for each in releases] == [newest, True, False]
 
 
 def four() -> nn.Sequential:

@@ -11,7 +11,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.checks.environment.incompatible_versions import FIRES, SILENT
+from fp8doctor.checks.environment.incompatible_versions import SILENT
 from fp8doctor.facts import Accelerate, Facts, Package
 from tests.checks.checkpointing.test_recompute_not_fp8 import with_te_checkpoint
 from tests.checks.rules import Look, finding_of, outcome_of
@@ -104,38 +104,3 @@ def test_a_cudnn_that_transformer_engine_refuses(te: str, cudnn: str | None, cud
     finding = finding_of(VERSIONS, facts)
     line = f'pip install "nvidia-cudnn-cu{cuda[:2]}>=9.12"'
     assert (finding and (finding.severity, finding.treatment.code)) == (("info", line) if found else None)
-
-
-def split(facts: Facts = FIRES, **of_layers: Any) -> bool:
-    layers = tuple(replace(each, **of_layers) for each in facts.network.linears if each.stack == "torchao")
-    found = finding_of(VERSIONS, replace(facts, network=replace(facts.network, linears=layers)))
-    return found is not None and "DDP splits the graphs of compiled layers" in found.evidence["bugs"]
-
-
-def changed(part: str, **changes: Any) -> Facts:
-    return replace(
-        FIRES, training=replace(FIRES.training, **{part: replace(getattr(FIRES.training, part), **changes)})
-    )
-
-
-def test_when_ddp_splits_the_graph_of_fp8_layers() -> None:
-    (mark,) = FIRES.training.compile_marks
-    eager = replace(FIRES.training, compile_marks=(replace(mark, backend="eager"),))
-    assert split()
-    assert split(changed("dynamo", suppress_errors=True)), "the first step then ends in the backward"
-    for facts in (
-        changed("dynamo", disabled=True),
-        changed("dynamo", stance="force_eager"),
-        changed("distributed", wrapper="FSDP2"),
-        changed("distributed", optimize_ddp=False),
-        changed("distributed", wrapper_at="generator"),
-        replace(FIRES, training=eager),
-    ):
-        assert not split(facts)
-    assert not split(compiled=None)
-    assert not split(requires_grad=False)
-    assert not split(kind="torchao.prototype.mx_formats.mx_linear.MXLinear")
-    assert not split(parameters=400_000), "less than the first bucket of 1 MiB"
-    assert split(parameters=400_000, dtype="float32")
-    assert split(with_releases(FIRES, torchao="0.12.0+git1234"))
-    assert not split(with_releases(FIRES, torchao="0.13.0+cu128"))

@@ -13,7 +13,6 @@ from torchao.float8 import convert_to_float8_training
 from torchao.prototype.moe_training import config as moe
 from torchao.quantization import quantize_
 
-from fp8doctor.checks.shapes.unaligned_dimensions import SILENT
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.examine import examine
@@ -95,24 +94,6 @@ def test_what_a_converter_must_skip_if_fp8_was_asked_for(look: Look, monkeypatch
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp8")
     assert found_by(SIDES, look(nn.Sequential(mlp(1000), mlp(1000)))).evidence["skipped_layers"] == 4
     assert finding_of(SIDES, look(mixer())) is None
-
-
-@pytest.mark.parametrize(
-    ("stack", "recipe", "takes", "refuses"),
-    [
-        ("torchao", "tensorwise", 1040, 1032),
-        ("torchao", "mxfp8", 1056, 1040),
-        ("torchao", "blockwise", 1152, 1056),
-        ("torchao", "nvfp4", 1152, 1120),
-        ("transformer_engine", "mxfp8", 1056, 1040),
-        ("transformer_engine", "delayed", 1040, 1032),
-    ],
-)
-def test_multiples_by_recipe(stack: Any, recipe: str, takes: int, refuses: int) -> None:
-    for side, found in ((takes, False), (refuses, True)):
-        for sides in ({"in_features": side}, {"out_features": side}):
-            layer = replace(SILENT.network.linears[0], stack=stack, recipe=recipe, **sides)
-            assert (finding_of(SIDES, replaced(SILENT, "network", linears=(layer,))) is not None) is found
 
 
 @pytest.mark.parametrize("length", [None, 1003])
