@@ -22,6 +22,7 @@ WRITERS = {
     "recipes": "research.recipes.replay",
     "complaints": "research.complaints.replay",
     "unseen": "research.complaints.unseen",
+    "unseen_engines": "research.complaints.unseen_engines",
     "check_pages": "tests.check_pages",
     "sentences": "tests.sentences",
     "screens": "pytest -q -p no:cacheprovider tests/render tests/test_gate.py",

@@ -77,7 +77,7 @@ def gathered_in_bf16(
     kept = sum(each.parameters for each in linears if kit.fp8_weights.compiler_keeps(each)) / 2**30
     price = f" Compiled blocks then keep up to {kept:.2g} GiB of it until the backward." if kept else ""
     return kit.Finding(
-        severity=None if shards > 1 else "info",
+        severity=None if shards > 1 and fix is not QUANTIZED else "info",
         title=f"FSDP2 gathers the weights of {kit.plural(len(linears), 'FP8 Linear')} in BF16",
         explanation=f"Each of {shards} processes collects {gib:.2g} GiB in BF16 before the forward and again "
         f"before the backward, and casts them afterwards. Sent as FP8 they are half.{price}",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from research.complaints import unseen_engines as engines
 from research.complaints.unseen import MARK, OUTCOMES, PAGE, THREADS, answer, asked, misses, name_of, row
 from tests.markdown import table
 
@@ -36,3 +39,10 @@ def test_the_set_is_whole() -> None:
 
 def test_silence_is_told_from_an_answer() -> None:
     assert "does not know" in asked("explain", "-", text="RuntimeError: nobody_knows this one in load_in_fp8")
+
+
+@pytest.mark.parametrize("thread", engines.THREADS, ids=name_of)
+def test_a_thread_about_engines_has_the_recorded_outcome(thread: dict[str, Any]) -> None:
+    _, _, line = table(("",) * 5, [engines.row(thread)]).splitlines()
+    assert line in engines.PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
+    assert (thread["first"] == "right") != ("why" in thread)

@@ -35,7 +35,7 @@ def asked(*words: str, text: str | None = None) -> str:
 def answer(thread: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
     """Replay one thread: what is printed, the codes in the order of reading, and the outcome."""
     if "text" in thread:
-        return _explained(thread)
+        return explained(thread)
     with pytest.MonkeyPatch.context() as patch:
         job = getattr(unseen_jobs, thread["build"])(patch)
         try:
@@ -62,7 +62,7 @@ def answer(thread: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
     return printed, found, _of_words(thread | {"must": r"(?!)"}, printed, answered=False)
 
 
-def _explained(thread: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
+def explained(thread: dict[str, Any]) -> tuple[str, tuple[str, ...], str]:
     """Judge ``explain``: the first message has to name the cause; one that only shares a name is silence."""
     printed = asked("explain", "-", text=thread["text"])
     related = "does not know" in printed or "has none of the" in printed

@@ -1,0 +1,101 @@
+"""Replay ``unseen_engines.toml``: ``python -m research.complaints.unseen_engines`` writes the results."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from research.complaints import unseen_engines_jobs
+from research.complaints.replay import codes_in_order
+from research.complaints.unseen import MARK, asked, explained, name_of
+from tests.looked import looked
+from tests.markdown import table
+
+HERE = Path(__file__).parent
+PAGE = HERE / "unseen_engines.md"
+THREADS: list[dict[str, Any]] = tomllib.loads((HERE / "unseen_engines.toml").read_text("utf-8"))["thread"]
+OUTCOMES = ("right", "not first", "open", "wrong", "reassuring")
+
+
+def answer(thread: dict[str, Any]) -> tuple[str, str]:
+    """Replay one thread: the codes in the order of reading, or the command, and the outcome."""
+    if "text" in thread:
+        outcome = explained(thread)[2]
+        return "explain", "open" if outcome == "silent" else outcome
+    if "plan" in thread:
+        return "plan", _planned(thread)
+    with pytest.MonkeyPatch.context() as patch:
+        job = getattr(unseen_engines_jobs, thread["build"])(patch)
+        try:
+            report = looked(job.model, job.batch, optimizer=job.optimizer, assume_gpu=thread["gpu"])
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    found = tuple(filter(None, codes_in_order(report)))
+    said = " ".join(found) or "none"
+    if not thread["codes"]:  # the question is how much
+        return said, "right" if re.search(thread["must"], report.verdict.summary) else _of(report)
+    named = [
+        each.code
+        for each in report.findings
+        if each.code in thread["codes"]
+        and re.search(thread["must"], f"{each.title} {each.explanation} {_fix_of(each)}", re.I)
+    ]
+    if named:
+        return said, "right" if codes_in_order(report)[0] in named else "not first"
+    return said, _of(report)
+
+
+def _fix_of(finding: Any) -> str:
+    return finding.treatment.summary if finding.treatment else ""
+
+
+def _of(report: Any) -> str:
+    """Judge an answer that does not name the cause."""
+    if report.prescription or report.verdict.status == "no_fp8" or report.worst() not in (None, "info"):
+        return "wrong"
+    return "reassuring" if report.verdict.status == "fp8_faster" else "open"
+
+
+def _planned(thread: dict[str, Any]) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "config.json"
+        config.write_text(json.dumps(thread["config"]), encoding="utf-8")
+        printed = asked("plan", str(config), *thread["plan"])
+    advice = next(part for part in printed.split("\n\n") if part.startswith("On "))
+    good = re.search(thread["must"], advice) and not re.search(thread["never"], advice, re.I)
+    return "right" if good else "wrong"
+
+
+def row(thread: dict[str, Any]) -> tuple[str, ...]:
+    said, outcome = answer(thread)
+    return (f"[{name_of(thread)}]({thread['url']})", thread["cause"], said, thread["first"], outcome)
+
+
+def misses() -> str:
+    rows = [(name_of(each), each["first"], each["why"]) for each in THREADS if "why" in each]
+    return f"\n## Every miss of the first run\n\n{table(('thread', 'outcome', 'why'), rows)}"
+
+
+def section(rows: list[tuple[str, ...]]) -> str:
+    """How often each outcome came in the first run and comes now, and thread by thread."""
+    counts = [Counter(each[at] for each in rows) for at in (3, 4)]
+    totals = [
+        (said, *(str(count[each]) for each in OUTCOMES))
+        for said, count in zip(("first run (held-out)", "now"), counts, strict=True)
+    ]
+    head = ("thread", "true cause", "found, the first first", "first run", "now")
+    return f"{MARK}\n{table(('', *OUTCOMES), totals)}\n{table(head, rows)}"
+
+
+if __name__ == "__main__":
+    rule = PAGE.read_text("utf-8").partition(MARK)[0]
+    PAGE.write_text(rule + section(list(map(row, THREADS))) + misses(), encoding="utf-8")
