@@ -95,6 +95,7 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         f"{kit.named(fp32, len(adapters))}",
         explanation=costs,
         evidence={"fp32_adapters": len(fp32), "adapters": len(adapters), "first": fp32[0].name},
+        saving_ms=kit.if_recorded(kit.modelled_speedup.saved_by_bf16_adapters, facts),
         treatment=adapters_to_bf16(fp32),
     )
 
@@ -104,7 +105,7 @@ def adapters_to_bf16(adapters: list[kit.Linear]) -> kit.Treatment:
     code = f"for name, parameter in model.named_parameters():\n    if {which}:\n"
     code += "        parameter.data = parameter.data.to(torch.bfloat16)"
     return kit.Treatment(
-        name="adapters-to-bf16",
+        name=kit.treatment_table.ADAPTERS_TO_BF16,
         summary="give the adapters the base's dtype, before you create the optimizer",
         code=code
         + "   # or get_peft_model(..., autocast_adapter_dtype=False)" * (".lora_A." in adapters[0].name),

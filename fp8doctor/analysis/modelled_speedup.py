@@ -23,6 +23,7 @@ from fp8doctor.cost.step_cost import (
     in_fp8,
     modelled_step,
     priced_step,
+    with_adapters_in_bf16,
     with_linears,
     with_linears_compiled,
     with_recipe,
@@ -331,6 +332,16 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
         pays = tokens if then and then.now and then.now.value >= PAYS_FROM else None
         tokens *= 2
     return HostBound(step, bf16.step_ms, found.now.value, pays)
+
+
+def saved_by_bf16_adapters(facts: Facts) -> Saving | None:
+    """Model what LoRA's fp32 matrices take longer than in BF16; None without numbers."""
+    known = with_seen_recompute(in_known_form(facts)[0])
+    now, then = modelled_step(known), modelled_step(with_adapters_in_bf16(known))
+    if now is None or then is None or now.step_ms <= then.step_ms:
+        return None
+    low, high = ((now.step_ms - then.step_ms) * (1 + off) for off in (-OFF_IN_BALANCE, OFF_IN_BALANCE))
+    return Saving(low=low, high=high, basis="modelled", gpu=now.gpu)
 
 
 class FasterRecipe(NamedTuple):

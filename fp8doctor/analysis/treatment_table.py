@@ -27,6 +27,7 @@ COMPILE_MODEL = "compile-model"
 TE_AUTOCAST = "te-autocast"
 AUTOCAST_BF16 = "autocast-bf16"
 LARGER_BATCH = "larger-batch"
+ADAPTERS_TO_BF16 = "adapters-to-bf16"
 ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 """Precision -> the treatment that trains in it because the GPU has no FP8."""
 
@@ -112,7 +113,7 @@ _ALL = (
     TreatmentRecord(COMPILE_MODEL, "compiled whole", "compilation", "forms.compile_it", compiles=True),
     TreatmentRecord(COMPILE_LAYERS, "layers compiled", "compilation", "forms.compile_layers", compiles=True),
     TreatmentRecord(STAY_IN_BF16, "", "bf16", "forms.stay_in_bf16"),
-    TreatmentRecord("adapters-to-bf16", "BF16 adapters", "", "forms.adapters_to_bf16", helps_bf16_too=True),
+    TreatmentRecord(ADAPTERS_TO_BF16, "BF16 adapters", "", "forms.adapters_to_bf16", helps_bf16_too=True),
     TreatmentRecord("attention-sdpa", "fused attention", "", "forms.attention_sdpa", helps_bf16_too=True),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(

@@ -276,6 +276,17 @@ def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
     return with_linears(facts, linears)
 
 
+def with_adapters_in_bf16(facts: Facts) -> Facts:
+    """Give LoRA's fp32 matrices the dtype of a BF16 base."""
+    return with_linears(
+        facts,
+        tuple(
+            replace(each, dtype="bfloat16") if each.adapter == "adapter" and each.dtype == "float32" else each
+            for each in facts.network.linears
+        ),
+    )
+
+
 def with_recipe(facts: Facts, recipe: str) -> Facts:
     linears = facts.network.linears
     return with_linears(

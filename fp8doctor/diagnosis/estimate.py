@@ -15,6 +15,7 @@ from fp8doctor.analysis.modelled_speedup import (
     why_not_modelled,
 )
 from fp8doctor.analysis.treatment_table import (
+    ADAPTERS_TO_BF16,
     KEEP_IN_BF16,
     MORE_TOKENS,
     OPTIMIZER_LAST,
@@ -26,6 +27,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.cost.step_cost import (
     in_bf16,
+    with_adapters_in_bf16,
     with_recipe,
     with_tokens,
 )
@@ -77,13 +79,14 @@ def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[S
     Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
     """
     more = if_recorded(_with_more_tokens, facts, steps)
-    facts = more or facts
+    adapters = any(step.treatment.name == ADAPTERS_TO_BF16 for step in steps)
+    facts = with_adapters_in_bf16(more or facts) if adapters else more or facts
     kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
     fewer = in_bf16(facts, kept) if kept else facts
     of = fewer if fewer.network.fp8 else facts
     recipe = next((one for step in steps if (one := BY_TREATMENT.get(step.treatment.name))), None)
     of = with_recipe(of, recipe.name) if recipe else of
-    found = expected_speedup(of, findings, as_it_ran=not (more or kept or recipe))
+    found = expected_speedup(of, findings, as_it_ran=not (more or kept or recipe or adapters))
     if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
         return found
     compiles = any(
@@ -123,7 +126,8 @@ def converts(step: Step) -> bool:
 
 def is_modelled(step: Step) -> bool:
     """Return whether the model of a fixed FP8 step holds what this step changes."""
-    return traits(step.treatment.name).compiles or changes_fp8(step) or converts(step)
+    name = step.treatment.name
+    return traits(name).compiles or name == ADAPTERS_TO_BF16 or changes_fp8(step) or converts(step)
 
 
 def changes_fp8(step: Step) -> bool:

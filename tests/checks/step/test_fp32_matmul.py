@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import convert_to_float8_training
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor.facts import ArmCut, Facts, KernelGroup, Package
 from fp8doctor.registry import discover, run, select
@@ -22,6 +24,7 @@ from tests.checks.rules import Look, finding_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced
 from tests.examine.models import StoredLinear, llama, lora, low_rank
+from tests.looked import looked
 
 MATMUL, ADAPTERS, PARAMETERS = "fp32-matmul", "fp32-adapters", "fp32-parameters"
 
@@ -174,3 +177,25 @@ def test_what_fsdp2_gathers_in_bf16_is_not_computed_in_fp32(look: Look) -> None:
         model = in_fp8()
         fully_shard(model, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         assert finding_of(PARAMETERS, look(model)) is None
+
+
+@pytest.mark.parametrize("base", [torch.bfloat16, torch.float32])
+def test_fp32_adapters_have_a_number_without_a_gpu(base: torch.dtype) -> None:
+    """It is what the cost model says that the same job without them takes less."""
+    with torch.device("meta"):
+        config = LlamaConfig(hidden_size=4096, intermediate_size=8192, num_hidden_layers=2, vocab_size=32000)
+        model = get_peft_model(LlamaForCausalLM(config).to(base), LoraConfig(r=32, target_modules=["q_proj"]))
+    tokens = torch.zeros(8, 1024, dtype=torch.long, device="meta")
+    batch = {"input_ids": tokens, "labels": tokens}
+    now = looked(model, batch, assume_gpu="H100")
+    found = next((each for each in now.findings if each.name == "fp32-adapters"), None)
+    assert (found is not None) == (base == torch.bfloat16)
+    if found:
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.to(torch.bfloat16)
+        then = looked(model, batch, assume_gpu="H100")
+        less = now.answer.compared.now.ms.value - then.answer.compared.now.ms.value
+        assert found.saving_ms.low < less < found.saving_ms.high
+        assert "adapters-to-bf16" in [step.treatment.name for step in now.prescription]
+        assert "fp32-adapters" not in [each.name for each in then.findings]
