@@ -43,9 +43,8 @@ class Recipe(Struct, frozen=True, kw_only=True):
     below: VersionNumbers | None = None  # first compute capability on which it no longer runs
     cuda: VersionNumbers = (0,)  # lowest CUDA version
     amd: tuple[str, ...] | None = None  # prefixes of supported AMD architectures; None if its stack decides
-    since: str = (
-        "0"  # first version with `config`: wheels of torchao 0.8 to 0.17, Transformer Engine 2.1 to 2.3
-    )
+    # First version with `config`. Source: wheels of torchao 0.8 to 0.17, Transformer Engine 2.1 to 2.3.
+    since: str = "0"
     # Elements that must divide both sides of a weight. Source: torch ``_check_scaled_mm_sizes``. Transformer
     # Engine requires 16 in and 8 out for a forward, and 16 for both in the backward.
     multiple: int = 16
@@ -60,17 +59,10 @@ class Recipe(Struct, frozen=True, kw_only=True):
     only_compiled: bool = False  # its casts were measured only in compiled layers
     timed_alone: bool = False  # the trial times its matmuls and casts alone
     drops_bias: bool = False  # its layers drop their bias silently, so it excludes layers with a bias
-    grouped_cast_bytes: float | None = (
-        None  # effective bytes per element that experts' casts move, each operand
-    )
+    grouped_cast_bytes: float | None = None  # bytes per element that experts' casts move, each operand
     grouped_scales_ms: float = 0.0  # time per row to reorder the scales of its groups
     treatment: str = ""  # name of the treatment that changes to it
     converts: bool = False  # the trial converts a model without FP8 with it
-
-    @property
-    def precision(self) -> str:
-        """Its format as people call it."""
-        return {"mx": "MXFP8", "nvfp4": "NVFP4"}.get(self.mark, "FP8")
 
 
 class Stack(Struct, frozen=True, kw_only=True):
@@ -370,7 +362,7 @@ def low_precision(linears: Iterable[Linear]) -> str:
     """Name the format that these layers train in; FP8 if it is mixed, or not known."""
     training = (each for each in linears if each.get("use") == "training")
     recipes = (RECIPES.get((each.get("stack", ""), each.get("recipe") or ""), UNKNOWN) for each in training)
-    found = {each.precision for each in recipes}
+    found = {{"mx": "MXFP8", "nvfp4": "NVFP4"}.get(each.mark, "FP8") for each in recipes}
     return found.pop() if len(found) == 1 else "FP8"
 
 

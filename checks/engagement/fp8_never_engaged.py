@@ -112,7 +112,7 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
         code=kit.convert_again(facts, config="Float8LinearConfig(emulate=False)"),
     )
     if not emulated[0].kind.startswith("torchao.float8."):
-        fix = kit.treatments.mxfp8_without_biases("real-mx-kernel", facts)
+        fix = kit.fp8_weights.mxfp8_without_biases("real-mx-kernel", facts)
     return kit.Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{kit.named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "

@@ -5,8 +5,9 @@ In torchao 0.17 and 0.18 an MXFP8 layer loses its bias, so no line here converts
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
+from fp8doctor.analysis.module_names import keep, kept_out, left_out_now
 from fp8doctor.cost.matmul_counts import gemms
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.finding import Treatment
@@ -122,36 +123,35 @@ def is_grouped(linear: Linear) -> bool:
     return bool(linear.get("gemms", 1) > 1)
 
 
-def mxfp8_treatment(name: str, linears: Sequence[Linear], keep: list[str], kept: str, note: str) -> Treatment:
-    """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear.
+def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
+    """Convert what is in MXFP8 by a real kernel, but a layer with a bias to Float8Linear.
 
-    If MXFP8 is emulated now, the treatment is that of emulation, so a plan converts once. ``keep`` are lines
-    that name what stays in 16 bits, ``kept`` is the condition that leaves it out, and ``note`` a comment.
+    If MXFP8 is emulated now, the treatment is that of emulation, so a plan converts once.
     """
-    in_mxfp8 = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
-    biased = [each for each in in_mxfp8 if each.bias and not is_grouped(each)]
-    emulated = any(linear.features.get("emulate") for linear in in_mxfp8)
-    lines, summary = [*keep, *lines_by_bias(in_mxfp8, biased, kept, note)], []
-    if biased:
+    in_mxfp8 = [linear for linear in facts.linears() if is_mxfp8(linear) and linear.use == "training"]
+    emulated, summary = any(linear.features.get("emulate") for linear in in_mxfp8), []
+    if any(each.bias and not is_grouped(each) for each in in_mxfp8):
         summary.append("convert layers with a bias to Float8Linear, which adds it")
     if emulated:
         summary.append(
             "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
         )
-    return Treatment(
-        name="real-mx-kernel" if emulated else name,
-        summary="; ".join(summary),
-        code="\n".join(lines),
-    )
+    name = "real-mx-kernel" if emulated else name
+    return Treatment(name=name, summary="; ".join(summary), code=mxfp8_lines(facts, in_mxfp8))
 
 
-def lines_by_bias(of: Sequence[Linear], biased: Sequence[Linear], kept: str, note: str) -> Iterator[str]:
-    """Write the lines for Float8Linear of layers with a bias, and MXFP8 of the others."""
+def mxfp8_lines(facts: Facts, converted: Sequence[Linear]) -> str:
+    """Write the lines for MXFP8, and Float8Linear for a bias; what is left out now stays out."""
+    sets, note = left_out_now(facts.linears())
+    kept, lines = kept_out(facts) if sets else "", keep(sets)
+    biased = [each for each in converted if each.bias and not is_grouped(each)]
     if biased:
         wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
-        yield f"convert_to_float8_training(model, module_filter_fn=lambda layer, name: {wanted}){note}"
-    if len(biased) < len(of):
-        yield quantize_mxfp8(of, kept) + note
+        filtered = f"module_filter_fn=lambda layer, name: {wanted}"
+        lines.append(f"convert_to_float8_training(model, {filtered}){note}")
+    if len(biased) < len(converted):
+        lines.append(quantize_mxfp8(converted, kept) + note)
+    return "\n".join(lines)
 
 
 def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:

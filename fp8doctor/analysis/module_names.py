@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE, in_python
+from fp8doctor.analysis.layers import KEEP_IT_IN_MODULE, in_python, may_be_taken
 from fp8doctor.facts import CompileMark, Facts, Linear, Network
 
 FIRST_NUMBER = re.compile(r"((?:.*?\.)?)(0|[1-9][0-9]*)((?:\..+)?)")
@@ -80,6 +80,22 @@ def before_wrapping(names: Iterable[str], linears: Sequence[Linear]) -> list[str
         names = [name for name in names if OF_LORA not in name]
     plain = [name.replace(BASE, "").removeprefix(ROOT) for name in names]
     return list(dict.fromkeys(each for name in plain for each in (COPY.sub("", name), name)))
+
+
+MOST_LINES = 3
+"""Lines that name layers which are in 16 bits anyway: a choice of length."""
+
+
+def left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
+    """Name the layers that no conversion took, in sets; if those are long, note them."""
+    taken = [linear.name for linear in linears if may_be_taken(linear)]
+    now = names_in_python(before_wrapping(taken, linears))
+    return (now, "") if len(now) <= MOST_LINES else ([], "   # with what your filter leaves out now")
+
+
+def keep(sets: Sequence[str]) -> list[str]:
+    """Write the lines that collect the names of layers to leave out."""
+    return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
 
 
 def kept_out(facts: Facts | None) -> str:

@@ -15,7 +15,7 @@ from fp8doctor.analysis.compile_coverage import (
     is_inside,
 )
 from fp8doctor.analysis.fp8_request import ALL_GATHER, in_script, may_have_converted
-from fp8doctor.analysis.fp8_weights import is_mxfp8, lines_by_bias, mxfp8_treatment, quantize_mxfp8
+from fp8doctor.analysis.fp8_weights import is_mxfp8, mxfp8_lines, quantize_mxfp8
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
 from fp8doctor.analysis.layers import (
     fits_fp8,
@@ -25,7 +25,14 @@ from fp8doctor.analysis.layers import (
     would_be_converted,
 )
 from fp8doctor.analysis.memory import samples
-from fp8doctor.analysis.module_names import before_wrapping, kept_out, names_in_python
+from fp8doctor.analysis.module_names import (
+    MOST_LINES,
+    before_wrapping,
+    keep,
+    kept_out,
+    left_out_now,
+    names_in_python,
+)
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
@@ -48,8 +55,6 @@ from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
 from fp8doctor.wording import plural
-
-MOST_LINES = 3  # for layers that are in 16 bits anyway: a choice of length
 
 TAKES = '"lora_" not in name and not (layer.in_features % 16 or layer.out_features % 16)'
 """What a conversion takes, if few lines cannot name what it must leave out."""
@@ -82,7 +87,7 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
     """
     named = set(layers)
     linears = facts.linears() if facts else ()
-    beside, note = _left_out_now([linear for linear in linears if linear.name not in named])
+    beside, note = left_out_now([linear for linear in linears if linear.name not in named])
     now = [f"{each}   # in BF16 already" for each in beside]
     sets = names_in_python(before_wrapping(layers, linears)) + now or ["set()"]
     return Treatment(
@@ -91,18 +96,6 @@ def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment
         code=_as_now(sets, note, [linear for linear in linears if linear.name in named], facts),
         layers=tuple(layers),
     )
-
-
-def _left_out_now(linears: Sequence[Linear]) -> tuple[list[str], str]:
-    """Name the layers that no conversion took, in sets; if those are long, note them."""
-    taken = [linear.name for linear in linears if may_be_taken(linear)]
-    now = names_in_python(before_wrapping(taken, linears))
-    return (now, "") if len(now) <= MOST_LINES else ([], "   # with what your filter leaves out now")
-
-
-def keep(sets: Sequence[str]) -> list[str]:
-    """Write the lines that collect the names of layers to leave out."""
-    return [f"keep {'|=' if number else '='} {each}" for number, each in enumerate(sets)]
 
 
 def converting(
@@ -132,7 +125,7 @@ def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
     """
     linears = facts.linears()
     config = config or if_recorded(_config, linears) or ""
-    sets, note = if_recorded(_left_out_now, linears) or ([], "")
+    sets, note = if_recorded(left_out_now, linears) or ([], "")
     return converting(facts, sets, note, config=config, only=only)
 
 
@@ -149,21 +142,10 @@ def switched_on(facts: Facts) -> str:
 
 def _all_that_fit(facts: Facts, *, by_accelerate: bool = False) -> str:
     """Return the lines that convert every layer that fits."""
-    sets, note = _left_out_now([each for each in facts.linears() if not would_be_converted(each)])
+    sets, note = left_out_now([each for each in facts.linears() if not would_be_converted(each)])
     if note:
         return f"{converting(facts, only=TAKES, by_accelerate=by_accelerate)}{NOT_THE_HEAD}"
     return converting(facts, sets or (["set()"] if by_accelerate else []), by_accelerate=by_accelerate)
-
-
-def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
-    """Convert layers without a bias to MXFP8 by a real kernel, others to Float8Linear."""
-    return mxfp8_treatment(name, facts.linears(), *_kept_now(facts))
-
-
-def _kept_now(facts: Facts) -> tuple[list[str], str, str]:
-    """Return the lines that name what is left out now, the condition that leaves it out, and a note."""
-    sets, note = _left_out_now(facts.linears())
-    return keep(sets), kept_out(facts) if sets else "", note
 
 
 def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
@@ -207,9 +189,7 @@ def recipe(name: str, facts: Facts) -> Treatment:
 def with_recipe(word: str, facts: Facts) -> str:
     """Return the lines that convert with a recipe of torchao."""
     if RECIPES[TORCHAO.name, word].drops_bias:
-        fp8 = [each for each in facts.linears() if each.use == "training"]
-        lines, kept, note = _kept_now(facts)
-        return "\n".join((*lines, *lines_by_bias(fp8, [each for each in fp8 if each.bias], kept, note)))
+        return mxfp8_lines(facts, [each for each in facts.linears() if each.use == "training"])
     return f"config = {RECIPES[TORCHAO.name, word].config}\n{convert_again(facts, config='config')}"
 
 

@@ -95,7 +95,7 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         "the bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
         breaks="layers_do_not_learn",
-        treatment=kit.treatments.mxfp8_without_biases("biases-in-float8", facts),
+        treatment=kit.fp8_weights.mxfp8_without_biases("biases-in-float8", facts),
     )
 
 
