@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,28 +27,14 @@ SHORTEST = 3
 LONGEST_CODE = 40
 """Characters of a search word; a longer one is neither searched for nor repeated in an answer."""
 
-LONGEST_MESSAGE = 300
-"""Characters of a text that names no exception, in which names are looked for."""
-
-MOST_PAGES = 5
-"""Pages to show for a name."""
-
 PREFIX = r"[A-Z]{3,5}\d{0,3}"
 """The beginning of a code. In small letters it is a search word."""
-
-EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception|Warning)\b.{0,2000}", re.MULTILINE)
-"""The line that names an exception."""
 
 OF_AN_ERROR = re.compile(r":|error\b|exception\b|Error|Exception")
 """What a search does not have."""
 
 FRAME = re.compile(r'^.{0,200}\bFile "([^"\n]{1,400})", line \d+', re.MULTILINE)
 """A frame of a traceback."""
-
-NAME = re.compile(r"\b(?!\w*(?:Error|Exception|Warning)\b)(?=\w*(?:[^\W_]_[^\W_]|[a-z][A-Z]))[A-Za-z_]\w{3,}")
-"""A name in code that ordinary words do not look like, and that is no exception."""
-
-NOT_KNOWN = "fp8doctor does not know this exact message."
 
 ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
 
@@ -77,13 +63,13 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         data = every[0] if len(named) == 1 else {"checks": every}
         _show(format, data, f"\n\n{'-' * columns()}\n\n".join(heads))
     elif errors := known_errors.recognise_all(text):
-        last_is_known = known_errors.fatal_is_known(text)
-        data = {} if last_is_known else {"last_exception_known": False}
-        _show_errors(format, errors, catalogue, "" if last_is_known else ENDS_OTHERWISE, data)
+        _show_errors(format, errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
     elif found := speaking_of(text, catalogue):
-        _show(format, {"checks": list(map(summary, found))}, _headings(found))
+        lines = [f"{each.code} {each.name}: {each.title}" for each in found]
+        page = "\n\n".join((*lines, f"More: fp8doctor explain {found[0].code}"))
+        _show(format, {"checks": list(map(summary, found))}, page)
     else:
-        _show_related(format, text, catalogue)
+        raise UserError(_not_known(text, catalogue))
     return OK
 
 
@@ -116,11 +102,6 @@ def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
         in_heading = sum(_count(word, heading) > 0 for word in words)
         return in_a_row, in_heading, min(_count(word, page) for word in words)
 
-    return _best(catalogue, rank)
-
-
-def _best(catalogue: Sequence[Heading], rank: Callable[[Heading], tuple[int, ...]]) -> list[Heading]:
-    """List the pages with a rank that is not all zero, the highest first."""
     ranks = {check.code: rank(check) for check in catalogue}
     found = (check for check in catalogue if any(ranks[check.code]))
     return sorted(found, key=lambda each: ranks[each.code], reverse=True)
@@ -129,25 +110,6 @@ def _best(catalogue: Sequence[Heading], rank: Callable[[Heading], tuple[int, ...
 def summary(check: Heading) -> dict[str, Any]:
     """Describe a check as ``list`` and ``explain`` write it in JSON."""
     return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
-
-
-def _show_related(format: str, text: str, catalogue: Sequence[Heading]) -> None:
-    """Show known errors, else pages, that share a name with a message. Raises `UserError` without any."""
-    from fp8doctor.known_errors import known_errors
-
-    raised = EXCEPTION.findall(text)
-    message = raised[-1] if raised else text if len(text) <= LONGEST_MESSAGE else ""
-    names = dict.fromkeys(NAME.findall(message))
-    errors = [each.filled({}) for each in known_errors() if any(_count(name, each.says) for name in names)]
-    pages = _best(catalogue, lambda each: (sum(_count(name, each.page) for name in names),))[:MOST_PAGES]
-    if errors:
-        head = f"{NOT_KNOWN} These messages share a name with it:"
-        _show_errors(format, errors, catalogue, head, {"related": True})
-    elif pages:
-        head = f"{NOT_KNOWN} These pages share a name with it:\n\n{_headings(pages)}"
-        _show(format, {"checks": list(map(summary, pages)), "related": True}, head)
-    else:
-        raise UserError(_not_known(text, catalogue))
 
 
 def _count(name: str, text: str) -> int:
@@ -164,38 +126,29 @@ def _show(format: str, data: dict[str, Any], page: str) -> None:
     show_page("\n".join(reflow(page, columns())).rstrip())
 
 
-def _headings(found: Sequence[Heading]) -> str:
-    """List checks, and the command that shows the first page."""
-    lines = "\n\n".join(f"{each.code} {each.name}: {each.title}" for each in found)
-    return f"{lines}\n\nMore: fp8doctor explain {found[0].code}"
-
-
 def _show_errors(
-    format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], head: str, data: dict[str, Any]
+    format: str, errors: Sequence[KnownError], catalogue: Sequence[Heading], *, ends_otherwise: bool
 ) -> None:
-    """Show known errors: those that only share a name come without advice, further warnings as one line."""
+    """Show known errors; further warnings as one line."""
     from fp8doctor.facts.scrub import scrub
 
     errors = [each._replace(cause=scrub(each.cause), lines=scrub(each.lines)) for each in errors]
-    related = "related" in data
-    full = [each for each in errors if related or each.kind == errors[0].kind]
-    pages = [head, *(_error_page(error, catalogue, advice=not related) for error in full)]
+    full = [each for each in errors if each.kind == errors[0].kind]
+    pages = [ENDS_OTHERWISE] if ends_otherwise else []
+    pages += [_error_page(error, catalogue) for error in full]
     if rest := [each.says for each in errors if each not in full]:
         pages.append(f"Also in this text: {' · '.join(rest)}")
-    _show(format, {"errors": [each._asdict() for each in errors], **data}, "\n\n".join(filter(None, pages)))
+    data = {"last_exception_known": False} if ends_otherwise else {}
+    _show(format, {"errors": [each._asdict() for each in errors], **data}, "\n\n".join(pages))
 
 
-def _error_page(error: KnownError, catalogue: Sequence[Heading], *, advice: bool) -> str:
+def _error_page(error: KnownError, catalogue: Sequence[Heading]) -> str:
     """Describe an error in the table's words; only names that its pattern asks for are repeated."""
     finders = [f"{check.code} {check.name}" for check in catalogue if check.code in error.codes]
     found = f"Found by: {', '.join(finders)}. fp8doctor explain {error.codes[0]}" if finders else ""
-    told = [error.says, f"Cause. {error.cause}"]
-    if advice:
-        lines = "\n".join(f"    {line}" for line in error.lines.split("\n"))
-        told += ["What to do.", lines, f"Versions: {error.versions}.", found, f"Source: {error.source}."]
-    else:
-        told.append(found)
-    return "\n\n".join(filter(None, told))
+    lines = "\n".join(f"    {line}" for line in error.lines.split("\n"))
+    told = (error.says, f"Cause. {error.cause}", "What to do.", lines, f"Versions: {error.versions}.", found)
+    return "\n\n".join(filter(None, (*told, f"Source: {error.source}.")))
 
 
 def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
