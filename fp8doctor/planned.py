@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Plan(Shown, PlanDocument, frozen=True, kw_only=True):
     """A plan that can be shown and saved."""
 
-    def _page(self) -> Page:
+    def page(self) -> Page:
         from fp8doctor.render.plan_page import page
 
         return page(self)

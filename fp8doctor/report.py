@@ -138,7 +138,7 @@ class Report(Shown, Document, frozen=True, kw_only=True):
 
         return render(self, held_in=held_in)
 
-    def _page(self) -> Page:
+    def page(self) -> Page:
         from fp8doctor.render.report_page import page
 
         return page(self)

@@ -25,7 +25,7 @@ class Shown:
     if TYPE_CHECKING:
         to_json: Any
 
-    def _page(self) -> Page:
+    def page(self) -> Page:
         raise NotImplementedError
 
     def _line(self) -> str:
@@ -36,17 +36,17 @@ class Shown:
         """Return what the command line prints."""
         from fp8doctor.render.text import as_text
 
-        return as_text(self._page(), width=width)
+        return as_text(self.page(), width=width)
 
     def to_markdown(self) -> str:
         from fp8doctor.render.markdown import as_markdown
 
-        return as_markdown(self._page())
+        return as_markdown(self.page())
 
     def to_html(self) -> str:
         from fp8doctor.render.html import as_html
 
-        return as_html(self._page())
+        return as_html(self.page())
 
     @in_one_sentence
     def save(self, path: str | Path) -> None:
@@ -62,7 +62,7 @@ class Shown:
     def _repr_html_(self) -> str:
         from fp8doctor.render.html import as_html
 
-        return as_html(self._page(), template="fragment.html.jinja")
+        return as_html(self.page(), template="fragment.html.jinja")
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -76,7 +76,7 @@ class Comparison(Shown):
     def __init__(self, found: Compared, reports: tuple[Document, Document]) -> None:
         self.found, self.reports = found, reports
 
-    def _page(self) -> Page:
+    def page(self) -> Page:
         from fp8doctor.render.compare_page import page
 
         return page(self.found, self.reports)
@@ -96,10 +96,10 @@ class Health(Shown):
     def __init__(self, samples: HealthFile, verdict: HealthVerdict) -> None:
         self.samples, self.verdict = samples, verdict
 
-    def _page(self) -> Page:
+    def page(self, *, verbose: bool = True) -> Page:
         from fp8doctor.render.health_page import page
 
-        return page((self.samples, self.verdict), verbose=True)
+        return page((self.samples, self.verdict), verbose=verbose)
 
     def _line(self) -> str:
         return self.verdict.summary

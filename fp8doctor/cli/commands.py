@@ -26,9 +26,10 @@ from fp8doctor.cli.options import (
     count,
     gate_options,
     help_all,
+    load_timeout,
     number,
+    option,
     output_options,
-    seconds,
     version,
     with_options,
 )
@@ -227,35 +228,20 @@ def main() -> None:
 @with_options(
     count("--batch", "Batch size of the random batch."),
     count("--seq", "Sequence length of the random batch."),
-    count("--layers", "Call build_model(layers=N) instead of build_model().", cls=Rare),
-    number(
-        "--load-timeout",
-        "SECONDS",
-        "Stop if loading the model takes longer.",
-        seconds,
-        cls=Rare,
-        default=600.0,
-        show_default=True,
-    ),
-    click.option("--no-trial", is_flag=True, help="Do not time anything; estimate the savings."),
-    number("--budget", "SECONDS", "Time budget of the whole command. Default: 90.", seconds),
-    click.option(
+    count("--layers", "Call build_model(layers=N) instead of build_model().", rare=True),
+    load_timeout("loading"),
+    option("--no-trial", help="Do not time anything; estimate the savings."),
+    number("--budget", "SECONDS", "Time budget of the whole command. Default: 90."),
+    option(
         "--device",
-        cls=Rare,
-        metavar="NAME",
+        takes="NAME",
+        rare=True,
         help="Device to time on: cuda (default), cuda:1, or cpu (CPU times say nothing about a GPU).",
     ),
 )
 @gate_options
 @output_options
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=version,
-    help="Show the version and exit.",
-)
+@option("--version", is_eager=True, expose_value=False, callback=version, help="Show the version and exit.")
 def examine(target: str, **options: Any) -> int:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
+from fp8doctor import registry
+from fp8doctor.answer import machine
+from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
+from fp8doctor.answer.sentences import box
+from fp8doctor.answer.verdict import own_step_failed
 from fp8doctor.cli.arguments import typed_again
 from fp8doctor.cli.console import (
     FAILED,
@@ -25,18 +31,22 @@ from fp8doctor.cli.console import (
     wants_ascii,
     wants_colour,
 )
+from fp8doctor.cli.gate import Gate, is_same_job
 from fp8doctor.cli.options import FORMATS
+from fp8doctor.diagnosis.diagnose import diagnose, replay
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
 from fp8doctor.files import same_file, write_text
+from fp8doctor.render.page import Page
+from fp8doctor.render.report_page import page
+from fp8doctor.render.terminal import to_ascii
+from fp8doctor.render.text import as_text
 from fp8doctor.wording import plural
+from fp8doctor.worker.printed import Printed
 
 if TYPE_CHECKING:
-    from fp8doctor.cli.gate import Gate
-    from fp8doctor.diagnosis.document import Document
-    from fp8doctor.facts import Facts
-    from fp8doctor.render.page import Page
     from fp8doctor.worker.parent import Examination
-    from fp8doctor.worker.printed import Printed
 
 ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
@@ -90,17 +100,12 @@ class ReportOptions(NamedTuple):
 
 
 def checked_options(
-    options: dict[str, Any],
-    source: Path | None = None,
-    code: Path | None = None,
+    options: dict[str, Any], source: Path | None = None, code: Path | None = None
 ) -> ReportOptions:
     """Check options before any work begins.
 
     ``source`` is the file that is read, ``code`` the user's file. Raises `UserError` or a usage error.
     """
-    from fp8doctor import registry
-    from fp8doctor.cli.gate import Gate
-
     if options["verbose"] and options["quiet"]:
         raise click.UsageError("-v and -q contradict each other.")
     outputs, save = options["output"], options["save"]
@@ -168,11 +173,6 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
     source = Path(target if os.path.exists(target) else target.rpartition(":")[0]) if target else None
     wanted = checked_options(options, source, code=source)
 
-    import msgspec
-
-    from fp8doctor.answer.verdict import own_step_failed
-    from fp8doctor.diagnosis.diagnose import diagnose
-
     examination, printed = examined(target, quiet=wanted.quiet, **workload)
     report = diagnose(
         msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
@@ -196,7 +196,6 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
 def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tuple[Examination, Printed]:
     """Examine in a worker and show its progress; what it printed is shown if that fails."""
     from fp8doctor.worker.parent import examine_in_worker
-    from fp8doctor.worker.printed import Printed
 
     printed = Printed()
     try:
@@ -209,8 +208,6 @@ def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tup
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
     wanted = checked_options(options, saved)
-
-    from fp8doctor.diagnosis.diagnose import replay
 
     report = replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks)
     deliver(report, wanted)
@@ -253,10 +250,6 @@ def write_files(report: Document, wanted: ReportOptions) -> None:
 
 def in_a_line(report: Document) -> str:
     """Write the verdict, or what a machine without a model can do."""
-    from fp8doctor.answer import machine
-    from fp8doctor.answer.sentences import box
-    from fp8doctor.render.terminal import to_ascii
-
     no_model = machine.no_model(report)
     verdict = machine.says(report)[1] if no_model else box(report.answer).headline
     return to_ascii(verdict) if wants_ascii() else verdict
@@ -264,8 +257,6 @@ def in_a_line(report: Document) -> str:
 
 def judged(report: Document, wanted: ReportOptions) -> int:
     """Hold the report to the gate and say why it is missed; the exit code."""
-    from fp8doctor.cli.gate import is_same_job
-
     baseline = wanted.gate.baseline
     if baseline and not is_same_job(baseline.facts, report.facts, baseline.name):
         return FAILED
@@ -300,11 +291,7 @@ def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: A
     if format in ("github", "junit"):
         return for_build_server(report, wanted, format)
     if format == "json":
-        from fp8doctor.answer import machine
-
         return report.to_json(facts=machine.no_model(report))
-    from fp8doctor.render.report_page import page
-
     quiet = wanted.quiet and format == "text"
     return laid_out(page(report, quiet=quiet), format, verbose=wanted.verbose and not quiet, **terminal)
 
@@ -321,8 +308,6 @@ def laid_out(page: Page | str, format: str, **terminal: Any) -> str:
         from fp8doctor.render.html import as_html
 
         return as_html(page)
-    from fp8doctor.render.text import as_text
-
     return as_text(page, **terminal)
 
 
@@ -350,8 +335,6 @@ def for_build_server(report: Document, wanted: ReportOptions, format: str) -> st
 
 def as_typed(command: str, facts: Facts, again: tuple[str, str]) -> str:
     """Put the user's own words in place of a command that was written from facts."""
-    from fp8doctor.answer.commands import launcher, more_time, timed, with_more_time
-
     options = {timed(facts): "", with_more_time(facts): more_time(facts)}
     if not command or command not in options:
         return command
@@ -363,8 +346,6 @@ def as_typed(command: str, facts: Facts, again: tuple[str, str]) -> str:
 def show_report(report: Document, wanted: ReportOptions) -> None:
     """Print the report; as text it names the command that the user typed."""
     if wanted.format == "text" and wanted.again[0] and report.answer:
-        import msgspec
-
         opened = tuple(
             msgspec.structs.replace(each, command=as_typed(each.command, report.facts, wanted.again))
             for each in report.answer.open

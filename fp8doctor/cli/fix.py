@@ -7,20 +7,20 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.cli.console import FOUND, OK, complain, show
 from fp8doctor.cli.delivery import writable
-from fp8doctor.cli.options import READ
+from fp8doctor.cli.options import READ, option
 from fp8doctor.cli.project import Ungated
+from fp8doctor.diagnosis.comparison import compared, timed_step
+from fp8doctor.diagnosis.diagnose import replay
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError
 from fp8doctor.files import digest, regular, write_text
-
-if TYPE_CHECKING:
-    from fp8doctor.diagnosis.document import Document
-    from fp8doctor.patching import Placed
+from fp8doctor.patching import Placed, Script, placed
 
 
 @click.command(
@@ -29,17 +29,15 @@ if TYPE_CHECKING:
 )
 @click.argument("script", type=READ)
 @click.argument("arguments", nargs=-1, metavar="[-- ARGS]...")
-@click.option(
+@option(
     "--report",
     "saved",
-    metavar="FILE",
+    takes="FILE",
     type=READ,
     help="Use the plan of a report that 'fp8doctor run --save FILE' wrote, instead of a run now.",
 )
-@click.option(
-    "--apply", is_flag=True, help="Time the script with and without the fixes, and keep what helps."
-)
-@click.option("--no-verify", is_flag=True, help="With --apply: write the fixes without running the script.")
+@option("--apply", help="Time the script with and without the fixes, and keep what helps.")
+@option("--no-verify", help="With --apply: write the fixes without running the script.")
 def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bool, no_verify: bool) -> int:
     """Show the plan of a report as a diff of a training script.
 
@@ -47,9 +45,6 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     """
     if no_verify and not apply:
         raise click.UsageError("--no-verify belongs to --apply.")
-    from fp8doctor.diagnosis.diagnose import replay
-    from fp8doctor.patching import Script, placed
-
     backup = script.with_name(f"{script.name}.orig")
     content = _content(script, backup if apply else None)
     source = Script(content, script.name)
@@ -96,8 +91,6 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
     import subprocess
     import tempfile
 
-    from fp8doctor.diagnosis.diagnose import replay
-
     with tempfile.TemporaryDirectory() as folder:
         report, screen = Path(folder, "report.json"), str(Path(folder, "screen.txt"))
         files = ("--save", str(report), "-o", screen)
@@ -112,9 +105,6 @@ def _watched(script: Path, arguments: Sequence[str], *options: str, of: str = ""
 
 def _no_help(script: Path, arguments: Sequence[str], fixed: str) -> str | None:
     """Run the script, then a copy with the fixes; say why they do not help, if so."""
-    from fp8doctor.answer.verdict import GRAVE
-    from fp8doctor.diagnosis.comparison import compared, timed_step
-
     before = _watched(script, arguments, "--no-trial")
     step = timed_step(before.facts, script.name)
     if not step.step_ms or step.on_cpu:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 from msgspec import Struct
 
+from fp8doctor.answer.sentences import box
 from fp8doctor.areas import SEVERITIES, Severity
-
-if TYPE_CHECKING:
-    from fp8doctor.diagnosis.document import Document
-    from fp8doctor.facts import Facts
+from fp8doctor.cli.console import complain
+from fp8doctor.diagnosis.comparison import SAME_JOB, checked_baseline, regression, unknown_of_job, unlike
+from fp8doctor.diagnosis.document import Document, read_saved
+from fp8doctor.diagnosis.estimate import why_no_estimate
+from fp8doctor.facts import Facts
 
 MAX_REGRESSION_PCT = 5.0
 """Default of ``--max-regression``, in percent of the baseline's step time. A choice."""
@@ -100,15 +102,11 @@ def _graver(report: Document, least: Severity) -> str:
     if codes:
         more = f" and {len(codes) - MOST_NAMED} more" if len(codes) > MOST_NAMED else ""
         return f"Found {', '.join(codes[:MOST_NAMED])}{more} with --fail-on {least}."
-    from fp8doctor.answer.sentences import box
-
     return f"{box(report.answer).title.text}."
 
 
 def _too_slow_by_estimate(report: Document, wanted: float) -> Iterator[str]:
     """Compare the measured speedup, or else the estimated one, with the required one."""
-    from fp8doctor.diagnosis.estimate import why_no_estimate
-
     option, estimate = "--min-estimated-speedup", report.verdict.estimated_speedup
     if report.gpu_speedup is not None:
         yield from _below(report.gpu_speedup, wanted, "measured", option)
@@ -121,9 +119,6 @@ def _too_slow_by_estimate(report: Document, wanted: float) -> Iterator[str]:
 
 def is_same_job(first: Facts, second: Facts, name: str) -> bool:
     """Return False, and say why, if GPU, model or batch differ from those of the report saved as ``name``."""
-    from fp8doctor.cli.console import complain
-    from fp8doctor.diagnosis.comparison import SAME_JOB, unknown_of_job, unlike
-
     differ = [each for each in unlike(first, second) if each.what in SAME_JOB]
     apart = [f"{each.what} {each.first}, not {each.second}" for each in differ]
     if apart:
@@ -138,8 +133,6 @@ def is_same_job(first: Facts, second: Facts, name: str) -> bool:
 
 def longer(first: Facts, second: Facts, name: str, most_pct: float) -> Iterator[str]:
     """Say that the second step is longer by more than this, if so."""
-    from fp8doctor.diagnosis.comparison import regression
-
     if found := regression(first, second, name, most_pct):
         yield f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
 
@@ -162,9 +155,6 @@ def _baseline(file: Path | None, most_pct: float | None) -> Baseline | None:
         if context and context.get_parameter_source("max_regression") is ParameterSource.COMMANDLINE:
             raise click.UsageError("--max-regression needs --baseline FILE, the report to compare with.")
         return None
-    from fp8doctor.diagnosis.comparison import checked_baseline
-    from fp8doctor.diagnosis.document import read_saved
-
     facts, _, _ = read_saved(file)
     most = MAX_REGRESSION_PCT if most_pct is None else most_pct
     return Baseline(file.name, checked_baseline(facts, file.name), most)

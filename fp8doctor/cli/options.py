@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Command = Callable[..., Any]
+Decorator = Callable[[Command], Command]
 
 FORMATS = ("text", "json", "markdown", "html", "github", "junit")
 
@@ -31,6 +32,12 @@ class Rare(click.Option):
         return super().get_help_record(ctx) if ctx.meta.get(HELP_ALL) else None
 
 
+def option(*names: str, help: str, takes: str = "", rare: bool = False, **settings: Any) -> Decorator:
+    """Define an option that takes a value, called so in the help; or else a flag."""
+    kind: dict[str, Any] = {"metavar": takes} if takes else {"is_flag": True}
+    return click.option(*names, cls=Rare if rare else click.Option, help=help, **kind, **settings)
+
+
 def help_all(command: click.Command) -> None:
     """Add ``--help-all`` to a command that has rare options."""
 
@@ -40,14 +47,8 @@ def help_all(command: click.Command) -> None:
             click.echo(ctx.get_help())
             ctx.exit()
 
-    click.option(
-        "--help-all",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=show,
-        help="Show all options and exit.",
-    )(command)
+    text = "Show all options and exit."
+    option("--help-all", is_eager=True, expose_value=False, callback=show, help=text)(command)
 
 
 class PathOf(click.Path):
@@ -80,24 +81,28 @@ def positive(
     return value
 
 
-seconds = functools.partial(positive, unit=" of seconds")
-
-
-def number(name: str, metavar: str, help: str, callback: Any = positive, **settings: Any) -> Any:
+def number(name: str, takes: str, help: str, **settings: Any) -> Decorator:
     """Define an option that takes a positive number."""
-    return click.option(name, type=float, metavar=metavar, callback=callback, help=help, **settings)
+    unit = " of seconds" if takes == "SECONDS" else ""
+    check = functools.partial(positive, unit=unit)
+    return option(name, takes=takes, type=float, callback=check, help=help, **settings)
 
 
-def count(name: str, help: str, least: int = 1, **settings: Any) -> Any:
+def count(name: str, help: str, least: int = 1, **settings: Any) -> Decorator:
     """Define an option that takes a whole number."""
-    return click.option(name, type=click.IntRange(min=least), metavar="N", help=help, **settings)
+    return option(name, takes="N", type=click.IntRange(min=least), help=help, **settings)
 
 
-def fail_on(default: str, help: str) -> Any:
+def load_timeout(doing: str) -> Decorator:
+    text = f"Stop if {doing} the model takes longer."
+    return number("--load-timeout", "SECONDS", text, rare=True, default=600.0, show_default=True)
+
+
+def fail_on(default: str, help: str) -> Decorator:
     """Define the option for the severity that makes a command fail."""
     severities = click.Choice(("never", *SEVERITIES))
-    return click.option(
-        "--fail-on", metavar="SEVERITY", type=severities, default=default, show_default=True, help=help
+    return option(
+        "--fail-on", takes="SEVERITY", type=severities, default=default, show_default=True, help=help
     )
 
 
@@ -114,140 +119,100 @@ def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None
         ctx.exit()
 
 
-def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def with_options(*options: Decorator) -> Decorator:
     """Return a decorator that adds options in the order of the help."""
 
     def add(function: Command) -> Command:
-        for option in reversed(options):
-            function = option(function)
+        for each in reversed(options):
+            function = each(function)
         return function
 
     return add
 
 
-def checks(kind: type[click.Option]) -> Any:
-    """Define the option that adds folders of checks."""
-    return click.option(
-        "--checks",
-        cls=kind,
-        multiple=True,
-        metavar="DIR",
-        type=READ,
-        help="Also use the checks in this folder and its direct subfolders; repeatable.",
+def delivery_options(formats: Sequence[str], stream: str, *, several: bool) -> Decorator:
+    """Return the options that say how and where a page or a report is written."""
+    words = f"{', '.join(formats[:-1])} or {formats[-1]}"
+    where = f"Write to a file instead of {stream}{'; repeatable' if several else ''}."
+    return with_options(
+        option(
+            "--format",
+            takes="FORMAT",
+            type=click.Choice(formats),
+            help=f"{words}. Default: by the suffix of -o, else text.",
+        ),
+        option("-o", "--output", takes="FILE", type=FILE, multiple=several, help=where),
     )
 
 
-SELECT = click.option(
-    "--select",
-    cls=Rare,
-    multiple=True,
-    metavar="CODES",
-    callback=codes,
-    help="Run only these checks: codes or prefixes (CMP001,SHP), comma-separated; repeatable.",
-)
-
-IGNORE = click.option(
-    "--ignore",
-    cls=Rare,
-    multiple=True,
-    metavar="CODES",
-    callback=codes,
-    help="Skip these checks: codes or prefixes, comma-separated; repeatable.",
-)
+def checks(*, rare: bool) -> Decorator:
+    """Define the option that adds folders of checks."""
+    text = "Also use the checks in this folder and its direct subfolders; repeatable."
+    return option("--checks", takes="DIR", type=READ, multiple=True, rare=rare, help=text)
 
 
-def report_options(stream: str, fails_on: str) -> Callable[[Command], Command]:
+def selection(name: str, help: str) -> Decorator:
+    """Define an option that takes codes of checks."""
+    return option(name, takes="CODES", multiple=True, callback=codes, rare=True, help=help)
+
+
+def report_options(stream: str, fails_on: str) -> Decorator:
     """Return the options of a reporting command, with its stream and ``--fail-on``."""
     return with_options(
-        click.option(
-            "--format",
-            metavar="FORMAT",
-            type=click.Choice(FORMATS),
-            help="text, json, markdown, html, github or junit. Default: by the suffix of -o, else text.",
+        delivery_options(FORMATS, stream, several=True),
+        option("--save", takes="FILE", type=FILE, help="Also save the report, to show or compare it later."),
+        selection(
+            "--select", "Run only these checks: codes or prefixes (CMP001,SHP), comma-separated; repeatable."
         ),
-        click.option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            type=FILE,
-            multiple=True,
-            help=f"Write to a file instead of {stream}; repeatable.",
-        ),
-        click.option(
-            "--save",
-            metavar="FILE",
-            type=FILE,
-            help="Also save the report, to show or compare it later.",
-        ),
-        SELECT,
-        IGNORE,
+        selection("--ignore", "Skip these checks: codes or prefixes, comma-separated; repeatable."),
         fail_on(fails_on, "Exit with 1 from this severity on: never, info, warning or error."),
-        click.option(
-            "--assume-gpu",
-            metavar="NAME",
-            callback=gpu,
-            help="Estimate for this GPU, such as H100 or b200.",
+        option(
+            "--assume-gpu", takes="NAME", callback=gpu, help="Estimate for this GPU, such as H100 or b200."
         ),
-        checks(Rare),
-        click.option(
-            "-v",
-            "--verbose",
-            is_flag=True,
-            help="Also show every check and what libraries printed.",
-        ),
-        click.option(
-            "-q",
-            "--quiet",
-            cls=Rare,
-            is_flag=True,
-            help="Show no progress, and only the verdict, warnings and errors.",
+        checks(rare=True),
+        option("-v", "--verbose", help="Also show every check and what libraries printed."),
+        option(
+            "-q", "--quiet", rare=True, help="Show no progress, and only the verdict, warnings and errors."
         ),
     )
 
 
 output_options = report_options("stdout", "error")
 
-STRICT = click.option(
+STRICT = option(
     "--strict",
-    cls=Rare,
-    is_flag=True,
+    rare=True,
     help="Exit with 1 if nothing was measured on a GPU, or the times are too noisy to compare.",
 )
 
 gate_options = with_options(
-    click.option(
+    option(
         "--require-fp8",
-        cls=Rare,
-        is_flag=True,
+        rare=True,
         help="Exit with 1 if no layer trains in FP8, if FP8 is emulated, raises or does not learn, or if "
         "fp8doctor cannot tell.",
     ),
-    number(
-        "--min-speedup",
-        "X",
-        "Exit with 1 unless FP8 is measured at X times BF16.",
-    ),
+    number("--min-speedup", "X", "Exit with 1 unless FP8 is measured at X times BF16."),
     number(
         "--min-estimated-speedup",
         "X",
         "Without a GPU: exit with 1 if FP8 is estimated below X times the best BF16, or cannot be "
         "estimated. A time measured on a GPU replaces the estimate.",
-        cls=Rare,
+        rare=True,
     ),
     STRICT,
-    click.option(
+    option(
         "--baseline",
-        cls=Rare,
-        metavar="FILE",
+        takes="FILE",
         type=READ,
-        help="Exit with 1 if the step is slower than in this saved report by more than "
-        "--max-regression (5%).",
+        rare=True,
+        help="Exit with 1 if the step is slower than in this saved report by over --max-regression (5%).",
     ),
     number(
         "--max-regression",
         "PCT",
         "Allowed regression against --baseline, in percent of the step time.",
-        cls=Rare,
+        rare=True,
     ),
 )
 
@@ -259,5 +224,5 @@ list_options = with_options(
         show_default=True,
         help="Format of the output.",
     ),
-    checks(click.Option),
+    checks(rare=False),
 )

@@ -9,9 +9,13 @@ import click
 
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_printed
 from fp8doctor.cli.delivery import examined
-from fp8doctor.cli.options import Rare, count, number, seconds, with_options
+from fp8doctor.cli.options import Rare, count, load_timeout, number, option, with_options
 from fp8doctor.cli.pages import delivery_of, page_options
 from fp8doctor.cli.project import Ungated
+from fp8doctor.gpus import gpu_specs
+from fp8doctor.planning.job_options import saved_facts
+from fp8doctor.planning.plan_document import plan_document
+from fp8doctor.render.plan_page import page
 
 
 def adapters(
@@ -66,39 +70,25 @@ CHOICES = {
 @click.argument("config")
 @with_options(
     click.option(
-        "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="GPUs, comma-separated."
+        "--gpu", "gpus", default="H100", show_default=True, metavar="NAMES", help="Comma-separated."
     ),
     *(count(name, text) for name, text in COUNTS.items()),
-    *(count(name, text, cls=Rare) for name, text in RARE_COUNTS.items()),
+    *(count(name, text, rare=True) for name, text in RARE_COUNTS.items()),
     *(click.option(name, cls=Rare, type=click.Choice(of), help=text) for name, (of, text) in CHOICES.items()),
-    click.option(
-        "--fused-loss",
-        cls=Rare,
-        is_flag=True,
-        help="The loss keeps no logits, as Liger Kernel's fused cross entropy.",
+    option(
+        "--fused-loss", rare=True, help="The loss keeps no logits, as Liger Kernel's fused cross entropy."
     ),
-    click.option(
+    option(
         "--lora",
-        metavar="R[:MODULES]",
+        takes="R[:MODULES]",
         callback=adapters,
         help="LoRA of this rank, on all layers of the blocks or on those named: 16:q_proj,v_proj.",
     ),
-    click.option("--recipe", metavar="NAME", help="all (default), or one recipe such as tensorwise."),
+    option("--recipe", takes="NAME", help="all (default), or one recipe such as tensorwise."),
     number(
-        "--step-ms",
-        "MS",
-        "Your measured BF16 step on the first GPU; all times are scaled to it.",
-        cls=Rare,
+        "--step-ms", "MS", "Your measured BF16 step on the first GPU; all times are scaled to it.", rare=True
     ),
-    number(
-        "--load-timeout",
-        "SECONDS",
-        "Stop if building the model takes longer.",
-        seconds,
-        cls=Rare,
-        default=600.0,
-        show_default=True,
-    ),
+    load_timeout("building"),
 )
 @page_options
 def plan(
@@ -119,16 +109,10 @@ def plan(
     """
     source = Path(config)
     deliver = delivery_of(format, output, *([source] if source.exists() else []))
-    from fp8doctor.gpus import gpu_specs
-
     gpu_specs(gpus)  # refuses unknown ones before a worker builds the model
     if lora is not None:
         options |= {"lora": lora[0], "lora_modules": lora[1]}
     given = {name: value for name, value in options.items() if value is not None}
-
-    from fp8doctor.planning.job_options import saved_facts
-    from fp8doctor.planning.plan_document import plan_document
-    from fp8doctor.render.plan_page import page
 
     facts = saved_facts(source)
     if facts is None:

@@ -17,36 +17,20 @@ from fp8doctor.wording import error_in_words
 
 TABLE = "tool.fp8doctor"
 
+GATE = {
+    key.replace("-", "_"): key
+    for key in (
+        *("fail-on", "require-fp8", "min-speedup", "min-estimated-speedup", "strict", "baseline"),
+        "max-regression",
+    )
+}
+"""Parameters that decide the exit code, with their keys."""
+
 KEYS = (
-    "select",
-    "ignore",
-    "fail-on",
-    "require-fp8",
-    "min-speedup",
-    "min-estimated-speedup",
-    "strict",
-    "baseline",
-    "max-regression",
-    "assume-gpu",
-    "budget",
-    "load-timeout",
-    "batch",
-    "seq",
-    "layers",
+    *("select", "ignore", *GATE.values(), "assume-gpu", "budget", "load-timeout", "batch", "seq", "layers"),
     "device",
 )
 """Every key except ``ignore`` is the option with that name."""
-
-GATE = (
-    "fail_on",
-    "require_fp8",
-    "min_speedup",
-    "min_estimated_speedup",
-    "strict",
-    "baseline",
-    "max_regression",
-)
-"""Parameters that decide the exit code."""
 
 LARGEST = 2**20
 """Bytes of the largest pyproject.toml to read."""

@@ -5,40 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import msgspec
 
+from fp8doctor.answer.commands import launcher
 from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
-from fp8doctor.cli.delivery import (
-    checked_options,
-    deliver,
-    deliver_early,
-    judged,
-    keep_apart,
-    writable,
-)
-from fp8doctor.cli.options import (
-    FILE,
-    Rare,
-    count,
-    gate_options,
-    number,
-    report_options,
-    seconds,
-    with_options,
-)
+from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, judged, keep_apart, writable
+from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options, with_options
 from fp8doctor.cli.project import ProjectCommand
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError, has_torch, torch_line
+from fp8doctor.facts import Facts, Ranks, recorded
+from fp8doctor.facts.scrub import scrub
 from fp8doctor.files import digest
+from fp8doctor.running.launch import Run as Running
+from fp8doctor.running.launch import checked_script
+from fp8doctor.running.rank_reports import RankReports, rank_place
+from fp8doctor.running.script_messages import ScriptState, WatchOptions
 from fp8doctor.stages import BUDGET_S, STEPS, WARMUP
 from fp8doctor.wording import plural
-
-if TYPE_CHECKING:
-    from fp8doctor.diagnosis.document import Document
-    from fp8doctor.facts import Facts, Ranks
-    from fp8doctor.running.script_messages import ScriptState
 
 IN_PLACE = (
     "a job of {} processes is timed in its own steps, in place; with --stop, rank 0 also times copies of its "
@@ -88,33 +77,28 @@ class Run(ProjectCommand):
     count(
         "--warmup",
         "Minimum number of warm-up steps; more while the steps still compile.",
-        cls=Rare,
+        rare=True,
         default=WARMUP,
         show_default=True,
     ),
-    click.option(
-        "--stop", is_flag=True, help="After the timed steps, stop the script and time copies of the model."
-    ),
-    number("--budget", "SECONDS", "Time budget of the trial.", seconds, default=BUDGET_S, show_default=True),
-    click.option("--no-trial", cls=Rare, is_flag=True, help="Time no copies of the model, even with --stop."),
-    click.option(
-        "--device", cls=Rare, metavar="NAME", help="Device to time on: cuda (default), cuda:1, or cpu."
-    ),
-    click.option(
+    option("--stop", help="After the timed steps, stop the script and time copies of the model."),
+    number("--budget", "SECONDS", "Time budget of the trial.", default=BUDGET_S, show_default=True),
+    option("--no-trial", rare=True, help="Time no copies of the model, even with --stop."),
+    option("--device", takes="NAME", rare=True, help="Device to time on: cuda (default), cuda:1, or cpu."),
+    option(
         "--health",
-        metavar="FILE",
+        takes="FILE",
         type=FILE,
         help="Sample FP8's health to the script's end; append it to a file for 'fp8doctor health FILE'.",
     ),
     count(
         "--every",
         "Steps between two samples of --health. Default: 100, more if samples take over 1% of the time.",
-        cls=Rare,
+        rare=True,
     ),
-    click.option(
+    option(
         "--stop-on-nan",
-        cls=Rare,
-        is_flag=True,
+        rare=True,
         help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
     ),
 )
@@ -128,11 +112,6 @@ def run(ctx: click.Context, /, **options: Any) -> int:
     fp8doctor run train.py --lr 1e-4          like python train.py --lr 1e-4
     fp8doctor run --stop -m pkg.train         like python -m pkg.train; stops after the timed steps
     """
-    from fp8doctor.running.launch import Run as Running
-    from fp8doctor.running.launch import checked_script
-    from fp8doctor.running.rank_reports import RankReports, rank_place
-    from fp8doctor.running.script_messages import WatchOptions
-
     script = checked_script(ctx.meta[SCRIPT])
     place = rank_place(os.environ)
     reports = place is None or place.rank == 0
@@ -154,11 +133,6 @@ def run(ctx: click.Context, /, **options: Any) -> int:
     started = digest(script.file.read_bytes()) if script.file and script.file.is_file() else None
 
     def diagnosed(facts: Facts) -> Document:
-        import msgspec
-
-        from fp8doctor.diagnosis.diagnose import diagnose
-        from fp8doctor.facts import recorded
-
         if started and recorded(facts, "target"):
             target = msgspec.structs.replace(facts.target, digest=started)
             facts = msgspec.structs.replace(facts, target=target)
@@ -180,12 +154,6 @@ def run(ctx: click.Context, /, **options: Any) -> int:
     def report(seen: ScriptState) -> int:
         if not reports:
             return OK
-        import msgspec
-
-        from fp8doctor.answer.commands import launcher
-        from fp8doctor.facts import recorded
-        from fp8doctor.facts.scrub import scrub
-
         for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
             complain(sentence)
         if seen.error is not None and not failed_early(seen):
@@ -223,18 +191,12 @@ def checked_health(options: dict[str, Any], script: Path | None) -> str | None:
 
 def of_many(facts: Facts, ranks: Ranks) -> Facts:
     """Add the other processes to the facts of rank 0, and why no copy of it was timed."""
-    import msgspec
-
-    from fp8doctor.facts import recorded
-
     why = None if recorded(facts, "trial") else IN_PLACE.format(ranks.world_size)
     return msgspec.structs.replace(untimed(facts, why), ranks=ranks)
 
 
 def untimed(facts: Facts, why: str | None) -> Facts:
     """Add why no copy is timed, if there is a reason."""
-    import msgspec
-
     return msgspec.structs.replace(facts, gaps={**facts.get("gaps", {}), "trial": why}) if why else facts
 
 
