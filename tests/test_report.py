@@ -56,7 +56,7 @@ def test_scalars_for_a_tracker() -> None:
 
 
 def test_times_of_a_cpu_are_no_scalars(report: Report) -> None:
-    observed = Observation(clock="host", steps_ms=(5.0,) * 10, warmup=3)
+    observed = Observation(clock="host", steps_ms=(5.0,) * 10)
     watched = Report.of(diagnose(msgspec.structs.replace(report.facts, observed=observed)))
     said = {name.rpartition("/")[2] for name in watched.scalars()}
     assert said <= {"estimated_speedup_x", "errors", "warnings"}

@@ -139,7 +139,7 @@ def _job(late_ms: float = 0.3, communication_ms: float = 4.0, amax_ranks: int | 
     )
     seen = {"steps_ms": (100.0,) * 3, "clock": "cuda", "breakdown": parts, "data_ms": None}
     ranks = [kit.facts.Observation(**seen, before_forward_ms=(ms,) * 3) for ms in (0.3, late_ms)]  # type: ignore[arg-type]
-    processes = tuple(kit.facts.Rank(rank=i, observed=each, gpu=None) for i, each in enumerate(ranks))
+    processes = tuple(kit.facts.Rank(rank=i, observed=each) for i, each in enumerate(ranks))
     distributed = kit.facts.Distributed(world_size=16, wrapper="DDP", amax_ranks=amax_ranks)
     layers = (kit.float8(stack="transformer_engine", recipe="delayed"),)
     of_ranks = kit.facts.Ranks(world_size=2, processes=processes)

@@ -30,8 +30,6 @@ def examine_distributed(tree: Tree) -> Distributed | None:
         place.name: shards for place, weight in fsdp2_weights(tree) if (shards := pieces(weight)) is not None
     }
     kind, at = wrapper(tree) or (None, None)
-    parameters = (each for place in tree.places for each in parameters_of(place.module).values())
-    device = next((each.device for each in parameters if each is not None), None)
     groups = [amax_group(place.module) for place in tree.places]
     config = torch_private.config()
     backend = None
@@ -44,7 +42,6 @@ def examine_distributed(tree: Tree) -> Distributed | None:
         backend=backend,
         wrapper=kind,
         wrapper_at=at,
-        device=device.index if device is not None and device.type == "cuda" else None,
         amax_ranks=max((torch.distributed.get_world_size(each) for on, each in groups if on), default=None),
         optimize_ddp=None if config is None else config.optimize_ddp in (True, "ddp_optimizer"),
     )

@@ -45,7 +45,6 @@ from fp8doctor.facts.trial import (
     Health,
     HostLoad,
     KernelGroup,
-    LayerGemm,
     LayerShape,
     Layout,
     MemoryParts,

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from fp8doctor.facts.machine import Gpu
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.trial import Breakdown
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -17,13 +16,8 @@ class Observation(Record, frozen=True, kw_only=True):
 
     steps_ms: tuple[float, ...] = NOT_RECORDED
     """Of every step in the window, in their order."""
-    warmup: Annotated[int, Meta(ge=0)] = NOT_RECORDED
-    """Steps before the window."""
     clock: Literal["cuda", "host"] = NOT_RECORDED
     """Clock of the steps: events of the GPU, or the host."""
-    host_ms: tuple[float, ...] | None = NOT_RECORDED
-    """Of every step, the same from end to end on the host, where it waits for the GPU included; None if the
-    host timed the steps anyway."""
     behind_ms: tuple[float, ...] | None = NOT_RECORDED
     """Of every step, how much later the GPU came to its end than the host; None without a GPU."""
     data_ms: tuple[float, ...] | None = NOT_RECORDED
@@ -73,14 +67,8 @@ class Rank(Record, frozen=True, kw_only=True):
     there when rank 0 had ended."""
     error: Prose | None = NOT_RECORDED
     """First line of the exception that ended it; None if none did."""
-    steps: int | None = NOT_RECORDED
-    """Steps that its optimizers took in all; None if it could not say."""
-    complete: bool = NOT_RECORDED
-    """True if its window was watched to the end."""
     observed: Observation = NOT_RECORDED
     """Its window; not recorded if none was seen."""
-    gpu: Gpu | None = NOT_RECORDED
-    """The GPU that holds its model, after the window; None if none does."""
 
 
 class Ranks(Record, frozen=True, kw_only=True):

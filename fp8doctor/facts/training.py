@@ -105,8 +105,6 @@ class Distributed(Record, frozen=True, kw_only=True):
     """The outermost wrapper that keeps the processes' weights in sync; None without one."""
     wrapper_at: str | None = NOT_RECORDED
     """Name of the module that it is around; the empty name is the whole model. None without one."""
-    device: int | None = NOT_RECORDED
-    """Number of the GPU, of those that the process sees, with the first parameter; None if none has it."""
     amax_ranks: int | None = NOT_RECORDED
     """Processes over which delayed scaling of Transformer Engine reduces amax; None if no layer does."""
     optimize_ddp: bool | None = NOT_RECORDED

@@ -88,15 +88,6 @@ Layout = Literal["output", "input_gradient", "weight_gradient"]
 """One of the three matmuls of a training Linear, in the order of a step."""
 
 
-class LayerGemm(Record, frozen=True, kw_only=True):
-    """One matmul of a `LayerShape`, alone."""
-
-    layout: Layout = NOT_RECORDED
-    bf16_ms: float = NOT_RECORDED
-    fp8_ms: float | None = NOT_RECORDED
-    """The FP8 kernel without its casts; None if it could not be timed, or the recipe keeps it in BF16."""
-
-
 class LayerShape(Record, frozen=True, kw_only=True):
     """The matmuls of one (M, K, N) timed alone, in training's layouts, and the casts."""
 
@@ -114,8 +105,6 @@ class LayerShape(Record, frozen=True, kw_only=True):
     bf16_ms: float = NOT_RECORDED
     """Output, input gradient and weight gradient together, of one layer in one micro-batch."""
     fp8_ms: float | None = NOT_RECORDED
-    gemms: tuple[LayerGemm, ...] = NOT_RECORDED
-    """The same matmuls one by one: the sum is ``bf16_ms`` and, but for those in BF16, ``fp8_ms``."""
     casts_ms: float | None = NOT_RECORDED
     """Compiled casts of input, weight and output gradient that the recipe needs."""
     reason: Prose | None = NOT_RECORDED
@@ -128,8 +117,6 @@ class ArmCut(Record, frozen=True, kw_only=True):
     blocks: dict[str, int] = NOT_RECORDED
     """List of blocks -> how many were kept; empty if the model was measured whole."""
     step_ms: float | None = NOT_RECORDED
-    peak_gib: float | None = NOT_RECORDED
-    """Weights, optimizer state, gradients and activations of this variant alone; None on a CPU."""
     graph_breaks: int = NOT_RECORDED
     break_reasons: tuple[Prose, ...] = NOT_RECORDED
     """Why Dynamo broke the graph, in its own words, each once, at most a few."""

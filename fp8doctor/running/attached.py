@@ -92,7 +92,7 @@ class _Attached:
                 self.observer.guarded(self.observer.failed)
             end = Message(ended=True, steps=0, error=_uncaught())
             if self.observer is not None:
-                end.steps, end.all_steps = self.observer.closed(), self.observer.steppers.all_steps
+                end.steps = self.observer.closed()
             self.channel.send(end)
             if os.fstat(self.reported).st_ino == self.pipe:
                 select.select([self.reported], [], [], REPORT_TAKES_S)

@@ -206,7 +206,6 @@ class ScriptObserver:
         found = owner_of(optimizer, self.living)
         self.window = StepWindow(
             self.settings.steps,
-            main.steps,
             found,
             self.losses,
             keep=self.settings.budget_s is not None,

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Gpu, Rank, Ranks, recorded
+from fp8doctor.facts import Rank, Ranks, recorded
 from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
@@ -102,21 +102,8 @@ def rank_of(number: int, state: ScriptState) -> Rank:
         rank=number,
         end="running" if state.running else failed,  # type: ignore[arg-type]
         error=state.error,
-        steps=state.all_steps,
-        complete=state.complete,
         observed=observed,
-        gpu=gpu_of(facts) if facts is not None else NOT_RECORDED,
     )
-
-
-def gpu_of(facts: Facts) -> Gpu | None:
-    if not recorded(facts, "training.distributed.device") or not recorded(facts, "gpus"):
-        return None
-    distributed = facts.training.distributed
-    visible = [each for each in facts.gpus if not recorded(each, "visible") or each.visible]
-    if distributed is None or distributed.device is None or distributed.device >= len(visible):
-        return None
-    return visible[distributed.device]
 
 
 def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:

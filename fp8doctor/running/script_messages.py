@@ -27,8 +27,6 @@ class News(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The exception that ends the process, in a line."""
     steps: int | None = None
     """At the end: steps of the optimizer with the most parameters."""
-    all_steps: int | None = None
-    """At the end: steps of all torch optimizers in this process; None if not counted."""
 
 
 class Message(News):

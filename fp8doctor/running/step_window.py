@@ -65,7 +65,6 @@ class StepWindow:
     def __init__(
         self,
         steps: int,
-        warmup: int,
         owner: Ownership | None,
         losses: Losses,
         *,
@@ -78,7 +77,7 @@ class StepWindow:
         a trial. If a compiled ``function`` may call the model, a mark on it would compile the function again,
         and no call is watched. ``losses`` are watched already.
         """
-        self.steps, self.warmup = steps, warmup
+        self.steps = steps
         self.captured: Capture | None = None
         self._keep, self._losses = keep, losses
         self._model = weakref.ref(owner.model) if owner is not None else lambda: None
@@ -137,9 +136,7 @@ class StepWindow:
         losses = [total(each.losses) for each in steps]
         return Observation(
             steps_ms=tuple(clock.ms(*each) for each in spans),
-            warmup=self.warmup,
             clock="cuda" if clock.on_gpu else "host",
-            host_ms=tuple(clock.host_ms(*each) for each in spans) if clock.on_gpu else None,
             behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
             data_ms=waits_ms if any(each.waits for each in steps) else None,
             before_forward_ms=before if len(before) == len(steps) else None,

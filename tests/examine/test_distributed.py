@@ -32,7 +32,7 @@ def distributed(model: nn.Module) -> Distributed | None:
 def test_nothing_sharded(eight: None) -> None:
     facts = distributed(blocks())
     assert (facts.world_size, facts.fsdp2_linears, facts.shards) == (8, (), None)
-    assert (facts.backend, facts.wrapper, facts.device, facts.amax_ranks) == ("fake", None, None, None)
+    assert (facts.backend, facts.wrapper, facts.amax_ranks) == ("fake", None, None)
 
 
 def test_everything_sharded(eight: None) -> None:

@@ -91,7 +91,7 @@ def test_a_training_is_watched_and_ends_as_without_it(capfd: Any) -> None:
     assert err.count(" Net: ") == 1
     assert watching.report is not None
     facts = watching.report.facts
-    assert (len(facts.observed.steps_ms), facts.observed.warmup, facts.observed.calls) == (STEPS, WARMUP, 1)
+    assert (len(facts.observed.steps_ms), facts.observed.calls) == (STEPS, 1)
     assert facts.observed.data_ms is not None
     assert (facts.workload.batch_source, facts.workload.batch_size) == ("given", 4)
     assert facts.training.optimizer == "torch.optim.adamw.AdamW"

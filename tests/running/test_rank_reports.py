@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Distributed, Facts, Gpu, Observation, Training
+from fp8doctor.facts import Facts, Observation
 from fp8doctor.running import rank_reports
 from fp8doctor.running.rank_reports import (
     RankPlace,
@@ -74,26 +74,19 @@ def test_the_lines_for_slurm_say_where_a_process_stands() -> None:
     assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (9, 16, 8, False)
 
 
-def watched(ms: float, device: int | None = None) -> Facts:
-    return Facts(
-        observed=Observation(steps_ms=(ms,) * 3, data_ms=None, before_forward_ms=(1.0,) * 3),
-        gpus=(Gpu(name="hidden", visible=False), Gpu(name="A", visible=True), Gpu(name="B", visible=True)),
-        training=Training(distributed=Distributed(device=device)),
-    )
+def watched(ms: float) -> Facts:
+    return Facts(observed=Observation(steps_ms=(ms,) * 3, data_ms=None, before_forward_ms=(1.0,) * 3))
 
 
 def ended(ms: float = 3.0) -> ScriptState:
-    return ScriptState(watched(ms), complete=True, ended=True, all_steps=20)
+    return ScriptState(watched(ms), complete=True, ended=True)
 
 
 def test_the_record_of_a_rank() -> None:
-    seen = ScriptState(watched(5.0, device=1), complete=True, ended=True, steps=9, all_steps=20)
+    seen = ScriptState(watched(5.0), complete=True, ended=True, steps=9)
     rank = rank_of(3, seen)
-    assert (rank.rank, rank.end, rank.steps, rank.error, rank.complete) == (3, "ended", 20, None, True)
+    assert (rank.rank, rank.end, rank.error) == (3, "ended", None)
     assert rank.observed.steps_ms == (5.0, 5.0, 5.0)
-    assert rank.gpu is not None
-    assert rank.gpu.name == "B"
-    assert rank_of(0, ScriptState(watched(5.0))).gpu is None
 
 
 @pytest.fixture

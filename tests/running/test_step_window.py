@@ -73,7 +73,7 @@ class Machine:
 
         machine, model = self, Net()
         owner: Any = SimpleNamespace(model=model, share=1.0, callable=(model,), inside=())
-        watched = step_window.StepWindow(STEPS, 1, owner, Losses())
+        watched = step_window.StepWindow(STEPS, owner, Losses())
         watched.begin()
         try:
             for _ in range(STEPS):

@@ -19,7 +19,7 @@ from torch import Tensor
 from fp8doctor.analysis.layer_gain import judged
 from fp8doctor.analysis.layers import flops_share_pct, would_be_converted
 from fp8doctor.cost.matmul_counts import rows_of
-from fp8doctor.facts import Facts, LayerGemm, LayerShape, Layout, Linear, if_recorded
+from fp8doctor.facts import Facts, LayerShape, Layout, Linear, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import recipe_of
 from fp8doctor.trial.layers.linear_operations import (
@@ -211,15 +211,12 @@ def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:
         if layout in fp8:
             operations[f"{layout} in fp8"] = fp8[layout]
     times = bench.turns(operations)
-    gemms = [
-        LayerGemm(layout=each, bf16_ms=times[f"{each} in bf16"], fp8_ms=times.get(f"{each} in fp8"))
-        for each in bf16
-    ]
+    of_bf16 = [times[f"{each} in bf16"] for each in bf16]
+    of_fp8 = [times.get(f"{each} in fp8", ms) for each, ms in zip(bf16, of_bf16, strict=True)]
     return msgspec.structs.replace(
         shape,
-        bf16_ms=sum(each.bf16_ms for each in gemms),
-        fp8_ms=sum(each.fp8_ms or each.bf16_ms for each in gemms) if fp8 else None,
-        gemms=tuple(gemms),
+        bf16_ms=sum(of_bf16),
+        fp8_ms=sum(of_fp8) if fp8 else None,  # with what the recipe keeps in BF16
         casts_ms=None,
         reason=reason,
     )

@@ -95,7 +95,6 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
             ArmCut(
                 blocks={cleaned(name): count for name, count in cut.kept.items()},
                 step_ms=statistics.median(samples[of.name, number]),
-                peak_gib=ready.memory.peak_gib,
                 graph_breaks=ready.compiled.breaks,
                 break_reasons=ready.compiled.break_reasons,
                 recompilations=ready.compiled.recompilations,

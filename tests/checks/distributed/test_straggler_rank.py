@@ -19,7 +19,7 @@ STRAGGLER, EXPOSED, AMAX = "straggler-rank", "exposed-communication", "amax-redu
 
 def seen(number: int, *, step: float = 100.0, data: float = 0.0, before: float = 1.0, **more: Any) -> Rank:
     times = {"steps_ms": (step,) * 3, "data_ms": (data,) * 3, "before_forward_ms": (before + data,) * 3}
-    return Rank(rank=number, end="ended", observed=Observation(**times | more), gpu=None)
+    return Rank(rank=number, end="ended", observed=Observation(**times | more))
 
 
 def job(*ranks: Rank) -> Facts:
