@@ -334,6 +334,24 @@ LLAMA_8B = {
 }
 
 
+QWEN3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+CONFIGS = {
+    "Qwen3-4B": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **QWEN3_4B},
+    "Llama-3-8B": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **LLAMA_8B},
+}
+"""Configurations that ``plan`` is asked about."""
+
+
 def llama() -> LlamaForCausalLM:
     return on_meta(lambda: LlamaForCausalLM(LlamaConfig(**LLAMA_8B)))
 
