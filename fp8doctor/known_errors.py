@@ -173,14 +173,21 @@ def _found(text: str) -> list[tuple[KnownError, int]]:
     found = [
         (_filled(error, match, cleaned), match.end())
         for error, match in last.items()
-        if error.kind != "generic"
-        or not any(match.start() < end and start < match.end() for start, end in named)
+        if not any(_is_of(span, match, error) for span in named)
     ]
     found.sort(key=lambda each: (KINDS.index(each[0].kind), -each[1]))
     if found and found[0][0].kind in KINDS[:2]:
         return found
     begins, told = _last_exception(cleaned)
     return found if any(end > begins for _, end in found) else [*_class_of(told, cleaned), *found]
+
+
+def _is_of(named: tuple[int, int], match: re.Match[str], error: KnownError) -> bool:
+    """Return whether another message, found at ``named``, has these words; of a generic one, some of them."""
+    start, end = named
+    if error.kind == "generic":
+        return match.start() < end and start < match.end()
+    return start < match.start() and match.end() <= end
 
 
 def clean(text: str) -> str:

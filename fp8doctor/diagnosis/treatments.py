@@ -200,11 +200,16 @@ def checkpointing_off(facts: Facts) -> Treatment:
     if first is None:
         code = WITHOUT_CHECKPOINTING["wrapper"]
     elif first.form == "huggingface":
-        trainer = facts.trainer()
+        trainer, of_a_decoder = facts.trainer(), facts.get("training.use_cache", True) is not None
         off = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
         if trainer and trainer.checkpointing:
             off = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
-        code = f"{off}\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
+        elif not of_a_decoder:  # diffusers has another method, and kohya's models have none
+            modules = in_python("modules", facts.network)
+            off = f'for module in {modules}():\n    if hasattr(module, "gradient_checkpointing"):\n'
+            off += "        module.gradient_checkpointing = False"
+        note = f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off" if of_a_decoder else ""
+        code = f"{off}{note}"
     else:
         called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
         code = WITHOUT_CHECKPOINTING.get(first.form, f"{called}checkpoint(function, ...)")

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE
 from fp8doctor.cost.cast_cost import capability_of
@@ -192,7 +193,9 @@ def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None) ->
     if not runs_on(recipe, capability_of(gpu)):
         return replace(row, why="it does not run there")
     if not any(is_converted(each, recipe) for each in job.share.layers):
-        return replace(row, why="it converts no layer of this model")
+        odd = sorted({each.rows for each in job.share.layers if each.rows % FP8_MULTIPLE})
+        why = f"{odd[-1]:,} rows are no multiple of {FP8_MULTIPLE}, so " if odd else ""
+        return replace(row, why=f"{why}it converts no layer of this model")
     gib, largest = job.memory(gpu, recipe, stack=recipe.stack)
     fits = gib <= USABLE * gpu.memory_gib
     row = replace(row, memory_gib=gib, fits=fits, largest_batch=largest)

@@ -215,6 +215,11 @@ def notes(facts: Facts, found: Sequence[Row], options: Options, assumed: int | N
             "fp8doctor assumes BF16 for LoRA's adapters. PEFT makes them fp32 unless you pass "
             "autocast_adapter_dtype=False."
         )
+        gib = 2 * facts.network.parameters / 2**30
+        yield (
+            f"FP8 training keeps the frozen base in 16 bits: about {gib:.1f} GiB of weights. Stored in 8 or "
+            f"4 bits they take {gib / 2:.1f} or {gib / 4:.1f} GiB, without a speedup."
+        )
     if any(each.get("role") == "experts" for each in facts.network.linears):
         yield "fp8doctor assumes that all experts get equal shares of the tokens."
     if options.step_ms is None and measured_bf16_ms(facts):

@@ -79,6 +79,11 @@ def test_parallelism_divides_memory_and_adds_communication(plain: Plan) -> None:
             assert row.parts_ms.get("communication" if name != "pp" else "bubble", 0) > 0, name
 
 
+def test_rows_that_fp8_does_not_take_are_the_reason() -> None:
+    odd = [each for each in fp8doctor.plan(LLAMA_8B, "H100", seq=5000).rows if each.recipe == "tensorwise"]
+    assert all(each.step_ms is None and "5,000" in each.why for each in odd)
+
+
 def test_lora_trains_only_its_adapters() -> None:
     lora = rows(fp8doctor.plan(LLAMA_8B, "H100", batch=1, lora=16, lora_modules="q_proj,v_proj"))[
         "H100", "tensorwise"

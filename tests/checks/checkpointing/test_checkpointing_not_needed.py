@@ -9,7 +9,9 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 
+from fp8doctor.diagnosis.treatments import checkpointing_off
 from fp8doctor.facts import Facts, Gpu
 from tests.checks.arms import ran, timed
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
@@ -79,3 +81,23 @@ def test_without_a_gpu_the_estimate_decides_how_many_blocks_are_checkpointed(
         model = nn.Sequential(*map(checkpoint_wrapper, blocks))
     finding = finding_of(NEEDLESS, replace(look(model, tokens=tokens), assumed_gpu="H100"))
     assert (finding and finding.treatment and finding.treatment.name) == fix
+
+
+class Flagged(nn.Module):
+    """A model that is none of transformers, with the flag of its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+        self.gradient_checkpointing = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.gradient_checkpointing else block(x)
+        return x
+
+
+def test_the_lines_clear_a_flag_without_methods_of_transformers(look: Look) -> None:
+    model = Flagged()
+    exec(checkpointing_off(look(model)).code, {"model": model})
+    assert not model.gradient_checkpointing
