@@ -81,10 +81,12 @@ class Commands(click.Group):
     """The commands, each imported when it is used; without a command word the target is examined."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = next((at for at, arg in enumerate(args) if not arg.startswith("-")), None)
+        words = [at for at, arg in enumerate(args) if not arg.startswith("-")]
+        at = words[0] if words else None
         if at:  # behind options, whose values are no words
-            names = (name for each in self.every().values() for name in options_with_value(each))
-            at = first_word(args, set(names))
+            at = first_word(
+                args, {name for each in self.every().values() for name in options_with_value(each)}
+            )
         if at is None or args[at] not in COMMANDS:
             if at is not None and not ctx.resilient_parsing:
                 refuse_mistyped(args[at], COMMANDS)
@@ -104,7 +106,7 @@ class Commands(click.Group):
             module, _, name = COMMANDS[cmd_name].place.partition(":")
             command = getattr(import_module(f"fp8doctor.cli.{module}"), name) if module else examine
             command.context_settings = {**HELP_NAMES, **command.context_settings}
-            if any(isinstance(each, Rare) for each in command.params):
+            if Rare in [type(each) for each in command.params]:
                 help_all(command)
             self.commands[cmd_name] = command
         return self.commands.get(cmd_name)
