@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, ORDINARY, asked_by_environment
+from fp8doctor.analysis.fp8_request import ALL_GATHER, BACKEND, ORDINARY
 from fp8doctor.checks.environment.fp8_request_overridden import FIRES, FP8, SILENT
 from fp8doctor.code_snippets import settings
 from fp8doctor.examine import examine_surroundings
@@ -18,7 +18,7 @@ from fp8doctor.facts import Accelerate, Environment, Facts, Package, Target, Tra
 from fp8doctor.facts.examples import float8
 from fp8doctor.registry import discover, run
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
-from tests.programs import facts_of, launched, printed
+from tests.programs import facts_of, printed
 
 OVERRIDDEN, IDLE, MISSPELLED = (
     "fp8-request-overridden",
@@ -127,15 +127,6 @@ def test_each_rule_from_facts(rule: str, facts: Facts, said: str) -> None:
 def test_fp8_layers_in_spite_of_the_precision_are_told_once() -> None:
     rules = [each for each in discover() if each.code == "ENV001"]
     assert [each.name for each in run(rules, FIRES[-1])[0]] == [HIDDEN]
-
-
-def test_the_launcher_is_recognized_although_its_variable_was_rewritten() -> None:
-    """transformers up to 4.57 writes bf16 into the variable; what the launcher wrote beside it stays."""
-    rewritten = launched("--mixed_precision", "fp8") | {"ACCELERATE_MIXED_PRECISION": "bf16"}
-    assert asked_by_environment(rewritten) is not None
-    assert finding_of(IDLE, job(rewritten)) is None
-    assert asked_by_environment(launched("--mixed_precision", "bf16", "--fp8_backend", "te")) is None
-    assert asked_by_environment({"ACCELERATE_FP8_FORMAT": "E4M3"}) is None, "one variable is no launcher"
 
 
 WRITTEN = {"te": "TE", "ao": "AO", "torchao": "AO", "": "AO", " TE": "TE", "ms-amp": "MSAMP", "none": "NO"}
