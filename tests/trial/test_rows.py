@@ -219,7 +219,7 @@ def test_the_rows_of_every_expert(way: str, expected: list[int]) -> None:
 def test_fake_ends_have_no_numbers_so_the_rows_of_all_experts_are_counted_together() -> None:
     with FakeTensorMode():
         experts, other = Experts("grouped"), nn.Parameter(torch.randn(3, 4, 4))
-        products = rows.Products({}, {"up": experts.up, "other": other})
+        products = rows.Products({}, {"up": experts.up, "other": other}, CallsSeen())
         with products:
             experts(torch.randn(8, 16, dtype=torch.bfloat16))
     assert products.rows() == {"up": (8,)}
