@@ -48,7 +48,8 @@ def weights_cast_again(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
         treatment=kit.Treatment(
             name="first-microbatch",
             summary="pass is_first_microbatch=True in the first micro-batch only",
-            code="model(batch, is_first_microbatch=number == 0)   # number of the micro-batch in the step",
+            code="for number, batch in enumerate(micro_batches):\n"
+            "    loss = model(batch, is_first_microbatch=number == 0)",
             kind="sketch",
         ),
     )

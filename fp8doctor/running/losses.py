@@ -14,9 +14,10 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch import nn
 
 from fp8doctor.running.patches import Patch
-from fp8doctor.stacks.tensors import captured, local
+from fp8doctor.stacks.tensors import captured, local, plain
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 
 SHARE = 0.004
@@ -147,3 +148,21 @@ def total(losses: list[Loss]) -> float | None:
     """Add the losses of a step; None if no pass had one. Waits for the GPU's forward."""
     with without_modes():
         return sum(each.read() for each in losses) if losses else None
+
+
+AT_ONCE = 1 << 22
+"""Elements of a weight that are looked at together: 16 MiB in fp32. A choice."""
+
+
+def spoiled_frozen(model: nn.Module) -> str:
+    """Name the first frozen parameter with NaN or infinity, which no step has written; empty without one.
+
+    Reads the tensors inside a quantized one. Waits for the GPU.
+    """
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            for inner in plain(parameter) if not parameter.requires_grad else ():
+                parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
+                if not all(bool(part.float().isfinite().all()) for part in parts):
+                    return name
+    return ""

@@ -120,6 +120,10 @@ class StepWindow:
         if not self._step.calls:
             self._step = _TimedStep(self._clock.now())
 
+    @property
+    def model(self) -> nn.Module | None:
+        return self._model()
+
     def end(self) -> None:
         for each in (self._calls, self._waits, self._autocasts):
             each.end()
