@@ -15,7 +15,8 @@ scaling works in blocks of 128. A 468M decoder took 92.8 ms/step with tensorwise
 
 The trial times the step with each other recipe, all else equal. Watch the loss: `tensorwise` is the least
 exact. Ignore it if your loss needs the more exact recipe. Without a trial the cost model compares them.
-Tensor parallelism makes each rank's layers narrow: a 70B model on 8 ranks was 1.52x as fast in tensorwise.
+Tensor parallelism makes each rank's layers narrow: a 70B model on 8 ranks was 1.52x as fast in tensorwise
+(torchtitan#866).
 GeForce Blackwell multiplies block-scaled FP8 at twice the rate of plain FP8, but no recipe of torchao 0.18 or
 Transformer Engine 2.20 trains with that.
 https://docs.pytorch.org/ao/main/workflows/training.html

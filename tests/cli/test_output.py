@@ -150,6 +150,6 @@ def test_a_trace_and_a_comparison_are_documents_too(trace: Path) -> None:
         assert (document["schema_version"], document["kind"]) == (SCHEMA_VERSION, kind)
         assert (result.exit_code, result.stderr) == (0, "")
     assert document["difference"]["parts_ms"].keys() >= {"GEMMs", "casts", "idle"}
-    assert document["speedup"]["low"] < document["speedup"]["median"] < document["speedup"]["high"]
+    assert document["speedup"]["low"] < document["speedup"]["value"] < document["speedup"]["high"]
     shown, verbose = (fp8doctor("trace", trace, *option).stdout for option in ((), ("-v",)))
     assert verbose != shown

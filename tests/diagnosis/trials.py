@@ -46,7 +46,7 @@ class Of:
             why = rounds if isinstance(rounds, Reason) else None
             return Arm(name=name, treatments=treatments, tried=False, why=why, reason=str(rounds))
         middle = sorted(rounds)[len(rounds) // 2]
-        cut = ArmCut(blocks={}, step_ms=middle, peak_gib=20.0)
+        cut = ArmCut(blocks={}, step_ms=middle)
         return Arm(
             name=name,
             treatments=treatments,
