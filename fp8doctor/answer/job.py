@@ -15,7 +15,7 @@ from fp8doctor.analysis.own_step import own_words, watched_job
 from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates
-from fp8doctor.facts import Facts, Gpu, Workload, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS, low_precision
 from fp8doctor.wording import percent, plural
@@ -133,6 +133,10 @@ def quantity(count: int) -> str:
 TOKENS, ROWS = "Tokens/s", "Rows/s"
 
 
+MOST_NAMES = 3
+"""Names of layers without FP8 that the heading tells."""
+
+
 def job_facts(
     facts: Facts, tokens_per_s: float | None, findings: Sequence[Finding] = ()
 ) -> tuple[tuple[str, str], ...]:
@@ -165,7 +169,7 @@ def _fp8(facts: Facts) -> str:
         how = [STACKS[each].in_words if each in STACKS else each for each in filter(None, stacks)]
         how += map(recipe_in_words, filter(None, recipes)) if low == "FP8" else []
         by = f" ({', '.join(how)})" if how else ""
-        return f"{low}{by} in {len(fp8)} of {of}"
+        return f"{low}{by} in {len(fp8)} of {of}{_without(linears, fp8)}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"
     if stored := sum(map(stores_fp8, linears)):
@@ -174,6 +178,19 @@ def _fp8(facts: Facts) -> str:
         return UNKNOWN
     calls = network.get("fp8_calls", ())
     return f"no FP8 in {of}{f'; outside of them {calls[0]}' if calls else ''}"
+
+
+def _without(linears: Sequence[Linear], fp8: Sequence[Linear]) -> str:
+    """Name the layers that do not train in FP8, each by what it is called in its block."""
+    inside, names = {each.name for each in fp8}, dict[str, None]()
+    for each in linears:
+        if each.name not in inside:
+            words = [part for part in each.name.split(".") if not part.isdigit()]
+            names["adapters" if each.get("adapter") == "adapter" else words[-1] if words else each.name] = (
+                None
+            )
+    told = ", ".join([*names][:MOST_NAMES])
+    return f", not in {told}{' ...' if len(names) > MOST_NAMES else ''}" if told else ""
 
 
 def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
