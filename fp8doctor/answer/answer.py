@@ -14,6 +14,7 @@ from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import Fit, fit
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
 from fp8doctor.analysis.own_step import as_is
+from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits, variant
@@ -344,8 +345,10 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         (not measured and not said.is_settled, untimed),
         (said.unchecked and not said.fixes and not said.fault, "the rest needs a trial"),
     )
+    lacks_gpu = not measured and visible_gpus(facts) == []
     for is_open, what in questions:
         if is_open:
+            what += "; on a GPU" if lacks_gpu and "a GPU" not in what and time_it != LIVE else ""
             yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
             return
 

@@ -251,7 +251,7 @@ def _attention(facts: Facts) -> str:
     fused = sorted(set(filter(None, found)))
     kernels = f"{' and '.join(fused)} kernel{'s' if len(fused) > 1 else ''}" if fused else ""
     unfused = "no fused kernel" if ran and not fused else ""
-    none = "none found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
+    none = "no attention found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
     return ", ".join(filter(None, (*asked, kernels, unfused, none)))
 
 

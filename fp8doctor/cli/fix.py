@@ -51,6 +51,11 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     report = replay(saved) if saved else _watched(script, arguments)
     if (of := report.facts.get("target.name")) != script.name:
         raise UserError(f"the report is of {of or 'another job'}, not of {script.name}")
+    if report.facts.get("target.kind") != "script":
+        raise UserError(
+            "the report is of a model file, and 'fp8doctor fix' changes scripts that train: edit"
+            f" {script} by the lines that the report prints"
+        )
     if report.facts.get("target.digest") != digest(content):
         raise UserError(f"{script} has changed since the report; run it again: fp8doctor fix {script}")
     found = placed(report.prescription, source)

@@ -185,10 +185,11 @@ def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
         named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))
         yield f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing."
     saved = (best.bf16_memory_gib or 0.0) - (best.memory_gib or 0.0)
+    of = words(best) if best.stack != "torchao" and own else "FP8"
     if saved <= -LEAST_GIB:
-        yield f"FP8 takes {-saved:.1f} GiB more than BF16."
+        yield f"{of} takes {-saved:.1f} GiB more than BF16."
     else:
-        yield f"FP8 saves {f'{saved:.1f} GiB' if saved >= LEAST_GIB else 'no memory'} here."
+        yield f"{of} saves {f'{saved:.1f} GiB' if saved >= LEAST_GIB else 'no memory'} here."
 
 
 def words(row: Row) -> str:

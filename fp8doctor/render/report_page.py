@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from fp8doctor.answer.commands import more_time, more_time_s
 from fp8doctor.answer.items import Item, area_marks, areas, without_findings
-from fp8doctor.answer.job import ROWS, TOKENS, job_facts, machine, made_up, model
+from fp8doctor.answer.job import ROWS, TOKENS, UNKNOWN, job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
 from fp8doctor.answer.machine import no_model, says, support, things, untimed_shapes, variables
 from fp8doctor.answer.sentences import box, in_short
@@ -57,7 +57,8 @@ def page(report: Document, *, quiet: bool = False, held_in: str = "") -> Page:
 def _first(report: Document, held_in: str) -> Iterator[Part]:
     facts, said = report.facts, report.answer
     told = job_facts(facts, report.verdict.tokens_per_s, report.findings)
-    job = (each if label in BARE else f"{label} {each}" for label, each in told if label not in BELOW)
+    bare = {label for label, each in told if label in BARE and each != UNKNOWN}
+    job = (each if label in bare else f"{label} {each}" for label, each in told if label not in BELOW)
     yield side_by_side((*machine(facts, report.modelled_gpu), *job))
     yield box(said)
     if said.fault and in_short(said.fault.reason) != said.fault.reason.rstrip("."):
