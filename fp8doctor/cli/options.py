@@ -167,7 +167,10 @@ def report_options(stream: str, fails_on: str) -> Decorator:
         selection("--ignore", "Skip these checks: codes or prefixes, comma-separated; repeatable."),
         fail_on(fails_on, "Exit with 1 from this severity on: never, info, warning or error."),
         option(
-            "--assume-gpu", takes="NAME", callback=gpu, help="Estimate for this GPU, such as H100 or b200."
+            "--assume-gpu",
+            takes="NAME",
+            callback=gpu,
+            help="Estimate for this GPU, such as b200. Without a GPU: H100.",
         ),
         checks(rare=True),
         option("-v", "--verbose", help="Also show every check and what libraries printed."),
