@@ -97,13 +97,16 @@ def plan_document(facts: Facts, gpus: str | Sequence[str], given: Mapping[str, A
 
 
 def assumed_batch(facts: Facts, found: Sequence[Row], given: Mapping[str, Any]) -> int | None:
-    """Return the samples that fit in every recipe; None if the user has a batch, or a step's time."""
+    """Return the samples that fit in BF16, the job of today; None if the user has a batch, or a step's time.
+
+    A recipe that needs more memory then does not fit; with its batch the others would leave the GPU idle.
+    """
     timed = given.get("step_ms") or measured_bf16_ms(facts)
     if given.get("batch") or timed or facts.workload.get("batch_source") != "made up":
         return None
     options = options_for(facts, given)
-    largest = [size for each in found for size in (each.bf16_largest_batch, each.largest_batch)]
-    fitting = min(filter(None, largest), default=1)
+    in_bf16 = [each.bf16_largest_batch for each in found if each.bf16_largest_batch]
+    fitting = min(in_bf16 or [each.largest_batch for each in found if each.largest_batch], default=1)
     return max(1, min(fitting, MOST_TOKENS // options.seq))
 
 
@@ -203,7 +206,7 @@ def words(row: Row) -> str:
 def notes(facts: Facts, found: Sequence[Row], options: Options, assumed: int | None) -> Iterator[str]:
     if assumed:
         yield (
-            f"fp8doctor assumes --batch {assumed:,}, which fits on each of these GPUs, "
+            f"fp8doctor assumes --batch {assumed:,}, which fits in BF16 on each of these GPUs, "
             f"and --seq {options.seq:,}."
         )
     if unmeasured := {each.gpu for each in found if gpu_class(gpu_spec(each.gpu)) != "Hopper"}:

@@ -183,10 +183,17 @@ def test_what_has_an_estimate_is_not_named_without_one() -> None:
         assert not {*re.findall(r"(?<!te )\b\w+", missing)} & {*names}, missing
 
 
+def test_the_assumed_batch_is_what_bf16_takes() -> None:
+    """A recipe with more memory does not make the others leave the GPU idle."""
+    found = fp8doctor.plan(LLAMA_8B, "H100", dp=8)
+    assert {each.fits for each in found.rows if each.recipe == "tensorwise"} == {True}
+    assert found.options.batch == found.rows[0].bf16_largest_batch
+
+
 @pytest.mark.parametrize("gpu", ["B200", "GB200", "GB300"])
 def test_fp4_is_used_only_if_it_is_clearly_faster_than_fp8(gpu: str) -> None:
     """FP4 costs exactness: a range that holds the time of an FP8 recipe does not pay for it."""
-    found = fp8doctor.plan(LLAMA_8B, gpu)
+    found = fp8doctor.plan(LLAMA_8B, gpu, batch=4)
     gains = [each for each in found.rows if each.fits and each.speedup and each.speedup > 1]
     fp8 = max(each.speedup for each in gains if each.recipe != "nvfp4")
     fp4 = next(each for each in gains if each.recipe == "nvfp4")
