@@ -95,7 +95,7 @@ def _own_step(facts: Facts) -> str:
 def _batch(facts: Facts) -> str:
     workload, rows = facts.workload, if_recorded(main_rows, facts)
     size, length, tokens = (workload.get(each) for each in ("batch_size", "sequence_length", "tokens"))
-    if size and length and tokens_of(facts):
+    if size and length and if_recorded(tokens_of, facts):
         text = f"{size} x {length} tokens"
         text += f", {rows} rows in most layers" if rows not in (None, tokens) else ""
     elif rows or tokens or size:
@@ -182,13 +182,11 @@ def _fp8(facts: Facts) -> str:
 
 def _without(linears: Sequence[Linear], fp8: Sequence[Linear]) -> str:
     """Name the layers that do not train in FP8, each by what it is called in its block."""
-    inside, names = {each.name for each in fp8}, dict[str, None]()
+    inside, names = set(map(id, fp8)), dict[str, None]()
     for each in linears:
-        if each.name not in inside:
-            words = [part for part in each.name.split(".") if not part.isdigit()]
-            names["adapters" if each.get("adapter") == "adapter" else words[-1] if words else each.name] = (
-                None
-            )
+        if id(each) not in inside and recorded(each, "name"):
+            words = [part for part in each.name.split(".") if not part.isdigit()] or [each.name]
+            names["adapters" if each.get("adapter") == "adapter" else words[-1]] = None
     told = ", ".join([*names][:MOST_NAMES])
     return f", not in {told}{' ...' if len(names) > MOST_NAMES else ''}" if told else ""
 

@@ -38,7 +38,9 @@ def test_the_set_is_whole() -> None:
 
 
 def test_silence_is_told_from_an_answer() -> None:
-    assert "does not know" in asked("explain", "-", text="RuntimeError: nobody_knows this one in load_in_fp8")
+    assert "that fp8doctor knows" in asked(
+        "explain", "-", text="RuntimeError: nobody_knows this one in load_in_fp8"
+    )
 
 
 @pytest.mark.parametrize("thread", engines.THREADS, ids=name_of)
