@@ -321,12 +321,13 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     low = said.low_precision
     other = "BF16" if said.has_fp8 else low
     late = _late(said.fixes) if measured and not said.leaves_fp8 else ""
+    where = "; on a GPU" if visible_gpus(facts) == [] and time_it != LIVE else ""
     if speedup is None:
         untimed = f"how fast {low} is on a GPU"
     elif speedup.side in ("open", "even"):
-        untimed = "the estimate allows both"
+        untimed = f"the estimate allows both{where}"
     else:
-        untimed = "the fixes were not timed" if said.fixes else "the estimate is wide"
+        untimed = f"{'the fixes were not timed' if said.fixes else 'the estimate is wide'}{where}"
     forms = (
         view.left_out_bf16 if said.leaves_fp8 or not is_slower else None,
         view.deciding_fp8,
@@ -343,12 +344,10 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
         (late, late),
         (not measured and not said.is_settled, untimed),
-        (said.unchecked and not said.fixes and not said.fault, "the rest needs a trial"),
+        (said.unchecked and not said.fixes and not said.fault, f"the rest needs a trial{where}"),
     )
-    lacks_gpu = not measured and visible_gpus(facts) == []
     for is_open, what in questions:
         if is_open:
-            what += "; on a GPU" if lacks_gpu and "a GPU" not in what and time_it != LIVE else ""
             yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
             return
 

@@ -53,7 +53,7 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
         raise UserError(f"the report is of {of or 'another job'}, not of {script.name}")
     if report.facts.get("target.kind") != "script":
         raise UserError(
-            "the report is of a model file, and 'fp8doctor fix' changes scripts that train: edit"
+            "the report is of no script that trains, and 'fp8doctor fix' changes only those: edit"
             f" {script} by the lines that the report prints"
         )
     if report.facts.get("target.digest") != digest(content):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from research.complaints.unseen import MARK
-from research.complaints.unseen_adapters import OUTCOMES, PAGE, THREADS, misses, name_of, row
+from research.complaints.unseen import MARK, misses, name_of
+from research.complaints.unseen_adapters import OUTCOMES, PAGE, THREADS, row
 from tests.markdown import table
 
 BY_NAME = {name_of(each): each for each in THREADS}
@@ -22,4 +22,4 @@ def test_the_set_is_whole() -> None:
     assert len(BY_NAME) == 20
     assert {each["first"] for each in THREADS} <= set(OUTCOMES)
     assert all((each["first"] == "right") != ("why" in each) for each in THREADS)
-    assert misses() in PAGE.read_text("utf-8")
+    assert misses(THREADS) in PAGE.read_text("utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,21 +95,21 @@ def row(thread: dict[str, Any]) -> tuple[str, ...]:
     return (f"[{name_of(thread)}]({thread['url']})", thread["cause"], said, thread["first"], outcome)
 
 
-def misses() -> str:
+def misses(threads: Sequence[dict[str, Any]] = THREADS) -> str:
     """Why each thread was missed in the first run."""
-    rows = [(name_of(each), each["first"], each["why"]) for each in THREADS if "why" in each]
+    rows = [(name_of(each), each["first"], each["why"]) for each in threads if "why" in each]
     return f"\n## Every miss of the first run\n\n{table(('thread', 'outcome', 'why'), rows)}"
 
 
-def section(rows: list[tuple[str, ...]]) -> str:
+def section(rows: list[tuple[str, ...]], outcomes: Sequence[str] = OUTCOMES) -> str:
     """How often each outcome came in the first run and comes now, and thread by thread."""
     counts = [Counter(each[at] for each in rows) for at in (3, 4)]
     totals = [
-        (said, *(str(count[each]) for each in OUTCOMES))
+        (said, *(str(count[each]) for each in outcomes))
         for said, count in zip(("first run (held-out)", "now"), counts, strict=True)
     ]
     head = ("thread", "true cause", "found, the first first", "first run", "now")
-    return f"{MARK}\n{table(('', *OUTCOMES), totals)}\n{table(head, rows)}"
+    return f"{MARK}\n{table(('', *outcomes), totals)}\n{table(head, rows)}"
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from fp8doctor.facts import Gpu
 from fp8doctor.render.text import render
 from fp8doctor.report import Report
 from research.complaints import unseen_adapters_jobs as jobs
-from research.complaints.unseen import MARK, asked, name_of
+from research.complaints.unseen import MARK, asked, misses, name_of
 from tests.looked import looked
 from tests.markdown import table
 
@@ -102,12 +102,6 @@ def section(rows: list[tuple[str, ...]]) -> str:
     return f"{MARK}\n{table(('', *OUTCOMES), totals)}\n{table(head, rows)}"
 
 
-def misses() -> str:
-    """Why each thread was missed in the first run."""
-    rows = [(name_of(each), each["first"], each["why"]) for each in THREADS if "why" in each]
-    return f"\n## Every miss of the first run\n\n{table(('thread', 'outcome', 'why'), rows)}"
-
-
 if __name__ == "__main__":
     rule = PAGE.read_text("utf-8").partition(MARK)[0]
-    PAGE.write_text(rule + section(list(map(row, THREADS))) + misses(), encoding="utf-8")
+    PAGE.write_text(rule + section(list(map(row, THREADS))) + misses(THREADS), encoding="utf-8")

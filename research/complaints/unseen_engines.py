@@ -6,7 +6,6 @@ import json
 import re
 import tempfile
 import tomllib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import torch.distributed as dist
 
 from research.complaints import unseen_engines_jobs
 from research.complaints.replay import codes_in_order
-from research.complaints.unseen import MARK, asked, explained, name_of
+from research.complaints.unseen import MARK, asked, explained, misses, name_of, section
 from tests.looked import looked
-from tests.markdown import table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "unseen_engines.md"
@@ -80,22 +78,7 @@ def row(thread: dict[str, Any]) -> tuple[str, ...]:
     return (f"[{name_of(thread)}]({thread['url']})", thread["cause"], said, thread["first"], outcome)
 
 
-def misses() -> str:
-    rows = [(name_of(each), each["first"], each["why"]) for each in THREADS if "why" in each]
-    return f"\n## Every miss of the first run\n\n{table(('thread', 'outcome', 'why'), rows)}"
-
-
-def section(rows: list[tuple[str, ...]]) -> str:
-    """How often each outcome came in the first run and comes now, and thread by thread."""
-    counts = [Counter(each[at] for each in rows) for at in (3, 4)]
-    totals = [
-        (said, *(str(count[each]) for each in OUTCOMES))
-        for said, count in zip(("first run (held-out)", "now"), counts, strict=True)
-    ]
-    head = ("thread", "true cause", "found, the first first", "first run", "now")
-    return f"{MARK}\n{table(('', *OUTCOMES), totals)}\n{table(head, rows)}"
-
-
 if __name__ == "__main__":
     rule = PAGE.read_text("utf-8").partition(MARK)[0]
-    PAGE.write_text(rule + section(list(map(row, THREADS))) + misses(), encoding="utf-8")
+    rows = [row(each) for each in THREADS]
+    PAGE.write_text(rule + section(rows, OUTCOMES) + misses(THREADS), encoding="utf-8")

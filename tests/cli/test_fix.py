@@ -176,6 +176,17 @@ def test_it_refuses(script: Path, prepare: Callable[[Path], Any], why: str) -> N
     assert {path: path.read_text() for path in script.parent.iterdir()} == before
 
 
+def test_a_model_file_is_not_said_to_have_changed(script: Path) -> None:
+    report = report_of(script)
+    saved = json.loads(report.read_text())
+    saved["facts"]["target"] |= {"kind": "file", "digest": None}
+    report.write_text(json.dumps(saved))
+    refused = fp8doctor("fix", script, "--report", report)
+    assert refused.exit_code == 2
+    assert "changed since" not in refused.stderr
+    assert script.read_text() == SCRIPT
+
+
 @pytest.mark.slow
 def test_a_script_that_runs_here(tmp_path: Path) -> None:
     """Without a GPU nothing is written unless asked; what is written then compiles the blocks."""
