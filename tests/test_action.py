@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fp8doctor import cli
-from fp8doctor.cli.reports import DEMO
+from fp8doctor.cli.pages import DEMO
 from tests.waiting import LONGEST_S
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from torchao.float8 import convert_to_float8_training
 
 import fp8doctor
 from fp8doctor import inspect_model, load_report
-from fp8doctor.cli.reports import DEMO
+from fp8doctor.cli.pages import DEMO
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
 from research.reliability.everything import differences, everything, settings

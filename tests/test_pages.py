@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from fp8doctor import cli
 from fp8doctor.answer.verdict import Status
 from fp8doctor.cli import console, project
-from fp8doctor.cli.reports import DEMO
+from fp8doctor.cli.pages import DEMO
 from fp8doctor.report import Report, load_report
 from fp8doctor.worker.parent import examine_in_worker
 from tests import check_pages, error_pages, picture, readme

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.cli.commands import main
-from fp8doctor.cli.reports import DEMO
+from fp8doctor.cli.pages import DEMO
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Dynamo, Facts, Linear, Network, Training, Trial, recorded
 from fp8doctor.finding import Finding, NotApplicable

@@ -16,7 +16,7 @@ import torch
 import fp8doctor
 from fp8doctor import load_report
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
-from fp8doctor.cli.reports import DEMO
+from fp8doctor.cli.pages import DEMO
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import LARGEST_REPORT, Step
 from fp8doctor.diagnosis.plan import prescribe

@@ -55,18 +55,18 @@ class Line(NamedTuple):
 COMMANDS = {
     "": Line("Look", "model.py", "Time the step in FP8 and BF16, and say what to change.", ""),
     "run": Line("Look", "run train.py ARGS...", "Watch a training script as it is.", "run:run"),
-    "env": Line("Look", "env", "Check packages and GPUs, without a model.", "reports:env"),
+    "env": Line("Look", "env", "Check packages and GPUs, without a model.", "pages:env"),
     "plan": Line(
         "Decide", "plan CONFIG", "Estimate what FP8 would give, before there is a run.", "plan:plan"
     ),
     "compare": Line("Decide", "compare SAVED SAVED", "Say why two saved reports differ.", "pages:compare"),
-    "report": Line("Decide", "report SAVED", "Show a saved report again.", "reports:report"),
+    "report": Line("Decide", "report SAVED", "Show a saved report again.", "pages:report"),
     "why": Line("Decide", "why LAYER SAVED", "Show all that a report knows of a layer.", "pages:why"),
     "explain": Line(
         "Learn", "explain CODE|ERROR", "Explain a check ('list' names them) or an error.", "explain:explain"
     ),
     "list": Line("", "list", "List all checks.", "explain:list_"),
-    "demo": Line("Learn", "demo", "Show the report of a recorded trial.", "reports:demo"),
+    "demo": Line("Learn", "demo", "Show the report of a recorded trial.", "pages:demo"),
     "health": Line("Learn", "health FILE", "Show FP8's health over a long run.", "pages:health"),
     "trace": Line("Learn", "trace FILE", "Say where a torch.profiler trace's time goes.", "pages:trace"),
     "fix": Line("Learn", "fix SCRIPT", "Show a report's plan as a diff of a script.", "fix:fix"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,8 +20,6 @@ from fp8doctor.answer.verdict import own_step_failed
 from fp8doctor.cli.arguments import typed_again
 from fp8doctor.cli.console import (
     FAILED,
-    FOUND,
-    OK,
     columns,
     complain,
     complain_of_known,
@@ -31,12 +29,11 @@ from fp8doctor.cli.console import (
     wants_ascii,
     wants_colour,
 )
-from fp8doctor.cli.gate import Gate, is_same_job
+from fp8doctor.cli.gate import Gate
 from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.diagnose import diagnose, replay
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
 from fp8doctor.files import same_file, write_text
 from fp8doctor.render.page import Page
 from fp8doctor.render.report_page import page
@@ -52,11 +49,14 @@ ON_STDOUT = "github"
 """The format that a build server reads on stdout. Files next to it are written by their suffixes; one whose
 suffix names no other format is written instead."""
 
+SAVED = "saved"
+"""Format of a report that can be shown again."""
+
 BYTES = ("json", "html", "junit")
 """Formats that say which encoding they are in."""
 
 FORMAT_OF_SUFFIX = {
-    ".txt": "text",
+    **dict.fromkeys(("", ".txt", ".log", ".out"), "text"),
     ".json": "json",
     ".md": "markdown",
     ".html": "html",
@@ -64,108 +64,131 @@ FORMAT_OF_SUFFIX = {
     ".github": "github",
 }
 
-PLAIN_SUFFIXES = ("", ".log", ".out")
+Written = Callable[..., str]
+"""Writes a result in a format; for text, the terminal's width, ``colour`` and ``ascii`` follow."""
 
 
-class ReportOptions(NamedTuple):
-    """The checked options of a command."""
+class Output(NamedTuple):
+    """Where a result goes."""
 
     format: str
     """Of stdout: where files are asked for, what is printed when they cannot be written."""
-    outputs: tuple[tuple[Path, str], ...]
-    """Files, each with its format."""
-    code: Path | None
-    """The user's file that is looked at."""
-    save: Path | None
-    gate: Gate
-    assume_gpu: str | None
-    verbose: bool
-    quiet: bool
-    again: tuple[str, str]
-    """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
-    checks: dict[str, Any]
-    """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
+    files: tuple[tuple[Path, str], ...]
+    """Each with its format."""
 
     @property
     def shows(self) -> bool:
-        """Return whether the report is printed: to no file, or also for a build server."""
-        in_files = {format for _, format in self.outputs}
+        """Return whether the result is printed: to no file, or also for a build server."""
+        in_files = {format for _, format in self.files} - {SAVED}
         return not in_files or (self.format == ON_STDOUT and ON_STDOUT not in in_files)
 
-    @property
-    def files(self) -> str:
-        """Name the files to write, in a list; empty without one."""
-        paths = (*(path for path, _ in self.outputs), self.save)
-        return ", ".join(str(path) for path in paths if path)
+    def write(self, written: Written) -> None:
+        """Write the files; the saved report first, since another may fail."""
+        for path, format in reversed(self.files):
+            write_text(path, written(format))
+
+    def show(self, written: Written) -> None:
+        form = {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
+        text = written(self.format, **form)
+        show(text.encode() if self.format in BYTES else text)
+
+    def told(self) -> str:
+        return f"wrote {', '.join(str(path) for path, _ in self.files)}"
 
 
-def checked_options(
-    options: dict[str, Any], source: Path | None = None, code: Path | None = None
-) -> ReportOptions:
+def output(options: dict[str, Any], *sources: Path | None, formats: Sequence[str] = FORMATS) -> Output:
+    """Check where a result of ``sources`` goes, before any work. Raises `UserError` or a usage error."""
+    asked, paths, saved = options["format"], options["output"], options.get("save")
+    files = [(path, format_of(asked, path, formats)) for path in paths]
+    format = asked or (files[0][1] if files else "text")
+    files += [(saved, SAVED)] if saved else []
+    keep_apart([("--save" if format == SAVED else "-o", path) for path, format in files], *sources)
+    return Output(format, tuple(files))
+
+
+def format_of(asked: str | None, path: Path, formats: Sequence[str]) -> str:
+    """Return the wanted format, else that of the file's suffix. Raises a usage error without either."""
+    meant = FORMAT_OF_SUFFIX.get(path.suffix.lower())
+    if asked is None and meant not in formats:
+        raise click.UsageError(
+            f"The format of {path} is not clear from {path.suffix!r}; give --format "
+            f"{', '.join(formats[:-1])} or {formats[-1]}."
+        )
+    by_suffix = asked is None or (asked == ON_STDOUT and path.suffix)
+    return meant if by_suffix and meant else asked or "text"
+
+
+def writable(path: Path) -> Path:
+    """Return the path of a writable file. Raises `UserError` for another."""
+    if not os.access(path.parent, os.W_OK):
+        why = "no permission in its folder" if path.parent.is_dir() else "no such folder"
+        raise UserError(f"cannot write {path}: {why}")
+    return path
+
+
+def keep_apart(written: Sequence[tuple[str, Path]], *sources: Path | None) -> None:
+    """Refuse to write where nothing can be, two outputs to one file, or over an input. Raises `UserError`."""
+    for option, path in written:
+        writable(path)
+        if any(source is not None and same_file(path, source) for source in sources):
+            raise UserError(f"{option} would overwrite {path}, which is read; name another file")
+    for (one, path), (other, same) in combinations(written, 2):
+        if same_file(path, same):
+            raise UserError(f"{one} and {other} name one file, {path}; name two")
+
+
+def laid_out(made: Page | str, format: str, **terminal: Any) -> str:
+    """Lay a page out in a format; what is text already stays."""
+    if isinstance(made, str):
+        return made
+    if format == "markdown":
+        from fp8doctor.render.markdown import as_markdown
+
+        return as_markdown(made)
+    if format == "html":
+        from fp8doctor.render.html import as_html
+
+        return as_html(made)
+    return as_text(made, **terminal)
+
+
+class Wanted(NamedTuple):
+    """The checked options of a command that reports."""
+
+    output: Output
+    gate: Gate = Gate()
+    assume_gpu: str | None = None
+    verbose: bool = False
+    quiet: bool = False
+    file: str = ""
+    """The user's file, as build servers name it."""
+    again: tuple[str, str] = ("", "")
+    """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
+    checks: dict[str, Any] = {}  # noqa: RUF012
+    """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
+
+
+def checked_options(options: dict[str, Any], source: Path | None = None, code: Path | None = None) -> Wanted:
     """Check options before any work begins.
 
     ``source`` is the file that is read, ``code`` the user's file. Raises `UserError` or a usage error.
     """
     if options["verbose"] and options["quiet"]:
         raise click.UsageError("-v and -q contradict each other.")
-    outputs, save = options["output"], options["save"]
-    for path in (*outputs, save):
-        if path is not None:
-            writable(path)
-    written = [*(("-o", path) for path in outputs), ("--save", save)]
-    keep_apart(written, source)
-    keep_apart(written, options.get("baseline"))
-    asked = options["format"]
-    formats = [format_of(asked, path) for path in outputs]
+    out = output(options, source, options.get("baseline"))
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
-    return ReportOptions(
-        format=asked or (formats[0] if formats else "text"),
-        outputs=tuple(zip(outputs, formats, strict=True)),
-        code=code,
-        save=save,
+    here, file = Path.cwd(), code.absolute() if code and code.is_file() else None
+    return Wanted(
+        output=out,
         gate=Gate.of(options),
         assume_gpu=options["assume_gpu"],
         verbose=options["verbose"],
         quiet=options["quiet"],
+        file=file.relative_to(here).as_posix() if file and file.is_relative_to(here) else "",
         again=typed_again(click.get_current_context(silent=True)),
         checks={**chosen, "reasons": options.get("reasons", {})},
     )
-
-
-def format_of(asked: str | None, output: Path | None, formats: Sequence[str] = FORMATS) -> str:
-    """Return the wanted format, else that of the file's suffix. Raises a usage error without either."""
-    suffix = output.suffix.lower() if output else ""
-    meant = "text" if suffix in PLAIN_SUFFIXES else FORMAT_OF_SUFFIX.get(suffix)
-    if asked is None and meant not in formats:
-        raise click.UsageError(
-            f"The format of {output} is not clear from {suffix!r}; give --format "
-            f"{', '.join(formats[:-1])} or {formats[-1]}."
-        )
-    if asked == ON_STDOUT:
-        return FORMAT_OF_SUFFIX.get(suffix, asked)
-    return asked or meant or "text"
-
-
-def writable(path: Path) -> Path:
-    """Return the path of a writable file. Raises `UserError` for another."""
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(
-            f"cannot write {path}: "
-            f"{'no permission in its folder' if path.parent.is_dir() else 'no such folder'}"
-        )
-    return path
-
-
-def keep_apart(written: Iterable[tuple[str, Path | None]], source: Path | None) -> None:
-    """Refuse to write two outputs to one file, or over an input. Raises `UserError`."""
-    files = [(option, path) for option, path in written if path is not None]
-    for option, path in files:
-        if source is not None and same_file(path, source):
-            raise UserError(f"{option} would overwrite {path}, which is read; name another file")
-    for (one, path), (other, same) in combinations(files, 2):
-        if same_file(path, same):
-            raise UserError(f"{one} and {other} name one file, {path}; name two")
 
 
 def examine_and_deliver(target: str | None, options: dict[str, Any], **workload: Any) -> int:
@@ -174,15 +197,13 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
     wanted = checked_options(options, source, code=source)
 
     examination, printed = examined(target, quiet=wanted.quiet, **workload)
-    report = diagnose(
-        msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu), **wanted.checks
-    )
-    raised = report.facts.trial.reason if own_step_failed(report.facts) else None
-    failed = examination.problem or raised
+    facts = msgspec.structs.replace(examination.facts, assumed_gpu=wanted.assume_gpu)
+    report = diagnose(facts, **wanted.checks)
+    failed = examination.problem or (facts.trial.reason if own_step_failed(facts) else None)
     if examination.problem is None:
         deliver(report, wanted)
     else:
-        show_report(report, wanted)
+        wanted.output.show(writer(report, wanted))
     whole = failed is not None or printed.failed
     if whole or wanted.verbose:
         complain_of_printed(printed, whole=whole)
@@ -190,7 +211,7 @@ def examine_and_deliver(target: str | None, options: dict[str, Any], **workload:
         complain(failed)
         complain_of_known(failed)
         return FAILED
-    return judged(report, wanted)
+    return wanted.gate.judged(report)
 
 
 def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tuple[Examination, Printed]:
@@ -208,44 +229,34 @@ def examined(target: str | None, *, quiet: bool = False, **workload: Any) -> tup
 
 def replay_and_deliver(saved: Path, options: dict[str, Any]) -> int:
     wanted = checked_options(options, saved)
-
     report = replay(saved, assume_gpu=wanted.assume_gpu, **wanted.checks)
     deliver(report, wanted)
-    return judged(report, wanted)
+    return wanted.gate.judged(report)
 
 
-def deliver(report: Document, wanted: ReportOptions) -> None:
+def deliver(report: Document, wanted: Wanted) -> None:
     """Write the report to all its places, and say on stderr where it is."""
-    write_files(report, wanted)
-    if wanted.shows:
-        show_report(report, wanted)
-    if wanted.format == ON_STDOUT:
-        add_step_summary(report)
-    if wanted.files and not wanted.quiet:
-        if not wanted.shows or wanted.format != "text":
+    out, written = wanted.output, writer(report, wanted)
+    out.write(written)
+    if out.shows:
+        out.show(written)
+    if out.format == ON_STDOUT:
+        add_step_summary(written)
+    if out.files and not wanted.quiet:
+        if not out.shows or out.format != "text":
             complain(in_a_line(report))
-        complain(f"wrote {wanted.files}")
+        complain(out.told())
 
 
-def deliver_early(report: Document, wanted: ReportOptions, steps: int) -> None:
+def deliver_early(report: Document, wanted: Wanted, steps: int) -> None:
     """Write the files after some steps of a script, and say so in one line."""
-    write_files(report, wanted)
-    if wanted.quiet:
-        return
+    out = wanted.output
+    out.write(writer(report, wanted))
     follows = "The report follows when the script ends"
-    if wanted.files:
-        follows = f"Wrote {wanted.files} after {plural(steps, 'step')}; completed when the script ends"
-    complain(f"{in_a_line(report)}. {follows}")
-
-
-def write_files(report: Document, wanted: ReportOptions) -> None:
-    """Write the files; if one cannot be written, the saved report still is."""
-    try:
-        for path, format in wanted.outputs:
-            write_text(path, rendered(report, wanted, format))
-    finally:
-        if wanted.save:
-            write_text(wanted.save, report.to_json())
+    if out.files:
+        follows = f"W{out.told()[1:]} after {plural(steps, 'step')}; completed when the script ends"
+    if not wanted.quiet:
+        complain(f"{in_a_line(report)}. {follows}")
 
 
 def in_a_line(report: Document) -> str:
@@ -255,100 +266,50 @@ def in_a_line(report: Document) -> str:
     return to_ascii(verdict) if wants_ascii() else verdict
 
 
-def judged(report: Document, wanted: ReportOptions) -> int:
-    """Hold the report to the gate and say why it is missed; the exit code."""
-    baseline = wanted.gate.baseline
-    if baseline and not is_same_job(baseline.facts, report.facts, baseline.name):
-        return FAILED
-    return exit_code(wanted.gate.missed(report))
-
-
-def exit_code(missed: Iterable[str]) -> int:
-    """Say why the gate is missed, if it is, a line for each reason; the exit code."""
-    code = OK
-    for why in missed:
-        complain(f"exit code {FOUND}: {why}")
-        code = FOUND
-    return code
-
-
-def add_step_summary(report: Document) -> None:
+def add_step_summary(written: Written) -> None:
     """Append the report to the step's summary in a GitHub workflow."""
-    file = os.environ.get("GITHUB_STEP_SUMMARY")
-    if not file:
-        return
-    from fp8doctor.render import markdown
-
-    try:
-        with open(file, "a", encoding="utf-8") as summary:
-            summary.write(f"{markdown.render(report)}\n")
-    except OSError as error:
-        complain(f"cannot write to $GITHUB_STEP_SUMMARY: {error.strerror or error}")
+    if file := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with open(file, "a", encoding="utf-8") as summary:
+                summary.write(f"{written('markdown')}\n")
+        except OSError as error:
+            complain(f"cannot write to $GITHUB_STEP_SUMMARY: {error.strerror or error}")
 
 
-def rendered(report: Document, wanted: ReportOptions, format: str, **terminal: Any) -> str:
-    """Write the report in a format; ``terminal`` holds options for text."""
-    if format in ("github", "junit"):
-        return for_build_server(report, wanted, format)
-    if format == "json":
-        return report.to_json(facts=machine.no_model(report))
-    quiet = wanted.quiet and format == "text"
-    return laid_out(page(report, quiet=quiet), format, verbose=wanted.verbose and not quiet, **terminal)
+def writer(report: Document, wanted: Wanted) -> Written:
+    """Return what writes the report in a format."""
+
+    def written(format: str, **terminal: Any) -> str:
+        if format in (SAVED, "json"):
+            return report.to_json(facts=format == SAVED or machine.no_model(report))
+        if format in ("github", "junit"):
+            from fp8doctor.render.build_servers import github, junit
+
+            if format == "junit":
+                return junit(report, fail_on=wanted.gate.fail_on, file=wanted.file)
+            return github(report, file=wanted.file)
+        quiet = wanted.quiet and format == "text"
+        on_screen = terminal and format == "text"
+        made = page(_as_typed(report, wanted.again) if on_screen else report, quiet=quiet)
+        return laid_out(made, format, verbose=wanted.verbose and not quiet, **terminal)
+
+    return written
 
 
-def laid_out(page: Page | str, format: str, **terminal: Any) -> str:
-    """Lay a page out in a format; JSON is written already."""
-    if isinstance(page, str):
-        return page
-    if format == "markdown":
-        from fp8doctor.render.markdown import as_markdown
-
-        return as_markdown(page)
-    if format == "html":
-        from fp8doctor.render.html import as_html
-
-        return as_html(page)
-    return as_text(page, **terminal)
-
-
-def terminal() -> dict[str, Any]:
-    """Return the options of text for stdout as it is."""
-    return {"width": columns(), "colour": wants_colour(), "ascii": wants_ascii()}
-
-
-def show_in(format: str, text: str) -> None:
-    """Print a report or a page; the formats that name their encoding keep it."""
-    show(text.encode() if format in BYTES else text)
-
-
-def for_build_server(report: Document, wanted: ReportOptions, format: str) -> str:
-    """Write annotations or test cases, at the user's file if it is here."""
-    from fp8doctor.render.build_servers import github, junit
-
-    here = Path.cwd()
-    absolute = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
-    file = absolute.relative_to(here).as_posix() if absolute and absolute.is_relative_to(here) else ""
-    if format == "junit":
-        return junit(report, fail_on=wanted.gate.fail_on, file=file)
-    return github(report, file=file)
-
-
-def as_typed(command: str, facts: Facts, again: tuple[str, str]) -> str:
-    """Put the user's own words in place of a command that was written from facts."""
-    options = {timed(facts): "", with_more_time(facts): more_time(facts)}
-    if not command or command not in options:
-        return command
+def _as_typed(report: Document, again: tuple[str, str]) -> Document:
+    """Put the user's own words in place of the commands that were written from facts."""
     ours, script = again
-    ours = re.sub(r" --budget[ =]\S+", "", ours) if options[command] else ours
-    return launcher(facts) + " ".join(filter(None, (ours, options[command], script)))
-
-
-def show_report(report: Document, wanted: ReportOptions) -> None:
-    """Print the report; as text it names the command that the user typed."""
-    if wanted.format == "text" and wanted.again[0] and report.answer:
-        opened = tuple(
-            msgspec.structs.replace(each, command=as_typed(each.command, report.facts, wanted.again))
-            for each in report.answer.open
-        )
-        report = msgspec.structs.replace(report, answer=msgspec.structs.replace(report.answer, open=opened))
-    show_in(wanted.format, rendered(report, wanted, wanted.format, **terminal()))
+    if not ours or not report.answer:
+        return report
+    facts, added = report.facts, more_time(report.facts)
+    typed = {
+        timed(facts): (ours, script),
+        with_more_time(facts): (re.sub(r" --budget[ =]\S+", "", ours) if added else ours, added, script),
+    }
+    opened = tuple(
+        msgspec.structs.replace(each, command=launcher(facts) + " ".join(filter(None, typed[each.command])))
+        if each.command and each.command in typed
+        else each
+        for each in report.answer.open
+    )
+    return msgspec.structs.replace(report, answer=msgspec.structs.replace(report.answer, open=opened))

@@ -1,8 +1,8 @@
-"""The gate: requirements for a report, and why it misses them."""
+"""The gate: requirements for a report, or for the second of two, and why they are missed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,15 @@ from msgspec import Struct
 
 from fp8doctor.answer.sentences import box
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.cli.console import complain
-from fp8doctor.diagnosis.comparison import SAME_JOB, checked_baseline, regression, unknown_of_job, unlike
+from fp8doctor.cli.console import FAILED, FOUND, OK, complain
+from fp8doctor.diagnosis.comparison import (
+    SAME_JOB,
+    Comparison,
+    checked_baseline,
+    regression,
+    unknown_of_job,
+    unlike,
+)
 from fp8doctor.diagnosis.document import Document, read_saved
 from fp8doctor.diagnosis.estimate import why_no_estimate
 from fp8doctor.facts import Facts
@@ -25,14 +32,6 @@ MOST_NAMED = 6
 """Codes in one sentence."""
 
 
-class Baseline(Struct, frozen=True):
-    """A saved report to compare the step time with."""
-
-    name: str
-    facts: Facts
-    most_pct: float
-
-
 class Gate(Struct, frozen=True):
     """Requirements for a report."""
 
@@ -42,24 +41,27 @@ class Gate(Struct, frozen=True):
     min_speedup: float | None = None
     min_estimated_speedup: float | None = None
     strict: bool = False
-    baseline: Baseline | None = None
+    max_regression: float | None = None
+    baseline: tuple[str, Facts] | None = None
+    """A saved report to compare the step time with, and its name."""
 
     @classmethod
     def of(cls, options: dict[str, Any]) -> Gate:
         """Read the gate's options. Raises `UserError` for an unusable baseline."""
-        return cls(
-            fail_on=next((each for each in SEVERITIES if each == options["fail_on"]), None),
-            require_fp8=bool(options.get("require_fp8")),
-            min_speedup=options.get("min_speedup"),
-            min_estimated_speedup=options.get("min_estimated_speedup"),
-            strict=bool(options.get("strict")),
-            baseline=_baseline(options.get("baseline"), options.get("max_regression")),
-        )
+        given = {name: options[name] for name in cls.__struct_fields__ if options.get(name)}
+        given["fail_on"] = options["fail_on"] if options["fail_on"] in SEVERITIES else None
+        return cls(**given | {"baseline": _baseline(options["baseline"])} if "baseline" in options else given)
 
     @property
     def asks(self) -> bool:
         """Return whether there is any requirement."""
-        return self != Gate()
+        return self != Gate(max_regression=self.max_regression)
+
+    def judged(self, report: Document) -> int:
+        """Hold the report to the gate and say why it is missed; the exit code."""
+        if self.baseline and not is_same_job(self.baseline[1], report.facts, self.baseline[0]):
+            return FAILED
+        return exit_code(self.missed(report))
 
     def missed(self, report: Document) -> Iterator[str]:
         """Explain each requirement that the report misses."""
@@ -67,54 +69,79 @@ class Gate(Struct, frozen=True):
             yield f"FP8 is required. {why}"
         if self.fail_on and report.reaches(self.fail_on):
             yield f"{_graver(report, self.fail_on)} Use --fail-on never to ignore findings."
-        if self.strict or self.min_speedup is not None:
-            yield from self._too_slow(report)
-        if self.min_estimated_speedup is not None:
-            yield from _too_slow_by_estimate(report, self.min_estimated_speedup)
+        speedup, verdict = report.gpu_speedup, report.verdict
+        yield from self.too_slow(
+            {
+                "The times come from a CPU and do not apply to FP8 on a GPU.": report.on_cpu,
+                "No step was timed.": verdict.step_ms is None,
+                "The timing does not tell whether FP8 is faster.": verdict.status == "open",
+                "No speedup of FP8 was measured.": speedup is None and self.min_speedup is not None,
+            },
+            speedup,
+            "FP8 runs at {} of the best BF16, measured.",
+        )
+        if least := self.min_estimated_speedup:
+            how = f"estimated for {report.modelled_gpu}, not measured" if speedup is None else "measured"
+            known, option = speedup or verdict.estimated_speedup, f"--min-estimated-speedup {least:g}"
+            if known is None:
+                why = why_no_estimate(report.facts, report.findings)
+                yield f"No speedup of FP8 can be estimated. {why} {option} needs an estimate."
+            elif known < least:
+                below = times_below(known, least)
+                yield f"FP8 runs at {below} of the best BF16, {how}. {option} asks for more."
         if self.baseline:
-            facts, name, most = self.baseline.facts, self.baseline.name, self.baseline.most_pct
-            yield from longer(facts, report.facts, name, most)
+            most = MAX_REGRESSION_PCT if self.max_regression is None else self.max_regression
+            yield from longer(self.baseline[1], report.facts, self.baseline[0], most)
 
-    def _too_slow(self, report: Document) -> Iterator[str]:
-        wanted, speedup = self.min_speedup, report.gpu_speedup
-        option = asked(wanted)
-        if report.on_cpu:
-            yield f"The times come from a CPU and do not apply to FP8 on a GPU. {option} needs a GPU."
-        elif report.verdict.step_ms is None:
-            yield f"No step was timed. {option} needs a step timed on a GPU."
-        elif report.verdict.status == "open":
-            yield f"The timing does not tell whether FP8 is faster. {option} needs a clear answer."
-        elif wanted is not None and speedup is None:
-            yield f"No speedup of FP8 was measured. {option} needs FP8 and BF16 timed on a GPU."
-        elif wanted is not None and speedup is not None:
-            yield from _below(speedup, wanted, "measured", "--min-speedup")
+    def too_slow(self, unclear: dict[str, bool], speedup: float | None, told: str) -> Iterator[str]:
+        """Say why a measured speedup, ``told`` so, is not what is asked for: unclear, or too small."""
+        least = self.min_speedup
+        if least is None and not self.strict:
+            return
+        option = "--strict" if least is None else f"--min-speedup {least:g}"
+        if why := next((why for why, holds in unclear.items() if holds), None):
+            yield f"{why} {option} needs a clear time on a GPU."
+        elif least is not None and speedup is not None and speedup < least:
+            yield f"{told.format(times_below(speedup, least))} {option} asks for more."
+
+    def missed_by_second(self, found: Comparison, first: Document, second: Document) -> Iterator[str]:
+        """Explain each requirement that the second of two reports misses against the first."""
+        cpu = found.on_cpu
+        unclear = {
+            f"{cpu[:1].upper()}{cpu[1:]}.": bool(cpu),
+            "There are not two measured steps.": found.speedup is None,
+            "The timing is too noisy to tell which is faster.": found.is_noise,
+        }
+        speedup = found.speedup.value if found.speedup else None
+        yield from self.too_slow(unclear, speedup, "The second runs at {} of the first's speed.")
+        if self.max_regression is not None:
+            yield from longer(first.facts, second.facts, found.files[0], self.max_regression)
+        known = {each.code for each in first.findings}
+        if self.fail_on and (codes := [code for code in _grave(second, self.fail_on) if code not in known]):
+            yield f"Only the second has {', '.join(codes)}. --fail-on {self.fail_on} fails on this."
 
 
-def asked(min_speedup: float | None) -> str:
-    """Name the option that asks for a measured speedup."""
-    return "--strict" if min_speedup is None else f"--min-speedup {min_speedup:g}"
+def exit_code(missed: Iterable[str]) -> int:
+    """Say why the gate is missed, if it is, a line for each reason; the exit code."""
+    code = OK
+    for why in missed:
+        complain(f"exit code {FOUND}: {why}")
+        code = FOUND
+    return code
+
+
+def _grave(report: Document, least: Severity) -> list[str]:
+    """List the codes of findings at or above a severity."""
+    grave = SEVERITIES[SEVERITIES.index(least) :]
+    return [each.code for each in report.findings if (each.severity or "info") in grave]
 
 
 def _graver(report: Document, least: Severity) -> str:
     """Name what is at or above a severity: findings, else the verdict."""
-    grave = SEVERITIES[SEVERITIES.index(least) :]
-    codes = [each.code for each in report.findings if (each.severity or "info") in grave]
-    if codes:
+    if codes := _grave(report, least):
         more = f" and {len(codes) - MOST_NAMED} more" if len(codes) > MOST_NAMED else ""
         return f"Found {', '.join(codes[:MOST_NAMED])}{more} with --fail-on {least}."
     return f"{box(report.answer).title.text}."
-
-
-def _too_slow_by_estimate(report: Document, wanted: float) -> Iterator[str]:
-    """Compare the measured speedup, or else the estimated one, with the required one."""
-    option, estimate = "--min-estimated-speedup", report.verdict.estimated_speedup
-    if report.gpu_speedup is not None:
-        yield from _below(report.gpu_speedup, wanted, "measured", option)
-    elif estimate is not None:
-        yield from _below(estimate, wanted, f"estimated for {report.modelled_gpu}, not measured", option)
-    else:
-        why = why_no_estimate(report.facts, report.findings)
-        yield f"No speedup of FP8 can be estimated. {why} {option} {wanted:g} needs an estimate."
 
 
 def is_same_job(first: Facts, second: Facts, name: str) -> bool:
@@ -137,24 +164,16 @@ def longer(first: Facts, second: Facts, name: str, most_pct: float) -> Iterator[
         yield f"{found[:1].upper()}{found[1:]}. --max-regression allows {most_pct:g}%."
 
 
-def _below(speedup: float, wanted: float, how: str, option: str) -> Iterator[str]:
-    if speedup < wanted:
-        reached = times_below(speedup, wanted)
-        yield f"FP8 runs at {reached} of the best BF16, {how}. {option} asks for {wanted:g}x."
-
-
 def times_below(speedup: float, wanted: float) -> str:
     """Write a speedup with enough digits to show that it is below the required one."""
     digits = next((n for n in (2, 3, 4) if round(speedup, n) < wanted), 5)
     return f"{speedup:.{digits}f}x"
 
 
-def _baseline(file: Path | None, most_pct: float | None) -> Baseline | None:
-    if file is None:
-        context = click.get_current_context(silent=True)
-        if context and context.get_parameter_source("max_regression") is ParameterSource.COMMANDLINE:
-            raise click.UsageError("--max-regression needs --baseline FILE, the report to compare with.")
-        return None
-    facts, _, _ = read_saved(file)
-    most = MAX_REGRESSION_PCT if most_pct is None else most_pct
-    return Baseline(file.name, checked_baseline(facts, file.name), most)
+def _baseline(file: Path | None) -> tuple[str, Facts] | None:
+    if file is not None:
+        return file.name, checked_baseline(read_saved(file)[0], file.name)
+    context = click.get_current_context(silent=True)
+    if context and context.get_parameter_source("max_regression") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--max-regression needs --baseline FILE, the report to compare with.")
+    return None

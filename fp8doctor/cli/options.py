@@ -130,10 +130,9 @@ def with_options(*options: Decorator) -> Decorator:
     return add
 
 
-def delivery_options(formats: Sequence[str], stream: str, *, several: bool) -> Decorator:
+def delivery_options(formats: Sequence[str], stream: str) -> Decorator:
     """Return the options that say how and where a page or a report is written."""
     words = f"{', '.join(formats[:-1])} or {formats[-1]}"
-    where = f"Write to a file instead of {stream}{'; repeatable' if several else ''}."
     return with_options(
         option(
             "--format",
@@ -141,7 +140,14 @@ def delivery_options(formats: Sequence[str], stream: str, *, several: bool) -> D
             type=click.Choice(formats),
             help=f"{words}. Default: by the suffix of -o, else text.",
         ),
-        option("-o", "--output", takes="FILE", type=FILE, multiple=several, help=where),
+        option(
+            "-o",
+            "--output",
+            takes="FILE",
+            type=FILE,
+            multiple=True,
+            help=f"Write to a file instead of {stream}; repeatable.",
+        ),
     )
 
 
@@ -159,7 +165,7 @@ def selection(name: str, help: str) -> Decorator:
 def report_options(stream: str, fails_on: str) -> Decorator:
     """Return the options of a reporting command, with its stream and ``--fail-on``."""
     return with_options(
-        delivery_options(FORMATS, stream, several=True),
+        delivery_options(FORMATS, stream),
         option("--save", takes="FILE", type=FILE, help="Also save the report, to show or compare it later."),
         selection(
             "--select", "Run only these checks: codes or prefixes (CMP001,SHP), comma-separated; repeatable."

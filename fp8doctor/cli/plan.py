@@ -99,7 +99,7 @@ def plan(
     framework: str | None,
     load_timeout: float,
     format: str | None,
-    output: Path | None,
+    output: tuple[Path, ...],
     **options: Any,
 ) -> int:
     """Estimate what FP8 would give, by GPU and recipe, before there is a run.
@@ -108,7 +108,7 @@ def plan(
     model file, or a saved report, whose times are scaled. It needs no GPU and downloads nothing.
     """
     source = Path(config)
-    deliver = delivery_of(format, output, *([source] if source.exists() else []))
+    deliver = delivery_of({"format": format, "output": output}, source)
     gpu_specs(gpus)  # refuses unknown ones before a worker builds the model
     if lora is not None:
         options |= {"lora": lora[0], "lora_modules": lora[1]}
@@ -124,5 +124,5 @@ def plan(
             return FAILED
         facts = found.facts
     document = plan_document(facts, gpus, given)
-    deliver(document.to_json, lambda: page(document, framework=framework))
+    deliver(document.to_json, lambda format: page(document, framework=framework))
     return OK

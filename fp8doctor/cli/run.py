@@ -13,7 +13,7 @@ import msgspec
 from fp8doctor.answer.commands import launcher
 from fp8doctor.cli.arguments import SCRIPT, first_word, options_with_value
 from fp8doctor.cli.console import FAILED, OK, complain, complain_of_known
-from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, judged, keep_apart, writable
+from fp8doctor.cli.delivery import checked_options, deliver, deliver_early, keep_apart
 from fp8doctor.cli.options import FILE, count, gate_options, number, option, report_options, with_options
 from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.diagnosis.diagnose import diagnose
@@ -168,7 +168,7 @@ def run(ctx: click.Context, /, **options: Any) -> int:
             facts = msgspec.structs.replace(facts, script_error=scrub(seen.error or ""))
         told = diagnosed(facts)
         deliver(told, wanted)
-        return judged(told, wanted)
+        return wanted.gate.judged(told)
 
     say = complain if reports and not wanted.quiet else lambda text: None
     others = None if place is None else RankReports(place)
@@ -185,7 +185,7 @@ def checked_health(options: dict[str, Any], script: Path | None) -> str | None:
         return None
     if options["stop"]:
         raise click.UsageError("--stop ends the script, and --health samples it to its end. Leave one out.")
-    keep_apart([("--health", writable(health))], script)
+    keep_apart([("--health", health)], script)
     return str(health.absolute())
 
 

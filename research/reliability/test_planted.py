@@ -120,9 +120,9 @@ def test_a_damaged_report_that_crashes_is_found(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_command_that_raises_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fp8doctor.cli import reports
+    from fp8doctor.cli import pages
 
-    monkeypatch.setattr(reports, "replay_and_deliver", lambda saved, options: 1 / 0)
+    monkeypatch.setattr(pages, "replay_and_deliver", lambda saved, options: 1 / 0)
     assert command_lines.command_lines(150, tmp_path).failures
 
 

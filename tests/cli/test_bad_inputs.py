@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fp8doctor.cli.options import FORMATS
-from fp8doctor.cli.reports import DEMO
+from fp8doctor.cli.pages import DEMO
 from tests.cli.command import Worker, fp8doctor
 from tests.configurations import LLAMA_8B
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fp8doctor.cli.delivery import ReportOptions, rendered
+from fp8doctor.cli.delivery import Output, Wanted, writer
 from fp8doctor.cli.gate import Gate
 from fp8doctor.cli.options import FORMATS
 from fp8doctor.diagnosis.document import Document
@@ -19,19 +19,8 @@ WIDTH = 80
 
 def in_format(report: Document, format: str, verbose: bool = False, quiet: bool = False) -> str:
     """Write a report as the command line does."""
-    options = ReportOptions(
-        format=format,
-        outputs=(),
-        code=None,
-        save=None,
-        gate=Gate(fail_on="error"),
-        assume_gpu=None,
-        verbose=verbose,
-        quiet=quiet,
-        again=("", ""),
-        checks={},
-    )
-    return rendered(report, options, format)
+    wanted = Wanted(Output(format, ()), Gate(fail_on="error"), verbose=verbose, quiet=quiet)
+    return writer(report, wanted)(format)
 
 
 def hold_every_format(report: Report) -> None:
