@@ -25,6 +25,8 @@ NEEDS = {
     "vit_h14": "timm",
     "te_decoder": "transformer_engine",
     "te_modules_compiled": "transformer_engine",
+    "te_protein_current": "transformer_engine",
+    "convnext_whole": "timm",
 }
 
 

@@ -40,7 +40,7 @@ UNASKED = ("no_time_left", "not_expected_to_fit", "still_compiling")
 """Reasons of an arm that the budget left out; others say that it does not apply or cannot be timed."""
 
 NOT_AN_ANSWER = ("bf16_again",)
-NOT_ARMS = (plan_table.PLAN, plan_table.FIXED_BF16)
+NOT_ARMS = (plan_table.PLAN, plan_table.FIXED_BF16, plan_table.RIVAL)
 NOT_RUN = "not run"
 """What is said of a plain script that was wanted and that the end of the run came before."""
 
@@ -108,15 +108,22 @@ def with_layers(treatment: str, report: Mapping[str, Any]) -> str:
 
 
 def wanted(
-    report: Mapping[str, Any] | None, can: Iterable[str], path: Path | None = None
+    report: Mapping[str, Any] | None,
+    can: Iterable[str],
+    path: Path | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, list[str]]:
     """Choose what plain scripts time: the step as it is and BF16 always, other arms where they have a number,
-    then the plan that the report at ``path`` prints."""
+    then the plan that the report at ``path`` prints, and rivals that no arm is."""
     can, found = set(can), {"as_is": [], **{name: [name] for name in BF16}}
     if report is not None:
         timed = [name for name, arm in arms_of(report).items() if arm.get("tried") and arm.get("step_ms")]
         found |= {name: changes for name in timed if (changes := changes_of(name, report)) is not None}
         found |= dict(plan_table.extra(report, path)) if path else {}
+    made = {frozenset(changes) for changes in found.values()}
+    for name, changes in plan_table.rivals(settings or {}, can):
+        if frozenset(changes) not in made:
+            found[name] = changes
     return {
         name: changes
         for name, changes in found.items()
@@ -142,7 +149,7 @@ def hold(folder: Path, settings: Mapping[str, Any]) -> Held:
             for variant, known in plain.items():
                 hold_arm(held, f"{name} {kind} | {variant}", None, known)
             continue
-        arms = {arm: known for arm, known in plain.items() if arm not in NOT_ARMS}
+        arms = {arm: known for arm, known in plain.items() if not arm.startswith(NOT_ARMS)}
         printed = plan_table.printed_intervals(folder / f"{kind}.json")
         for arm in every_arm(report).values():
             arm["low_ms"], arm["high_ms"] = printed.get(arm["name"], (None, None))

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from research.benchmarks.printed_plan import PLAN, apply_plan
 
-WARM_UP, STEPS = 5, 12
+WARM_UP, STEPS = 5, 30
 """At least so many steps before, and in, the timed window."""
 
 WARM_UP_S, WINDOW_S = 1.5, 3.0
@@ -74,11 +74,16 @@ def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor
     batch, dtype = job.example_batch(), getattr(job, "autocast", None)
     kind = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def step() -> torch.Tensor:
+    def micro_batch() -> torch.Tensor:
         with torch.autocast(kind, dtype=dtype) if dtype else nullcontext():
             output = model(**batch) if isinstance(batch, dict) else model(batch)
             loss = job.loss(output, batch) if hasattr(job, "loss") else output.loss
         loss.backward()
+        return loss
+
+    def step() -> torch.Tensor:
+        for _ in range(getattr(job, "accumulate", 1)):
+            loss = micro_batch()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()

@@ -4,7 +4,7 @@ missed of it."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ from fp8doctor import load_report
 from fp8doctor.analysis.noise import script_interval
 from fp8doctor.analysis.trial_view import TrialView
 
-PLAN, FIXED_BF16 = "plan", "bf16_with_fixes"
+PLAN, FIXED_BF16, RIVAL = "plan", "bf16_with_fixes", "rival "
 """Names of what plain scripts time beside the arms: the printed lines, and compiled BF16 with the fixes that
-are not of FP8."""
+are not of FP8; how the names of variants begin that the trial need not know."""
 
 GAP, PROMISE, COMMAND = 0.02, 0.03, 1.25
 """Bounds: the plan's time beyond the best variant and the promise's error, as shares; the seconds of the
@@ -57,6 +57,31 @@ def extra(report: Mapping[str, Any], path: Path) -> Iterator[tuple[str, list[str
     named = {*steps, *(name for arm in arms for name in arm.get("treatments") or ())}
     if fixes := [name for name in HELPS_BF16_TOO if name in named]:
         yield FIXED_BF16, ["bf16_compiled", *fixes]
+
+
+def rivals(settings: Mapping[str, Any], can: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """List BF16 and every recipe, each compiled by block and as a whole.
+
+    Of a job that says its own ``RECIPE``, None for BF16; ``WHOLE = False`` is one too deep to be compiled as
+    a whole.
+    """
+    if "RECIPE" not in settings:
+        return
+    own, can = settings["RECIPE"], set(can)
+    forms = ["compile-blocks", *(["compile-model"] if settings.get("WHOLE", True) else [])]
+    if "compile-model" in forms:
+        yield f"{RIVAL}bf16 compile-model", ["bf16", "compile-model"]
+    kinds = ("recipe-", "te-") if own else ("convert-",)
+    recipes = sorted(name for name in can if name.startswith(kinds) and not named(name, own))
+    for form in forms:
+        if own:
+            yield f"{RIVAL}{form}", [form]
+        for recipe in recipes:
+            yield f"{RIVAL}{recipe} {form}", ([form, recipe] if own else [recipe, form])
+
+
+def named(change: str, recipe: str | None) -> bool:
+    return recipe is not None and change.partition("-")[2] == recipe.replace("_", "-")
 
 
 def row(

@@ -6,10 +6,11 @@ more with the caches kept; then `plain_step.py` times its variants in processes 
 import fp8doctor. They compile side by side as far as the GPU holds them, and are timed one after the other.
 With ``--gpus N`` so many jobs run side by side, each on a GPU and a share of the cores of
 its own. OUT/table.md is written anew after every run, and OUT/JOB holds the reports and the plain times; a
-run into the same OUT leaves other jobs there as they are. ``--until S`` begins no job after S seconds, and
-the table names those that were left. Exits with 1 when a bound of `held_to_plain.py` is
-missed. ``--tiny`` tries the tool on a CPU, whose times are held to nothing: it exits with 1 when a job has no
-trial or a plain script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names, where it is set.
+run into the same OUT leaves other jobs there as they are. ``--until S`` begins no job and no plain
+script after S seconds, and the table names the jobs that were left. Exits with 1 when a bound of
+`held_to_plain.py` is missed. ``--tiny`` tries the tool on a CPU, whose times are held to nothing: it exits
+with 1 when a job has no trial or a plain script fails. The GPUs are those that CUDA_VISIBLE_DEVICES names,
+where it is set.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ JOBS = HERE / "jobs"
 SHARED = "plain"
 """What the jobs import, and no job."""
 
-LOADING_S, PLAIN_S, COMPILING_PLAIN_S = 120.0, 120.0, 480.0
+LOADING_S, PLAIN_S, COMPILING_PLAIN_S = 120.0, 150.0, 480.0
 """Seconds after which a run is ended: of a trial beside twice its budget, and of a plain script; the last is
 for jobs with a ``COLD_S`` of their own, which compile for long. The graph of 28 FP8 blocks took more than 120
 s (H200, torch 2.11)."""
@@ -88,6 +89,11 @@ class Bench:
         for run in self.runs:
             if run.process.poll() is None:
                 end(run.process)
+
+    def late(self) -> bool:
+        """Whether nothing is to begin any more."""
+        until = self.arguments.until
+        return until is not None and time.monotonic() - self.began > until
 
     def write_table(self) -> list[str]:
         """Write the table of all that is known so far."""
@@ -160,7 +166,7 @@ class JobRun:
         command = [sys.executable, "-m", "fp8doctor", str(self.path), "--fail-on", "never", "-q"]
         budget = self.bench.arguments.budget
         command += ["--budget", f"{budget:g}"] if budget else []
-        command += ["--save", str(self.folder / f"{kind}.json")]
+        command += ["--save", str(self.folder / f"{kind}.json"), "-o", str(self.folder / f"{kind}.txt")]
         command += ["--device", "cpu"] if self.bench.arguments.tiny else []
         began = time.monotonic()
         run = self.started(command, f"{kind}.log")
@@ -172,31 +178,49 @@ class JobRun:
         """Time every variant that is wanted and that the job can be changed to by hand, each set of changes
         once.
 
-        The first tell the sign: the step as it is and BF16.
+        The first tell the sign: the step as it is and BF16. What found no memory beside others runs again
+        alone.
         """
-        variants = held_to_plain.wanted(self.report(), self.by_hand(idle[0]), self.report_path())
+        variants = held_to_plain.wanted(
+            self.report(), self.by_hand(idle[0]), self.report_path(), self.bench.settings[self.name]
+        )
         known: dict[tuple[str, ...], Any] = {tuple(of): {"changes": of} for of in variants.values()}
         self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
-        for group in side_by_side(self.peaks_gib(variants), self.gpu_gib()):
+        groups = side_by_side(self.peaks_gib(variants), self.gpu_gib())
+        while groups and not self.bench.late():
+            group = groups.pop(0)
             runs = {changes: idle.pop() if idle else self.plain() for changes in group}
             for changes, run in runs.items():
                 run.tell(json.dumps(changes))
-            errors = {changes: self.waited(run, lines=2) for changes, run in runs.items()}
+            until = time.monotonic() + self.plain_s  # one that compiles for longer keeps no other waiting
+            errors = {
+                changes: self.waited(run, lines=2, limit_s=max(1.0, until - time.monotonic()))
+                for changes, run in runs.items()
+            }
             for changes, run in runs.items():
                 error = errors[changes]
                 if not error:
                     run.tell("")
                     error = self.waited(run)
+                if error and "out of memory" in error and len(group) > 1:
+                    groups.append([changes])
+                known[changes].pop("error", None)
                 known[changes] |= {"error": error} if error else json.loads(run.lines()[-1])
                 self.note_plain({name: known[tuple(of)] for name, of in variants.items()})
                 print(f"{self.name}: {changes} {known[changes]}", flush=True)
 
     def peaks_gib(self, variants: Mapping[str, Sequence[str]]) -> dict[tuple[str, ...], float | None]:
-        """Take from the report what each set of changes needs; None where it does not tell."""
+        """Take from the report what each set of changes needs; of a rival the most that another needs. None
+        where it does not tell."""
         arms = held_to_plain.every_arm(self.report() or {"facts": {}})
         if (path := self.report_path()) and (end := plan_table.end_of(path)):
             arms[plan_table.PLAN] = {"peak_gib": end.get("peak_gib")}
-        return {tuple(of): arms.get(name, {}).get("peak_gib") for name, of in variants.items()}
+        peaks = {name: arms.get(name, {}).get("peak_gib") for name in variants}
+        most = max((peak for peak in peaks.values() if peak), default=None)
+        return {
+            tuple(of): most if name.startswith(plan_table.RIVAL) else peaks[name]
+            for name, of in variants.items()
+        }
 
     def gpu_gib(self) -> float:
         """Return the memory of the GPU that the report names; 0 where it names none."""
@@ -295,8 +319,7 @@ def worker(bench: Bench, names: queue.SimpleQueue[str], gpu: str, cores: set[int
             name = names.get_nowait()
         except queue.Empty:
             return
-        until = bench.arguments.until
-        if until is not None and time.monotonic() - bench.began > until:
+        if bench.late():
             bench.not_begun.append(name)
             print(f"{name}: not begun", flush=True)
             continue
@@ -320,7 +343,7 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--te", help="folder that holds Transformer Engine")
     parser.add_argument("--budget", type=float, help="seconds; fp8doctor's own without it")
-    parser.add_argument("--until", type=float, help="seconds after which no job is begun")
+    parser.add_argument("--until", type=float, help="seconds after which nothing is begun")
     parser.add_argument("--warm", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     arguments = parser.parse_args()
