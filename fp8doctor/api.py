@@ -28,7 +28,7 @@ from fp8doctor.loading.job import (
     is_trainer,
     plan_of,
 )
-from fp8doctor.loading.synthetic_batch import core, describe, resolve
+from fp8doctor.loading.synthetic_batch import core, job_of
 from fp8doctor.report import Report
 from fp8doctor.stacks.looking import is_a, tensors_of
 from fp8doctor.stacks.torch_private import without_modes
@@ -138,20 +138,13 @@ def _job(
         accumulate = accumulate if accumulate != 1 else plan.accumulate
     own_step = training_step is not None
     given = checked_batch(batch, "batch", own_step=own_step) if batch is not None else None
-    sizes = {"size": plan.batch_size, "sequence": plan.sequence_length} if plan else {}
-    made = resolve(root, given, **sizes)
-    return Job(
-        model=root,
-        target=Target(kind="live", name=type(core(root)).__name__, attribute=None),
-        workload=describe(
-            root,
-            made,
-            computes_loss=bool(loss or training_step),
-            optimizer=optimizer is not None,
-            autocast=autocast,
-            accumulate=accumulate,
-        ),
-        batch=made.value,
+    return job_of(
+        root,
+        Target(kind="live", name=type(core(root)).__name__, attribute=None),
+        given,
+        size=plan.batch_size if plan else None,
+        sequence=plan.sequence_length if plan else None,
+        accumulate=accumulate,
         loss=loss,
         optimizer=optimizer if is_optimizer(optimizer) else None,
         training_step=training_step,
@@ -228,4 +221,5 @@ def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
     training = msgspec.structs.replace(
         facts.training, optimizer=name, parameters_outside_optimizer=NOT_RECORDED
     )
-    return msgspec.structs.replace(facts, training=training, gaps=gaps)
+    workload = msgspec.structs.replace(facts.workload, optimizer_source="given")
+    return msgspec.structs.replace(facts, training=training, workload=workload, gaps=gaps)

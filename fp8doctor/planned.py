@@ -93,16 +93,12 @@ def facts_of(config: Any, batch: int | None, seq: int | None) -> Facts:
         if not is_config(str(config)):
             raise UserError(f"fp8doctor.plan() does not run model files such as {config}; pass the model")
         return examine(config_job(read_config(str(config)), Path(config).name, batch=batch, seq=seq))
-    from fp8doctor.loading.job import Job
-    from fp8doctor.loading.synthetic_batch import describe, resolve
+    from fp8doctor.loading.synthetic_batch import job_of
     from fp8doctor.trial import without_forward
 
     if not hasattr(config, "named_modules"):
         raise UserError(
             f"a {type(config).__name__} cannot be planned; pass a path, a mapping or an nn.Module"
         )
-    made = resolve(config, None, size=batch, sequence=seq)
-    workload = describe(config, made, computes_loss=False, optimizer=False, autocast=None, accumulate=1)
     live = Target(kind="live", name=type(config).__name__, attribute=None)
-    job = Job(model=config, target=live, workload=workload, batch=made.value)
-    return without_forward(examine(job))
+    return without_forward(examine(job_of(config, live, size=batch, sequence=seq)))

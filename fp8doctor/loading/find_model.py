@@ -6,10 +6,10 @@ import difflib
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import fp8doctor
@@ -39,7 +39,23 @@ class ModelCandidate(NamedTuple):
 
 def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate:
     """Find the name that gives the model. Raises `UserError` for none or several."""
-    return _named(module, attribute, file) if attribute else _discovered(module, file)
+    if attribute is None:
+        return _discovered(module, file)
+    value: Any = module
+    for part in attribute.split("."):
+        if not hasattr(value, part):
+            near = difflib.get_close_matches(
+                part, [name for name in dir(value) if not name.startswith("__")], n=3, cutoff=0.5
+            )
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise UserError(f"{file} has no {attribute}{hint}")
+        value = getattr(value, part)
+    if not callable(value):
+        raise UserError(
+            f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, or a function that "
+            "builds it"
+        )
+    return ModelCandidate(attribute, value)
 
 
 def build(found: ModelCandidate, file: str, layers: int | None = None) -> tuple[Any, Any]:
@@ -105,65 +121,45 @@ def user_frames(error: BaseException) -> str:
     return escaped(text, keep="\n\t")
 
 
-def _named(module: ModuleType, attribute: str, file: str) -> ModelCandidate:
-    value: Any = module
-    for part in attribute.split("."):
-        if not hasattr(value, part):
-            near = difflib.get_close_matches(
-                part, [name for name in dir(value) if not name.startswith("__")], n=3, cutoff=0.5
-            )
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UserError(f"{file} has no {attribute}{hint}")
-        value = getattr(value, part)
-    if not callable(value):
-        raise UserError(
-            f"{attribute} in {file} is {_kind(value)}; it has to be a model, its class, or a function that "
-            "builds it"
-        )
-    return ModelCandidate(attribute, value)
-
-
 def _discovered(module: ModuleType, file: str) -> ModelCandidate:
-    import torch
+    from torch.nn import Module
 
     names = vars(module)
-    for name in BUILDERS:
-        if callable(names.get(name)):
-            return ModelCandidate(name, names[name])
-    model = names.get("model")
-    if isinstance(model, torch.nn.Module) or inspect.isfunction(model) or _is_module_class(model):
-        return ModelCandidate("model", model)
-    own = {
+    for name in (*BUILDERS, "model"):
+        value = names.get(name)
+        if callable(value) and (name != "model" or isinstance(value, (Module, FunctionType, type))):
+            return ModelCandidate(name, value)
+    instances = {name: value for name, value in names.items() if isinstance(value, Module)}
+    trained = {name: value for name, value in instances.items() if has_parameters(value)}
+    inside = {id(part) for value in trained.values() for _, part in modules_of(value) if part is not value}
+    roots = {name: value for name, value in trained.items() if id(value) not in inside}
+    classes = {
         name: value
         for name, value in names.items()
-        if _is_module_class(value) and value.__module__ == module.__name__
+        if isinstance(value, type) and issubclass(value, Module) and value.__module__ == module.__name__
     }
     buildable = {
-        name: each for name, each in own.items() if not inspect.isabstract(each) and not _required(each)
-    }
-    found = {
         name: value
-        for name, value in names.items()
-        if isinstance(value, torch.nn.Module) and _has_parameters(value)
+        for name, value in classes.items()
+        if not inspect.isabstract(value) and not _required(value)
     }
-    inside = {id(part) for value in found.values() for _, part in modules_of(value) if part is not value}
-    roots = {name: value for name, value in found.items() if id(value) not in inside}
-    return (
-        _only(roots, "models", file) or _only(buildable, "model classes", file) or _nothing(names, own, file)
+    for what, candidates in (("models", roots), ("model classes", buildable)):
+        distinct = list({id(value): name for name, value in reversed(candidates.items())}.values())[::-1]
+        if len(distinct) > 1:
+            raise UserError(
+                f"{file} holds several {what}: {', '.join(distinct)}; name one, such as "
+                f"{file}:{distinct[0]}, or write 'def build_model()'"
+            )
+        if distinct:
+            return ModelCandidate(distinct[0], candidates[distinct[0]])
+    if instances:
+        raise UserError(f"{file}: {', '.join(instances)} has no parameters, so there is nothing to train")
+    needy = [f"{name}({', '.join(_required(value))})" for name, value in classes.items()]
+    hint = f" ({', '.join(needy)} cannot be built without arguments)" if needy else ""
+    raise UserError(
+        f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a "
+        f"global 'model', or name it, as in {file}:name. To watch a training script: fp8doctor run {file}"
     )
-
-
-def _only(candidates: Mapping[str, Any], what: str, file: str) -> ModelCandidate | None:
-    distinct: dict[int, ModelCandidate] = {}
-    for name, value in candidates.items():
-        distinct.setdefault(id(value), ModelCandidate(name, value))
-    if len(distinct) > 1:
-        names = [found.attribute for found in distinct.values()]
-        raise UserError(
-            f"{file} holds several {what}: {', '.join(names)}; name one, such as {file}:{names[0]}, or "
-            "write 'def build_model()'"
-        )
-    return next(iter(distinct.values()), None)
 
 
 def _required(value: Callable[..., Any]) -> list[str]:
@@ -186,37 +182,14 @@ def takes_layers(value: Callable[..., Any]) -> bool:
     return True
 
 
-def _nothing(names: Mapping[str, Any], classes: Mapping[str, Any], file: str) -> ModelCandidate:
-    import torch
-
-    empty = [name for name, value in names.items() if isinstance(value, torch.nn.Module)]
-    if empty:
-        raise UserError(f"{file}: {', '.join(empty)} has no parameters, so there is nothing to train")
-    needy = [f"{name}({', '.join(_required(value))})" for name, value in classes.items()]
-    hint = f" ({', '.join(needy)} cannot be built without arguments)" if needy else ""
-    raise UserError(
-        f"found no model in {file}{hint}: write 'def build_model()' that returns it, keep it in a "
-        f"global 'model', or name it, as in {file}:name. To watch a training script: fp8doctor run {file}"
-    )
-
-
 def _checked(model: Any, what: str) -> Any:
-    if not _has_parameters(model):
+    if not has_parameters(model):
         raise UserError(f"{what} has no parameters, so there is nothing to train")
     return model
 
 
-def _has_parameters(module: Any) -> bool:
-    try:
-        return any(True for _ in module.parameters())
-    except RecursionError:  # nested too deep, which is formatted where it is looked at
-        return any(True for _ in tensors_of(module, "_parameters"))
-
-
-def _is_module_class(value: Any) -> bool:
-    import torch
-
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)
+def has_parameters(module: Any) -> bool:
+    return any(True for _ in tensors_of(module, "_parameters"))
 
 
 def _kind(value: Any) -> str:

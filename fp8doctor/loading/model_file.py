@@ -12,7 +12,6 @@ import math
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from functools import partial
 from importlib.machinery import SourceFileLoader
@@ -31,7 +30,7 @@ from fp8doctor.loading.job import (
     checked_batch,
     is_optimizer,
 )
-from fp8doctor.loading.synthetic_batch import describe, resolve
+from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.loading.target import Source, compiled, locate
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words, escaped
@@ -69,32 +68,30 @@ def load(
             model, optimizer = (_without_weights(make, layers, most) if most < math.inf else None) or make(
                 layers
             )
-    autocast = _setting(names, "autocast", checked_autocast, file)
-    accumulate = _setting(names, "accumulate", checked_accumulate, file) or 1
-    loss, training_step = _loss(names, file), _function(names, "training_step", file)
-    given = _example_batch(names, file, own_step=training_step is not None)
-    if given is not None and (batch is not None or seq is not None):
-        raise UserError(
-            f"--batch and --seq size a synthetic batch, but {file} has an example_batch(); change it there"
-        )
-    made = resolve(model, given, size=batch, sequence=seq)
-    described = describe(
+    import torch
+
+    training_step, loss, given = _function(names, "training_step", file), names.get("loss"), None
+    if isinstance(loss, (torch.Tensor, torch.nn.Module, int, float)):
+        loss = None  # one that was computed, or a criterion: no loss(output, batch)
+    if example_batch := _function(names, "example_batch", file):
+        with blamed(call := f"example_batch() in {file}"):
+            given = example_batch()
+        given = checked_batch(given, f"what {call} returns", own_step=training_step is not None)
+        if batch is not None or seq is not None:
+            raise UserError(
+                f"--batch and --seq size a synthetic batch; change example_batch() in {file}, which has one"
+            )
+    return job_of(
         model,
-        made,
-        computes_loss=bool(loss or training_step),
-        optimizer=optimizer is not None,
-        autocast=autocast,
-        accumulate=accumulate,
-    )
-    return Job(
-        model=model,
-        target=Target(kind=source.target().kind, name=file, attribute=found.attribute, layers=layers),
-        workload=described,
-        batch=made.value,
-        loss=loss,
+        Target(kind=source.target().kind, name=file, attribute=found.attribute, layers=layers),
+        given,
+        size=batch,
+        sequence=seq,
+        accumulate=_setting(names, "accumulate", checked_accumulate) or 1,
+        loss=_function({"loss": loss}, "loss", file),
         optimizer=optimizer,
         training_step=training_step,
-        autocast=autocast,
+        autocast=_setting(names, "autocast", checked_autocast),
         rebuild=make if _sizable(found) else None,
         compiled_elsewhere=tuple(
             name for name, value in names.items() if value is not model and behind_compile(value) is model
@@ -155,7 +152,7 @@ def _run(source: Source) -> ModuleType:
     """Run the file or import the module as Python would, with its folder on the path."""
     if source.path is None:
         return _import(source.module or "")
-    code = compiled(source.path)
+    _, code = compiled(source.path)
     name = _free_name(source.path)
     loader = SourceFileLoader(name, str(source.path))
     spec = importlib.util.spec_from_file_location(name, source.path, loader=loader)
@@ -197,14 +194,9 @@ def _import_failed(error: ImportError, source: Source) -> str:
             f"package: {source.path.parent.name}.{source.path.stem}"
         )
     if source.path and (error.name or "").partition(".")[0] == source.path.stem:
-        importer = _importer(error)
-        if importer != source.path.resolve() and importer.parent == source.path.resolve().parent:
-            return (
-                f"{source.name} and {importer.name} import each other ({type(error).__name__}); move what "
-                "both need into a third file"
-            )
         return (
-            f"{source.name} has the name of the package it imports ({error_in_words(error)}); rename the file"
+            f"{source.name} is imported by what it imports ({error_in_words(error)}); rename it if a package "
+            "has its name, else move what both files need into a third"
         )
     if isinstance(error, ModuleNotFoundError) and error.name and not recognise(user_frames(error)):
         return (
@@ -212,12 +204,6 @@ def _import_failed(error: ImportError, source: Source) -> str:
             "run fp8doctor with the Python that has it"
         )
     return f"{source.name} cannot be imported: {error_in_words(error)}"
-
-
-def _importer(error: ImportError) -> Path:
-    """Find the file whose import failed."""
-    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return Path(next(each for each in reversed(frames) if not each.startswith("<frozen "))).resolve()
 
 
 def _free_name(path: Path) -> str:
@@ -245,35 +231,7 @@ def _function(names: dict[str, Any], name: str, file: str) -> Callable[..., Any]
     )
 
 
-def _loss(names: dict[str, Any], file: str) -> Callable[..., Any] | None:
-    """Return the file's ``loss(output, batch)``, not a computed loss or a module."""
-    import torch
-
-    return (
-        None
-        if isinstance(names.get("loss"), (torch.Tensor, torch.nn.Module, int, float))
-        else _function(names, "loss", file)
-    )
-
-
-def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any], file: str) -> Any:
-    """Return an optional value of the file, not a function, class or module."""
+def _setting(names: dict[str, Any], name: str, check: Callable[[Any], Any]) -> Any:
+    """Return an optional value of the file, not a function, class or module. Raises `UserError`."""
     value = names.get(name)
-    if value is None or callable(value) or isinstance(value, ModuleType):
-        return None
-    try:
-        return check(value)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{file}: {error}") from None
-
-
-def _example_batch(names: dict[str, Any], file: str, *, own_step: bool) -> Any:
-    make = _function(names, "example_batch", file)
-    if make is None:
-        return None
-    with blamed(f"example_batch() in {file}"):
-        batch = make()
-    try:
-        return checked_batch(batch, f"what example_batch() in {file} returns", own_step=own_step)
-    except TypeError as error:
-        raise UserError(str(error)) from None
+    return None if value is None or callable(value) or isinstance(value, ModuleType) else check(value)

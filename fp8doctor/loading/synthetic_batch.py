@@ -9,11 +9,21 @@ import inspect
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from fp8doctor.facts import Workload
-from fp8doctor.stacks.looking import children_of, home, method, modules_of, read, read_class, tensors_of
+from fp8doctor.facts import Target, Workload
+from fp8doctor.loading.job import Job
+from fp8doctor.stacks.looking import (
+    buffers_of,
+    children_of,
+    home,
+    method,
+    modules_of,
+    parameters_of,
+    read,
+    read_class,
+    tensors_of,
+)
 from fp8doctor.stacks.tensors import named_tensors
 from fp8doctor.stacks.torch_private import wrapped_child
 from fp8doctor.wording import error_in_words
@@ -28,11 +38,8 @@ IMAGE = (224, 224)
 TARGETS = ("labels", "targets", "target")
 """Arguments that take the tokens to predict."""
 
-NEEDED = ("timestep", "timesteps", "decoder_input_values")
+NEEDED = ("timestep", "timesteps", "decoder_input_values", "pixel_values", "input_features")
 """Arguments that a model needs, even with a default."""
-
-BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound"}
-"""Arguments that a model which predicts tokens does not need."""
 
 NO_TOKENS = ("Classification", "ForMultipleChoice", "ForNextSentence")
 """In names of transformers' classes whose labels are no tokens: they get none."""
@@ -60,55 +67,32 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
     """Make a batch and describe it. Raises `NoBatchError`."""
     first, arguments = first_layer(model), _arguments(model)
     kind = read(model, "main_input_name") if read(model, "config") is not None else None
-    if kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None):
-        return _tokens(model, first, arguments, size, sequence)
-    for name, required in [*arguments.items()][1:] if kind is None else ():
-        if required or name in NEEDED:
-            raise NoBatchError(f"forward also needs {name!r}")
-    image = _image_shape(model, first)
-    if image is not None and "input_ids" not in arguments and kind in (None, "pixel_values"):
-        pixels = _random(model, (size or BATCH, *image))
-        return pixels if kind is None else {kind: pixels}, f"{_times(pixels.shape)} random pixels"
-    width = read(first, "in_features")
-    if kind is None and type(width) is int and width > 0 and next(iter(arguments), "") not in IMAGES:
-        if before := _made_before(model, first):
-            raise NoBatchError(f"{before} makes the inputs of the first {type(first).__name__}")
-        labels = (f"{name} {type(each).__name__}".lower() for name, each in modules_of(model))
-        if sequence is None and any("attention" in label or "attn" in label for label in labels):
-            raise NoBatchError("the model attends, and the length of its sequences is not known")
-        rows = _random(
-            model, (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
-        )
-        kind = type(first).__name__
-        return rows, f"{_times(rows.shape)} random numbers, for a first {kind} of {width} inputs"
-    kinds = "tokens, images or rows of a Linear"
-    raise NoBatchError(f"the inputs of {type(model).__name__} are not known to be {kinds}")
-
-
-def _tokens(
-    model: Any, first: Any, arguments: Mapping[str, bool], size: int | None, sequence: int | None
-) -> tuple[Any, str]:
-    vocabulary = _vocabulary(model, first)
-    shape = (size or BATCH, sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE))
-    ids = _random(model, shape, vocabulary)
-    main = "input_ids" if "input_ids" in arguments else next(iter(arguments), "")
-    besides = [what for name, what in BESIDES_TEXT.items() if name in arguments]
-    if besides and not set(TARGETS) & {*arguments}:
-        raise NoBatchError(f"forward takes text and {besides[0]}")
-    predicts = not any(each in type(model).__name__ for each in NO_TOKENS)
-    batch = {main: ids}
+    main = kind or next(iter(arguments), "")
+    takes_tokens = kind == "input_ids" or (kind is None and read(first, "num_embeddings") is not None)
     for name, required in arguments.items():
-        if name in TARGETS and predicts:
-            batch[name] = ids
-        elif required and name == "attention_mask":
-            batch[name] = ids.new_ones(ids.shape)
-        elif name != main and (required or name in NEEDED):
+        if name != main and (name in NEEDED or (required and name not in TARGETS)):
             raise NoBatchError(f"forward also needs {name!r}")
+    if takes_tokens:
+        vocabulary = _vocabulary(model, first)
+        length = sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE)
+        value = _random(model, (size or BATCH, length), vocabulary)
+        what = f"random tokens of a vocabulary of {vocabulary}"
+    elif kind in (None, "pixel_values") and (image := _image_shape(model, first)) is not None:
+        value, what = _random(model, (size or BATCH, *image)), "random pixels"
+    elif kind is None and main not in IMAGES and (width := _width_of_rows(model, first, sequence)):
+        shape = (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
+        value = _random(model, shape)
+        what = f"random numbers, for a first {type(first).__name__} of {width} inputs"
+    else:
+        kinds = "tokens, images or rows of a Linear"
+        raise NoBatchError(f"the inputs of {type(model).__name__} are not known to be {kinds}")
+    batch = {main: value}
+    if takes_tokens and not any(each in type(model).__name__ for each in NO_TOKENS):
+        batch |= {name: value for name in TARGETS if name in arguments}
     if "decoder_input_ids" in arguments and not set(TARGETS) & set(batch):
-        batch["decoder_input_ids"] = ids
-    bare = len(batch) == 1 and read(model, "main_input_name") is None
-    without = "".join(f", no {what}" for what in besides)
-    return ids if bare else batch, f"{_times(shape)} random tokens of a vocabulary of {vocabulary}{without}"
+        batch["decoder_input_ids"] = value
+    made = value if kind is None and len(batch) == 1 else batch
+    return made, f"{' x '.join(map(str, value.shape))} {what}"
 
 
 def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any:
@@ -126,10 +110,6 @@ def _random(model: Any, shape: tuple[int, ...], below: int | None = None) -> Any
         return torch.randint(below, shape, generator=generator, device="cpu").to(device)
     drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
     return drawn.to(device, dtype)
-
-
-def _times(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _arguments(model: Any) -> dict[str, bool]:
@@ -152,26 +132,22 @@ def first_layer(model: Any) -> Any:
     return None
 
 
-def _made_before(model: Any, first: Any) -> str | None:
-    """Name a class of the user's without parameters, like Rearrange, that comes before a layer, or None."""
-    for _, module in modules_of(model):
-        if module is first:
-            break
-        own = not home(type(module)).startswith("torch.nn.")
-        if own and not children_of(module) and not any(tensors_of(module, "_parameters")):
-            return type(module).__name__
-    return None
+def _width_of_rows(model: Any, first: Any, sequence: int | None) -> int | None:
+    """Return the features of a Linear that the model begins with, or None. Raises `NoBatchError`."""
+    width = read(first, "in_features")
+    if type(width) is not int or width < 1:
+        return None
+    if (begins := next(each for _, each in modules_of(model) if not children_of(each))) is not first:
+        raise NoBatchError(f"{type(begins).__name__} makes the inputs of the first {type(first).__name__}")
+    labels = (f"{name} {type(each).__name__}".lower() for name, each in modules_of(model))
+    if sequence is None and any("attention" in label or "attn" in label for label in labels):
+        raise NoBatchError("the model attends, and the length of its sequences is not known")
+    return width
 
 
 def _vocabulary(model: Any, first: Any) -> int:
     """Count the tokens that both input embedding and configuration know."""
-    ask = method(model, "get_input_embeddings")
-    try:
-        embedding = ask() if ask else first
-    except Exception:  # transformers raises where a model of several inputs does not name one
-        _log.debug("get_input_embeddings raises", exc_info=True)
-        embedding = first
-    sizes = (read(_text_config(model), "vocab_size"), read(embedding, "num_embeddings"))
+    sizes = (read(_text_config(model), "vocab_size"), read(first, "num_embeddings"))
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     if not known:
         raise NoBatchError("the model does not tell the size of its vocabulary")
@@ -182,13 +158,14 @@ def _longest_sequence(model: Any) -> int | None:
     config = _text_config(model)
     found = [next((size for key in POSITION_KEYS if isinstance(size := read(config, key), int)), None)]
     for name, module in modules_of(model):
-        if _is_of_positions(name) and isinstance(rows := read(module, "num_embeddings"), int):
-            padding = read(module, "padding_idx")
-            # RoBERTa and similar models count after the padding: the first positions are no token's.
-            found.append(rows if padding is None else rows - padding - 1)
-    for held in ("_parameters", "_buffers") if config is None else ():
-        tables = (each for name, each in tensors_of(model, held) if _is_of_positions(name))
-        found += [each.shape[-2] for each in tables if each.dim() in (2, 3)]
+        embeds = read(module, "num_embeddings") is not None
+        for key, table in (
+            (parameters_of(module) | buffers_of(module)).items() if embeds or config is None else ()
+        ):
+            if table is not None and table.dim() in (2, 3) and _is_of_positions(f"{name}.{key}"):
+                # RoBERTa and similar models count after the padding: the first positions are no token's.
+                padding = read(module, "padding_idx")
+                found.append(table.shape[-2] - (0 if padding is None else padding + 1))
     return min((each for each in found if isinstance(each, int) and each > 0), default=None)
 
 
@@ -204,70 +181,75 @@ def _is_of_positions(name: str) -> bool:
 
 
 def _image_shape(model: Any, first: Any) -> tuple[int, ...] | None:
-    """Return channels, height and width of the images that a model takes; None if it tells none.
+    """Return channels, height and width of the images that a model takes, or None.
 
-    Read from timm's configuration, else from that of transformers, else from a first Conv2d.
+    By timm's configuration, else by that of transformers, else by a first Conv2d.
     """
-    declared = read(model, "pretrained_cfg", read(model, "default_cfg"))
+    declared = read(model, "pretrained_cfg")
     size = declared.get("input_size") if isinstance(declared, dict) else read(declared, "input_size")
-    if isinstance(size, tuple | list) and len(size) == 3 and all(type(each) is int for each in size):
+    if isinstance(size, tuple | list) and len(size) == 3:
         return tuple(size)
     config = read(model, "config")
-    config = read(config, "vision_config", config)
-    channels = read(first, "in_channels", read(config, "num_channels", 0))
-    dimensions = len(read(first, "kernel_size", (0, 0)))
-    if type(channels) is not int or channels < 1 or dimensions != 2 or read(config, "num_frames") is not None:
+    channels = read(first, "in_channels", read(config, "num_channels"))
+    if type(channels) is not int or len(read(first, "kernel_size", (0, 0))) != 2:
         return None
-    for owner in (config, *(each for _, each in modules_of(model))):
-        for extent in (read(owner, "image_size"), read(owner, "img_size")):
-            pair = (extent, extent) if type(extent) is int else extent
-            if isinstance(pair, tuple | list) and len(pair) == 2 and all(type(each) is int for each in pair):
-                return channels, *pair
-    return channels, *IMAGE
+    side = next(
+        (
+            side
+            for owner in (config, model)
+            for name in ("image_size", "img_size")
+            if (side := read(owner, name))
+        ),
+        IMAGE,
+    )
+    return channels, *((side, side) if type(side) is int else side)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """A batch and its source."""
+def job_of(
+    model: Any,
+    target: Target,
+    given: Any = None,
+    *,
+    size: int | None = None,
+    sequence: int | None = None,
+    why_none: str = "",
+    accumulate: int = 1,
+    **parts: Any,
+) -> Job:
+    """Make a job of the user's batch, or of a synthetic one unless ``why_none`` says why there is no batch.
 
-    value: Any
-    source: Literal["given", "made up"] | None
-    note: str | None
-
-
-def resolve(model: Any, given: Any, *, size: int | None = None, sequence: int | None = None) -> Batch:
-    """Return the user's batch, a synthetic one, or none."""
-    if given is not None:
-        return Batch(given, "given", None)
+    ``parts`` are the user's own, as in `Job`.
+    """
+    batch, note = given, why_none or None
+    source: Literal["given", "made up"] | None = "given"
+    if given is None:
+        source = None
+        if not why_none:
+            try:
+                batch, made_of = synthetic_batch(core(model), size, sequence)
+                source, note = "made up", f"synthetic: {made_of}"
+            except Exception as error:  # a model may compute anything in what is read here
+                _log.debug("no synthetic batch could be built", exc_info=True)
+                why = str(error) if isinstance(error, NoBatchError) else error_in_words(error).rstrip(".")
+                note = f"no synthetic batch could be built: {why}; write example_batch()"
     try:
-        value, made_of = synthetic_batch(core(model), size, sequence)
-    except Exception as error:  # a model may compute anything in what is read here
-        _log.debug("no synthetic batch could be built", exc_info=True)
-        why = str(error) if isinstance(error, NoBatchError) else error_in_words(error).rstrip(".")
-        return Batch(None, None, f"no synthetic batch could be built: {why}; write example_batch()")
-    return Batch(value, "made up", f"synthetic: {made_of}")
-
-
-def describe(
-    model: Any, batch: Batch, *, computes_loss: bool, optimizer: bool, autocast: Any, accumulate: int
-) -> Workload:
-    """Describe the workload; ``computes_loss`` and ``optimizer``: the user gave them."""
-    try:
-        size, sequence, tokens = extent(core(model), batch.value)
+        rows, length, tokens = extent(core(model), batch)
     except (AttributeError, RuntimeError, TypeError, ValueError):  # nested tensors have no shape
-        size = sequence = tokens = None
-    has_labels = isinstance(batch.value, Mapping) and "labels" in batch.value
-    return Workload(
-        batch_source=batch.source,
-        batch_size=size,
-        sequence_length=sequence,
+        rows = length = tokens = None
+    job = Job(model=model, target=target, workload=Workload(), batch=batch, **parts)
+    has_labels = isinstance(batch, Mapping) and "labels" in batch
+    job.workload = Workload(
+        batch_source=source,
+        batch_size=rows,
+        sequence_length=length,
         tokens=tokens,
-        note=batch.note,
-        loss_source="given" if computes_loss else "output.loss" if has_labels else "mean",
-        optimizer_source="given" if optimizer else "made up",
-        autocast_source="none" if autocast is None else "given",
+        note=note,
+        loss_source="given" if job.loss or job.training_step else "output.loss" if has_labels else "mean",
+        optimizer_source="made up" if job.optimizer is None else "given",
+        autocast_source="none" if job.autocast is None else "given",
         accumulate=accumulate,
     )
+    return job
 
 
 def core(model: Any) -> Any:

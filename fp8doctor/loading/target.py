@@ -89,8 +89,8 @@ def _near(path: Path) -> str:
     return f"; did you mean {escaped(str(path.parent / near[0]))}?" if near else ""
 
 
-def compiled(path: Path) -> CodeType:
-    """Compile a file without running it. Raises `UserError` if it is not Python."""
+def compiled(path: Path) -> tuple[ast.Module, CodeType]:
+    """Parse and compile a file without running it. Raises `UserError` if it is not Python."""
     name = escaped(path.name)
     try:
         data = path.read_bytes()
@@ -110,7 +110,7 @@ def compiled(path: Path) -> CodeType:
         raise UserError(f"{name} cannot be compiled ({error_in_words(error)})") from None
     if not tree.body:
         raise UserError(f"{name} is empty; it has to hold the model, for instance as 'def build_model()'")
-    return code
+    return tree, code
 
 
 BUILDERS = ("build_model", "get_model", "create_model", "make_model")
@@ -125,16 +125,15 @@ NOT_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def refuse_script(source: Source) -> None:
-    """Raise `UserError` with the line to type if loading the file would train.
+    """Raise `UserError` if a file is not Python, or with the line to type if loading it would train.
 
     A function that builds the model, or a named model, makes it a model file.
     """
-    if source.path is None or source.attribute:
+    if source.path is None:
         return
-    try:
-        tree = ast.parse(source.path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # whoever loads it says so
+    tree, _ = compiled(source.path)
+    if source.attribute:
+        return
     functions = {each.name: each for each in tree.body if isinstance(each, Function)}
     bound = {
         node.asname or node.name if isinstance(node, ast.alias) else node.id

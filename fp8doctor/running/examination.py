@@ -23,7 +23,7 @@ from fp8doctor.examine.training_state import examine_accelerate, trainer_argumen
 from fp8doctor.facts import NOT_RECORDED, Facts, Target, Training, recorded
 from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.job import Job
-from fp8doctor.loading.synthetic_batch import Batch, describe
+from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.step_window import StepWindow
 from fp8doctor.running.stepped_model import Ownership
@@ -65,32 +65,21 @@ class ScriptExaminer:
         """Examine the job; without its window neither a batch nor a time is known."""
         if owner is None:
             return None, self._without_a_model(NO_OWNER)
-        batch = _batch(window)
         captured = window.captured if window else None
         model: nn.Module = captured.module if captured is not None else owner.model
         loss = captured.loss() if captured is not None else None
         accumulate = window.usual_calls if window is not None else 1
         unseen = "" if window and window.seen else NO_CALL if window else NOT_SEEN_YET
         autocast = window.autocast if window else None
-        workload = describe(
-            model,
-            batch,
-            computes_loss=loss is not None,
-            optimizer=True,
-            autocast=autocast,
-            accumulate=accumulate,
-        )
-        missing = {"loss_source": captured is None, "autocast_source": bool(unseen)}
-        unknown = {name: NOT_RECORDED for name, is_missing in missing.items() if is_missing}
-        workload = msgspec.structs.replace(workload, **unknown)
         unused = window is not None and compiled_nothing()
-        job = Job(
-            model=model,
+        job = job_of(
+            model,
+            self.target,
+            captured.batch if captured is not None else None,
+            why_none=_why_no_batch(window),
+            accumulate=accumulate,
             unused_marks=unused,
             compiled_elsewhere=wrappers_of(model, owner) if unused else (),
-            target=self.target,
-            workload=workload,
-            batch=batch.value,
             loss=loss,
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
@@ -101,6 +90,9 @@ class ScriptExaminer:
             trainer=owner.trainer,
             watched=self.watch,
         )
+        missing = {"loss_source": captured is None, "autocast_source": bool(unseen)}
+        unknown = {name: NOT_RECORDED for name, is_missing in missing.items() if is_missing}
+        job.workload = msgspec.structs.replace(job.workload, **unknown)
         with without_modes(), variables_put_back():
             facts = examine(job)
             if window is not None and captured is not None and recorded(facts, "network.linears"):
@@ -131,14 +123,14 @@ class ScriptExaminer:
             return time_copies(job, facts, settings.device, propose, Budget(budget_s), show) or facts
 
 
-def _batch(window: StepWindow | None) -> Batch:
+def _why_no_batch(window: StepWindow | None) -> str:
     if window is None:
-        return Batch(None, None, NOT_SEEN_YET)
+        return NOT_SEEN_YET
     captured = window.captured
     if captured is not None and captured.batch is not None:
-        return Batch(captured.batch, "given", None)
+        return ""
     problem = captured.problem if captured is not None else NO_CALL
-    return Batch(None, None, problem if window.marked else COMPILED_FUNCTION)
+    return (problem or NO_CALL) if window.marked else COMPILED_FUNCTION
 
 
 def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:

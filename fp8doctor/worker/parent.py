@@ -32,7 +32,7 @@ from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.files import remove_folders_of
 from fp8doctor.loading.config_model import is_config, read_config
-from fp8doctor.loading.target import compiled, locate, refuse_script
+from fp8doctor.loading.target import locate, refuse_script
 from fp8doctor.pipes import lines_of, pipe
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
@@ -106,8 +106,7 @@ def examine_in_worker(
     """
     config = planned and target is not None and is_config(target)
     source = locate(target) if target is not None and not config else None
-    if source is not None and source.path is not None:
-        compiled(source.path)
+    if source is not None:
         refuse_script(source)
     if target is not None:
         require_torch(f"examining {escaped(target)}", *(("transformers",) if config else ()))

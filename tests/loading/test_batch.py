@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from fp8doctor.facts import Workload
-from fp8doctor.loading.synthetic_batch import Batch, describe, resolve
+from fp8doctor.facts import Target
+from fp8doctor.loading.job import Job
+from fp8doctor.loading.synthetic_batch import job_of
 
 
-def described(model: nn.Module, batch: Batch) -> Workload:
-    return describe(model, batch, computes_loss=False, optimizer=False, autocast=None, accumulate=1)
+def made(model: nn.Module, given: Any = None, **sizes: int | None) -> Job:
+    return job_of(model, Target(), given, **sizes)
 
 
 def outputs(model: nn.Module, batch: Any) -> Any:
@@ -157,17 +158,17 @@ MODELS = {
 @pytest.mark.parametrize(("build", "sizes"), MODELS.values(), ids=MODELS)
 def test_models_run_on_it(build: Callable[[], nn.Module], sizes: tuple[int | None, ...]) -> None:
     model = build()
-    batch = resolve(model, None, sequence=16 if 2048 in sizes else None)
-    output = outputs(model, batch.value)
-    if isinstance(batch.value, Mapping) and "labels" in batch.value:
-        assert described(model, batch).loss_source == "output.loss"
+    job = made(model, sequence=16 if 2048 in sizes else None)
+    output = outputs(model, job.batch)
+    if isinstance(job.batch, Mapping) and "labels" in job.batch:
+        assert job.workload.loss_source == "output.loss"
         output = output.loss
     elif hasattr(output, "logits"):
         output = output.logits
     loss = output[1] if build is NanoGpt else output.mean()
     assert torch.isfinite(loss)
     loss.backward()
-    full = described(model, resolve(model, None))
+    full = made(model).workload
     assert (full.batch_size, full.sequence_length, full.tokens) == sizes
     assert full.batch_source == "made up"
     assert str(full.note).startswith("synthetic: ")
@@ -175,44 +176,44 @@ def test_models_run_on_it(build: Callable[[], nn.Module], sizes: tuple[int | Non
 
 def test_an_encoder_decoder_without_a_head_gets_tokens_for_its_decoder() -> None:
     model = of_transformers("T5Model", **T5)
-    batch = resolve(model, None, size=2, sequence=8)
-    assert set(batch.value) == {"input_ids", "decoder_input_ids"}
-    outputs(model, batch.value)
-    assert described(model, batch).loss_source == "mean"
+    job = made(model, size=2, sequence=8)
+    assert set(job.batch) == {"input_ids", "decoder_input_ids"}
+    outputs(model, job.batch)
+    assert job.workload.loss_source == "mean"
 
 
 def test_sizes_that_are_asked_for() -> None:
     model = llama()
-    batch = resolve(model, None, size=3, sequence=7)
-    assert batch.value["input_ids"].shape == (3, 7)
-    assert batch.note == "synthetic: 3 x 7 random tokens of a vocabulary of 128"
-    assert resolve(mlp(), None, size=48).value.shape == (48, 32)
-    assert resolve(mlp(), None, size=4, sequence=5).value.shape == (4, 5, 32)
-    assert resolve(vit(), None, size=2).value["pixel_values"].shape == (2, 3, 32, 32)
+    job = made(model, size=3, sequence=7)
+    assert job.batch["input_ids"].shape == (3, 7)
+    assert job.workload.note == "synthetic: 3 x 7 random tokens of a vocabulary of 128"
+    assert made(mlp(), size=48).batch.shape == (48, 32)
+    assert made(mlp(), size=4, sequence=5).batch.shape == (4, 5, 32)
+    assert made(vit(), size=2).batch["pixel_values"].shape == (2, 3, 32, 32)
 
 
 def test_a_batch_is_made_on_the_meta_device_for_a_model_there() -> None:
     with torch.device("meta"):
         model = llama()
-    batch = resolve(model, None)
-    assert {tensor.device.type for tensor in batch.value.values()} == {"meta"}
-    assert described(model, batch).tokens == 512
+    job = made(model)
+    assert {tensor.device.type for tensor in job.batch.values()} == {"meta"}
+    assert job.workload.tokens == 512
     with torch.device("meta"):
-        assert resolve(mlp(), None).value.device.type == "meta"
-        assert resolve(llama().to_empty(device="cpu"), None).value["input_ids"].device.type == "cpu"
+        assert made(mlp()).batch.device.type == "meta"
+        assert made(llama().to_empty(device="cpu")).batch["input_ids"].device.type == "cpu"
 
 
 def test_it_takes_the_dtype_of_the_parameters_and_looks_through_wrappers() -> None:
     model = mlp().to(torch.bfloat16)
-    assert resolve(model, None).value.dtype is torch.bfloat16
-    assert resolve(torch.compile(model), None).value.dtype is torch.bfloat16
-    assert resolve(nn.DataParallel(llama()), None).value["labels"].shape == (8, 64)
+    assert made(model).batch.dtype is torch.bfloat16
+    assert made(torch.compile(model)).batch.dtype is torch.bfloat16
+    assert made(nn.DataParallel(llama())).batch["labels"].shape == (8, 64)
 
 
 def test_it_is_the_same_every_time_and_leaves_global_random_states_alone() -> None:
     model = llama()
     state, python_state = torch.random.get_rng_state(), random.getstate()
-    first, second = resolve(model, None).value, resolve(model, None).value
+    first, second = made(model).batch, made(model).batch
     assert torch.equal(first["input_ids"], second["input_ids"])
     assert torch.equal(torch.random.get_rng_state(), state)
     assert random.getstate() == python_state
@@ -221,7 +222,7 @@ def test_it_is_the_same_every_time_and_leaves_global_random_states_alone() -> No
 def test_a_model_of_timm_declares_its_images() -> None:
     model = TakesImages()
     model.pretrained_cfg = {"input_size": (3, 32, 32)}
-    assert model(resolve(model, None).value).shape == (8, 8, 8, 8)
+    assert model(made(model).batch).shape == (8, 8, 8, 8)
 
 
 class NeedsMore(nn.Module):
@@ -273,7 +274,7 @@ def unknown() -> Iterator[nn.Module]:
 
 def test_inputs_of_other_kinds_are_asked_for() -> None:
     for model in unknown():
-        workload = described(model, resolve(model, None))
+        workload = made(model).workload
         assert (workload.batch_source, workload.batch_size, workload.tokens) == (None, None, None), model
         assert "example_batch()" in str(workload.note), model
 
@@ -296,11 +297,11 @@ def test_inputs_of_other_kinds_are_asked_for() -> None:
 def test_the_size_of_a_given_batch_is_read_from_its_shapes(
     batch: Any, expected: tuple[int | None, ...]
 ) -> None:
-    workload = described(mlp(), resolve(mlp(), batch))
+    workload = made(mlp(), batch).workload
     assert (workload.batch_size, workload.sequence_length, workload.tokens) == expected
     assert (workload.batch_source, workload.note) == ("given", None)
 
 
 def test_a_batch_without_a_shape_has_no_size() -> None:
     nested = torch.nested.nested_tensor([torch.zeros(3, 8), torch.zeros(5, 8)])
-    assert described(mlp(), resolve(mlp(), nested)).tokens is None
+    assert made(mlp(), nested).workload.tokens is None

@@ -215,7 +215,7 @@ def test_everything_optional_is_taken(write: Write) -> None:
     assert (work.batch_size, work.sequence_length, work.tokens, work.accumulate) == (4, 16, 64, 4)
     sources = (work.batch_source, work.loss_source, work.optimizer_source, work.autocast_source)
     assert set(sources) == {"given"}
-    assert "net.py has an example_batch(); change it there" in str(mistake("net.py", batch=16))
+    assert "change example_batch() in net.py" in str(mistake("net.py", batch=16))
 
 
 def test_without_options_everything_is_said_to_be_made_up(write: Write) -> None:

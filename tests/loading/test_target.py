@@ -73,7 +73,7 @@ def refused(given: Source) -> str:
     try:
         refuse_script(given)
     except UserError as error:
-        return str(error)
+        return str(error) if "training script" in str(error) else ""
     return ""
 
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from fp8doctor.loading.synthetic_batch import Batch, describe
+from fp8doctor.facts import Target
+from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.stacks.tensors import named_tensors
 from fp8doctor.trial.copies.step import move
 
@@ -116,12 +117,5 @@ def test_fields_name_their_tensors_and_size_the_step() -> None:
         input_ids: Tensor
 
     batch = Tokens(torch.ones(2, 9), torch.ones(2, 9, dtype=torch.long), torch.ones(2, 8, dtype=torch.long))
-    work = describe(
-        nn.Linear(1, 1),
-        Batch(batch, "given", None),
-        computes_loss=False,
-        optimizer=False,
-        autocast=None,
-        accumulate=1,
-    )
+    work = job_of(nn.Linear(1, 1), Target(), batch).workload
     assert (work.batch_size, work.sequence_length, work.tokens) == (2, 8, 16)
