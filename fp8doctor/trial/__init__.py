@@ -20,14 +20,14 @@ from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_of
 from fp8doctor.stages import Doing, Stage, Teller
-from fp8doctor.trial.conductor import left_alone, timed, without_times
+from fp8doctor.trial.conductor import left_alone, timed
 from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows, shapes
 from fp8doctor.trial.layers.fake_forward import with_forward
 from fp8doctor.trial.layers.seen_calls import without_forward, without_seen
 from fp8doctor.trial.measure.budget import Budget
-from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device, gpu_name
+from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, choose_device
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.state.settings import CONTEXT, with_harm
 
@@ -59,8 +59,10 @@ def time_copies(
     if where is None:
         return None
     teller = Teller(tell, budget.end, before=before)
+    latest: list[Trial] = []
 
     def known(trial: Trial) -> Facts:
+        latest[:] = [trial]
         return structs.replace(facts, trial=trial)
 
     run = TrialRun(
@@ -76,9 +78,9 @@ def time_copies(
         job = unsharded(job)
     except NotReplicable as error:
         facts = without_seen(facts, str(error))
-        return known(without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error))))
-    # The trial of a child that is ended from here on:
-    run.keep(without_times(run, run.budget.left_out(Reason.NO_TIME_LEFT)))
+        return known(run.without_times(NoNumber(Reason.NOT_REPLICABLE, str(error))))
+    no_time = budget.left_out(Reason.NO_TIME_LEFT)
+    run.keep(run.without_times(no_time))  # of a child that is ended from here on
     run.begin(Stage.SHAPES)
     current = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
     try:
@@ -86,32 +88,23 @@ def time_copies(
             now = time.monotonic()
             facts, seen, unseen = rows.watch_copy(job, facts, guarded)
             prescription = propose(facts)
-            shown = Trial(device=where.type, gpu=gpu_name(where), rows=seen)
             until = now + shapes.SHARE * (budget.end - now)
-            timed_shapes, untimed = shapes.time_shapes(known(shown), guarded, until)
-            shown = structs.replace(shown, shapes=timed_shapes)
-            planned = plan_variants(known(shown), prescription, job)
+            with_rows = known(replace(guarded, known={"rows": seen}).trial())
+            timed_shapes, untimed = shapes.time_shapes(with_rows, guarded, until)
             gaps = {"trial.rows": unseen, "trial.shapes": untimed}
             missing = {fact: gap for fact, gap in gaps.items() if gap}
-
-            def whole(trial: Trial) -> Trial:
-                all_gaps = {**trial.get("gaps", {}), **missing}
-                return structs.replace(trial, rows=seen, shapes=timed_shapes, gaps=all_gaps)
-
-            run.keep(whole(without_times(run, budget.left_out(Reason.NO_TIME_LEFT))))
-            try:
-                lists = [blocks.name for blocks in facts.network.blocks]
-                with_rest = replace(guarded, keep=lambda trial: run.keep(whole(trial)))
-                trial = whole(timed(job, lists, planned, with_rest))
-            except DeviceLost as lost:
-                lost.trial = whole(lost.trial) if lost.trial else None
-                raise
-            run.keep(trial)
+            guarded = replace(guarded, known={"rows": seen, "shapes": timed_shapes, "gaps": missing})
+            planned = plan_variants(known(guarded.trial()), prescription, job)
+            guarded.keep(guarded.without_times(no_time))
+            trial = timed(job, [blocks.name for blocks in facts.network.blocks], planned, guarded)
+            guarded.keep(trial)
     except DeviceLost as lost:
         if run.own_process:
             raise
-        nothing = without_times(run, NoNumber(Reason.TOOK_PROCESS_DOWN, f"{lost.arm}: {lost}"))
-        return known(with_harm(lost.trial or nothing, (CONTEXT,)))
+        if not any(arm.tried for arm in latest[0].get("arms", ())):
+            lost_it = NoNumber(Reason.TOOK_PROCESS_DOWN, f"{lost.arm}: {lost}")
+            known(run.without_times(lost_it))
+        return known(with_harm(latest[0], (CONTEXT,)))
     return known(with_harm(trial, changed))
 
 

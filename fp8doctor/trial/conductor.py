@@ -26,7 +26,7 @@ from fp8doctor.trial.measure.memory import gpu_gib
 from fp8doctor.trial.measure.profile_step import explain, prove
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
-from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, gpu_name, still_there
+from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT, free, restored, trial_modes
 from fp8doctor.trial.variant import Place, VariantPlan
@@ -64,21 +64,22 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
     """Time the variants; ``lists`` names the lists of repeated blocks."""
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
-        return without_times(run, NoNumber(Reason.NO_BATCH, reason))
+        return run.without_times(NoNumber(Reason.NO_BATCH, reason))
     run.begin(Stage.BUILDING)
     run.progress("copying the model to the device", None)
     bench = None
     try:
-        attempts = [Attempt(each, no_number=run.skipped(each.name)) for each in plans]
+        skipped = {each: NoNumber(Reason.TOOK_PROCESS_DOWN, reason) for each, reason in run.skip.items()}
+        attempts = [Attempt(each, no_number=skipped.get(each.name)) for each in plans]
         bench = Bench(job, lists, run, attempts)
         trial = _timed(bench)
     except (NotReplicable, OriginalTouched) as error:
-        trial = without_times(run, NoNumber(Reason.NOT_REPLICABLE, str(error)))
+        trial = run.without_times(NoNumber(Reason.NOT_REPLICABLE, str(error)))
     except Exception as error:
         _log.debug("the step raises", exc_info=True)
         if bench is not None:
             still_there(run.device, bench.at_work)
-        trial = without_times(run, _why_none(error, ran=bench is not None))
+        trial = run.without_times(_why_none(error, ran=bench is not None))
     finally:
         if run.own_process:
             torch_private.forget_cuda_graphs()  # with the compiled code that recorded them
@@ -132,7 +133,7 @@ def build(bench: Bench) -> None:
         else:
             _build_variant(attempt, bench)
         if attempt.plan.name == ArmName.AS_IS:
-            while attempt.why is Reason.OUT_OF_MEMORY and bench.lay_out(shallower=True):
+            while attempt.why is Reason.OUT_OF_MEMORY and bench.lay_out():
                 attempt.no_number = None
                 _build_variant(attempt, bench)
     for attempt in last:
@@ -218,17 +219,3 @@ def time_in_turn(bench: Bench, attempts: Sequence[Attempt]) -> Samples:
     )
     bench.guard.look()  # on a CPU, each block is looked at when the next begins
     return samples
-
-
-def without_times(run: TrialRun, no_number: NoNumber) -> Trial:
-    return Trial(
-        device=run.device.type,
-        gpu=gpu_name(run.device),
-        blocks={},
-        arms=(),
-        self_check_ratio=None,
-        reliable=False,
-        why=no_number.why,
-        reason=no_number.sentence,
-        budget_s=run.budget.seconds,
-    )

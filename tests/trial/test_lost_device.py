@@ -10,7 +10,7 @@ from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial
 from fp8doctor.trial import conductor
 from fp8doctor.trial.measure.profile_step import BREAKDOWN
-from fp8doctor.trial.measure.trial_run import DeviceLost
+from fp8doctor.trial.measure.trial_run import DeviceLost, TrialRun
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.trial.state.settings import CONTEXT
 from tests.trial.decoder import AS_IS, job, trial
@@ -44,7 +44,7 @@ def test_the_arm_that_loses_the_device_while_all_are_timed_is_named(monkeypatch:
     lost_at(monkeypatch, "worn")
     with pytest.raises(DeviceLost) as lost:
         trial(job(blocks=3), AS_IS, worn())
-    assert (lost.value.arm, lost.value.trial) == ("worn", None)
+    assert lost.value.arm == "worn"
 
 
 KNOWN = Trial(device="cpu", arms=(Arm(name="as_is", tried=True, step_ms=1.0),), reliable=True, reason=None)
@@ -54,10 +54,10 @@ KNOWN = Trial(device="cpu", arms=(Arm(name="as_is", tried=True, step_ms=1.0),), 
 def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
     known: Trial | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def loses(*_: object) -> Trial:
-        lost = DeviceLost(BREAKDOWN, "it took the GPU's context down: planted")
-        lost.trial = known
-        raise lost
+    def loses(job: object, lists: object, plans: object, run: TrialRun) -> Trial:
+        if known:
+            run.keep(known)
+        raise DeviceLost(BREAKDOWN, "it took the GPU's context down: planted")
 
     monkeypatch.setattr(fp8doctor.trial, "timed", loses)
     of = job(blocks=1)

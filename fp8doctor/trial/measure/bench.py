@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,14 @@ from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks import NoCounterpart, torch_private
+from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, records_cuda_graphs
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched, cut_of, replicate, unwrapped
+from fp8doctor.trial.copies.replica import NotReplicable, cut_of, replicate, unwrapped
 from fp8doctor.trial.copies.shards import is_stand_in
 from fp8doctor.trial.copies.step import WatchedSteps, like, move, optimizer_for, own_loss, training_step
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
@@ -87,12 +87,9 @@ class Bench:
         self.as_one = compiled_as_one(job, within)
         """Whether one graph holds several blocks, so each depth is compiled again."""
         shallow = self.as_one or any(each.plan.if_host_waits for each in attempts)
-        self._plans = depth.plans(root, within, as_one=shallow)
-        self._deeper: list[depth.Plan] = []
-        """Plans that are tried first if the GPU has memory for more than their steps."""
-        if is_roomy(root, device):
-            roomy = depth.plans(root, within, as_one=shallow, roomy=True)
-            self._deeper = [plan for plan in roomy if plan not in self._plans]
+        self._usual = depth.plans(root, within, as_one=shallow)
+        self._left = depth.plans(root, within, as_one=shallow, roomy=is_roomy(root, device))
+        """Plans that were not laid out yet, the deepest first."""
         self.lay_out()
         self.observer = Observer(device)
 
@@ -100,42 +97,29 @@ class Bench:
     def built(self) -> list[Attempt]:
         return [each for each in self.attempts if each.ready]
 
-    def lay_out(self, shallower: bool = False) -> bool:
-        """Make the largest models that fit, or smaller ones in place of these and of all variants.
+    def lay_out(self) -> bool:
+        """Make the largest models left that fit, in place of these and of all variants.
 
-        False if there are no smaller ones: these stay. Raises `torch.OutOfMemoryError` if none fit.
+        False if none is left: these stay. A deeper plan than usual has to leave memory for variants that take
+        more. Raises `torch.OutOfMemoryError` if none fits.
         """
-        plans = [*self._deeper, *self._plans]
-        if shallower:
+        if not self._left:
+            return False
+        while self._left:
             self._release(self.attempts)
-            plans = plans[plans.index(self.plan) + 1 :]
-            if not plans:
-                return False
             self.forget()
             free(self.device)
-        if not any(map(self._laid_out, plans)):
-            raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
-        return True
-
-    def _laid_out(self, plan: depth.Plan) -> bool:
-        """Lay a plan out if it fits, and give back what it took if it does not.
-
-        A deeper plan has to leave memory for variants that take more.
-        """
-        self.plan, deeper = plan, plan in self._deeper
-        if deeper:
-            torch.cuda.reset_peak_memory_stats(self.device)
-        try:
-            for cut in plan.cuts:
-                self._add(cut)
-        except torch.OutOfMemoryError:
-            fits = False
-        else:
-            fits = not deeper or leaves_room(self.device)
-        if not fits:  # the error is gone here, and with it what it held of the step
-            self.forget()
-            free(self.device)
-        return fits
+            self.plan = self._left.pop(0)
+            usual = self.plan in self._usual
+            if not usual:
+                torch.cuda.reset_peak_memory_stats(self.device)
+            with suppress(torch.OutOfMemoryError):  # which goes, and with it what it held of the step
+                for cut in self.plan.cuts:
+                    self._add(cut)
+                if usual or leaves_room(self.device):
+                    return True
+        self.forget()
+        raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
 
     def forget(self) -> None:
         self.bases.clear()
@@ -194,18 +178,11 @@ class Bench:
                 self._build_depths(attempt, until)
         except Overrun:
             took_s = time.monotonic() - began
-            attempt.no_number = NoNumber(
-                Reason.NO_TIME_LEFT,
-                f"it was given up after {took_s:.0f} s, because no time was left to build it",
-            )
-        except NoCounterpart as error:
-            attempt.no_number = NoNumber(Reason.NOT_APPLICABLE, str(error))
-        except (NotReplicable, OriginalTouched) as error:
-            if self.guard.written is not None:
-                raise
-            attempt.no_number = NoNumber(Reason.NOT_REPLICABLE, str(error))
+            given_up = f"it was given up after {took_s:.0f} s, because no time was left to build it"
+            attempt.no_number = NoNumber(Reason.NO_TIME_LEFT, given_up)
         except Exception as error:
             _log.debug("building %s raises", attempt.plan.name, exc_info=True)
+            self.guard.look()
             attempt.no_number = raised(error)
         attempt.build_s = time.monotonic() - began
         if attempt.no_number is not None:

@@ -20,7 +20,6 @@ from fp8doctor.trial.measure import timer
 from fp8doctor.trial.measure.attempt import Attempt, Samples, full_ms
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.memory import memory_parts
-from fp8doctor.trial.measure.trial_run import gpu_name
 
 MOST_SCALE = 1.15
 """Profiled kernel time / unprofiled step up to which the profile divides that step. A convention: one
@@ -38,11 +37,9 @@ MOST_GROUPS, MOST_MODULES = 30, 40
 
 def report(bench: Bench, enough_s: float | None) -> Trial:
     """Turn the attempts and their samples into facts; ``enough_s`` is a budget that those left out fit in."""
-    plan, device, samples, budget = bench.plan, bench.device, bench.samples, bench.run.budget
+    plan, samples = bench.plan, bench.samples
     failed = {"trial.arms.breakdown": "; ".join(dict.fromkeys(bench.failures))} if bench.failures else {}
-    trial = Trial(
-        device=device.type,
-        gpu=gpu_name(device),
+    trial = bench.run.trial(
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
         recomputed=bench.recomputed,
         arms=tuple(
@@ -53,9 +50,8 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
         host=bench.observer.host(),
         gaps=failed,
         why=None,
-        budget_s=budget.seconds,
         enough_s=enough_s,
-        elapsed_s=budget.elapsed_s,
+        elapsed_s=bench.run.budget.elapsed_s,
     )
     doubts = [doubt] if (doubt := why_unreliable(trial)) else []
     rounds = min(map(len, samples.values()), default=timer.LEAST_ROUNDS)

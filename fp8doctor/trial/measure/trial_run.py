@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Trial
-from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.stages import Stage
 from fp8doctor.trial.measure.budget import Budget
@@ -33,10 +33,18 @@ class TrialRun:
     """Whether the process runs only this trial, and is not the user's."""
     guard: Guard | None = None
     """Watches for writes to the user's objects in every step."""
+    known: dict[str, Any] = field(default_factory=dict)
+    """Fields of the trial that are known before a variant is built."""
 
-    def skipped(self, part: str) -> NoNumber | None:
-        """Return why a variant or part is left out; None if it is not."""
-        return NoNumber(Reason.TOOK_PROCESS_DOWN, self.skip[part]) if part in self.skip else None
+    def trial(self, **fields: Any) -> Trial:
+        """Record what is known so far, and these fields."""
+        gaps = {**self.known.get("gaps", {}), **fields.get("gaps", {})}
+        at = {"device": self.device.type, "gpu": gpu_name(self.device), "budget_s": self.budget.seconds}
+        return Trial(**{**at, **self.known, **fields, "gaps": gaps})
+
+    def without_times(self, no_number: NoNumber) -> Trial:
+        why = {"why": no_number.why, "reason": no_number.sentence, "reliable": False}
+        return self.trial(blocks={}, arms=(), self_check_ratio=None, **why)
 
 
 def choose_device(name: str | None) -> torch.device | None:
@@ -72,8 +80,6 @@ class DeviceLost(BaseException):
     def __init__(self, arm: str, reason: str) -> None:
         super().__init__(reason)
         self.arm = arm
-        self.trial: Trial | None = None
-        """The trial so far, if every variant was timed and proven."""
 
 
 def still_there(device: torch.device, part: str) -> None:
