@@ -12,6 +12,7 @@ from fp8doctor import cost, facts, known_errors, recipes
 from fp8doctor.analysis import (
     arms,
     compile_coverage,
+    conversion,
     expected_fp8_gemms,
     fp8_request,
     fp8_weights,
@@ -19,7 +20,6 @@ from fp8doctor.analysis import (
     layers,
     memory,
     modelled_speedup,
-    module_names,
     noise,
     own_step,
     padding,
@@ -31,14 +31,14 @@ from fp8doctor.analysis import (
     watched,
 )
 from fp8doctor.analysis.compile_coverage import needs_compile
+from fp8doctor.analysis.conversion import keep_in_bf16
 from fp8doctor.analysis.fp8_request import exported, fp8_was_asked_for
 from fp8doctor.analysis.layers import flops_share_pct, in_python, named, stores_fp8
 from fp8doctor.analysis.recipe_support import installed
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.areas import Severity
 from fp8doctor.diagnosis import treatments
-from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.diagnosis.treatments import convert_again, describe, keep_in_bf16
+from fp8doctor.diagnosis.treatments import describe, stay_in_bf16
 from fp8doctor.facts import (
     NOT_RECORDED,
     Arm,

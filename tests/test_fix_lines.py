@@ -18,10 +18,10 @@ from torchao.float8 import convert_to_float8_training
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from fp8doctor import inspect_model
+from fp8doctor.analysis.conversion import keep_in_bf16
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.code_snippets import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
-from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.diagnosis.treatments import describe, keep_in_bf16
+from fp8doctor.diagnosis.treatments import describe, stay_in_bf16
 from fp8doctor.facts import Accelerate, Environment, Facts, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors

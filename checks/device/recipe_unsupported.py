@@ -57,7 +57,7 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     (stack, recipe), reason = next(iter(reasons.items()))
     of_te = stack == "transformer_engine"
     nvfp4 = of_te and recipe == "nvfp4" and kit.recipe_support.capability(gpu) >= PLAIN_NVFP4.first
-    summary, code = "convert with the tensorwise recipe", kit.treatments.with_recipe("tensorwise", facts)
+    summary, code = "convert with the tensorwise recipe", kit.conversion.with_recipe("tensorwise", facts)
     if nvfp4:
         summary = f"NVFP4 without Hadamard transform and stochastic rounding, or version {NVFP4_ANYWHERE}"
         code = PLAIN

@@ -62,7 +62,7 @@ def fp8_all_gather_off(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
 
 
 def all_gather(facts: kit.Facts) -> kit.Treatment:
-    lines = f"config = Float8LinearConfig({FLAG}=True)\n{kit.convert_again(facts, config='config')}"
+    lines = f"config = Float8LinearConfig({FLAG}=True)\n{kit.conversion.conversion(facts, config='config')}"
     if not kit.fp8_request.may_have_converted(facts):  # Accelerate (1.15) computes the scales by itself
         lines += "     # before fully_shard(model)\n"
         lines += f"# and after every optimizer.step(): {PRECOMPUTE}(model)"
@@ -93,7 +93,7 @@ def wrapped_for_nothing(linears: list[kit.Linear], facts: kit.Facts) -> kit.Find
     ready = prepared or bool(training.gradients_seen) or bool(training.optimizer_stepped)
     code = f"export {kit.fp8_request.ALL_GATHER}=false"
     if not kit.fp8_request.may_have_converted(facts):
-        code = kit.convert_again(facts, config=f"Float8LinearConfig({FLAG}=False)")
+        code = kit.conversion.conversion(facts, config=f"Float8LinearConfig({FLAG}=False)")
     return kit.Finding(
         severity=None if ready else "info",
         title=f"Nothing is sharded, but FSDP2's all-gather wraps {kit.plural(len(linears), 'FP8 Linear')}",

@@ -109,10 +109,10 @@ def emulated_fp8(facts: kit.Facts) -> kit.Finding | None:
     fix = kit.Treatment(
         name="real-fp8-kernel",
         summary="convert without emulation; on a GPU without FP8, train in BF16",
-        code=kit.convert_again(facts, config="Float8LinearConfig(emulate=False)"),
+        code=kit.conversion.conversion(facts, config="Float8LinearConfig(emulate=False)"),
     )
     if not emulated[0].kind.startswith("torchao.float8."):
-        fix = kit.fp8_weights.mxfp8_without_biases("real-mx-kernel", facts)
+        fix = kit.conversion.mxfp8_without_biases("real-mx-kernel", facts)
     return kit.Finding(
         title=f"{len(emulated)} of {len(fp8)} FP8 layers emulate FP8{kit.named(emulated, len(fp8))}",
         explanation="They cast to FP8 and back, and multiply in 16 or 32 bits. You pay for the casts, and "

@@ -98,7 +98,7 @@ def why_none(
         return f"{conv1d} of them are Conv1D, which no converter accepts as a Linear.", kit.treatments.CONV1D
     if flag and kit.fp8_request.was_prepared(facts) and not any(map(kit.layers.fits_fp8, linears)):
         return f"No Linear has both sides divisible by {MULTIPLE}, so the converter skipped all.", PAD
-    code: str | None = f"{kit.treatments.switched_on(facts)}\n{PREPARE}"
+    code: str | None = f"{kit.conversion.switched_on(facts)}\n{PREPARE}"
     if flag and kit.fp8_request.was_prepared(facts):
         cause = "Another precision prepared the model, it was replaced later, or only its ends are Linears."
     elif flag:
@@ -109,7 +109,8 @@ def why_none(
             "The converter changes only the model that you pass, in place, and every nn.Linear that its "
             f"filter accepts. It was not called on this model, or the filter lacks its names{named}."
         )
-        code = kit.if_recorded(kit.treatments.convert_model, facts)
+        takes = kit.if_recorded(lambda: any(map(kit.layers.would_be_converted, linears)))
+        code = kit.conversion.convert_all_that_fit(facts) if takes else None
     summary = "convert the model that trains, before you create its optimizer"
     return cause, kit.Treatment(name="convert", summary=summary, code=code) if code else None
 
@@ -117,7 +118,7 @@ def why_none(
 def look_later(facts: kit.Facts) -> kit.Treatment:
     """Convert by a recipe whose layers learn, and look again; a Trainer converts by itself."""
     kind: Literal["python", "sketch"] = "python"
-    code = f"{kit.treatments.switched_on(facts)}\n{PREPARE}\nprint(inspect_model(model))"
+    code = f"{kit.conversion.switched_on(facts)}\n{PREPARE}\nprint(inspect_model(model))"
     if facts.trainer() is not None:
         kind, code = "sketch", "print(inspect_model(model, trial=False))   # once trainer.train() ran a step"
     summary = "check the model after its conversion, or after one training step"

@@ -53,7 +53,7 @@ def risks_of(facts: kit.Facts) -> Iterator[tuple[str, str, str, str]]:
         if any("e5m2" in dtype for dtype in scaling.forward_dtypes):
             line = "recipe.fp8_format = Format.HYBRID"
             if scaling.stack == "torchao":
-                line = kit.treatments.with_recipe("tensorwise", facts)
+                line = kit.conversion.with_recipe("tensorwise", facts)
             text = f"in {layers} input or weight is E5M2, with two bits of mantissa"
             yield "E5M2 in the forward", text, "use E4M3 in the forward", line
         history = scaling.amax_history_len

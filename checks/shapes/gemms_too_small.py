@@ -118,8 +118,7 @@ def adapters_converted(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
     if first.stack == "torchao":
         linears = facts.network.linears
         kept = [each.name for each in linears if each.use != "training" or each.adapter == "adapter"]
-        own = None if kit.module_names.has_lora(adapters) else kit.treatments.convert_all_but(kept, facts)
-        code = own or kit.convert_again(facts, only='"lora_" not in name')
+        code = kit.conversion.conversion(facts, beside=kept)
     return kit.Finding(
         title=f"{len(converted)} of {len(adapters)} LoRA matrices were converted to FP8"
         f"{kit.named(converted, len(adapters))}",

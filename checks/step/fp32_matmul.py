@@ -101,7 +101,7 @@ def fp32_adapters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 
 
 def adapters_to_bf16(adapters: list[kit.Linear]) -> kit.Treatment:
-    which = '"lora_" in name' if kit.module_names.has_lora(adapters) else "parameter.requires_grad"
+    which = '"lora_" in name' if kit.conversion.has_lora(adapters) else "parameter.requires_grad"
     code = f"for name, parameter in model.named_parameters():\n    if {which}:\n"
     code += "        parameter.data = parameter.data.to(torch.bfloat16)"
     return kit.Treatment(

@@ -1,13 +1,9 @@
-"""FP8 weights: Transformer Engine's copies, torchao's MXFP8, and their memory.
-
-In torchao 0.17 and 0.18 an MXFP8 layer loses its bias, so no line here converts one that has a bias.
-"""
+"""FP8 copies of weights, and Transformer Engine's weights in FP8 alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fp8doctor.analysis.module_names import keep, kept_out, left_out_now
 from fp8doctor.cost.matmul_counts import gemms
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.finding import Treatment
@@ -108,67 +104,3 @@ def _quantized_model_init(layers: Sequence[Linear], settings: str = "") -> str:
     config = next((each.config for each in of_stack(TRANSFORMER_ENGINE.name) if {each.name} == recipes), "")
     recipe = f", recipe={config}" if config else ""
     return f"with te.quantized_model_init(enabled=True{recipe}{settings})"
-
-
-WRAPPER = "MXFP8TrainingWeightWrapperTensor"
-"""torchao's class around the weight since 0.17; the layer itself stays an nn.Linear."""
-
-
-def is_mxfp8(linear: Linear) -> bool:
-    return (linear.get("weight_class") or "").endswith(f".{WRAPPER}")
-
-
-def is_grouped(linear: Linear) -> bool:
-    """Return whether this is a 3-D expert weight, with a grouped matmul."""
-    return bool(linear.get("gemms", 1) > 1)
-
-
-def mxfp8_without_biases(name: str, facts: Facts) -> Treatment:
-    """Convert what is in MXFP8 by a real kernel, but a layer with a bias to Float8Linear.
-
-    If MXFP8 is emulated now, the treatment is that of emulation, so a plan converts once.
-    """
-    in_mxfp8 = [linear for linear in facts.linears() if is_mxfp8(linear) and linear.use == "training"]
-    emulated, summary = any(linear.features.get("emulate") for linear in in_mxfp8), []
-    if any(each.bias and not is_grouped(each) for each in in_mxfp8):
-        summary.append("convert layers with a bias to Float8Linear, which adds it")
-    if emulated:
-        summary.append(
-            "take a recipe with a real kernel; on a GPU without MX train in BF16 or in tensorwise FP8"
-        )
-    name = "real-mx-kernel" if emulated else name
-    return Treatment(name=name, summary="; ".join(summary), code=mxfp8_lines(facts, in_mxfp8))
-
-
-def mxfp8_lines(facts: Facts, converted: Sequence[Linear]) -> str:
-    """Write the lines for MXFP8, and Float8Linear for a bias; what is left out now stays out."""
-    sets, note = left_out_now(facts.linears())
-    kept, lines = kept_out(facts) if sets else "", keep(sets)
-    biased = [each for each in converted if each.bias and not is_grouped(each)]
-    if biased:
-        wanted = " and ".join(filter(None, ("layer.bias is not None", kept)))
-        filtered = f"module_filter_fn=lambda layer, name: {wanted}"
-        lines.append(f"convert_to_float8_training(model, {filtered}){note}")
-    if len(biased) < len(converted):
-        lines.append(quantize_mxfp8(converted, kept) + note)
-    return "\n".join(lines)
-
-
-def quantize_mxfp8(linears: Sequence[Linear], kept: str = "") -> str:
-    """Write the lines that convert these layers to MXFP8 without losing a bias.
-
-    ``kept`` is a condition on ``name``. Only real kernels are named.
-    """
-    converted = [linear for linear in linears if is_mxfp8(linear) and linear.use == "training"]
-    in_high_precision = any(linear.features.get("wgrad_with_hp") for linear in converted)
-    recipe = f"MXFP8_RCEIL{'_WGRAD_WITH_HP' if in_high_precision else ''}"
-    wanted = "isinstance(layer, nn.Linear) and layer.bias is None"
-    grouped = filter(is_grouped, converted or linears)
-    experts = dict.fromkeys(linear.kind.rpartition(".")[2] for linear in grouped)
-    if experts:
-        wanted = f"({wanted} or type(layer).__name__ in {tuple(experts)})"
-    wanted = " and ".join(filter(None, (wanted, kept)))
-    return (
-        f"config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.{recipe})\n"
-        f"quantize_(model, config, filter_fn=lambda layer, name: {wanted})"
-    )

@@ -7,13 +7,14 @@ Checks read these names as ``kit.cost``.
 from fp8doctor.cost.cast_cost import weight_casts_ms
 from fp8doctor.cost.gemm import amdahl, large_gemm_speedup
 from fp8doctor.cost.layer import linear_cost, mxfp8_experts
-from fp8doctor.cost.matmul_counts import micro_batches, routed_rows, rows_of, rows_seen
+from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, routed_rows, rows_of, rows_seen
 from fp8doctor.cost.step_cost import eager_balance
 from fp8doctor.gpus import modelled_gpu
 
 __all__ = [
     "amdahl",
     "eager_balance",
+    "is_grouped",
     "large_gemm_speedup",
     "linear_cost",
     "micro_batches",

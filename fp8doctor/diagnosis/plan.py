@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import base_of, uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
+from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
@@ -17,7 +18,6 @@ from fp8doctor.analysis.modelled_speedup import (
     modelled_speedup,
     to_convert,
 )
-from fp8doctor.analysis.module_names import has_lora
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -45,13 +45,12 @@ from fp8doctor.diagnosis.estimate import (
     planned_speedup,
 )
 from fp8doctor.diagnosis.fitting import BASE_IN, to_fit
-from fp8doctor.diagnosis.leaving_fp8 import compiled_as, replaces_own_compile, stay_in_bf16
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
-    FIXED,
-    convert,
+    compiled_as,
     describe,
-    keep_in_bf16,
+    replaces_own_compile,
+    stay_in_bf16,
     treatments_of,
 )
 from fp8doctor.facts import Facts, if_recorded, recorded
@@ -306,7 +305,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(facts)]
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
     if not asked and not leaves and if_recorded(runs_in_fp32, facts):
-        treatment = FIXED[AUTOCAST_BF16]  # every estimate is of BF16; the optimizer keeps fp32 weights
+        treatment = describe(AUTOCAST_BF16, facts)  # estimates are of BF16; the optimizer keeps fp32 weights
+        assert treatment is not None
         if facts.get("target.kind") == "file":
             more = "# if your script does that: autocast = torch.bfloat16 in the model file"
             treatment = replace(treatment, code=f"{treatment.code}\n{more}")

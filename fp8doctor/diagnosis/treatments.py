@@ -1,38 +1,34 @@
-"""Treatments that the trial proposes by itself, as lines that a user would write, and lines for checks."""
+"""Treatments as lines that a user would write: what the trial proposes by itself, and some of checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from fp8doctor.analysis.compile_coverage import (
+    BACKENDS_WITHOUT_KERNELS,
+    blocks_are_compiled,
     cache_off,
+    compile_all_without_cache,
     compile_treatment,
     compile_whole,
     compiles_each_block,
     covered_by_blocks,
     is_inside,
 )
-from fp8doctor.analysis.fp8_request import ALL_GATHER, in_script, may_have_converted
-from fp8doctor.analysis.fp8_weights import is_mxfp8, mxfp8_lines, quantize_mxfp8
+from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
+from fp8doctor.analysis.fp8_request import (
+    ALL_GATHER,
+    BACKEND,
+    asked_by_environment,
+    fp8_was_asked_for,
+    may_have_converted,
+    precision_of,
+)
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
-from fp8doctor.analysis.layers import (
-    fits_fp8,
-    in_python,
-    layer_label,
-    may_be_taken,
-    would_be_converted,
-)
+from fp8doctor.analysis.layers import in_python, layer_label, would_be_converted
 from fp8doctor.analysis.memory import samples
-from fp8doctor.analysis.module_names import (
-    MOST_LINES,
-    before_wrapping,
-    keep,
-    kept_out,
-    left_out_now,
-    names_in_python,
-)
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
     CHECKPOINTING_OFF,
@@ -47,19 +43,13 @@ from fp8doctor.analysis.treatment_table import (
     recipe_after,
     traits,
 )
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.diagnosis.leaving_fp8 import stay_in_bf16
-from fp8doctor.facts import Facts, Linear, if_recorded
-from fp8doctor.facts.arm_names import keeps_users_compilation
+from fp8doctor.facts import Arm, Facts, Linear, recorded
+from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation
 from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.finding import Treatment
-from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, default_of, recipe_of, stack_of
-from fp8doctor.wording import plural
-
-TAKES = '"lora_" not in name and not (layer.in_features % 16 or layer.out_features % 16)'
-"""What a conversion takes, if few lines cannot name what it must leave out."""
-
-NOT_THE_HEAD = "   # and not your head"
+from fp8doctor.recipes import BY_TREATMENT, TORCHAO, stack_of
 
 ORDINARY_WEIGHTS = Treatment(
     name="no-float8-all-gather",
@@ -70,7 +60,6 @@ ORDINARY_WEIGHTS = Treatment(
 )
 """For torchao's converted weights, which Accelerate wraps for FSDP on one GPU too."""
 
-
 CONV1D = Treatment(
     name="conv1d-to-linear",
     summary="replace each Conv1D by an nn.Linear with the transposed weight, before the conversion",
@@ -80,140 +69,26 @@ CONV1D = Treatment(
 """For GPT-2's layers, which no converter accepts as Linears."""
 
 
-def keep_in_bf16(layers: Sequence[str], facts: Facts | None = None) -> Treatment:
-    """Leave these layers out of the conversion, with those that are left out now.
-
-    As far as the facts name them in few lines.
-    """
-    named = set(layers)
-    linears = facts.linears() if facts else ()
-    beside, note = left_out_now([linear for linear in linears if linear.name not in named])
-    now = [f"{each}   # in BF16 already" for each in beside]
-    sets = names_in_python(before_wrapping(layers, linears)) + now or ["set()"]
-    return Treatment(
-        name=KEEP_IN_BF16,
-        summary=f"leave {plural(len(layers), 'layer')} out of the conversion",
-        code=_as_now(sets, note, [linear for linear in linears if linear.name in named], facts),
-        layers=tuple(layers),
-    )
-
-
-def converting(
-    facts: Facts | None,
-    sets: Sequence[str] = (),
-    note: str = "",
-    *,
-    config: str = "",
-    only: str = "",
-    converter: str = TORCHAO.converter,
-    by_accelerate: bool = False,
-) -> str:
-    """Write the lines that convert all but the names in these sets, by whoever converts the model now."""
-    kept = kept_out(facts) if sets else ""
-    takes = " and ".join(filter(None, ("" if only in kept else only, kept)))
-    if facts and (by_accelerate or may_have_converted(facts)):
-        return "\n".join((*keep(sets), in_script(facts, config=config, takes=takes) + note))
-    arguments = ["model", *([f"config={config}"] if config else [])]
-    arguments += [f"module_filter_fn=lambda layer, name: {takes}"] if takes else []
-    return "\n".join((*keep(sets), f"{converter}({', '.join(arguments)}){note}"))
-
-
-def convert_again(facts: Facts, *, config: str = "", only: str = "") -> str:
-    """Return the lines that convert with this config and these names only.
-
-    A default is the config of today. Layers that are left out now stay out.
-    """
-    linears = facts.linears()
-    config = config or if_recorded(_config, linears) or ""
-    sets, note = if_recorded(left_out_now, linears) or ([], "")
-    return converting(facts, sets, note, config=config, only=only)
-
-
-def convert_model(facts: Facts) -> str | None:
-    """Return the lines that convert a model in 16 bits; None if it has no layer that they could convert."""
-    return _all_that_fit(facts) if any(map(would_be_converted, facts.network.linears)) else None
-
-
-def switched_on(facts: Facts) -> str:
-    """Return the lines that switch FP8 on through Accelerate, whose own filter would take LoRA's matrices."""
-    adapters = any(each.get("adapter") == "adapter" and fits_fp8(each) for each in facts.linears())
-    return _all_that_fit(facts, by_accelerate=True) if adapters else in_script(facts)
-
-
-def _all_that_fit(facts: Facts, *, by_accelerate: bool = False) -> str:
-    """Return the lines that convert every layer that fits."""
-    sets, note = left_out_now([each for each in facts.linears() if not would_be_converted(each)])
-    if note:
-        return f"{converting(facts, only=TAKES, by_accelerate=by_accelerate)}{NOT_THE_HEAD}"
-    return converting(facts, sets or (["set()"] if by_accelerate else []), by_accelerate=by_accelerate)
-
-
-def convert_all_but(layers: Sequence[str], facts: Facts) -> str | None:
-    """Return the lines that convert every Linear but these, as FP8 layers are now.
-
-    None if no few lines name them.
-    """
-    sets = names_in_python(before_wrapping(layers, facts.network.linears)) or ["set()"]
-    return None if len(sets) > MOST_LINES else _as_now(sets, "", facts.network.fp8, facts)
-
-
-def _as_now(sets: Sequence[str], note: str, converted: Sequence[Linear], facts: Facts | None) -> str:
-    """Return the lines that convert all but these names, by the stack of the converted layers."""
-    built = next((each for each in map(stack_of, converted) if not each.converter), None)
-    if built:
-        instead = f"# build these as torch.nn.Linear, not as {built.layer or layer_label(converted[0])}"
-        return "\n".join((*keep(sets), instead + note))
-    if any(map(is_mxfp8, converted)) and not (facts and may_have_converted(facts)):
-        return "\n".join((*keep(sets), quantize_mxfp8(converted, kept_out(facts)) + note))
-    stack = stack_of(converted[0]) if converted else TORCHAO
-    lines = converting(facts, sets, note, config=_config(converted), converter=stack.converter)
-    return "\n".join(filter(None, (stack.converter_import, lines)))
-
-
-def _config(linears: Sequence[Linear]) -> str:
-    """Write the config that converted all FP8 layers; empty for torchao's default."""
-    used = {(linear.stack, linear.recipe): linear for linear in linears if linear.use == "training"}
-    if len(used) != 1:
-        return ""
-    (found,) = map(recipe_of, used.values())
-    return found.config if found.stack == TORCHAO.name and found != default_of(TORCHAO.name) else ""
-
-
-def recipe(name: str, facts: Facts) -> Treatment:
-    """Another recipe of torchao, by the name of its treatment."""
-    word = recipe_after(name)
-    code = with_recipe(word, facts)
-    return Treatment(name=name, summary=f"convert with the recipe {word}", code=code)
-
-
-def with_recipe(word: str, facts: Facts) -> str:
-    """Return the lines that convert with a recipe of torchao."""
-    if RECIPES[TORCHAO.name, word].drops_bias:
-        return mxfp8_lines(facts, [each for each in facts.linears() if each.use == "training"])
-    return f"config = {RECIPES[TORCHAO.name, word].config}\n{convert_again(facts, config='config')}"
-
-
 def checkpointing_off(facts: Facts) -> Treatment:
     """Switch off the form of checkpointing that was found."""
-    found = facts.get("training.checkpointing", ())
-    first = next((each for each in found if each.active is not False), None)
-    if first is None:
-        code = WITHOUT_CHECKPOINTING["wrapper"]
-    elif first.form == "huggingface":
-        trainer, of_a_decoder = facts.trainer(), facts.get("training.use_cache", True) is not None
-        off = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
+    found = (each for each in facts.get("training.checkpointing", ()) if each.active is not False)
+    first, trainer = next(found, None), facts.trainer()
+    code = WITHOUT_CHECKPOINTING.get(first.form if first else "wrapper")
+    if first and first.form == "huggingface":
+        of_a_decoder = facts.get("training.use_cache", True) is not None
+        code = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
         if trainer and trainer.checkpointing:
-            off = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
+            code = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
         elif not of_a_decoder:  # diffusers has another method, and kohya's models have none
-            modules = in_python("modules", facts.network)
-            off = f'for module in {modules}():\n    if hasattr(module, "gradient_checkpointing"):\n'
-            off += "        module.gradient_checkpointing = False"
-        note = f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off" if of_a_decoder else ""
-        code = f"{off}{note}"
-    else:
+            code = f"for module in {in_python('modules', facts.network)}():\n"
+            code += '    if hasattr(module, "gradient_checkpointing"):\n'
+            code += "        module.gradient_checkpointing = False"
+        if of_a_decoder:
+            code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
+    elif first and code is None:
         called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
-        code = WITHOUT_CHECKPOINTING.get(first.form, f"{called}checkpoint(function, ...)")
-    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=code)
+        code = f"{called}checkpoint(function, ...)"
+    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=code or "")
 
 
 WITHOUT_CHECKPOINTING = {
@@ -230,59 +105,49 @@ WITHOUT_CHECKPOINTING = {
 
 def fused_optimizer(facts: Facts) -> Treatment:
     """Update many parameters by one kernel."""
-    known = facts.get("training.optimizer")
-    kind = known.rpartition(".")[2] if known else "AdamW"
-    return Treatment(
-        name="fused-optimizer",
-        summary="use a fused optimizer",
-        code=f"torch.optim.{kind}(parameters, ..., fused=True)",
-    )
+    kind = (facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
+    code = f"torch.optim.{kind}(parameters, ..., fused=True)"
+    return Treatment(name="fused-optimizer", summary="use a fused optimizer", code=code)
 
 
 def larger_batch(facts: Facts) -> Treatment:
-    """Write more samples per micro-batch and fewer micro-batches, for the Trainer if there is one."""
-    trainer, now = facts.trainer(), micro_batches(facts)
-    size = facts.get("workload.batch_size") if facts.get("workload.batch_source") == "given" else None
+    """Put the samples of several micro-batches into one, or two times as many if there is only one."""
+    now = micro_batches(facts)
     times = next((each for each in range(2, now) if now % each == 0), max(now, 2))
-    samples = str(times * size) if size else f"{times} * BATCH"
-    then = max(now // times, 1)
-    if trainer:
-        kind = trainer.get("kind", "TrainingArguments").rpartition(".")[2]
-        steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
-        code = f"{kind}(..., per_device_train_batch_size={samples}{steps})"
-    else:
-        code = f"batch_size = {samples}   # {_unit(facts)} in a micro-batch, {size or 'BATCH'} now"
-        code += f"\naccumulate = {then}   # micro-batches in a step, {now} now" if now > 1 else ""
     summary = (
         "put more tokens into a micro-batch, and accumulate over fewer"
         if now > 1
         else "put more tokens into a step, which changes the batch that the optimizer sees"
     )
-    return Treatment(name=LARGER_BATCH, summary=summary, code=code)
-
-
-def _unit(facts: Facts) -> str:
-    """Say what the batch counts: rows, if every row is a sample of its own."""
-    return "rows" if facts.get("workload.batch_size") and samples(facts) is None else "samples"
+    return Treatment(name=LARGER_BATCH, summary=summary, code=_times_the_batch(times, facts))
 
 
 def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
     """Put so many tokens into a micro-batch; None if the batch of a step would grow too much."""
-    workload = facts.workload
-    now, times = workload.batch_size or 1, tokens // (workload.tokens or 1)
-    fewer = max(1, workload.accumulate // times)
-    growth = times * fewer / workload.accumulate
+    now, times = micro_batches(facts), tokens // (facts.workload.tokens or 1)
+    growth = times * max(1, now // times) / now
     if growth > MOST_GROWTH:
         return None
-    longer = f", or longer sequences: {tokens:,} tokens" if _unit(facts) == "samples" else " rows"
-    lines = [f"batch_size = {now * times}   # from {now}{longer}"]
-    lines += [f"accumulate = {fewer}   # from {workload.accumulate}"] * (workload.accumulate > 1)
-    changed = (
-        f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times its size, "
-        "which changes the training"
-    )
-    summary = f"use {tokens:,} tokens per micro-batch{changed if growth != 1 else ''}"
-    return Treatment(name=MORE_TOKENS, summary=summary, code="\n".join(lines))
+    summary = f"use {tokens:,} tokens per micro-batch"
+    if growth != 1:
+        summary += f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times "
+        summary += "its size, which changes the training"
+    return Treatment(name=MORE_TOKENS, summary=summary, code=_times_the_batch(times, facts))
+
+
+def _times_the_batch(times: int, facts: Facts) -> str:
+    """Write so many times the samples, and fewer micro-batches, for the Trainer if there is one."""
+    trainer, now = facts.trainer(), micro_batches(facts)
+    size = facts.get("workload.batch_size") if facts.get("workload.batch_source") == "given" else None
+    more, then = str(times * size) if size else f"{times} * BATCH", max(now // times, 1)
+    if trainer:
+        kind = trainer.get("kind", "TrainingArguments").rpartition(".")[2]
+        steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
+        return f"{kind}(..., per_device_train_batch_size={more}{steps})"
+    are_rows = facts.get("workload.batch_size") and samples(facts) is None
+    lines = [f"batch_size = {more}   # {'rows' if are_rows else 'samples'}, {size or 'BATCH'} now"]
+    lines += [f"accumulate = {then}   # micro-batches in a step, {now} now"] if now > 1 else []
+    return "\n".join(lines)
 
 
 def te_recipe(name: str, facts: Facts) -> Treatment:
@@ -290,18 +155,18 @@ def te_recipe(name: str, facts: Facts) -> Treatment:
 
     Accelerate's ``TERecipeKwargs`` knows two of them. Source: ``apply_fp8_autowrap``, accelerate 1.15.
     """
+    made = BY_TREATMENT[name]
     code = (
         "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
         "te.fp8_autocast(fp8_recipe=...)\n"
-        f"with te.autocast(enabled=True, recipe={BY_TREATMENT[name].config}):\n    output = model(batch)"
+        f"with te.autocast(enabled=True, recipe={made.config}):\n    output = model(batch)"
     )
-    if may_have_converted(facts) and name in ("te-delayed", "te-mxfp8"):
-        handler = f"TERecipeKwargs(use_mxfp8_block_scaling={name == 'te-mxfp8'})"
+    if may_have_converted(facts) and made.name in ("delayed", "mxfp8"):
+        handler = f"TERecipeKwargs(use_mxfp8_block_scaling={made.name == 'mxfp8'})"
         code = f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{handler}])'
     elif may_have_converted(facts):
         code = f"{WITHOUT_ACCELERATE}\n{code}"
-    words = BY_TREATMENT[name].words
-    return Treatment(name=name, summary=f"run Transformer Engine with {words}", code=code)
+    return Treatment(name=name, summary=f"run Transformer Engine with {made.words}", code=code)
 
 
 WITHOUT_ACCELERATE = """\
@@ -313,73 +178,17 @@ with torch.no_grad():
 
 def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:
     """Describe the steps of the variant ``fp8``, the conversion first."""
+    converted = [each for each in facts.network.linears if would_be_converted(each)]
     for name in sorted(names, key=lambda each: traits(each).family != "convert"):
         if traits(name).family == "convert":
-            layers = {each.name for each in facts.network.linears if would_be_converted(each)}
             own = keeps_users_compilation(fp8) or compiles_each_block(facts)
-            yield convert(facts, converted_to(fp8), layers, before_own=own)
+            yield convert(facts, converted_to(fp8), {each.name for each in converted}, before_own=own)
         elif traits(name).compiles:
-            yield _compiled(facts)
+            found = compile_treatment(facts, converted)
+            otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
+            yield replace(found, code=f"{LEAVE_OUT_OWN_COMPILE}\n{found.code}") if otherwise else found
         elif described := describe(name, facts):
             yield described
-
-
-def convert(facts: Facts, recipe: str, layers: Collection[str], *, before_own: bool) -> Treatment:
-    """Convert these layers with a recipe of torchao, before the job wraps them and compiles them itself."""
-    left = [each.name for each in facts.linears() if may_be_taken(each) and each.name not in layers]
-    sets = names_in_python(before_wrapping(left, facts.linears()))
-    made = RECIPES[("torchao", recipe)]
-    config = "" if made is default_of("torchao") else made.config
-    distributed = facts.get("training.distributed")
-    wrapper = distributed.get("wrapper") if distributed else None
-    later = [f"{wrapper} and the optimizer"] if wrapper else []
-    later += ["your own torch.compile, which stays as it is"] if before_own else []
-    own = [f"# before {', and before '.join(later)}"] if later else []
-    return Treatment(
-        name=f"convert-{recipe}",
-        summary=f"convert to FP8 ({recipe})",
-        code="\n".join([*own, converting(facts, sets, config=config)]),
-    )
-
-
-def _compiled(facts: Facts) -> Treatment:
-    """Compile what was converted, in place of what the user compiles himself."""
-    found = compile_treatment(facts, [each for each in facts.network.linears if would_be_converted(each)])
-    otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
-    return replace(found, code=f"# leave out your own torch.compile\n{found.code}") if otherwise else found
-
-
-FIXED = {
-    AUTOCAST_BF16: Treatment(
-        name=AUTOCAST_BF16,
-        summary="run forward and loss under BF16 autocast",
-        code='with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)',
-    ),
-    TE_AUTOCAST: Treatment(
-        name=TE_AUTOCAST,
-        summary="run the training forward inside the FP8 autocast",
-        code="# and no te.autocast(enabled=False) inside the model\n"
-        "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
-        "    output = model(batch)",
-    ),
-}
-"""Treatments whose lines no fact changes."""
-
-WRITTEN: dict[str, Callable[[Facts], Treatment | None]] = {
-    "cache-off": lambda facts: Treatment(
-        name="cache-off", summary="train without a KV cache", code=cache_off(facts)
-    ),
-    CHECKPOINTING_OFF: checkpointing_off,
-    KEEP_IN_BF16: lambda facts: keep_in_bf16(to_keep(facts), facts) if to_keep(facts) else None,
-    "fused-optimizer": fused_optimizer,
-    COMPILE_BLOCKS: lambda facts: compile_treatment(facts, covered_by_blocks(facts)),
-    COMPILE_MODEL: lambda facts: Treatment(
-        name=COMPILE_MODEL, summary="compile the model", code="\n".join(compile_whole(facts.network))
-    ),
-    STAY_IN_BF16: stay_in_bf16,
-    LARGER_BATCH: larger_batch,
-}
-"""Treatment -> what writes it; changes of the recipe and the fixed aside. Checks write all others."""
 
 
 def compile_stored(facts: Facts, stored: Sequence[Linear]) -> Treatment | None:
@@ -394,9 +203,119 @@ def compile_stored(facts: Facts, stored: Sequence[Linear]) -> Treatment | None:
     return replace(compile_treatment(facts, inside), name=COMPILE_STORED, summary=summary)
 
 
+LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
+KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
+
+BF16_FORMS = {
+    ArmName.BF16: "",
+    ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
+    ArmName.BF16_WHOLE: ", compiled as one graph",
+}
+"""Baseline -> how it is compiled, unless by torch.compile alone."""
+
+
+def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treatment:
+    """Write how to train without FP8: as the user compiles, unless another BF16 was faster.
+
+    ``for_now`` says that FP8 may turn out to be faster.
+    """
+    view = TrialView(facts)
+    bf16 = view.own_bf16_left_out or view.bf16_of_the_plan
+    how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
+    runs = any(each.get("use") == "training" and each.get("engaged") is not False for each in facts.linears())
+    begin = "go back to" if runs else "train in" if fp8_was_asked_for(facts) else "stay in"
+    return Treatment(
+        name=STAY_IN_BF16,
+        summary=f"{begin} BF16{' for now' if for_now else ''}{how}{why and f': {why}'}",
+        code="\n".join([_without_fp8(facts), *compiled_as(bf16, facts)]),
+    )
+
+
+def _is_compiled(facts: Facts) -> bool:
+    """Return whether the user compiles the whole model, or all of its blocks, with kernels."""
+    marks = facts.get("training.compile_marks", ())
+    whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
+    every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
+    return every and not any(mark.get("backend") in BACKENDS_WITHOUT_KERNELS for mark in marks)
+
+
+def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
+    """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
+    own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
+    return own and bf16.name != ArmName.BF16_AS_COMPILED and TrialView(facts).own_bf16_left_out is None
+
+
+def compiled_as(bf16: Arm | None, facts: Facts) -> list[str]:
+    """Write the lines that compile BF16 as in this variant, or as the user does if none was timed."""
+    name, mine = bf16.name if bf16 else "", _is_compiled(facts)
+    leave = bf16 is not None and replaces_own_compile(bf16, facts)
+    if name == ArmName.BF16_AS_COMPILED or (mine and not leave and name not in BF16_FORMS):
+        return [KEEP_OWN_COMPILE]
+    if bf16 is None:
+        return ["model = torch.compile(model)   # or block by block"]
+    lines = compile_all_without_cache(facts) if facts.network.blocks else ["model = torch.compile(model)"]
+    lines = {ArmName.BF16: [], ArmName.BF16_WHOLE: compile_whole(facts.network)}.get(ArmName(name), lines)
+    return [*([LEAVE_OUT_OWN_COMPILE] if leave or (mine and lines) else []), *lines]
+
+
+def _without_fp8(facts: Facts) -> str:
+    """Tell what leaves FP8 out, if it is asked for."""
+    variables = facts.variables()
+    asked, decided = asked_by_environment(variables), precision_of(facts.accelerate(), facts.trainer())
+    if BACKEND in variables and decided not in (None, "fp8") and not asked:
+        return f"# in the shell: unset {BACKEND} (the precision is {decided} already)"
+    if BACKEND in variables or asked or may_have_converted(facts):
+        return (
+            '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
+            "bf16" + (f",\n# without {BACKEND} in the environment" if BACKEND in variables else "")
+        )
+    in_fp8 = [each for each in facts.linears() if each.get("use") == "training"]
+    built = next((each for each in in_fp8 if not stack_of(each).converter), None)
+    if built is None:
+        return "# leave out the conversion to FP8"
+    stack = stack_of(built)
+    autocast = "no te.autocast, and " if stack.under_autocast else ""
+    return f"# leave FP8 out: {autocast}torch.nn.Linear in place of {stack.layer or layer_label(built)}"
+
+
+def _fixed(name: str, summary: str, code: str) -> Callable[[Facts], Treatment]:
+    return lambda facts: Treatment(name=name, summary=summary, code=code)
+
+
+WRITTEN: dict[str, Callable[[Facts], Treatment | None]] = {
+    AUTOCAST_BF16: _fixed(
+        AUTOCAST_BF16,
+        "run forward and loss under BF16 autocast",
+        'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)',
+    ),
+    TE_AUTOCAST: _fixed(
+        TE_AUTOCAST,
+        "run the training forward inside the FP8 autocast",
+        "# and no te.autocast(enabled=False) inside the model\n"
+        "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
+        "    output = model(batch)",
+    ),
+    "cache-off": lambda facts: Treatment(
+        name="cache-off", summary="train without a KV cache", code=cache_off(facts)
+    ),
+    CHECKPOINTING_OFF: checkpointing_off,
+    KEEP_IN_BF16: lambda facts: keep_in_bf16(to_keep(facts), facts) if to_keep(facts) else None,
+    "fused-optimizer": fused_optimizer,
+    COMPILE_BLOCKS: lambda facts: compile_treatment(facts, covered_by_blocks(facts)),
+    COMPILE_MODEL: lambda facts: Treatment(
+        name=COMPILE_MODEL, summary="compile the model", code="\n".join(compile_whole(facts.network))
+    ),
+    STAY_IN_BF16: stay_in_bf16,
+    LARGER_BATCH: larger_batch,
+}
+"""Treatment -> what writes it; changes of the recipe aside. Checks write all others."""
+
+
 def describe(name: str, facts: Facts) -> Treatment | None:
     """Describe a treatment; None if only checks propose it, or nothing would change."""
-    if name in BY_TREATMENT:
-        return (recipe if BY_TREATMENT[name].stack == TORCHAO.name else te_recipe)(name, facts)
-    write = WRITTEN.get(name)
-    return write(facts) if write else FIXED.get(name)
+    if name not in BY_TREATMENT:
+        return WRITTEN[name](facts) if name in WRITTEN else None
+    if BY_TREATMENT[name].stack != TORCHAO.name:
+        return te_recipe(name, facts)
+    word = recipe_after(name)
+    return Treatment(name=name, summary=f"convert with the recipe {word}", code=with_recipe(word, facts))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from fp8doctor.diagnosis.treatments import keep_in_bf16
+from fp8doctor.analysis.conversion import keep_in_bf16
 from fp8doctor.health.record import CastHealth, FirstBad, Health
 from fp8doctor.recipes import TORCHAO
 from fp8doctor.wording import percent, plural

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fp8doctor.analysis.compile_coverage import compile_treatment
+from fp8doctor.analysis.conversion import convert, quantize_mxfp8
 from fp8doctor.analysis.fp8_request import ALL_GATHER
-from fp8doctor.analysis.fp8_weights import is_grouped, quantize_mxfp8
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
+from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.diagnosis.dialects import torchtitan_converter
-from fp8doctor.diagnosis.treatments import convert
 from fp8doctor.facts import Facts
 from fp8doctor.planning.estimates import Row, recipe_of
 from fp8doctor.planning.job_options import Options

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from fp8doctor.analysis.module_names import names_in_python
+from fp8doctor.analysis.conversion import names_in_python
 
 PARTS = st.sampled_from(["0", "1", "2", "10", "01", "007", "up", "1a", "a b", '"', "\\", "{", "}", "é", "\n"])
 

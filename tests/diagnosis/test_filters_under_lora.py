@@ -13,7 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torchao.float8 import convert_to_float8_training
 from torchao.float8.float8_linear import Float8Linear
 
-from fp8doctor.diagnosis.treatments import TAKES, convert_all_but, keep_in_bf16
+from fp8doctor.analysis.conversion import NO_ADAPTER, TAKES, conversion, keep_in_bf16
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
 from fp8doctor.loading.job import Job
@@ -70,21 +70,18 @@ WRAPPINGS: dict[str, Callable[[nn.Module], nn.Module]] = {
 def test_it_leaves_the_same_layers_out(wrap: Callable[[nn.Module], nn.Module], after: bool, way: str) -> None:
     seen = facts(wrap(convert_to_float8_training(Base().bfloat16())))
     kept = [each.name for each in seen.linears() if ".q" in each.name and "lora_" not in each.name]
-    code = keep_in_bf16(kept, seen).code if way == "keep" else convert_all_but(kept, seen)
+    code = keep_in_bf16(kept, seen).code if way == "keep" else conversion(seen, beside=kept)
     model: nn.Module = Base().bfloat16()
     if after:
         model = wrap(model)
-    exec(
-        code or "", {"model": model, "convert_to_float8_training": convert_to_float8_training, "torch": torch}
-    )
+    exec(code, {"model": model, "convert_to_float8_training": convert_to_float8_training, "torch": torch})
     assert in_fp8(model) == {f"layers.{i}.{each}" for i in range(2) for each in ("up", "gate")}
-    assert code is not None
     assert "lora_A" not in code, "its matrices are named together"
 
 
 def test_the_filter_of_few_lines_takes_the_base_and_no_adapter() -> None:
     model = adapted(Base())
-    convert_to_float8_training(model, module_filter_fn=lambda layer, name: eval(TAKES))
+    convert_to_float8_training(model, module_filter_fn=lambda layer, name: eval(f"{NO_ADAPTER} and {TAKES}"))
     assert in_fp8(model) == {f"layers.{i}.{name}" for i in range(2) for name in ("q", "up", "gate")}
     assert not [
         name for name, each in model.named_modules() if "lora_" in name and type(each) is Float8Linear

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from fp8doctor.analysis.conversion import keep_in_bf16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.plan import make_plan, prescribe
-from fp8doctor.diagnosis.treatments import FIXED, KEEP_IN_BF16, WRITTEN, describe, keep_in_bf16
+from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, WRITTEN, describe
 from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.recipes import BY_TREATMENT
@@ -75,7 +76,7 @@ def test_findings_with_one_treatment_share_its_layers() -> None:
 
 
 def test_the_trial_can_put_into_words_whatever_it_tries_unasked() -> None:
-    for name in (*WRITTEN, *FIXED, *BY_TREATMENT):
+    for name in (*WRITTEN, *BY_TREATMENT):
         treatment = describe(name, gemms_too_small.FIRES[0] if name == KEEP_IN_BF16 else DECODER_468M)
         assert treatment is not None
         assert treatment.name == name

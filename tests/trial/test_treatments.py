@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from fp8doctor.analysis.treatment_table import TREATMENTS
-from fp8doctor.diagnosis.treatments import FIXED, WRITTEN
+from fp8doctor.diagnosis.treatments import WRITTEN
 from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import BY_TREATMENT
@@ -82,4 +82,4 @@ def test_an_optimizer_is_fused_once() -> None:
 def test_every_treatment_names_functions_that_exist() -> None:
     for name in TREATMENTS:
         assert callable(function_of(name))
-    assert set(WORTH_A_TRY) <= set(TREATMENTS) & {*WRITTEN, *FIXED, *BY_TREATMENT}
+    assert set(WORTH_A_TRY) <= set(TREATMENTS) & {*WRITTEN, *BY_TREATMENT}

@@ -115,10 +115,7 @@ def from_bf16(facts: kit.Facts, *, works: bool) -> kit.Treatment | None:
     if network.get("kind", "").endswith("ForCausalLM") and not adapted:
         rebuilt = "model = AutoModelForCausalLM.from_pretrained(bf16_checkpoint, dtype=torch.bfloat16)"
     out = [linear.name for linear in network.linears if linear not in takes]
-    converted = (
-        kit.if_recorded(kit.treatments.convert_all_but, out, facts)
-        or f"{kit.treatments.converting(facts, only=kit.treatments.TAKES)}{kit.treatments.NOT_THE_HEAD}"
-    )
+    converted = kit.conversion.conversion(facts, beside=out)
     return kit.Treatment(
         name="train-in-fp8",
         summary="load BF16 weights, which fit, and convert them for FP8 training",

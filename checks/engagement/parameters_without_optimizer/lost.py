@@ -55,7 +55,7 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     if not names:
         return None
     summary = "convert plain nn.Linear only, so a subclass keeps its forward"
-    only_plain = kit.convert_again(facts, only="type(layer) is nn.Linear")
+    only_plain = kit.conversion.conversion(facts, only="type(layer) is nn.Linear")
     keep = kit.Treatment(name="keep-subclasses", summary=summary, code=only_plain)
     return kit.Finding(
         severity="error" if seen.bypassed else "warning",
@@ -78,8 +78,8 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     **kit.NO_FP8_STEP,
 )
 def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    mxfp8 = [each for each in facts.network.fp8 if kit.fp8_weights.is_mxfp8(each)]
-    wrapped = [each for each in mxfp8 if not kit.fp8_weights.is_grouped(each)]
+    mxfp8 = [each for each in facts.network.fp8 if kit.conversion.is_mxfp8(each)]
+    wrapped = [each for each in mxfp8 if not kit.cost.is_grouped(each)]
     if not wrapped:
         return kit.NotApplicable(reason="no Linear has a weight in torchao's MXFP8 wrapper")
     adds = [(each, adds_bias(each, facts)) for each in wrapped if each.bias]
@@ -95,7 +95,7 @@ def bias_dropped(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         "the bias. The output is wrong, and the bias gets no gradient.",
         evidence={"layers": len(dropped), "mxfp8_layers": len(wrapped), "first": dropped[0].name},
         breaks="layers_do_not_learn",
-        treatment=kit.fp8_weights.mxfp8_without_biases("biases-in-float8", facts),
+        treatment=kit.conversion.mxfp8_without_biases("biases-in-float8", facts),
     )
 
 

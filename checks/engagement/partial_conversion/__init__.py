@@ -100,8 +100,7 @@ def lines(reason: Reason, layers: list[kit.Linear], left: list[kit.Linear], fact
     linears = facts.network.linears
     if reason.by_name and not any(each.stack == "transformer_engine" for each in linears):
         out = [each.name for each in linears if each not in left and kit.layers.may_be_taken(each)]
-        if by_name := kit.if_recorded(kit.treatments.convert_all_but, out, facts):
-            return by_name
+        return kit.conversion.conversion(facts, beside=out)
     kind, exported = layers[0].kind.rpartition(".")[2], kit.exported(facts, ACCELERATE_FP8_BACKEND="AO")
     return reason.code.format(kind=kind, exported=exported)
 

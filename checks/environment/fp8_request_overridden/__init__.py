@@ -97,7 +97,7 @@ def culprit(facts: kit.Facts, precision: str) -> tuple[str, str, str, str]:
         "let the environment decide, or pass fp8",
         arguments(kind, facts, ACCELERATE_MIXED_PRECISION="fp8")
         if trainer
-        else kit.treatments.switched_on(facts),
+        else kit.conversion.switched_on(facts),
     )
 
 
