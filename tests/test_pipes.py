@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from fp8doctor.pipes import Channel
-from fp8doctor.running.attached import _Attached
-from fp8doctor.running.script_messages import Message, WatchOptions
+from fp8doctor.running.script_messages import Message
+from fp8doctor.running.startup.sitecustomize import Attached
 
 
 @pytest.fixture
@@ -66,16 +68,16 @@ def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.M
 def test_a_script_that_closed_all_files_ends_at_once(reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     listen, tell = os.pipe()
     wait, reported = os.pipe()
-    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
-    attached = _Attached(Channel(tell), wait, settings)
+    attached = Attached(tell, wait, "{}")
     os.close(wait)
     silent = os.pipe()
     if reused:
         os.dup2(silent[0], wait)
     waits: list[object] = []
-    waiting = SimpleNamespace(select=lambda *given: waits.append(given))
-    monkeypatch.setattr("fp8doctor.running.attached.select", waiting)
+    waiting = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
+    monkeypatch.setattr("fp8doctor.running.startup.sitecustomize.time", waiting)
     attached.ended()
     assert not waits
+    assert json.loads(os.read(listen, 1000)) == {"ended": True, "steps": 0}
     for each in {listen, tell, reported, *silent, *([wait] if reused else [])}:
         os.close(each)

@@ -202,7 +202,7 @@ def untimed(facts: Facts, why: str | None) -> Facts:
 
 def failed_early(seen: ScriptState) -> bool:
     """Return whether the script failed before its first step. The report starts with that."""
-    return seen.error is not None and seen.facts is not None and not (seen.stepped or seen.stepped_in_fork)
+    return seen.error is not None and seen.facts is not None and not seen.stepped
 
 
 def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
@@ -222,9 +222,6 @@ def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
         after = f"after {plural(seen.steps, 'step')}, " if seen.steps is not None else ""
         told = "the report is of what was seen until then"
         yield f"the script ended {after}before {needed} steps were watched: {told}.{end}"
-    elif seen.stepped_in_fork:
-        why = "a process that it forked trains, and only the script's own process is watched"
-        yield f"no training step was seen: {why}.{end}"
     elif seen.error is not None:
         yield f"no training step was seen: the script failed before its first, {seen.error}.{end}"
     else:

@@ -23,9 +23,7 @@ from typing import NamedTuple
 
 import msgspec
 
-import fp8doctor
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.pipes import lines_of, pipe
 from fp8doctor.running.rank_reports import RankReports, is_running
@@ -62,15 +60,6 @@ class Script:
     def name(self) -> str:
         first = self.arguments[0]
         return (first[2:] or self.arguments[1]) if self.file is None else self.file.name
-
-    @property
-    def folder(self) -> str | None:
-        """Return the folder that Python puts first on ``sys.path``, or None."""
-        if sys.flags.safe_path:
-            return None
-        if self.file is None or self.name == "-":
-            return os.path.abspath("")
-        return os.path.realpath(self.file if self.file.is_dir() else self.file.parent)
 
     @property
     def command(self) -> list[str]:
@@ -127,21 +116,13 @@ class _Pipes(NamedTuple):
         os.close(self.reported)
         os.set_inheritable(self.write, True)
         os.set_inheritable(self.wait, True)
-        package = Path(fp8doctor.__file__).resolve().parent
+        startup = str(Path(__file__).resolve().parent / "startup")
         python_path = os.environ.get("PYTHONPATH")
-        request = {
-            "channel": self.write,
-            "reported": self.wait,
-            "home": str(package.parent),
-            "folder": script.folder,
-            "python_path": python_path,
-            "settings": settings._asdict(),
-        }
-        folder = str(package / "running" / "startup")
+        had_path = int(python_path is not None)
         environment = {
             **os.environ,
-            "FP8DOCTOR_RUN": json.dumps(request),
-            "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
+            "FP8DOCTOR_RUN": f"{self.write} {self.wait} {had_path} {json.dumps(settings._asdict())}",
+            "PYTHONPATH": os.pathsep.join(filter(None, (startup, python_path))),
         }
         try:
             os.execve(sys.executable, script.command, environment)
@@ -185,9 +166,9 @@ class Run:
         os.dup2(2, 1)  # stdout is the script's
         state = self._listen(pipes.read, process)
         if self.others is not None:
-            if state.error is not None:  # its launcher names the first rank that ended
-                os.close(pipes.reported)
-            self.others.ended(state, patient=False)
+            if state.error is not None or self.others.place.rank:
+                os.close(pipes.reported)  # its launcher names the first rank that ended; only rank 0 reports
+            self.others.ended(state)
         return self.report(state)
 
     def below(self) -> int:
@@ -205,7 +186,7 @@ class Run:
         os.dup2(2, 1)
         state = self._listen(pipes.read, child)
         if self.others is not None:
-            self.others.ended(state, patient=True)
+            self.others.ended(state)
         reported = self.report(state)
         os.dup2(stdout, 1)
         os.close(pipes.reported)
@@ -222,11 +203,9 @@ class Run:
                 continue
             try:
                 message = messages.decode(line)
-                if message.facts is not None:
-                    state.facts = Facts.from_dict(message.facts)
+                state.take(message)
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
                 continue  # the line broke off
-            state.take(message)
             if message.progress is not None:
                 self.say(message.progress)
             if message.watched is not None:

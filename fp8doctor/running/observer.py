@@ -7,8 +7,10 @@ and would recompile.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import statistics
+import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -19,6 +21,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.pipes import Channel
 from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses, spoiled_frozen
@@ -35,6 +38,9 @@ _log = logging.getLogger("fp8doctor")
 
 LONGEST_WARMUP = 4
 """Longest warm-up while steps still compile, in multiples of the requested one. A choice."""
+
+READER_TAKES_S = 10.0
+"""Seconds that a script waits at most for the reader of a message's next piece. A choice: it only reads."""
 
 PROFILED_STEPS = 2
 """Steps after the window until one of them is profiled."""
@@ -67,7 +73,6 @@ class ScriptObserver:
         """The examined job, kept for a trial."""
         self.complete = self.done = False
         self.timing = self.stopping = False
-        self.fork_reported = False
         self.frames = self.frames_before = frames_compiled()
 
     @property
@@ -116,9 +121,6 @@ class ScriptObserver:
     def stepped(self, optimizer: Optimizer) -> None:
         """Note a step. Failures never reach the script."""
         if self.channel.forked:
-            if not self.fork_reported:
-                self.fork_reported = True
-                self.channel.send(Message(stepped_in_fork=True))
             return
         if not self.done:
             with signals_deferred():
@@ -298,6 +300,12 @@ class ScriptObserver:
         self.forget()
         self.channel.send(Message(note=why))
 
+    def script_ended(self) -> int:
+        """Report what is known at the script's end. Return the main optimizer's steps."""
+        if isinstance(getattr(sys, "last_value", None), Exception):
+            self.guarded(self.failed)
+        return self.closed()
+
     def failed(self) -> None:
         """Examine a script that failed before its first step."""
         if self.facts is None and not self.done:
@@ -341,6 +349,13 @@ class ScriptObserver:
         if (found := self._not_finite()) is not None:
             self.facts = replace(self.facts, not_finite=found)
         self.channel.send(Message(facts=self.facts.to_dict(), complete=self.complete))
+
+
+def observe(channel: int, settings: str) -> ScriptObserver:
+    """Watch this process: send messages to a pipe, and take `WatchOptions` as JSON."""
+    observer = ScriptObserver(Channel(channel, READER_TAKES_S), WatchOptions(**json.loads(settings)))
+    observer.install()
+    return observer
 
 
 def collect() -> None:
