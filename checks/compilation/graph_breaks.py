@@ -27,9 +27,6 @@ SPLIT, OTHERS = 1.5, 4
 """Regions per block, and regions beyond the blocks, from which blocks count as split. A choice: every second
 block in two pieces, and a compiled loss or optimizer has a few regions of its own."""
 
-WITHOUT_RECOMPUTE = ("compiler_budget", "offload")
-"""Forms that enter no region again: the compiler recomputes inside its own graph, an offload fetches."""
-
 TRACED_SINCE = Version("2.20")
 """First Transformer Engine whose plain Linear Dynamo traces, without delayed scaling. Source: its notes."""
 
@@ -123,7 +120,7 @@ def whole_regions(facts: kit.Facts, cut: kit.facts.ArmCut) -> int:
 def entries(mark: str, facts: kit.Facts) -> int:
     """Count how often one forward and backward enter this region: twice if a checkpoint may be around it."""
     for each in facts.get("training.checkpointing", ()):
-        recomputes = each.active is not False and each.form not in WITHOUT_RECOMPUTE
+        recomputes = each.active is not False
         if recomputes and (not each.name or f"{mark}.".startswith(f"{each.name}.")):
             return 2
     return 1

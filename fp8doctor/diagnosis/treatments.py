@@ -96,9 +96,6 @@ WITHOUT_CHECKPOINTING = {
     "fewer blocks",
     "composable": "# leave out torch.distributed._composable.checkpoint(), or give it fewer blocks",
     "whole_forward": "# leave out forward = partial(checkpoint, ...), or assign it to fewer blocks",
-    "unsloth": "FastLanguageModel.get_peft_model(model, use_gradient_checkpointing=False)",
-    "compiler_budget": "torch._functorch.config.activation_memory_budget = 1.0",
-    "offload": "# leave out offload_wrapper()",
 }
 """Form of checkpointing -> the line that leaves it out."""
 

@@ -19,7 +19,7 @@ from fp8doctor.stacks.looking import (
     read_class,
     state_of,
 )
-from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT, memory_budget
+from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT
 
 CHECKPOINT_MODULES = (
     "torch.utils.checkpoint",
@@ -32,7 +32,6 @@ ENDINGS = ("checkpoint", "checkpoint_sequential", "checkpointfunction", "checkpo
 """Endings of their checkpoint functions; others set options or move tensors."""
 
 LAYER = ("transformers.modeling_layers", "GradientCheckpointingLayer")
-UNSLOTH = ("unsloth_checkpoint", "unsloth_gradient_checkpoint", "unsloth_offloaded_gradient_checkpoint")
 
 TRANSFORMER_ENGINE = "transformer_engine"
 AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
@@ -41,7 +40,11 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 
 def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing | None:
     state, training = state_of(module), read(module, "training")
-    hooks = [hook for hook in state.get("_forward_pre_hooks", {}).values() if is_composable(hook)]
+    hooks = [
+        hook
+        for hook in state.get("_forward_pre_hooks", {}).values()
+        if read(hook, "__module__") == COMPOSABLE_CHECKPOINT
+    ]
 
     def found(form: Any, active: bool | None, reentrant: bool | None, function: Any) -> Checkpointing:
         fp8 = in_fp8(module, function)
@@ -51,14 +54,12 @@ def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing 
         implementation = read(state.get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
         return found("wrapper", training, reentrant, state.get("checkpoint_fn"))
-    if (CHECKPOINT_WRAPPERS, "OffloadWrapper") in kind.lineage:
-        return Checkpointing(name=name, form="offload", active=training, reentrant=None)
     if state.get("gradient_checkpointing", kind.once(_flag_of_class)) is True:
         function = state.get("_gradient_checkpointing_func")
         return found("huggingface", training, _reentrant(function), function)
     if hooks:
         return found("composable", True, False, hooks[0])
-    if whole_forward(module):
+    if is_checkpoint(read(forward_of(module), "func")):  # a partial
         return found("whole_forward", True, _reentrant(forward_of(module)), forward_of(module))
     named_there = names_checkpoint(forward_of(module), kind.of) if "forward" in state else None
     if not (kind.once(_names_checkpoint) if named_there is None else named_there):
@@ -78,14 +79,6 @@ def is_checkpoint(value: Any) -> bool:
         and value.__module__ in CHECKPOINT_MODULES
         and value.__name__.lower().endswith(ENDINGS)
     )
-
-
-def is_composable(hook: Any) -> bool:
-    return bool(read(hook, "__module__") == COMPOSABLE_CHECKPOINT)
-
-
-def whole_forward(module: Any) -> bool:
-    return is_checkpoint(read(forward_of(module), "func"))
 
 
 def _reentrant(function: Any) -> bool | None:
@@ -139,13 +132,3 @@ def name_fp8_autocast(found: Iterable[tuple[str, Any]]) -> bool:
         name.startswith(TRANSFORMER_ENGINE) or package(value) == TRANSFORMER_ENGINE
         for name, value in values.items()
     )
-
-
-def of_the_process(active: bool | None) -> tuple[Checkpointing, ...]:
-    found = []
-    torch_checkpoint = sys.modules.get("torch.utils.checkpoint")
-    if getattr(getattr(torch_checkpoint, "checkpoint", None), "__name__", None) in UNSLOTH:
-        found.append(Checkpointing(name="", form="unsloth", active=active, reentrant=None))
-    if memory_budget() < 1.0:
-        found.append(Checkpointing(name="", form="compiler_budget", active=True, reentrant=None))
-    return tuple(found)

@@ -18,7 +18,6 @@ from fp8doctor.stacks import Layer, recognise, scaling
 from fp8doctor.stacks.looking import (
     children_of,
     is_torchscript,
-    method,
     read,
     state_of,
 )
@@ -71,7 +70,7 @@ def describe(
     gaps: dict[str, str],
 ) -> tuple[Linear, ...]:
     """Describe all layers; without FLOPs shares if one layer's FLOPs are unknown."""
-    heads = find_heads(found, tree, vocabulary, blocks)
+    heads = find_heads(found, vocabulary, blocks)
     in_training = bool(read(tree.places[0].module, "training"))
     linears = [
         _linear(place, layer, number in heads, config, gaps, in_training=in_training)
@@ -203,24 +202,14 @@ def visited_experts(place: Place, config: Any) -> int | None:
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
 
 
-def find_heads(
-    found: Sequence[Found], tree: Tree, vocabulary: int | None, blocks: Sequence[Blocks]
-) -> set[int]:
-    """Return the index of the layer that makes the logits.
-
-    transformers' output embeddings, else the last as wide as the vocabulary, else by name.
-    """
+def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[Blocks]) -> set[int]:
+    """Return the index of the layer that makes the logits: the last as wide as the vocabulary, or by name."""
     inside = tuple(f"{each.name}." for each in blocks)
     candidates = [
         i
         for i, (place, layer) in enumerate(found)
         if layer.role == "body" and place.adapter != "adapter" and not place.experts
     ]
-    named = output_embeddings(tree)
-    for i in candidates if named is not None else ():
-        place = found[i][0]
-        if place.module is named or (place.parent is not None and place.parent.module is named):
-            return {i}
     wide = [i for i in candidates if vocabulary and found[i][1].out_features == vocabulary]
     by_name = [
         i
@@ -229,18 +218,6 @@ def find_heads(
         and any(part.endswith(HEAD_NAMES) for part in found[i][0].name.split("."))
     ]
     return {(wide or by_name)[-1]} if wide or by_name else set()
-
-
-def output_embeddings(tree: Tree) -> Any:
-    for place in tree.places:
-        if PRETRAINED in place.kind.lineage:
-            ask = method(place.module, "get_output_embeddings")
-            try:
-                return ask and ask()
-            except Exception:  # the library's code over the user's attributes
-                _log.debug("get_output_embeddings() raised", exc_info=True)
-                return None
-    return None
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

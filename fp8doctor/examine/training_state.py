@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from torch import nn
 
 from fp8doctor.examine.attention import examine_cache
-from fp8doctor.examine.checkpointing import of_the_process
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.torch_state import examine_allocator, examine_dynamo
@@ -44,7 +43,6 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     found, left_out = list(unique.values()), None
     if optimizer is not None:
         left_out = outside(optimizer, found, gaps, others=job.other_optimizers)
-    asked = True if any(each.active for each in tree.checkpointing) else None
     return Training(
         autocast=autocast_dtype(job, forward, found, gaps),
         autocast_within=autocast_within(tree, job, gaps),
@@ -53,7 +51,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         compile_marks=tuple(tree.marks),
         compiled_elsewhere=tuple(job.compiled_elsewhere),
         dynamo=examine_dynamo(gaps),
-        checkpointing=(*tree.checkpointing, *of_the_process(asked)),
+        checkpointing=tuple(tree.checkpointing),
         forward_chain=forward_chain(forward),
         accelerate=examine_accelerate(tree),
         trainer=trainer_arguments(arguments, own_loss(job.trainer) if job.trainer else NOT_RECORDED),

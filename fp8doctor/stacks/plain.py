@@ -142,27 +142,15 @@ def experts(module: nn.Module) -> tuple[Layer, ...]:
     return tuple(found)
 
 
+NOT_GROUPED = ("batched_mm", "eager")
+"""Experts implementations of transformers 5 without it. Source: ``integrations/moe.py``, 5.23."""
+
+
 def multiplies_grouped(module: nn.Module) -> bool:
-    named = _named_by_forward(module)
-    return isinstance(read(module, "is_transposed"), bool) or any("grouped_mm" in each for each in named)
-
-
-OPERATOR_OF = {"batched_mm": "bmm", "eager": "linear"}
-"""Experts implementation of transformers 5 -> its matmul; ``linear`` runs one expert after another. Source:
-``integrations/moe.py``, 5.23."""
-
-OPERATORS = ("bmm", "baddbmm", "einsum", "linear")
-"""Matmuls in forwards of experts; ``linear`` runs one expert after another."""
-
-
-def multiplies_instead_by(module: nn.Module) -> str | None:
-    """Name the matmul of a module of experts that never uses torch's grouped one."""
+    """Tell if a module of experts uses torch's grouped matmul, which alone torchao's wrapper takes over."""
     if isinstance(read(module, "is_transposed"), bool):
-        chosen = read(read(module, "config"), "_experts_implementation")
-        return OPERATOR_OF.get(chosen) if isinstance(chosen, str) else None
-    named = _named_by_forward(module)
-    grouped = any("grouped_mm" in each for each in named)
-    return None if grouped else next((each for each in OPERATORS if each in named), None)
+        return read(read(module, "config"), "_experts_implementation") not in NOT_GROUPED
+    return any("grouped_mm" in each for each in _named_by_forward(module))
 
 
 def _named_by_forward(module: nn.Module) -> tuple[str, ...]:

@@ -190,12 +190,6 @@ config = partial(_loaded, "torch._dynamo.config")
 """Return Dynamo's loaded settings, or None (2.6 to 2.15)."""
 
 
-def memory_budget() -> float:
-    """Return the compiler's memory budget, 1.0 by default (2.6 to 2.13)."""
-    budget = _loaded("torch._functorch.config", "activation_memory_budget")
-    return float(budget) if isinstance(budget, int | float) else 1.0
-
-
 def frames_tried() -> int:
     """Count the frames that Dynamo has tried to compile in this process (2.6 to 2.15)."""
     return int(_loaded("torch._dynamo.convert_frame", "FRAME_COUNTER") or 0)

@@ -156,15 +156,13 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
         )
     if name in TRAINING_WEIGHTS:
         config = read(local(weight), "config") or local(weight)
-        instead = plain.multiplies_instead_by(module) if layer.role == "experts" else None
         return replace(
             layer,
             stack=STACK,
-            use="none" if instead else "training",
+            use="none" if layer.role == "experts" and not plain.multiplies_grouped(module) else "training",
             recipe=weight_recipe(config),
             features=layer.features
             | config_features(config)
-            | ({"multiplied_by": instead} if instead else {})
             | ({} if layer.role == "experts" else own_forward(type(module), "torch.nn.")),
         )
     if name == ALL_GATHER_WEIGHT:

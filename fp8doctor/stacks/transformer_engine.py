@@ -34,8 +34,8 @@ FORWARD_OF_FORMAT = {"E4M3": "float8_e4m3fn", "HYBRID": "float8_e4m3fn", "E5M2":
 """``Format`` -> dtype of the forward (``common/recipe``, 2.20)."""
 
 
-RECIPE_SETTINGS = ("disable_rht", "disable_stochastic_rounding", "row_scaled_activation")
-"""Attributes of recipes that change kernels or exactness (2.8 to 2.20)."""
+RECIPE_SETTINGS = ("disable_rht", "disable_stochastic_rounding")
+"""Attributes of recipes that change kernels (2.8 to 2.20)."""
 
 
 def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
@@ -132,7 +132,7 @@ def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
     if read(module, "sequence_parallel") is True and isinstance(ranks, int):
         features["sequence_ranks"] = ranks
     for setting in RECIPE_SETTINGS:
-        if isinstance(value := read(recipe, setting), bool | str):
+        if isinstance(value := read(recipe, setting), bool):
             features[setting] = value
     return {"engaged": engaged, "recipe": None if recipe is None else named(recipe), "features": features}
 

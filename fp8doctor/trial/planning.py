@@ -84,7 +84,7 @@ class TrialContext:
 def checkpoints(context: TrialContext) -> bool:
     """Return whether checkpointing is surely on, and can be switched off from outside."""
     return any(
-        each.active is True and each.form in ("wrapper", "huggingface", "unsloth")
+        each.active is True and each.form in ("wrapper", "huggingface")
         for each in context.facts.get("training.checkpointing", ())
     )
 

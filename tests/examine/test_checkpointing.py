@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._functorch.config
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     CheckpointImpl,
@@ -24,13 +23,12 @@ def marks(model: nn.Module) -> list[tuple[Any, ...]]:
     return [(each.name, each.form, each.active, each.reentrant) for each in found]
 
 
-def test_checkpoint_and_offload_wrappers() -> None:
+def test_checkpoint_wrappers() -> None:
     model = Stacked()
     model.blocks[0] = checkpoint_wrapper(model.blocks[0])
     model.blocks[1] = checkpoint_wrapper(model.blocks[1], checkpoint_impl=CheckpointImpl.REENTRANT)
     model.blocks[2] = offload_wrapper(model.blocks[2])
-    wrappers = [("blocks.0", "wrapper", True, False), ("blocks.1", "wrapper", True, True)]
-    assert marks(model) == [*wrappers, ("blocks.2", "offload", True, None)]
+    assert marks(model) == [("blocks.0", "wrapper", True, False), ("blocks.1", "wrapper", True, True)]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -41,19 +39,6 @@ def test_huggingface_checkpointing(reentrant: bool) -> None:
     assert not any(active for _, _, active, _ in marks(model.eval()))
     model.activation_checkpointing_disable()
     assert marks(model) == []
-
-
-def test_what_a_process_switches_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsloth_checkpoint() -> None:
-        """A stand-in: unsloth cannot be imported without a GPU."""
-
-    with torch._functorch.config.patch(activation_memory_budget=0.5):
-        assert marks(Stacked()) == [("", "compiler_budget", True, None)]
-    monkeypatch.setattr(torch.utils.checkpoint, "checkpoint", unsloth_checkpoint)
-    assert marks(Stacked()) == [("", "unsloth", None, None)]
-    model = llama()
-    model.activation_checkpointing_enable()
-    assert marks(model)[-1] == ("", "unsloth", True, None)
 
 
 def test_flag_on_the_model_covers_its_blocks() -> None:

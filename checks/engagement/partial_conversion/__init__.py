@@ -135,6 +135,6 @@ def _blocks(**second: Any) -> kit.Facts:
 
 FIRES = (
     _blocks(kind="torch.nn.modules.linear.Linear", stack="torch", use="none", recipe=None, in_features=4096),
-    _blocks(role="experts", gemms=16, features={"grouped_gemm": False, "multiplied_by": "bmm"}),
+    _blocks(role="experts", gemms=16, features={"grouped_gemm": False}, use="none"),
 )
 SILENT = _blocks()

@@ -1,4 +1,4 @@
-"""Experts that stay out of FP8: too small for it, or multiplied in a way that the wrapper does not see."""
+"""Experts that stay out of FP8, because they are too small for it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ LITTLE = 1.10  # speedup of all matmuls below which FP8 is not worth its casts: 
 def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears = facts.network.linears
     experts = [linear for linear in linears if linear.role == "experts" and linear.gemms > 1]
-    if passed_over := [linear for linear in experts if linear.features.get("multiplied_by")]:
-        return not_overridden(passed_over, facts)
     if not experts or not any(linear.use == "training" for linear in linears):
         return kit.NotApplicable(reason="no 3-D expert weights next to an FP8 layer")
     out = [linear for linear in experts if linear.use == "none"]
@@ -45,27 +43,4 @@ def experts_not_reached(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | N
             "first": first.name,
         },
         treatment=kit.stay_in_bf16(facts, "the experts are too small for it") if little else None,
-    )
-
-
-def not_overridden(layers: list[kit.Linear], facts: kit.Facts) -> kit.Finding:
-    """Report wrapped experts whose product the wrapper does not take over."""
-    first, share = layers[0], kit.flops_share_pct(layers, facts)
-    operators = sorted({str(linear.features["multiplied_by"]) for linear in layers})
-    kind = first.kind.rpartition(".")[2]
-    of_share = f" ({kit.percent(share)} of the matmul FLOPs)" if share else ""
-    summary = "let the experts use torch's grouped matmul"
-    code = f'{kit.in_python("set_experts_implementation", facts.network)}("grouped_mm")'
-    if not first.features.get("grouped_gemm"):
-        summary += "; otherwise convert only the other layers"
-        code = (
-            f"# in the forward of {kind}\n"
-            "y = torch._grouped_mm(x, self.weight.transpose(-2, -1), offs=offsets)"
-        )
-    return kit.Finding(
-        title=f"{kit.plural(len(layers), 'expert weight')}{of_share} wrapped for FP8 but computed in 16 bits",
-        explanation=f"{kind} multiplies with {' and '.join(operators)}. torchao's wrapper takes over the "
-        "grouped matmul, not this.",
-        evidence={"weights": len(layers), "share_pct": round(share, 1), "operators": tuple(operators)},
-        treatment=kit.Treatment(name="experts-by-grouped-gemm", summary=summary, code=code),
     )
