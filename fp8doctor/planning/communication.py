@@ -3,12 +3,9 @@ those of experts, context and data."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from fp8doctor.gpus import GpuSpec
-from fp8doctor.planning.job_options import OPTIMIZERS, Options
-from fp8doctor.planning.share import Amount, Share, gathers_fp8, is_converted
-from fp8doctor.recipes import STACKS, Recipe
+from fp8doctor.planning.job_options import Options
+from fp8doctor.planning.share import Amount, Share
 
 NETWORK_GB_S = 50.0
 """Of one GPU's network adapter, one way: 400 Gbit/s, as in NVIDIA's DGX H100."""
@@ -21,35 +18,21 @@ HIDDEN = 0.9
 measured."""
 
 
-class Exposed(NamedTuple):
-    """Time that nothing hides, in ms."""
+def inside_ms(share: Share, options: Options, gpu: GpuSpec, busy_ms: float, *, overlaps: bool) -> float:
+    """Model the communication inside of one micro-batch that ``busy_ms`` of computing does not hide.
 
-    micro_batch_ms: float
-    step_ms: float
-
-
-def exposed(
-    share: Share, options: Options, gpu: GpuSpec, recipe: Recipe | None, busy_ms: float, *, stack: str
-) -> Exposed:
-    """Model the communication of one micro-batch and of the step's end, with ``busy_ms`` of computing.
-
-    Transformer Engine cuts matmuls into a part for each rank of tensor parallelism and overlaps the next
-    part's communication (``ub_overlap_ag`` and ``ub_overlap_rs``, Megatron's ``tp_comm_overlap``), so one
+    Transformer Engine ``overlaps``: it cuts matmuls into a part for each rank of tensor parallelism and sends
+    the next part meanwhile (``ub_overlap_ag`` and ``ub_overlap_rs``, Megatron's ``tp_comm_overlap``), so one
     part's remains. That of torch is asynchronous only if asked.
     """
     times = 12 if options.checkpointing == "full" else 8  # gathers and scatters of a block, both ways
     tensor = times * share.blocks * _ring(2.0 * options.tokens * share.hidden, options.tp, 1, gpu)
-    inside = tensor / (options.tp if STACKS[stack].own_kernels else 1) + experts_ms(share, options, gpu)
-    inside += max(0.0, context_ms(share, options, gpu) - HIDDEN * busy_ms)
-    moved = _of_ranks(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
-    dense, experts = share.parameters
-    if gathers_fp8(recipe, options):
-        dense -= sum(each.parameters * each.count for each in share.layers if is_converted(each, recipe)) / 2
-    weights = _of_ranks(Amount(dense, experts), 2.0, options, gpu)
-    if options.sharding == "fsdp":
-        return Exposed(inside + max(0.0, 2 * weights + moved - HIDDEN * busy_ms), 0.0)
-    moved += weights if options.sharding == "zero1" else moved
-    return Exposed(inside, max(0.0, moved - HIDDEN * busy_ms))
+    inside = tensor / (options.tp if overlaps else 1) + experts_ms(share, options, gpu)
+    network = share.facts.network
+    part = (network.get("key_value_heads") or 1) / (network.get("heads") or 1)
+    keys = 2 * 2.0 * options.batch * options.seq * share.hidden * part / options.tp
+    context = 3 * share.blocks * _ring(keys, options.cp, options.tp * options.ep, gpu)
+    return inside + max(0.0, context - HIDDEN * busy_ms)
 
 
 def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
@@ -65,14 +48,7 @@ def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
     return 4 * _exchange(sent / options.tp, options.ep, options.tp, gpu)
 
 
-def context_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
-    network = share.facts.network
-    part = (network.get("key_value_heads") or 1) / (network.get("heads") or 1)
-    keys = 2 * 2.0 * options.batch * options.seq * share.hidden * part / options.tp
-    return 3 * share.blocks * _ring(keys, options.cp, options.tp * options.ep, gpu)
-
-
-def _of_ranks(amount: Amount, each: float, options: Options, gpu: GpuSpec) -> float:
+def of_ranks_ms(amount: Amount, each: float, options: Options, gpu: GpuSpec) -> float:
     """Time one gather or scatter of all parameters over the ranks that share them."""
     return _ring(each * amount.dense, options.ranks, options.tp, gpu) + _ring(
         each * amount.experts, options.ranks // options.ep, options.tp * options.ep, gpu

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -16,14 +16,13 @@ from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES
 from fp8doctor.facts.record import Record
-from fp8doctor.gpus import GpuSpec, gpu_specs, has_datasheet, modelled_gpu
+from fp8doctor.gpus import GpuSpec, gpu_specs, modelled_gpu
+from fp8doctor.planning.form import Form, Step
 from fp8doctor.planning.job_options import STACKS, Options, options_for
-from fp8doctor.planning.peaks import peak_of
-from fp8doctor.planning.share import Share, is_converted, share_of
-from fp8doctor.planning.step_time import Part, Step, step_of
+from fp8doctor.planning.share import Share, share_of
 from fp8doctor.recipes import RECIPES, Recipe, of_stack, runs_on
 
 LIMITING = 0.10
@@ -90,56 +89,37 @@ class Row(Record, frozen=True, kw_only=True):
         return self.bf16_memory_gib is not None and self.bf16_memory_gib <= USABLE * self.gpu_memory_gib
 
 
-class Job(NamedTuple):
-    """One GPU's share of a job."""
-
-    share: Share
-    options: Options
-    scale: float = 1.0
-    """A measured BF16 step / the estimated one."""
-
-    def step(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> Step | None:
-        try:
-            return step_of(self.share, self.options, gpu, recipe, stack=stack).scaled(self.scale)
-        except NoNumbers:
-            return None
-
-    def memory(self, gpu: GpuSpec, recipe: Recipe | None, *, stack: str) -> tuple[float, int]:
-        """Return the peak in GiB, and the largest batch that fits."""
-        peak = peak_of(self.share, self.options, gpu, stack, recipe)
-        samples = peak.samples(gpu.memory_gib, self.options.batch) or 0
-        return peak.gib, min(MOST_SAMPLES, samples)
-
-    def scaled_to(self, step_ms: float, gpu: GpuSpec) -> float | None:
-        """Divide a BF16 step that this GPU took by its estimate; None without one."""
-        base = self.step(gpu, None, stack=wanted(self.options)[0].stack)
-        return step_ms / base.ms if base else None
-
-
 def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
-    plain, specs, scale = in_bf16(facts), gpu_specs(gpus), None
-    job = Job(share_of(plain, options.checked()), options)
+    plain, specs, scale = in_bf16(facts), gpu_specs(gpus), 1.0
+    share = share_of(plain, options.checked())
     if options.step_ms is not None:
-        scale = job.scaled_to(options.step_ms, specs[0])
-        if scale is None:
+        base = _bf16(share, options, specs[0])
+        if base is None:
             raise UserError(f"--step-ms scales estimates of the first GPU, and {specs[0].name} has none")
+        scale = options.step_ms / base.ms
     elif (step_ms := measured_bf16_ms(facts)) and (own := modelled_gpu(facts)):
         as_timed = options_for(facts, {})
-        scale = Job(share_of(plain, as_timed), as_timed).scaled_to(step_ms, own)
-    job = job._replace(scale=scale or 1.0)
-    return tuple(row for gpu in specs for row in _of_gpu(job, gpu))
+        base = _bf16(share_of(plain, as_timed), as_timed, own)
+        scale = step_ms / base.ms if base else 1.0
+    return tuple(row for gpu in specs for row in _of_gpu(share, options, gpu, scale))
+
+
+def _bf16(share: Share, options: Options, gpu: GpuSpec) -> Step | None:
+    return _step(Form(share, options, gpu, wanted(options)[0].stack))
+
+
+def _step(form: Form) -> Step | None:
+    try:
+        return form.step()
+    except NoNumbers:
+        return None
 
 
 def measured_bf16_ms(facts: Facts) -> float | None:
     """Return the best BF16 step that a report measured reliably on a known GPU."""
-    trial = facts.trial if recorded(facts, "trial") else None
-    if (
-        trial is None
-        or trial.get("device") != "cuda"
-        or not trial.get("reliable")
-        or not has_datasheet(facts)
-    ):
+    trial = facts.get("trial")
+    if not trial or trial.get("device") != "cuda" or not trial.get("reliable") or not modelled_gpu(facts):
         return None
     times = [each.step_ms for each in trial.arms if each.tried and each.name in BF16_BASELINES]
     return min(filter(None, times), default=None)
@@ -160,72 +140,54 @@ def recipe_of(row: Row) -> Recipe:
     return RECIPES[(STACKS[row.stack], row.recipe)]
 
 
-def _of_gpu(job: Job, gpu: GpuSpec) -> Iterator[Row]:
+def _of_gpu(share: Share, options: Options, gpu: GpuSpec, scale: float) -> Iterator[Row]:
     """Estimate the recipes on one GPU, each next to BF16 in the same framework."""
-    for stack, recipes in groupby(wanted(job.options), lambda recipe: recipe.stack):
-        bf16 = job.step(gpu, None, stack=stack)
-        gib, largest = job.memory(gpu, None, stack=stack)
-        row = Row(
-            gpu=gpu.name,
-            stack=next(name for name, each in STACKS.items() if each == stack),
-            recipe="",
-            gpu_memory_gib=gpu.memory_gib,
-            bf16_memory_gib=gib,
-            bf16_largest_batch=largest,
-        )
-        if bf16 is not None:
-            row = replace(
-                row,
-                bf16_step_ms=bf16.ms,
-                bf16_tokens_per_s=tokens_per_s(job.options, bf16.ms),
-                bf16_parts_ms=bf16.rounded,
-                bf16_limits=limits(bf16),
-            )
+    for stack, recipes in groupby(wanted(options), lambda recipe: recipe.stack):
+        plain = Form(share, options, gpu, stack, scale=scale)
+        bf16, short = _step(plain), next(name for name, each in STACKS.items() if each == stack)
+        row = Row(gpu=gpu.name, stack=short, recipe="", gpu_memory_gib=gpu.memory_gib)
+        row = replace(row, **{f"bf16_{name}": value for name, value in _side(plain, bf16).items()})
         for recipe in recipes:
-            yield _row(job, gpu, recipe, row, bf16)
+            yield _row(replace(plain, recipe=recipe), replace(row, recipe=recipe.name), bf16, recipe)
 
 
-def _row(job: Job, gpu: GpuSpec, recipe: Recipe, row: Row, bf16: Step | None) -> Row:
+def _row(form: Form, row: Row, bf16: Step | None, recipe: Recipe) -> Row:
     """Complete the row of BF16 by a recipe."""
-    row = replace(row, recipe=recipe.name)
+    gpu, layers = form.gpu, form.share.layers
     if gpu.fp8_tflops is None:
         return replace(row, why="the GPU has no FP8 tensor cores")
     if not runs_on(recipe, capability_of(gpu)):
         return replace(row, why="it does not run there")
-    if not any(is_converted(each, recipe) for each in job.share.layers):
-        odd = sorted({each.rows for each in job.share.layers if each.rows % FP8_MULTIPLE})
+    if not any(map(form.converts, layers)):
+        odd = sorted({each.rows for each in layers if each.rows % FP8_MULTIPLE})
         why = f"{odd[-1]:,} rows are no multiple of {FP8_MULTIPLE}, so " if odd else ""
         return replace(row, why=f"{why}it converts no layer of this model")
-    gib, largest = job.memory(gpu, recipe, stack=recipe.stack)
-    fits = gib <= USABLE * gpu.memory_gib
-    row = replace(row, memory_gib=gib, fits=fits, largest_batch=largest)
-    step = job.step(gpu, recipe, stack=recipe.stack)
-    if bf16 is None:
-        return replace(row, why="a part of the model has no numbers")
-    if step is None:
-        return replace(row, why="its casts were not measured")
+    step = _step(form) if bf16 else None
+    row = replace(row, **_side(form, step))
+    row = replace(row, fits=(row.memory_gib or 0.0) <= USABLE * gpu.memory_gib)
+    if bf16 is None or step is None:
+        missing = "its casts were not measured" if bf16 else "a part of the model has no numbers"
+        return replace(row, why=missing)
     balanced = bf16.in_balance or step.in_balance
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, in_balance=balanced)
-    return replace(
-        row,
-        step_ms=step.ms,
-        speedup=speedup,
-        speedup_low=speedup / (1 + off),
-        speedup_high=speedup / (1 - off),
-        tokens_per_s=tokens_per_s(job.options, step.ms),
-        limits=limits(step),
-        parts_ms=step.rounded,
-    )
+    return replace(row, speedup=speedup, speedup_low=speedup / (1 + off), speedup_high=speedup / (1 - off))
 
 
-def limits(step: Step) -> tuple[Part, ...]:
-    """Name the parts that FP8 does not make faster and that take much of the step."""
-    others = {part: ms for part, ms in step.parts.items() if part != "matmuls" and ms >= LIMITING * step.ms}
-    return tuple(sorted(others, key=lambda part: -others[part]))
-
-
-def tokens_per_s(options: Options, step_ms: float) -> float:
-    return options.batch * options.seq * options.dp * options.accumulate / options.gpus / step_ms * 1e3
+def _side(form: Form, step: Step | None) -> dict[str, Any]:
+    """Write the fields of a row that BF16 has too: memory, and the step's times if they are known."""
+    options, peak = form.options, form.peak()
+    samples = peak.samples(form.gpu.memory_gib, options.batch) or 0
+    found = {"memory_gib": peak.gib, "largest_batch": min(MOST_SAMPLES, samples)}
+    if step is None:
+        return found
+    tokens = options.batch * options.seq * options.dp * options.accumulate / options.gpus
+    limiting = {part: ms for part, ms in step.parts.items() if part != "matmuls" and ms >= LIMITING * step.ms}
+    return found | {
+        "step_ms": step.ms,
+        "tokens_per_s": tokens / step.ms * 1e3,
+        "limits": tuple(sorted(limiting, key=lambda part: -limiting[part])),
+        "parts_ms": {part: round(ms, 3) for part, ms in step.parts.items() if ms},
+    }
 
 
 def margin(recipe: Recipe, gpu: GpuSpec, *, in_balance: bool) -> float:

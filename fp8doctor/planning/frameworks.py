@@ -14,8 +14,8 @@ from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.diagnosis.dialects import torchtitan_converter
 from fp8doctor.facts import Facts
 from fp8doctor.planning.estimates import Row, recipe_of
+from fp8doctor.planning.form import gathers_fp8
 from fp8doctor.planning.job_options import Options
-from fp8doctor.planning.share import gathers_fp8
 
 ACCELERATE = """\
 from accelerate.utils import TorchDynamoPlugin

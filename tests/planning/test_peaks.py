@@ -11,8 +11,8 @@ import fp8doctor
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.facts import Arm, Facts
 from fp8doctor.gpus import gpu_spec
+from fp8doctor.planning.form import Form
 from fp8doctor.planning.job_options import Options
-from fp8doctor.planning.peaks import peak_of
 from fp8doctor.planning.share import share_of
 from fp8doctor.recipes import RECIPES, TORCHAO
 from research.benchmarks.recorded_steps import JOBS, PATIENTS, reports
@@ -46,7 +46,7 @@ def test_the_peak_of_a_compiled_decoder(facts: Facts, arm: Arm) -> None:
     options = Options(batch=batch, seq=seq, checkpointing="full" if recomputed else "none")
     recipe = RECIPES[found] if (found := ARMS[arm.name]) else None
     share, stack = share_of(in_bf16(facts), options), recipe.stack if recipe else TORCHAO.name
-    peak = peak_of(share, options, gpu_spec("H200"), stack, recipe)
+    peak = Form(share, options, gpu_spec("H200"), stack, recipe).peak()
     assert peak.gib == pytest.approx(arm.peak_gib, rel=OFF)
 
 

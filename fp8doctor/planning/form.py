@@ -1,0 +1,199 @@
+"""One GPU's share of a job in BF16 or in a recipe: its layers as they run, its step by parts, and its peak.
+
+The peak is at the start of the backward, or in the optimizer's step if gradients are larger than activations.
+tests/planning/test_peaks.py has its error."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kept_of
+from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
+from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.analysis.memory import Memory, Peak
+from fp8doctor.cost.layer import Call, calls_ms
+from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, attention_ms, in_balance, loss_ms, with_each
+from fp8doctor.gpus import GpuSpec, memory_ms
+from fp8doctor.planning.communication import HIDDEN, inside_ms, of_ranks_ms
+from fp8doctor.planning.job_options import OPTIMIZERS, Options
+from fp8doctor.planning.share import Amount, Layer, Share
+from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
+
+Part = Literal[
+    "matmuls",
+    "casts",
+    "attention",
+    "head",
+    "experts",
+    "pointwise",
+    "communication",
+    "optimizer",
+    "host",
+    "bubble",
+]
+
+EFFECTIVE = OPTIMIZER_BYTES / OPTIMIZERS["adamw"].moved
+"""Effective bytes of a fused AdamW step / the bytes it moves."""
+
+RECOMPUTED = {"none": 0.0, "selective": 0.5, "full": 1.0}
+"""Share of the matmuls that the backward repeats."""
+
+
+def gathers_fp8(recipe: Recipe | None, options: Options) -> bool:
+    """Return whether FSDP gathers weights in FP8: ``enable_fsdp_float8_all_gather`` of torchao."""
+    sharded = options.sharding == "fsdp" and options.ranks > 1
+    return sharded and recipe is not None and (recipe.stack, recipe.name) == ("torchao", "tensorwise")
+
+
+def weights_cast(recipe: Recipe, options: Options) -> float:
+    """Return the share of its weights that a GPU casts in one micro-batch.
+
+    A sharded gather in FP8 leaves each rank its part. Transformer Engine keeps the cast weights of the first
+    micro-batch for the others, if ``is_first_microbatch`` says which it is, as Megatron does.
+    """
+    if gathers_fp8(recipe, options):
+        return 1 / options.ranks
+    return 1 / options.accumulate if STACKS[recipe.stack].keeps_copies else 1.0
+
+
+class Step(Struct, frozen=True):
+    """One step, with its parts in ms."""
+
+    parts: dict[Part, float]
+    in_balance: bool
+    """Whether host and GPU take about as long, so that the step takes longer than either."""
+
+    @property
+    def ms(self) -> float:
+        return sum(self.parts.values())
+
+
+class Form(Struct, frozen=True):
+    """The compiled job on one kind of GPU."""
+
+    share: Share
+    options: Options
+    gpu: GpuSpec
+    stack: str
+    recipe: Recipe | None = None
+    """None in BF16."""
+    scale: float = 1.0
+    """A measured BF16 step / the estimated one."""
+
+    def converts(self, layer: Layer) -> bool:
+        """Return whether a conversion with the recipe takes the layer."""
+        linear, recipe = layer.linear, self.recipe
+        if recipe is None:
+            return False
+        if linear.role == "experts":  # torchao's converter leaves them out, and rowwise experts are slower
+            taken = STACKS[recipe.stack].own_kernels or recipe.name == "mxfp8"
+        else:
+            taken = would_be_converted(linear) and layer.rows % FP8_MULTIPLE == 0
+        return taken and not (linear.in_features % recipe.multiple or linear.out_features % recipe.multiple)
+
+    def call(self, layer: Layer) -> Call:
+        """Describe a layer as it runs."""
+        own, is_head = self.recipe if self.converts(layer) else None, layer.linear.role == "head"
+        linear = replace(
+            layer.linear,
+            compiled=None if is_head else "",
+            dtype="bfloat16",
+            use="training" if own else "none",
+            stack=self.stack,
+            recipe=own.name if own else None,
+            features={},
+        )
+        return Call(
+            linear,
+            layer.rows,
+            layer.count,
+            recomputed=0.0 if is_head else RECOMPUTED[self.options.checkpointing],
+            weights_cast=weights_cast(own, self.options) if own else 1.0,
+            beside=sum(layer.sides) / (linear.in_features + linear.out_features),
+        )
+
+    def step(self) -> Step:
+        """Model the step. Raises `NoNumbers`."""
+        share, options, gpu = self.share, self.options, self.gpu
+        found = calls_ms(map(self.call, share.layers), gpu, "compiled", autocast=False)
+        parts: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
+        for call, times in found.families:
+            plain_experts = call.linear.role == "experts" and call.linear.use == "none"
+            part: Part = "head" if call.linear.role == "head" else "experts" if plain_experts else "matmuls"
+            parts[part] += times["gemm_fp8"] + times["gemm_16bit"]
+            parts["casts"] += times["cast"]
+            parts["pointwise"] += times["pointwise"]
+        region = "" if options.checkpointing == "full" else None
+        checkpointed = with_each(share.facts, lambda each: replace(each, checkpointed=region))
+        parts["attention"] = attention_ms(checkpointed, gpu) / options.tp / options.pp
+        parts["head"] += loss_ms(share.facts, gpu, LOSS_BYTES["fp32"]) / options.tp
+        busy = sum(parts.values())
+        parts = {part: ms * options.accumulate for part, ms in parts.items()}
+        held = share.trained.all if options.sharding == "ddp" else share.trained.sharded(options)
+        parts["optimizer"] = memory_ms(EFFECTIVE * OPTIMIZERS[options.optimizer].moved * held, gpu)
+        on_gpu, on_host = sum(parts.values()), found.host * options.accumulate
+        parts["host"] = max(on_host - on_gpu, found.gaps * options.accumulate)
+        inside, at_end = self.exposed(busy)
+        parts["communication"] = inside * options.accumulate + at_end
+        parts["bubble"] = (busy + inside) * (options.pp - 1)
+        return Step({part: ms * self.scale for part, ms in parts.items()}, in_balance(on_gpu, on_host))
+
+    def exposed(self, busy_ms: float) -> tuple[float, float]:
+        """Model the communication of one micro-batch and of the step's end that ``busy_ms`` does not hide."""
+        share, options, gpu = self.share, self.options, self.gpu
+        inside = inside_ms(share, options, gpu, busy_ms, overlaps=STACKS[self.stack].own_kernels)
+        moved = of_ranks_ms(share.trained, OPTIMIZERS[options.optimizer].gradient, options, gpu)
+        dense, experts = share.parameters
+        if gathers_fp8(self.recipe, options):
+            dense -= sum(each.parameters * each.count for each in share.layers if self.converts(each)) / 2
+        weights = of_ranks_ms(Amount(dense, experts), 2.0, options, gpu)
+        if options.sharding == "fsdp":
+            return inside + max(0.0, 2 * weights + moved - HIDDEN * busy_ms), 0.0
+        moved += weights if options.sharding == "zero1" else moved
+        return inside, max(0.0, moved - HIDDEN * busy_ms)
+
+    def peak(self) -> Peak:
+        share, options, bytes_of = self.share, self.options, OPTIMIZERS[self.options.optimizer]
+        weights, states, trained = share.parameters.all, share.trained.all, share.trained.all
+        if options.ranks > 1 and options.sharding != "ddp":
+            states = share.trained.sharded(options)
+        if options.ranks > 1 and options.sharding == "fsdp":
+            weights = share.parameters.sharded(options) + 2 * weights / share.blocks  # two are gathered
+            trained = states
+        copies = 0.0
+        if self.recipe is not None and STACKS[self.stack].keeps_copies:
+            each = 2 if self.gpu.compute_capability in NEEDS_TRANSPOSED else 1
+            copies = each * sum(one.parameters * one.count for one in share.layers if self.converts(one))
+            if options.checkpointing == "full" and options.accumulate == 1:
+                copies /= share.blocks  # cast again with each block; several micro-batches keep them
+        gradients, optimizer = bytes_of.gradient * trained, bytes_of.state * states
+        held = Memory(2.0 * weights / GIB, gradients / GIB, optimizer / GIB, copies / GIB, None)
+        return Peak(held, self._kept() / GIB)
+
+    def _kept(self) -> float:
+        """Add up the bytes that the forward keeps for the backward, of all micro-batches in flight.
+
+        Sequence parallelism scatters what a layer with divided inputs adds up. Of an input that it gathered,
+        Transformer Engine keeps the rank's part and gathers it again, DTensor keeps all.
+        """
+        share, options = self.share, self.options
+        logits, layers, scattered = 0.0, [], self.stack == TRANSFORMER_ENGINE.name
+        for layer in share.layers:
+            linear = self.call(layer).linear
+            (part_k, part_n), k, n = layer.sides, linear.in_features, linear.out_features
+            if linear.role == "head":
+                logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
+                continue
+            sides = part_k if scattered else k, part_n if k == part_k else n
+            layers.append(kept_of(linear, layer.rows * layer.count, sides=sides))
+        outputs, inputs = kept_by_region(layers).get(None, (0.0, 0.0))
+        kept = outputs + inputs
+        hidden = 2.0 * options.tokens * share.hidden * share.blocks / options.tp
+        if options.checkpointing == "full":
+            kept = hidden + kept / share.blocks
+        elif options.checkpointing == "selective":
+            kept = hidden + outputs / 2
+        return kept * min(options.pp, options.accumulate) + logits
