@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -168,10 +169,12 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
 
     That is the assumed GPU, else the first visible one that has a datasheet, else (if none is visible) H100.
     None if no visible GPU has a datasheet: boards of one name differ by a factor, so another board's numbers
-    would be wrong. Raises `UserError` for an assumed GPU that is not known.
+    would be wrong. None, too, for an assumed GPU that is not known.
     """
     if assumed := facts.get("assumed_gpu"):
-        return gpu_spec(assumed)
+        with suppress(UserError):
+            return gpu_spec(assumed)
+        return None
     gpus = facts.get("gpus", ())
     visible = [name for gpu in gpus if (name := gpu.get("name")) and gpu.get("visible") is not False]
     if not visible:
@@ -190,18 +193,10 @@ def modelled_gpu_name(facts: Facts) -> str:
 
     As it was given if it is not known; empty if nothing is modelled.
     """
-    try:
-        gpu = modelled_gpu(facts)
-    except UserError:
-        return facts.assumed_gpu or ""
-    return gpu.name if gpu else ""
+    gpu = modelled_gpu(facts)
+    return gpu.name if gpu else facts.get("assumed_gpu") or ""
 
 
 def memory_ms(bytes_moved: float, gpu: GpuSpec) -> float:
     """Divide bytes by the bandwidth that the GPU's memory reaches in practice."""
     return bytes_moved / (gpu.memory_tb_s * MEMORY_EFFICIENCY * 1e9)
-
-
-def has_datasheet(facts: Facts) -> bool:
-    """Return whether the assumed GPU, if any, has a datasheet."""
-    return modelled_gpu_name(facts) in ("", *(spec.name for spec in GPUS))

@@ -24,7 +24,6 @@ from fp8doctor.analysis.modelled_speedup import (
     TAKES_NONE,
     modelled_speedup,
     to_convert,
-    why_not_modelled,
 )
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import EVEN
@@ -37,7 +36,7 @@ from fp8doctor.analysis.treatment_table import (
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.estimate import changes_fp8_alone
+from fp8doctor.diagnosis.estimate import changes_fp8_alone, why_not_estimated
 from fp8doctor.diagnosis.plan import COMPILATION
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
@@ -318,7 +317,7 @@ def a_missing_estimate_has_its_own_reason(facts: Facts) -> None:
     if not recorded(facts, "network.linears"):
         return
     takes = uses_fp8(facts) or to_convert(facts)
-    assert modelled_speedup(facts) or not takes or why_not_modelled(facts) != TAKES_NONE
+    assert modelled_speedup(facts) or not takes or why_not_estimated(facts, ()) != TAKES_NONE
 
 
 def _set_by(code: str) -> Iterator[tuple[str, str | None]]:

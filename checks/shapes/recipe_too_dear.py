@@ -110,7 +110,7 @@ def estimated(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
     return kit.Finding(
         title=f"The recipe {found.recipe.name} is about {found.now_ms / found.then_ms:.2f}x as fast as "
         f"{own[0]} (estimated)",
-        explanation=f"Estimated for {found.gpu}: the step takes {found.then_ms:,.1f} instead of "
+        explanation=f"Estimated for {found.saving.gpu}: the step takes {found.then_ms:,.1f} instead of "
         f"{found.now_ms:,.1f} ms. The recipes also differ in exactness: watch the loss.",
         evidence={"own_recipe": own, "faster_recipe": found.recipe.name, "faster_step_ms": found.then_ms},
         saving_ms=found.saving,

@@ -20,7 +20,7 @@ from fp8doctor.cost.matmul_counts import products_of, rows_of, rows_seen
 from fp8doctor.cost.step_cost import in_bf16, in_fp8
 from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.gpus import has_datasheet, modelled_gpu
+from fp8doctor.gpus import modelled_gpu
 from fp8doctor.recipes import low_precision
 
 STATES = {"SGD": 0, "Adafactor": 0, "Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1, "RMSprop": 1}
@@ -186,7 +186,7 @@ def fit(facts: Facts) -> Fit | None:
     spread = spread or facts.get("training.accelerate.distributed") == "DEEPSPEED"
     if if_recorded(ran_on_a_gpu, facts) or spread or facts.get("trial.device", "cpu") != "cpu":
         return None
-    assumed = modelled_gpu(facts) if facts.get("assumed_gpu") and has_datasheet(facts) else None
+    assumed = modelled_gpu(facts) if facts.get("assumed_gpu") else None
     whole = (assumed and assumed.memory_gib) if facts.get("assumed_gpu") else gpu_gib(facts)
     linears = facts.network.linears
     stored = [each for each in linears if each.use == "storage"]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
-from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
 from fp8doctor.cost.cast_cost import capability_of
@@ -21,6 +21,7 @@ from fp8doctor.cost.step_cost import (
     ModelledStep,
     in_bf16,
     in_fp8,
+    known_gpu,
     modelled_step,
     priced_step,
     with_adapters_in_bf16,
@@ -31,7 +32,7 @@ from fp8doctor.cost.step_cost import (
 )
 from fp8doctor.facts import Facts, Family, Linear, recorded
 from fp8doctor.finding import Saving
-from fp8doctor.gpus import GpuSpec, has_datasheet, modelled_gpu
+from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import BY_TREATMENT, TORCHAO, Recipe, of_stack, recipe_of, runs_on, stack_of
 
 OFF, OFF_FUSED, OFF_IN_BALANCE = 0.15, 0.11, 0.35
@@ -60,20 +61,25 @@ def parts_of(fp8_ms: Mapping[Any, float], bf16_ms: Mapping[Any, float], idle_ms:
 IN_KNOWN_FORM = "once its layers and its autocast are those that the fix gives"
 
 
-def in_known_form(facts: Facts) -> tuple[Facts, str]:
+def as_modelled(facts: Facts, *, fixed: bool = False) -> tuple[Facts, str]:
     """Replace what the cost model has no numbers for by what its fix puts there, and say so if anything is.
 
-    FP8 and BF16 get the same autocast.
+    FP8 and BF16 get the same autocast. A forward that calls ``checkpoint`` recomputes every layer below it,
+    but no head: which of them it does is not known without a run. Every FP8 layer of a ``fixed`` job runs.
     """
-    gpu = modelled_gpu(facts) if has_datasheet(facts) else None
+    gpu, module = modelled_gpu(facts), unseen_recompute(facts)
     linears = [_known(each, gpu) for each in facts.network.linears]
-    changed = linears != list(facts.network.linears)
-    facts = with_linears(facts, linears)
+    after = IN_KNOWN_FORM if linears != list(facts.network.linears) else ""
     in_fp32 = any(each.multiplies_in == "float32" and each.adapter != "adapter" for each in linears)
     if in_fp32 and facts.get("training.autocast") != "bfloat16" and recorded(facts, "training"):
-        facts = replace(facts, training=replace(facts.training, autocast="bfloat16"))
-        changed = True
-    return facts, IN_KNOWN_FORM if changed else ""
+        facts, after = replace(facts, training=replace(facts.training, autocast="bfloat16")), IN_KNOWN_FORM
+    for place, each in enumerate(linears):
+        if fixed and each.use == "training":
+            linears[place] = each = replace(each, engaged=None)
+        if module is not None and not recorded(each, "checkpointed"):
+            below = each.name.startswith(f"{module}." if module else "") and each.role != "head"
+            linears[place] = replace(each, checkpointed=module if below else None)
+    return with_linears(facts, linears), after
 
 
 def _known(linear: Linear, gpu: GpuSpec | None) -> Linear:
@@ -87,25 +93,6 @@ def _known(linear: Linear, gpu: GpuSpec | None) -> Linear:
     own = linear.get("recipe") == "custom"
     lacks = own or (gpu is not None and not runs_on(recipe_of(linear), capability_of(gpu)))
     return replace(linear, recipe="tensorwise") if lacks else linear
-
-
-def with_seen_recompute(facts: Facts) -> Facts:
-    """Let a forward that calls ``checkpoint`` recompute every layer below it, but no head.
-
-    Which of them it recomputes is not known without a run. FP8 and BF16 do it alike.
-    """
-    if (module := unseen_recompute(facts)) is None:
-        return facts
-    below = f"{module}." if module else ""
-    linears = (
-        replace(each, checkpointed=module)
-        if each.name.startswith(below) and each.role != "head" and not recorded(each, "checkpointed")
-        else replace(each, checkpointed=None)
-        if not recorded(each, "checkpointed")
-        else each
-        for each in facts.network.linears
-    )
-    return with_linears(facts, linears)
 
 
 class Estimate(Struct, frozen=True):
@@ -158,26 +145,26 @@ MORE = 0.01
 
 
 def modelled_speedup(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Estimate | None:
-    """Estimate FP8 as it is and compiled, or the best conversion; None if a part has no numbers.
+    """Estimate a job as `estimate` does; None if a part has no numbers."""
+    try:
+        return estimate(facts, fixed=fixed, run=run)
+    except NoNumbers:
+        return None
+
+
+def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Estimate:
+    """Estimate FP8 as it is and compiled, or the best conversion. Raises `NoNumbers`.
 
     If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled. With
     ``run`` the step as it is takes as long as it did, and every other has its communication too.
     """
-    facts, after = in_known_form(facts)
-    if fixed:  # every FP8 layer then runs in FP8
-        linears = (
-            replace(each, engaged=None) if each.use == "training" else each for each in facts.linears()
-        )
-        facts = with_linears(facts, linears)
-    facts = with_seen_recompute(facts)
+    facts, after = as_modelled(facts, fixed=fixed)
     in_fp8 = facts.network.fp8
     if in_fp8:
         after = FIXED if fixed else after
         cached = facts.get("training.use_cache") and any(each.compiled is not None for each in in_fp8)
         after = after or (CACHE_OFF if cached else BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else "")
-    bf16, forms = modelled_bf16(facts), _compiled_forms(facts)
-    if bf16 is None or not forms:
-        return None
+    forms, bf16 = _compiled_forms(facts), modelled_bf16(facts)
     now, (form, per_tensor) = None if after else modelled_step(facts), next(iter(forms.values()))
     as_is = now if in_fp8 else None
     quicker = as_is if as_is and as_is.step_ms <= form.step_ms else form
@@ -239,53 +226,35 @@ def modelled_speedup(facts: Facts, *, fixed: bool = False, run: Run | None = Non
     )
 
 
+TAKES_NONE = "a conversion to FP8 takes none of its layers"
+
+
 def _compiled_forms(facts: Facts) -> dict[str, tuple[ModelledStep, bool]]:
     """Model FP8 compiled, and tell whether it has one scale per tensor; of a BF16 job by torchao's recipes.
 
     The plan that converts a job switches a KV cache off, so none is modelled. The fastest recipe is first.
+    Raises `NoNumbers`.
     """
-    fp8, found = facts.network.fp8, dict[str, tuple[ModelledStep, bool]]()
+    gpu, fp8, reason = known_gpu(facts), facts.network.fp8, TAKES_NONE
+    if gpu.fp8_tflops is None:
+        raise NoNumbers(f"{gpu.name} has no FP8 tensor cores")
     if fp8:
         fuses = all(stack_of(linear).fuses_casts for linear in fp8)
-        step = modelled_step(with_linears_compiled(facts, yes=True) if fuses else facts)
-        per_tensor = all(recipe_of(linear).granularity == "tensor" for linear in fp8)
-        return {"": (step, per_tensor)} if step and step.step_ms else {}
-    gpu, layers = modelled_gpu(facts) if has_datasheet(facts) else None, to_convert(facts)
-    if gpu is None or not layers or trains_in_16_bits(facts):
-        return {}
-    for recipe in of_stack(TORCHAO.name):
+        step = priced_step(with_linears_compiled(facts, yes=True) if fuses else facts)
+        return {"": (step, all(recipe_of(linear).granularity == "tensor" for linear in fp8))}
+    if trains_in_16_bits(facts):
+        raise NoNumbers("Unsloth has no FP8 training for LoRA")
+    layers, found = to_convert(facts), dict[str, tuple[ModelledStep, bool]]()
+    for recipe in of_stack(TORCHAO.name) if layers else ():
         if recipe.converts and runs_on(recipe, capability_of(gpu)):
-            step = modelled_step(with_linears_compiled(in_fp8(facts, layers, recipe.name), yes=True))
-            if step and step.step_ms:
-                found[recipe.name] = step, recipe.granularity == "tensor"
+            converted = with_linears_compiled(in_fp8(facts, layers, recipe.name), yes=True)
+            try:
+                found[recipe.name] = priced_step(converted), recipe.granularity == "tensor"
+            except NoNumbers as missing:
+                reason = str(missing)
+    if not found:
+        raise NoNumbers(reason)
     return dict(sorted(found.items(), key=lambda each: each[1][0].step_ms))
-
-
-TAKES_NONE = "a conversion to FP8 takes none of its layers"
-
-
-def why_not_modelled(facts: Facts) -> str:
-    """Say which part of a step, or of its conversion, the cost model has no numbers for."""
-    gpu = modelled_gpu(facts)
-    if gpu is None or not has_datasheet(facts):
-        return "fp8doctor has no datasheet of this GPU"
-    if gpu.fp8_tflops is None:
-        return f"{gpu.name} has no FP8 tensor cores"
-    if trains_in_16_bits(facts) and not facts.network.fp8:
-        return "Unsloth has no FP8 training for LoRA"
-    if nothing_to_convert(facts.network):
-        return TAKES_NONE
-    known = with_seen_recompute(in_known_form(facts)[0])
-    plain = with_linears_compiled(in_bf16(known), yes=True)
-    converted = known if known.network.fp8 else in_fp8(known, to_convert(known))
-    fuses = all(stack_of(linear).fuses_casts for linear in converted.network.fp8)
-    fp8 = with_linears_compiled(converted, yes=True) if fuses else converted
-    try:
-        for step in (fp8, plain):
-            priced_step(step, gpu)
-    except NoNumbers as missing:
-        return str(missing)
-    return TAKES_NONE
 
 
 def may_be_compiled_by_unsloth(facts: Facts) -> bool:
@@ -294,11 +263,10 @@ def may_be_compiled_by_unsloth(facts: Facts) -> bool:
     return under_unsloth(facts) and any(own)
 
 
-def modelled_bf16(facts: Facts) -> ModelledStep | None:
-    plain = in_bf16(facts)
-    forms = ((yes, modelled_step(with_linears_compiled(plain, yes=yes))) for yes in (False, True))
-    baselines = [replace(each, compiled=yes) for yes, each in forms if each is not None]
-    return min(baselines, key=lambda each: each.step_ms, default=None)
+def modelled_bf16(facts: Facts) -> ModelledStep:
+    """Model BF16 compiled, or not if that is faster. Raises `NoNumbers`."""
+    eager, compiled = (priced_step(with_linears_compiled(in_bf16(facts), yes=yes)) for yes in (False, True))
+    return min(eager, replace(compiled, compiled=True), key=lambda each: each.step_ms)
 
 
 class HostBound(NamedTuple):
@@ -336,7 +304,7 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
 
 def saved_by_bf16_adapters(facts: Facts) -> Saving | None:
     """Model what LoRA's fp32 matrices take longer than in BF16; None without numbers."""
-    known = with_seen_recompute(in_known_form(facts)[0])
+    known = as_modelled(facts)[0]
     now, then = modelled_step(known), modelled_step(with_adapters_in_bf16(known))
     if now is None or then is None or now.step_ms <= then.step_ms:
         return None
@@ -350,12 +318,7 @@ class FasterRecipe(NamedTuple):
     recipe: Recipe
     now_ms: float
     then_ms: float
-    gpu: str
-
-    @property
-    def saving(self) -> Saving:
-        low, high = (self.now_ms - self.then_ms * (1 + off) for off in (OFF, -OFF))
-        return Saving(low=low, high=high, basis="modelled", gpu=self.gpu)
+    saving: Saving
 
 
 def faster_recipe(facts: Facts) -> FasterRecipe | None:
@@ -371,7 +334,9 @@ def faster_recipe(facts: Facts) -> FasterRecipe | None:
                 best, speedup = each, then.now.value
     if best is None:
         return None
-    return FasterRecipe(best, now.fp8_ms, now.bf16_ms / speedup, gpu.name)
+    now_ms, then_ms = now.fp8_ms, now.bf16_ms / speedup
+    low, high = now_ms - then_ms * (1 + OFF), now_ms - then_ms * (1 - OFF)
+    return FasterRecipe(best, now_ms, then_ms, Saving(low=low, high=high, basis="modelled", gpu=gpu.name))
 
 
 def to_convert(facts: Facts) -> list[Linear]:

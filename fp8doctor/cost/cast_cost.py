@@ -5,15 +5,10 @@ Measured on one H200, torch 2.11, torchao 0.18, November 2026."""
 from __future__ import annotations
 
 from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS
-from fp8doctor.cost.matmul_counts import gemms, is_grouped
+from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.facts import Linear
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import RECIPES, STACKS, Recipe, default_recipe, recipe_of, runs_on, stack_of
-
-MOST_ROWS_CAST_EAGERLY = 65_536
-"""Rows up to which these bytes are taken to hold: they were measured with up to 16,384, and four times that
-is a convention of this tool. With 1,048,576 rows of 256 features the transposed copy writes a mebibyte apart
-and takes 110 bytes per element by itself: 24.8 ms of casts where these give 15.4 (h200-cast_heavy_layer)."""
+from fp8doctor.recipes import STACKS, Recipe, default_recipe, recipe_of, runs_on, stack_of
 
 
 def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
@@ -24,12 +19,6 @@ def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
     if linear.recipe is not None or linear.engaged is False or gpu.fp8_tflops is None:
         return linear.recipe
     return default_recipe(stack_of(linear), capability_of(gpu))
-
-
-def casts_too_many_rows(linear: Linear, rows: int) -> bool:
-    """Return whether its uncompiled casts are far larger than the measured ones."""
-    eager = linear.compiled is None and linear.use == "training" and stack_of(linear).fuses_casts
-    return eager and rows > MOST_ROWS_CAST_EAGERLY
 
 
 def capability_of(gpu: GpuSpec) -> tuple[int, ...]:
@@ -63,18 +52,6 @@ def layer_casts_ms(
     moving = memory_ms(each.activation * m * (k + n) + each.weight * weights * k * n, gpu)
     least = stack.compiled.kernels * KERNEL_LAUNCH_MS if compiled and not stack.own_kernels else 0.0
     return max(moving, least)
-
-
-def weight_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float | None:
-    """Model the casts of the weights alone, in one micro-batch; None without numbers."""
-    recipe = RECIPES.get((linear.stack, recipe_on(linear, gpu) or ""))
-    if recipe is None:
-        return None
-    with_them, without = (
-        casts_of(linear, recipe, rows, gpu, compiled=linear.compiled is not None, weights=share)
-        for share in (1.0, 0.0)
-    )
-    return None if with_them is None or without is None else gemms(linear) * (with_them - without)
 
 
 def casts_of(

@@ -6,21 +6,22 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from fp8doctor.cost.cast_cost import casts_of, casts_too_many_rows, recipe_on
+from fp8doctor.cost.cast_cost import casts_of, recipe_on
 from fp8doctor.cost.gemm import matmuls_ms
 from fp8doctor.cost.matmul_counts import (
     gemms,
     in_one_kernel,
     is_grouped,
-    is_te,
     launches,
     routed_rows,
     rows_of_one,
 )
 from fp8doctor.facts import Facts, Family, Linear
+from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import RECIPES, UNKNOWN, named, recipe_of, stack_of
+from fp8doctor.recipes import RECIPES, TRANSFORMER_ENGINE, UNKNOWN, named, recipe_of, stack_of
 
 OWN_FORWARD = "own_forward"
 """Feature of a layer that is FP8 by descent and computes what it wants."""
@@ -31,6 +32,11 @@ blocks of a decoder of width 1024 costs 14.6 ms in FP8 and 21.5 in BF16, of whic
 which casts again, shares the rest. Transformer Engine casts input and weight again, and no gradient: 4.48
 instead of 2.39 ms in blocks of width 4096 with 1,024 rows, where their share of all that is cast gives 4.50.
 Held out, it gives 2.01 for the 2.06 ms of h200-te_own_checkpoint."""
+
+MOST_ROWS_CAST_EAGERLY = 65_536
+"""Rows up to which these bytes are taken to hold: they were measured with up to 16,384, and four times that
+is a convention of this tool. With 1,048,576 rows of 256 features the transposed copy writes a mebibyte apart
+and takes 110 bytes per element by itself: 24.8 ms of casts where these give 15.4 (h200-cast_heavy_layer)."""
 
 BIAS_BYTES = {"16bit": 7.8, "fp8": 24.4}
 """Effective bytes per output element of a compiled Linear with a bias, next to the others: its gradient is a
@@ -81,49 +87,6 @@ GAP_MS = 0.001
 """Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
 
 
-class LinearCost(NamedTuple):
-    """Times of a layer's matmuls, and of its compiled casts, in ms. Of experts, all of them."""
-
-    bf16_ms: float
-    fp8_ms: float
-    casts_ms: float | None
-    """None if its recipe was not measured on this GPU."""
-
-    @property
-    def saved_ms(self) -> float:
-        return self.bf16_ms - self.fp8_ms
-
-
-def linear_cost(linear: Linear, rows: int, gpu: GpuSpec) -> LinearCost | None:
-    """Model one matmul of a layer, or all of its experts; None if the GPU has no FP8 tensor cores."""
-    name = linear.get("recipe")
-    recipe = RECIPES.get((linear.get("stack", ""), name or "")) or named(name)
-    products = 2 + (linear.requires_grad is not False)
-    m, groups = rows_of_one(linear, rows), in_one_kernel(linear)
-    shape = m, linear.in_features, linear.out_features
-    bf16 = matmuls_ms(*shape, gpu, None, groups=groups)
-    fp8 = matmuls_ms(*shape, gpu, recipe, groups=groups)
-    if bf16 is None or fp8 is None:
-        return None
-    casts = casts_of(linear, recipe if recipe.name == name else named("tensorwise"), m, gpu)
-    experts = gemms(linear) if is_grouped(linear) else 1
-    return LinearCost(
-        experts * sum(bf16[:products]),
-        experts * sum(fp8[:products]),
-        None if casts is None else experts * casts,
-    )
-
-
-def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> LinearCost | None:
-    """Model trained experts in MXFP8 in one micro-batch; None for others, and for unknown rows."""
-    if linear.role != "experts" or recipe_of(linear).name != "mxfp8" or linear.requires_grad is False:
-        return None
-    if linear.features.get("emulate") or not gpu.compute_capability.startswith("10."):
-        return None
-    rows = routed_rows(linear, facts)
-    return linear_cost(linear, rows, gpu) if rows else None
-
-
 class NoNumbers(Exception):
     """The cost model has no numbers for a part of a step; the message says for which."""
 
@@ -143,6 +106,12 @@ class Call(Struct, frozen=True):
     """Share of the work next to it that is this GPU's."""
     fp32: bool = False
     """It multiplies in fp32, as PEFT's adapters do without autocast."""
+
+    @property
+    def casts_too_much(self) -> bool:
+        """Return whether its uncompiled casts are far larger than the measured ones."""
+        eager = self.linear.compiled is None and self.linear.use == "training"
+        return eager and stack_of(self.linear).fuses_casts and self.rows > MOST_ROWS_CAST_EAGERLY
 
 
 class CallsMs(NamedTuple):
@@ -171,7 +140,7 @@ def _unknown_form(call: Call, *, autocast: bool) -> str:
         (features.get("emulate"), "FP8 is emulated"),
         (features.get(OWN_FORWARD), "FP8 layers have a forward of their own that does other work"),
         (linear.use == "storage", "it stores weights in low precision"),
-        (casts_too_many_rows(linear, call.rows), f"{linear.name} casts {call.rows:,} rows, uncompiled"),
+        (call.casts_too_much, f"{linear.name} casts {call.rows:,} rows, uncompiled"),
         (in_fp32, "weights are in fp32, and no autocast is on"),
     )
     return next((words for holds, words in forms if holds), "")
@@ -212,7 +181,8 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
     if call.fp32:
         gemm = max(gemm, memory_ms(FP32_ADAPTER_BYTES * m * (k + n), gpu))
     if call.recomputed:
-        again = (m * k + k * n) / (m * k + k * n + m * n) if is_te(linear) else RECOMPUTED["casts"]
+        of_te = (m * k + k * n) / (m * k + k * n + m * n)
+        again = of_te if linear.stack == TRANSFORMER_ENGINE.name else RECOMPUTED["casts"]
         cast, around = cast * (1 + call.recomputed * again), around * (1 + RECOMPUTED["between"])
     count = gemms(linear)
     return {
@@ -240,3 +210,52 @@ def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: b
             host += call.count * launches(linear, call.weights_cast) * launch.host_ms
             kernels += count * launch.kernels
     return CallsMs(times, host, GAP_MS * kernels)
+
+
+class LinearCost(NamedTuple):
+    """Times of a layer's matmuls, and of its compiled casts, in ms. Of experts, all of them."""
+
+    bf16_ms: float
+    fp8_ms: float
+    casts_ms: float
+
+
+def in_plain_bf16(linear: Linear) -> Linear:
+    gathered = {name: value for name, value in linear.get("features", {}).items() if name == GATHERED_AS}
+    return replace(linear, use="none", stack="torch", recipe=None, features=gathered)
+
+
+def linear_cost(linear: Linear, rows: int, gpu: GpuSpec) -> LinearCost | None:
+    """Model one matmul of a layer, compiled, or all of its experts; None without numbers.
+
+    A layer whose stack does not have its recipe, or that has none, gets the stack that does.
+    """
+    name = linear.get("recipe") or "tensorwise"
+    recipe = RECIPES.get((linear.get("stack", ""), name)) or named(name)
+    own = {"use": "training", "stack": recipe.stack, "recipe": recipe.name}
+    fp8 = replace(linear, **own, compiled="", bias=False, gemms=gemms(linear) if is_grouped(linear) else 1)
+    try:
+        plain, ms = (
+            layer_ms(Call(each, rows), gpu, "compiled", autocast=True) for each in (in_plain_bf16(fp8), fp8)
+        )
+    except NoNumbers:
+        return None
+    return LinearCost(plain["gemm_16bit"], ms["gemm_fp8"] + ms["gemm_16bit"], ms["cast"])
+
+
+def weight_casts_ms(linear: Linear, rows: int, gpu: GpuSpec) -> float | None:
+    """Model the casts of the weights alone, in one micro-batch; None without numbers."""
+    shares = (Call(linear, rows, weights_cast=share) for share in (1.0, 0.0))
+    try:
+        whole, without = (layer_ms(each, gpu, "compiled", autocast=True)["cast"] for each in shares)
+    except NoNumbers:
+        return None
+    return whole - without
+
+
+def mxfp8_experts(linear: Linear, facts: Facts, gpu: GpuSpec) -> LinearCost | None:
+    """Model trained experts in MXFP8 in one micro-batch; None for others, and for unknown rows."""
+    if linear.role != "experts" or recipe_of(linear).name != "mxfp8" or linear.requires_grad is False:
+        return None
+    rows = routed_rows(linear, facts) if gpu.compute_capability.startswith("10.") else None
+    return linear_cost(linear, rows, gpu) if rows else None

@@ -15,23 +15,23 @@ research/benchmarks/measured/h200_grouped.json.gz."""
 
 def step_tokens(facts: Facts) -> int | None:
     """Count the rows of the matmuls in one micro-batch; None if unknown."""
-    return facts.workload.tokens if recorded(facts, "workload.tokens") else None
+    tokens: int | None = facts.get("workload.tokens")
+    return tokens
 
 
 def micro_batches(facts: Facts) -> int:
     """Count the micro-batches per step; 1 if unknown."""
-    return facts.workload.accumulate if recorded(facts, "workload.accumulate") else 1
+    return int(facts.get("workload.accumulate", 1))
 
 
 def gemms(linear: Linear) -> int:
     """Count matmuls of the layer's shape in one forward; 1 if unknown."""
-    return linear.gemms if recorded(linear, "gemms") else 1
+    return int(linear.get("gemms", 1))
 
 
 def rows_of(linear: Linear, facts: Facts) -> int | None:
     """Return the rows of one call: counted, else a micro-batch's tokens, or None."""
-    seen = rows_seen(linear, facts)
-    return max(seen) if any(seen) else step_tokens(facts)
+    return max(rows_seen(linear, facts), default=0) or step_tokens(facts)
 
 
 def calls_of(linear: Linear, facts: Facts) -> int:
@@ -50,9 +50,8 @@ def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
 
     The trial counts them on real tensors. Without one they are those of a forward on fake tensors.
     """
-    timed = facts.get("trial.rows", {})
-    fake = facts.get("workload.rows", {})
-    return timed.get(linear.name) or fake.get(linear.name, ()) if timed or fake else ()
+    timed, fake = facts.get("trial.rows", {}), facts.get("workload.rows", {})
+    return (timed.get(linear.name) or fake.get(linear.name, ())) if timed or fake else ()
 
 
 def is_grouped(linear: Linear) -> bool:
@@ -99,10 +98,6 @@ TE_RECOMPUTE_HOST_MS = 0.97
 h200-te_checkpointed_inside. No step is modelled that this would set the pace of."""
 
 
-def is_recomputed(linear: Linear) -> bool:
-    return linear.get("checkpointed") is not None
-
-
 def covers(region: Checkpointing, linear: Linear) -> bool:
     """Return whether a layer is below the module whose forward calls ``checkpoint``."""
     return linear.name.startswith(f"{region.name}." if region.name else "")
@@ -118,7 +113,3 @@ def unseen_recompute(facts: Facts) -> str | None:
         if calls and any(covers(region, linear) for linear in unseen):
             return region.name
     return None
-
-
-def is_te(linear: Linear) -> bool:
-    return linear.use == "training" and linear.stack == "transformer_engine"

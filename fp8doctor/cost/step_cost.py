@@ -4,18 +4,16 @@ None if a part has no numbers. Measured on one H200, torch 2.11, torchao 0.18, T
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, NoNumbers, calls_ms, uncompiled
+from fp8doctor.cost.layer import Call, NoNumbers, calls_ms, in_plain_bf16, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
-    is_recomputed,
-    is_te,
     launches,
     micro_batches,
     routed_rows,
@@ -25,10 +23,9 @@ from fp8doctor.cost.matmul_counts import (
     unseen_recompute,
 )
 from fp8doctor.facts import Facts, Family, Linear, Network, recorded
-from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec, memory_ms, modelled_gpu
-from fp8doctor.recipes import TORCHAO
+from fp8doctor.recipes import TORCHAO, stack_of
 
 ATTENTION_EFFICIENCY = {64: 0.264, 128: 0.407}
 """Width of a head -> share of the BF16 peak that causal attention reaches in forward and backward together:
@@ -111,8 +108,7 @@ def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
 ) -> ModelledStep | None:
     """Model the step on ``gpu``, or the modelled one; None if numbers are missing."""
-    gpu = gpu or modelled_gpu(facts)
-    if gpu is None or not recorded(facts, "network.linears"):
+    if not recorded(facts, "network.linears"):
         return None
     try:
         return priced_step(facts, gpu, loss=loss)
@@ -120,8 +116,18 @@ def modelled_step(
         return None
 
 
-def priced_step(facts: Facts, gpu: GpuSpec, *, loss: Literal["fp32", "16bit"] = "fp32") -> ModelledStep:
-    """Model the step on this GPU. Raises `NoNumbers`."""
+def known_gpu(facts: Facts) -> GpuSpec:
+    """Choose the GPU whose step is modelled. Raises `NoNumbers` if it has no datasheet."""
+    if gpu := modelled_gpu(facts):
+        return gpu
+    raise NoNumbers("fp8doctor has no datasheet of this GPU")
+
+
+def priced_step(
+    facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
+) -> ModelledStep:
+    """Model the step on ``gpu``, or the modelled one. Raises `NoNumbers`."""
+    gpu = gpu or known_gpu(facts)
     if reason := _unknown_form(facts):
         raise NoNumbers(reason)
     calls = [call_of(each, facts) for each in facts.network.linears]
@@ -135,9 +141,8 @@ def priced_step(facts: Facts, gpu: GpuSpec, *, loss: Literal["fp32", "16bit"] = 
     families["optimizer"] = optimizer_ms(facts.network, gpu)
     busy, host = sum(families.values()), found.host * accumulate
     paced_by_gpu = busy + found.gaps * accumulate
-    again = sum(
-        each.count * launches(each.linear) for each in calls if each.recomputed and is_te(each.linear)
-    )
+    te = [each for each in calls if each.recomputed and stack_of(each.linear).under_autocast]
+    again = sum(each.count * launches(each.linear) for each in te if each.linear.use == "training")
     if again and host + TE_RECOMPUTE_HOST_MS * again * accumulate > paced_by_gpu:
         raise NoNumbers("recomputing Transformer Engine's layers takes the host longer than the GPU computes")
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
@@ -158,11 +163,8 @@ def _unknown_form(facts: Facts) -> str:
         return ""
     if not step_tokens(facts) and len(unknown) == len(facts.network.linears):
         return facts.get("gaps", {}).get("workload.rows") or "the batch is unknown"
-    experts = any(each.get("role") == "experts" for each in unknown)
-    return "nothing says how many experts a token visits" if experts else _rows(unknown)
-
-
-def _rows(unknown: Sequence[Linear]) -> str:
+    if any(each.get("role") == "experts" for each in unknown):
+        return "nothing says how many experts a token visits"
     more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
     return f"nothing says how many rows {unknown[0].name}{more} multiplies"
 
@@ -174,7 +176,8 @@ def call_of(linear: Linear, facts: Facts) -> Call:
         rows, calls = routed_rows(linear, facts), 1
     fp32 = linear.adapter == "adapter" and linear.dtype == "float32" and linear.use == "none"
     fp32 = fp32 and not facts.get("training.autocast")  # PEFT's, under no known autocast
-    return Call(linear, rows or 0, calls, recomputed=float(is_recomputed(linear)), fp32=fp32)
+    again = float(linear.get("checkpointed") is not None)
+    return Call(linear, rows or 0, calls, recomputed=again, fp32=fp32)
 
 
 def consists_of_linears(network: Network) -> bool:
@@ -188,25 +191,15 @@ def consists_of_linears(network: Network) -> bool:
 
 
 def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
-    """Model attention of each layer with a query projection; causal with a vocabulary."""
-    causal = has_vocabulary(facts.network)
-    return sum(
-        flops / (gpu.bf16_tflops * 1e9 * attention_efficiency(head, longest, causal=causal))
-        for flops, head, longest in attention_flops(facts)
-    )
-
-
-def attention_flops(facts: Facts) -> Iterator[tuple[float, int, float]]:
-    """Count the FLOPs of attention in a step, by layer, with the widths of a head and of a sequence.
+    """Model attention of each layer with a query projection; causal with a vocabulary.
 
     A layer that sees more rows than the tokens, such as an encoder next to a decoder, has longer sequences in
     proportion.
     """
-    length = facts.get("workload.sequence_length")
-    tokens = step_tokens(facts)
+    length, tokens = facts.get("workload.sequence_length"), step_tokens(facts)
     if not length or not tokens:
-        return
-    causal = 0.5 if has_vocabulary(facts.network) else 1.0
+        return 0.0
+    causal, spent = has_vocabulary(facts.network), 0.0
     for linear in facts.network.linears:
         last = linear.layer.rpartition(".")[2]
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
@@ -214,16 +207,14 @@ def attention_flops(facts: Facts) -> Iterator[tuple[float, int, float]]:
         width = linear.in_features if last in FUSED_QUERIES else linear.out_features
         rows = rows_of(linear, facts) or tokens
         longest = length * rows / tokens
-        times = 1 + BACKWARD_OF_ATTENTION + is_recomputed(linear)
-        flops = 4.0 * calls_of(linear, facts) * rows * longest * width * causal * times
-        yield flops, 64 if width <= NARROW_HEADS_UP_TO else 128, longest
-
-
-def attention_efficiency(head: int, tokens: float, *, causal: bool) -> float:
-    """Return the share of the BF16 peak that attention over so many tokens reaches."""
-    at, half = ATTENTION_TOKENS[head]
-    longer = (at + half) / at * tokens / (tokens + half) if causal else 1.0
-    return ATTENTION_EFFICIENCY[head] * longer
+        times = 1 + BACKWARD_OF_ATTENTION + (linear.get("checkpointed") is not None)
+        flops = 4.0 * calls_of(linear, facts) * rows * longest * width * times
+        head = 64 if width <= NARROW_HEADS_UP_TO else 128
+        efficiency, (at, half) = ATTENTION_EFFICIENCY[head], ATTENTION_TOKENS[head]
+        if causal:
+            flops, efficiency = flops / 2, efficiency * (at + half) / at * longest / (longest + half)
+        spent += flops / (gpu.bf16_tflops * 1e9 * efficiency)
+    return spent
 
 
 def loss_ms(facts: Facts, gpu: GpuSpec, bytes_per_logit: float) -> float:
@@ -242,56 +233,46 @@ def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
     return memory_ms((FP32_OPTIMIZER_BYTES if in_fp32 else OPTIMIZER_BYTES) * trained, gpu)
 
 
+def with_each(facts: Facts, change: Callable[[Linear], Linear]) -> Facts:
+    return with_linears(facts, map(change, facts.network.linears))
+
+
 def in_bf16(facts: Facts, names: Collection[str] | None = None) -> Facts:
     """Turn the FP8 Linears of these names into plain ones, or all of them."""
-    plain = (
-        in_plain_bf16(each) if each.use == "training" and (names is None or each.name in names) else each
-        for each in facts.network.linears
-    )
-    return with_linears(facts, plain)
 
+    def plain(linear: Linear) -> Linear:
+        turns = linear.use == "training" and (names is None or linear.name in names)
+        return in_plain_bf16(linear) if turns else linear
 
-def in_plain_bf16(linear: Linear) -> Linear:
-    gathered = {name: value for name, value in linear.get("features", {}).items() if name == GATHERED_AS}
-    return replace(linear, use="none", stack="torch", recipe=None, features=gathered)
+    return with_each(facts, plain)
 
 
 def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -> Facts:
     """Convert these layers by a recipe of torchao's."""
-    names = {each.name for each in layers}
-    converted = (
-        replace(each, use="training", stack=TORCHAO.name, recipe=recipe) if each.name in names else each
-        for each in facts.network.linears
-    )
-    return with_linears(facts, converted)
+    names, made = {each.name for each in layers}, {"use": "training", "stack": TORCHAO.name, "recipe": recipe}
+    return with_each(facts, lambda each: replace(each, **made) if each.name in names else each)
 
 
 def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
     """Compile every Linear of the job but a head in 16 bits, as the printed lines do; or none."""
 
-    def is_compiled(linear: Linear) -> bool:
-        return yes and (linear.role != "head" or linear.use == "training")
+    def compiled(linear: Linear) -> Linear:
+        is_left = not yes or (linear.role == "head" and linear.use != "training")
+        return replace(linear, compiled=None if is_left else "")
 
-    linears = (replace(each, compiled="" if is_compiled(each) else None) for each in facts.network.linears)
-    return with_linears(facts, linears)
+    return with_each(facts, compiled)
 
 
 def with_adapters_in_bf16(facts: Facts) -> Facts:
     """Give LoRA's fp32 matrices the dtype of a BF16 base."""
-    return with_linears(
-        facts,
-        tuple(
-            replace(each, dtype="bfloat16") if each.adapter == "adapter" and each.dtype == "float32" else each
-            for each in facts.network.linears
-        ),
+    in_fp32 = ("adapter", "float32")
+    return with_each(
+        facts, lambda each: replace(each, dtype="bfloat16") if (each.adapter, each.dtype) == in_fp32 else each
     )
 
 
 def with_recipe(facts: Facts, recipe: str) -> Facts:
-    linears = facts.network.linears
-    return with_linears(
-        facts, (replace(each, recipe=recipe) if each.use == "training" else each for each in linears)
-    )
+    return with_each(facts, lambda each: replace(each, recipe=recipe) if each.use == "training" else each)
 
 
 def with_tokens(facts: Facts, tokens: int) -> Facts:

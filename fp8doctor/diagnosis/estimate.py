@@ -8,11 +8,12 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.modelled_speedup import (
+    TAKES_NONE,
     Estimate,
+    estimate,
     modelled_host_bound,
     modelled_speedup,
     to_convert,
-    why_not_modelled,
 )
 from fp8doctor.analysis.treatment_table import (
     ADAPTERS_TO_BF16,
@@ -25,6 +26,7 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.watched import watched_run
+from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.step_cost import (
     in_bf16,
     with_adapters_in_bf16,
@@ -68,9 +70,12 @@ def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
     if facts.get("network.fp8_calls") and not uses_fp8(facts):
         return "FP8 is in functions, outside of layers"
     try:
-        return why_not_modelled(facts)
+        estimate(facts)
+    except NoNumbers as missing:
+        return str(missing)
     except Unrecorded as missing:
         return f"{path_of(missing)} was not recorded"
+    return TAKES_NONE
 
 
 def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]) -> Estimate | None:

@@ -116,7 +116,7 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
     cost = kit.cost.linear_cost(linear, rows, gpu)
-    return cost is not None and cost.saved_ms - (cost.casts_ms or 0.0) > ERROR * cost.bf16_ms
+    return cost is not None and cost.bf16_ms - cost.fp8_ms - cost.casts_ms > ERROR * cost.bf16_ms
 
 
 def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
