@@ -21,7 +21,7 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.report import Report, ReportFailed
-from fp8doctor.running.script_messages import Message, WatchOptions
+from fp8doctor.running.script_messages import Message, ScriptState, WatchOptions
 from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import error_in_words, plural
 
@@ -82,8 +82,10 @@ class Watching:
             "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
         )
         self._observer: ScriptObserver | None = None
+        """Watches now; None before, after, and in other processes."""
         self._heard = Heard()
         self._over = False
+        """The report is made, or cannot be made."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what watches: a copy has watched nothing."""
@@ -105,10 +107,14 @@ class Watching:
             return
         self._abandon()
         self._heard = Heard()
-        options = self._options._replace(script=target.name)
-        self._observer = observer = ScriptObserver(self._heard, options)
+        self._observer = observer = ScriptObserver(self._heard, self._options._replace(script=target.name))
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.release).atexit = False
+
+    def _converted(self) -> None:
+        """Stop watching conversions: compiled code, which guards hooks, will run."""
+        if self._observer is not None:
+            self._observer.conversions_end()
 
     def _stepped(self, optimizer: Any) -> None:
         """Note an optimizer step; report after the window's last."""
@@ -116,7 +122,7 @@ class Watching:
             self._observer.stepped(optimizer)
             if self._observer.done and not self._over:
                 self._guarded(self._observer.time_copies)
-                self._finish()
+                self._finish(gate=True)
 
     def _paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""
@@ -126,22 +132,20 @@ class Watching:
     def _end(self, *, failed: bool = False) -> None:
         """Report at the end of the training, if the window was still open."""
         observer = self._observer
-        if observer is None or self._over:
-            self._abandon()
-            return
-        if not (observer.done or observer.complete):
-            needed = self._options.warmup + self._options.steps
-            self._heard.notes.append(
-                f"the training ended after {plural(observer.steps, 'step')}, before {needed} were watched: "
-                "the report is of what was seen until then"
-                if observer.steps
-                else "no training step was seen"
-            )
-        self._guarded(observer.closed)
+        if observer is not None and not self._over:
+            if not (observer.done or observer.complete):
+                needed = self._options.warmup + self._options.steps
+                self._heard.notes.append(
+                    f"the training ended after {plural(observer.steps, 'step')}, before {needed} were "
+                    "watched: the report is of what was seen until then"
+                    if observer.steps
+                    else "no training step was seen"
+                )
+            self._guarded(observer.closed)
+            self._finish(gate=not failed)
         self._abandon()
-        self._finish(gate=not failed)
 
-    def _finish(self, *, gate: bool = True) -> None:
+    def _finish(self, *, gate: bool) -> None:
         """Report. Only samples of FP8's health go on."""
         self._converted()
         if self._observer is not None and self._observer.long is None:
@@ -150,11 +154,6 @@ class Watching:
         self._guarded(self._report)
         if gate:
             hold(self.report, self._fail_on, self._require_fp8)
-
-    def _converted(self) -> None:
-        """Stop watching conversions: compiled code, which guards hooks, will run."""
-        if self._observer is not None:
-            self._observer.conversions_end()
 
     def _abandon(self) -> None:
         observer, self._observer = self._observer, None
@@ -187,14 +186,12 @@ class Watching:
             say(f"fp8doctor: it could not go on: {error_in_words(error)}")
 
 
-class Heard:
+class Heard(ScriptState):
     """Takes the observer's messages in the training's own process."""
 
     def __init__(self) -> None:
-        self.owner = os.getpid()
-        self.facts: Facts | None = None
-        self.notes: list[str] = []
-        self.late = False
+        super().__init__()
+        self.owner, self.late = os.getpid(), False
 
     @property
     def forked(self) -> bool:
@@ -202,12 +199,9 @@ class Heard:
 
     def send(self, message: Message) -> None:
         """Keep what the report needs."""
-        if message.facts is not None:
-            self.facts = Facts.from_dict(message.facts)
-        if message.note is not None:
-            self.notes.append(message.note)
-            if self.late:
-                self.print_notes()
+        self.take(message)
+        if self.late:
+            self.print_notes()
 
     def print_notes(self) -> None:
         """Print the notes so far, and from now on each at once."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from threading import get_ident
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.patches import Patch
+from fp8doctor.stacks.looking import modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, plain
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 
@@ -56,8 +57,8 @@ class Losses:
         """Of the passes since the last step; a distributed tensor would need a collective."""
         self.passes = 0
         """Since the last step."""
-        self.largest: tuple[list[int], list[torch.Tensor]] | None = None
-        """Indices of parameters, and the largest magnitude of each's gradient after the last pass."""
+        self.largest: dict[int, torch.Tensor] = {}
+        """By a parameter's index, the largest magnitude of its gradient after the last pass."""
         self.norm: torch.Tensor | None = None
         """Norm of all gradients after the last pass, if `wants_norm`."""
         self.wants_norm = self.wants_largest = False
@@ -88,17 +89,17 @@ class Losses:
         if self.step and keep is not None and self._bad is None:
             self._unread.append((keep, self.step))
         self.thread = get_ident()
-        self.step, self.passes, self.largest, self.norm = [], 0, None, None
+        self.step, self.passes, self.largest, self.norm = [], 0, {}, None
         now_s = time.perf_counter()
         step_s, self._last_s = now_s - self._last_s, now_s
         self._rest = max(0, (math.ceil(self._took_s / (SHARE * step_s)) if self._took_s else self._rest) - 1)
         self._took_s = 0.0
 
     def first_bad(self) -> int | None:
-        """Return the first kept step with a loss that is not finite, None if none was seen."""
+        """Return the first kept step with a loss that is not finite. Waits for the GPU."""
         unread, self._unread = self._unread, []
         for step, losses in unread:
-            if self._bad is None and not math.isfinite(total(losses) or 0.0):
+            if self._bad is None and not finite(losses):
                 self._bad = step
         return self._bad
 
@@ -122,26 +123,27 @@ class Losses:
         with torch.no_grad():
             self.largest = self._norms(math.inf)
             if self.wants_norm:
-                norms = self._norms(2.0)[1]
+                norms = list(self._norms(2.0).values())
                 whole = torch.stack([each.to(norms[0].device) for each in norms])
                 self.norm = torch.linalg.vector_norm(whole.nan_to_num(nan=math.inf))
         if not self.wants_norm:
             self._took_s += time.perf_counter() - began_s
 
-    def _norms(self, order: float) -> tuple[list[int], list[torch.Tensor]]:
-        groups: dict[tuple[Any, Any], tuple[list[int], list[torch.Tensor]]] = {}
+    def _norms(self, order: float) -> dict[int, torch.Tensor]:
+        """Return the norm of each gradient, by the parameter's index."""
+        groups: dict[tuple[Any, Any], dict[int, torch.Tensor]] = {}
         for place, parameter in enumerate(self.parameters):
             gradient = None if parameter is None else parameter.grad
             if gradient is not None and gradient.layout == torch.strided and gradient.numel():
                 gradient = local(gradient)
-                places, gradients = groups.setdefault((gradient.device, gradient.dtype), ([], []))
-                places.append(place)
-                gradients.append(gradient)
-        norms: list[torch.Tensor] = []
-        for _, gradients in groups.values():
+                groups.setdefault((gradient.device, gradient.dtype), {})[place] = gradient
+        norms: dict[int, torch.Tensor] = {}
+        for group in groups.values():
+            gradients = list(group.values())
             if not captured(gradients[0]):
-                norms += torch._foreach_norm(gradients, order, dtype=torch.float32)
-        return [place for places, _ in groups.values() for place in places], norms
+                values = torch._foreach_norm(gradients, order, dtype=torch.float32)
+                norms |= zip(group, values, strict=True)
+        return norms
 
 
 def total(losses: list[Loss]) -> float | None:
@@ -150,19 +152,36 @@ def total(losses: list[Loss]) -> float | None:
         return sum(each.read() for each in losses) if losses else None
 
 
+def finite(losses: list[Loss]) -> bool:
+    return math.isfinite(total(losses) or 0.0)
+
+
 AT_ONCE = 1 << 22
 """Elements of a weight that are looked at together: 16 MiB in fp32. A choice."""
 
+Owner = tuple[str, nn.Module, nn.Parameter, str]
+"""A module's name, the module, one of its parameters, and the parameter's name."""
 
-def spoiled_frozen(model: nn.Module) -> str:
-    """Name the first frozen parameter with NaN or infinity, which no step has written; empty without one.
 
-    Reads the tensors inside a quantized one. Waits for the GPU.
+def owners(model: nn.Module) -> Iterator[Owner]:
+    """Yield each parameter once, in the model's order."""
+    seen: set[int] = set()
+    for name, module in modules_of(model):
+        for key, parameter in parameters_of(module).items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, module, parameter, key
+
+
+def spoiled_weight(model: nn.Module, *, frozen: bool) -> Owner | None:
+    """Find the first parameter with NaN or infinity; ``frozen``: among those that no step has written.
+
+    Reads the tensors inside a quantized one, in this process alone. Waits for the GPU.
     """
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            for inner in plain(parameter) if not parameter.requires_grad else ():
+        for owner in owners(model):
+            for inner in () if frozen and owner[2].requires_grad else plain(owner[2]):
                 parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
                 if not all(bool(part.float().isfinite().all()) for part in parts):
-                    return name
-    return ""
+                    return owner
+    return None

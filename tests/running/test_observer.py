@@ -131,7 +131,7 @@ def test_the_copies_run_under_the_scripts_own_fp8_autocast(
 
     with pytest.raises(SystemExit):
         train(model, 100, call=call)
-    observer.handle.remove()
+    observer.release()
     [job] = jobs
     assert not te.FP8GlobalStateManager.enabled
     with Bench(job, [], TrialRun(torch.device("cpu"), Budget(600))).variant(job.model).around():
