@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from operator import attrgetter
 from types import CodeType
 from typing import Any
 
@@ -34,22 +33,6 @@ from fp8doctor.stacks.transformer_engine import autocast_with
 from fp8doctor.trial.state.users import Contents, PutBack, contents, noted_objects, put_back, refill, restore
 
 _log = logging.getLogger("fp8doctor")
-
-AUTOCAST_DEVICES = ("cpu", "cuda")
-
-FLAGS = """
-    fp32_precision cuda.matmul.fp32_precision cudnn.fp32_precision cudnn.conv.fp32_precision
-    cudnn.rnn.fp32_precision mkldnn.fp32_precision mkldnn.matmul.fp32_precision mkldnn.conv.fp32_precision
-    mkldnn.rnn.fp32_precision cuda.matmul.allow_tf32 cuda.matmul.allow_fp16_reduced_precision_reduction
-    cuda.matmul.allow_bf16_reduced_precision_reduction cuda.matmul.allow_fp16_accumulation cudnn.allow_tf32
-    cudnn.enabled cudnn.benchmark cudnn.benchmark_limit cudnn.deterministic mkldnn.enabled
-    mkldnn.deterministic
-""".split()
-"""Attributes of ``torch.backends``. One that cannot be read is left out, as ``allow_tf32`` may be since torch
-2.9, which also has ``fp32_precision``."""
-
-ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
-"""``torch.backends.cuda.NAME_enabled`` and ``enable_NAME``."""
 
 Setting = tuple[str, Callable[[], Any], Callable[[Any], object]]
 """Name in a report, and functions to read and to write it."""
@@ -91,57 +74,32 @@ def alike(a: Any, b: Any) -> bool:
 def _settings() -> Iterator[Setting]:
     yield "environment variables", lambda: dict(os.environ), partial(refill, os.environ)
     yield "sys.path", sys.path.copy, partial(refill, sys.path)
-    yield "the garbage collector", gc.isenabled, lambda on: gc.enable() if on else gc.disable()
-    yield "thresholds of the garbage collector", gc.get_threshold, lambda each: gc.set_threshold(*each)
     yield "random numbers: Python", random.getstate, random.setstate
     yield "random numbers: torch", torch.get_rng_state, torch.set_rng_state
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         yield "random numbers: CUDA", torch.cuda.get_rng_state_all, torch.cuda.set_rng_state_all
     if numpy := sys.modules.get("numpy"):
         yield "random numbers: NumPy", numpy.random.get_state, numpy.random.set_state
-    yield from _of_torch()
-    yield from _of_compilation()
-    yield "FP8 state of Transformer Engine", lambda: contents(_te_attributes()), _write_te
-
-
-def _of_torch() -> Iterator[Setting]:
     yield "the default dtype", torch.get_default_dtype, torch.set_default_dtype
     yield "the default device", torch_private.default_device, torch.set_default_device
     yield "grad mode", torch.is_grad_enabled, torch.set_grad_enabled
-    get_mode, set_mode = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
-    yield "deterministic algorithms", get_mode, set_mode
-    yield "the number of threads", torch.get_num_threads, torch.set_num_threads
-    name = "precision and backend flags"
-    yield f"{name}: matmul", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-    fill = "utils.deterministic.fill_uninitialized_memory"
-    for path in (fill, *(f"backends.{flag}" for flag in FLAGS)):
-        yield f"{name}: {path}", partial(attrgetter(path), torch), partial(_write_flag, path)
-    for kind in ATTENTION:
-        read_it, write = (
-            getattr(torch.backends.cuda, each) for each in (f"{kind}_enabled", f"enable_{kind}")
-        )
-        yield f"{name}: {kind}", read_it, write
-    for name, hooks in list(vars(torch.nn.modules.module).items()):
-        if name.startswith("_global_") and isinstance(hooks, dict):
-            yield f"global module hooks: {name}", hooks.copy, partial(refill, hooks)
-    for device in AUTOCAST_DEVICES:
+    for device in ("cpu", "cuda"):
         get, put = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
         yield f"autocast: {device}", get, put
         get_dtype, set_dtype = torch.get_autocast_dtype, torch.set_autocast_dtype
         yield f"autocast: {device} dtype", partial(get_dtype, device), partial(set_dtype, device)
-    yield "autocast: cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled
-
-
-def _write_flag(path: str, value: Any) -> None:
-    holder, _, flag = path.rpartition(".")
-    setattr(attrgetter(holder)(torch), flag, value)
+    for name, hooks in list(vars(torch.nn.modules.module).items()):
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            yield f"global module hooks: {name}", hooks.copy, partial(refill, hooks)
+    yield from _of_compilation()
+    yield "FP8 state of Transformer Engine", lambda: contents(_te_attributes()), _write_te
 
 
 def _of_compilation() -> Iterator[Setting]:
     """Yield what torch.compile keeps; what it keeps elsewhere or has not loaded is left out."""
     counters, metrics = torch_private.all_counters(), torch_private.compilation_metrics()
     if counters is not None:
-        copied = partial(_copied_counters, counters)
+        copied = lambda: {group: counted.copy() for group, counted in counters.items()}  # noqa: E731
         yield "counters of torch.compile", copied, partial(refill, counters)
     if metrics is not None:
         yield "metrics of torch.compile", partial(list, metrics), partial(refill, metrics)
@@ -150,10 +108,6 @@ def _of_compilation() -> Iterator[Setting]:
             read_it, write = config.get_config_copy, partial(_write_config, config)
             yield f"settings of torch.compile: {name}", read_it, write
     yield "stance of torch.compile", torch_private.stance, torch_private.set_stance
-
-
-def _copied_counters(counters: Mapping[str, Any]) -> dict[str, Any]:
-    return {group: counted.copy() for group, counted in counters.items()}
 
 
 def _write_config(config: Any, before: Mapping[str, Any]) -> None:
@@ -246,9 +200,8 @@ def restored(job: Job) -> Iterator[list[str]]:
             last_first.close()
 
     last_first.callback(lambda: named.extend([MEMORY] if _allocated() - allocated > MEMORY_SLACK else []))
-    last_first.callback(lambda: named.extend(put_back(settings)))
+    last_first.callback(lambda: named.extend(put_back(settings)))  # what stayed as it was changed
     last_first.callback(put_back, settings)
-    last_first.callback(put_back, settings)  # precision settings change each other
     last_first.callback(lambda: named.extend(_forget_compiled(compiled)))
     last_first.callback(_stop_pools, pools)
     last_first.callback(lambda: named.extend(f"{name} (put back)" for name in put_back(objects)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import chain, islice
 from types import FunctionType, MethodType, ModuleType
@@ -22,7 +22,7 @@ from fp8doctor.stacks.looking import is_a, is_module, state_of
 
 _log = logging.getLogger("fp8doctor")
 
-NAMES = {
+OF_MODULES = {
     "training": "training flags",
     "_parameters": "parameters",
     "_buffers": "buffers",
@@ -30,8 +30,11 @@ NAMES = {
 }
 """Attribute of a module -> its name in a report; any other is a hook or an attribute."""
 
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+HOOKS = {"_backward_hooks": "hooks", "_post_accumulate_grad_hooks": "hooks"}
 """Attributes of a tensor that hold its hooks; None before the first one (torch 2.13)."""
+
+OF_TENSORS = {"grad": "gradients", "requires_grad": "requires_grad", **HOOKS}
+"""Attribute of a leaf -> its name in a report."""
 
 Contents = dict[Any, tuple[Any, Any]]
 """Attribute -> its value, and a copy of the value if it is a container."""
@@ -62,8 +65,8 @@ def noted_objects(job: Job) -> list[PutBack]:
         *(_noted_data("parameters", each) for each in tensors),  # before gradients, which need the same dtype
         *(_noted_data("gradients", each) for each in gradients),
         *map(_noted_tensor, tensors),
-        *map(_noted_module, modules),
-        *map(_noted_optimizer, users.optimizers),
+        *(_noted(vars(module), _of_a_module) for module in modules),
+        *(_noted(held, lambda _: "optimizer settings") for each in users.optimizers for held in _held(each)),
     ]
 
 
@@ -85,58 +88,41 @@ def _noted_data(name: str, tensor: torch.Tensor) -> PutBack:
 
 def _noted_tensor(tensor: torch.Tensor) -> PutBack:
     """Note its gradient, its hooks, and the attributes that the user or a library set."""
-    gradient = tensor.grad if tensor.is_leaf else None
-    requires_grad, before = tensor.requires_grad, contents(_attributes(tensor))
+    before = contents(_attributes(tensor))
 
     def put_back() -> Iterator[str]:
-        if tensor.is_leaf and tensor.grad is not gradient:
-            if tensor.grad is not None:  # clearing it is no change
-                yield "gradients"
-            tensor.grad = gradient
-        if tensor.is_leaf and tensor.requires_grad != requires_grad:
-            tensor.requires_grad_(requires_grad)
-            yield "requires_grad"
         attributes = _attributes(tensor)
+        cleared = "grad" in before and attributes["grad"] is None  # which is no change
         for name in HOOKS:
             if attributes[name] and attributes[name] is not before[name][0]:
                 attributes[name].clear()  # autograd holds on to it
         for name in restore(attributes, before):
             setattr(tensor, name, attributes[name]) if name in attributes else delattr(tensor, name)
-            yield "hooks" if "hooks" in name else "attributes of parameters"
+            if name != "grad" or not cleared:
+                yield OF_TENSORS.get(name, "attributes of parameters")
 
     return put_back
 
 
 def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
-    return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in HOOKS}}
+    names = OF_TENSORS if tensor.is_leaf else HOOKS
+    return {**getattr(tensor, "__dict__", {}), **{name: getattr(tensor, name) for name in names}}
 
 
-def _noted_module(module: nn.Module) -> PutBack:
-    kind = type(module)
-
-    def put_back() -> Iterator[str]:
-        if type(module) is not kind:
-            module.__class__ = kind
-            yield "modules"
-        yield from attributes()
-
-    attributes = _noted_contents(
-        [vars(module)], lambda name: NAMES.get(name, "hooks" if "hooks" in name else "modules")
-    )
-    return put_back
+def _of_a_module(attribute: str) -> str:
+    return OF_MODULES.get(attribute, "hooks" if "hooks" in attribute else "modules")
 
 
-def _noted_optimizer(optimizer: Any) -> PutBack:
-    """Note an optimizer or a scheduler. A tensor in it is left to the guard of its storage."""
+def _held(optimizer: Any) -> list[dict[Any, Any]]:
+    """List the dictionaries of an optimizer or a scheduler. A tensor in one is left to the guard."""
     places = (getattr(optimizer, "__dict__", None), getattr(optimizer, "state", None))
     held = [place for place in places if isinstance(place, dict)]
-    groups = getattr(optimizer, "param_groups", ())
-    return _noted_contents([*held, *groups], lambda name: "optimizer settings")
+    return [*held, *getattr(optimizer, "param_groups", ())]
 
 
-def _noted_contents(held: Sequence[dict[Any, Any]], named: Callable[[Any], str]) -> PutBack:
-    before = [(each, contents(each)) for each in held]
-    return lambda: [named(name) for each, contained in before for name in restore(each, contained)]
+def _noted(held: dict[Any, Any], named: Callable[[Any], str]) -> PutBack:
+    before = contents(held)
+    return lambda: [named(name) for name in restore(held, before)]
 
 
 def contents(attributes: Mapping[Any, Any]) -> Contents:
