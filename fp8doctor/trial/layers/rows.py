@@ -6,7 +6,6 @@ away has the rows and regions of the kept block in its place of the pattern.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import re
 from collections.abc import Iterable, Mapping
@@ -69,7 +68,8 @@ PRODUCT = re.compile(r"mm|matmul|linear")
 FP8_PRODUCT = re.compile(r"mm|matmul|linear|att(entio)?n")
 """In the name of every function that takes FP8 tensors and multiplies them."""
 
-ATTENTION = inspect.signature(functional.multi_head_attention_forward)
+OF_LAYERS = (functional.linear, functional.multi_head_attention_forward)
+"""Functions that multiply their first tensor by the weights of layers that are not called."""
 
 Rows = dict[str, tuple[int, ...]]
 """As `fp8doctor.facts.Trial.rows`."""
@@ -78,7 +78,7 @@ Rows = dict[str, tuple[int, ...]]
 class Watched(msgspec.Struct, frozen=True):
     rows: Rows
     seen: Seen
-    scaled: Mapping[str, bool] = {}
+    scaled: Mapping[str, bool]
     """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
 
 
@@ -134,45 +134,31 @@ def shallow(job: Job, facts: Facts, *, whole: bool = False) -> depth.Plan:
 def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Watched:
     """Watch training forwards of a copy until every layer was called: with LayerDrop each skips others.
 
-    Raises the forward's exceptions.
+    A second one shows what the next micro-batch is told. Raises the forward's exceptions.
     """
     original = unwrapped(job.model)
     layers, experts = found(original, plan, model, [linear.name for linear in facts.network.linears])
-
-    def forward() -> Watched:
-        calls = CallsSeen()
-        products = Products(layers, experts, calls)
+    calls, rows = CallsSeen(), Rows()
+    products = Products(layers, experts, calls)
+    for number in range(MOST_FORWARDS):
         with on_calls(model.modules(), calls.enter, calls.leave), products:
             job.training_step(model, batch) if job.training_step else call(model, batch)
-        seen = msgspec.structs.replace(
-            calls.seen(layers, model), autocast=products.in_own_autocast, fp8_calls=(*products.in_fp8,)
-        )
-        scaled = {
-            name: products.scaled[key]
-            for name, each in layers.items()
-            if (key := id(each)) in products.scaled
-        }
-        return Watched(products.rows() | calls.rows(layers), seen, scaled)
-
-    watched = forward()
-    for _ in range(MOST_FORWARDS - 1):
-        if watched.rows.keys() >= {*layers, *experts}:
+        rows = products.rows() | calls.rows(layers) | rows
+        next_is_told = number == 0 and calls.first_microbatch and micro_batches(facts) > 1
+        if rows.keys() >= {*layers, *experts} and not next_is_told:
             break
-        rows, seen = watched.rows, watched.seen
-        watched = forward()
-        regions, calls = {**watched.seen.regions, **seen.regions}, {**watched.seen.calls, **seen.calls}
-        seen = msgspec.structs.replace(watched.seen, regions=regions, calls=calls)
-        watched = msgspec.structs.replace(watched, rows={**watched.rows, **rows}, seen=seen)
-    told = watched.seen.first_microbatch
-    if told and micro_batches(facts) > 1:
-        told += forward().seen.first_microbatch
     hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
-    seen = msgspec.structs.replace(watched.seen, without_hooks=hooks[0] != hooks[1], first_microbatch=told)
-    seen = seen.at_full_depth(_kept_blocks(original, plan, model))
+    seen = calls.seen(layers, model, kept_blocks=_kept_blocks(original, plan, model))
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
-    regions = _of_their_layers(adapted, seen.regions)
-    rows = _of_their_layers(adapted, watched.rows)
-    return msgspec.structs.replace(watched, rows=rows, seen=msgspec.structs.replace(seen, regions=regions))
+    seen = msgspec.structs.replace(
+        seen,
+        regions=_of_their_layers(adapted, seen.regions),
+        autocast=products.in_own_autocast,
+        fp8_calls=(*products.in_fp8,),
+        without_hooks=hooks[0] != hooks[1],
+    )
+    scaled = {name: products.scaled[id(each)] for name, each in layers.items() if id(each) in products.scaled}
+    return Watched(_of_their_layers(adapted, rows), seen, scaled)
 
 
 def _of_their_layers(adapted: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +204,7 @@ def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dic
 class Products(TorchFunctionMode):
     """Notes products in FP8 or under an autocast that the forward opens, and rows of layers not called.
 
-    A layer's weight is seen in ``functional.linear``, and as the output projection of torch's attention. The
+    The
     experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
     all at once given the ends of their rows, a batched one by all with the same rows. Fake ends have no
     numbers: then one entry holds the rows of all. A tensor subclass with experts is not seen.
@@ -241,7 +227,7 @@ class Products(TorchFunctionMode):
         self._by_weight: dict[int, list[int]] = {each: [] for each in self._weights.values()}
         self._by_storage: dict[int, list[int]] = {each: [] for each in self._storages.values()}
 
-    def rows(self) -> dict[str, tuple[int, ...]]:
+    def rows(self) -> Rows:
         of_layers = {name: self._by_weight[weight] for name, weight in self._weights.items()}
         of_experts = {name: self._by_storage[storage] for name, storage in self._storages.items()}
         return {name: tuple(rows) for name, rows in (of_layers | of_experts).items() if rows}
@@ -250,25 +236,21 @@ class Products(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if FP8_PRODUCT.search(name) and any(map(is_float8, tensors((*args, *kwargs.values())))):
-            self.in_fp8[name] = None
-        if function is functional.multi_head_attention_forward:
-            bound = ATTENTION.bind(*args, **kwargs).arguments
-            self._note_layer(bound["query"], bound["out_proj_weight"])
-        elif PRODUCT.search(name):
-            self.in_own_autocast |= autocast_now() not in (None, self._outside)
-            if function is torch._scaled_mm:
-                self.scaled[self._calls.running] = not torch.is_grad_enabled()
+        if FP8_PRODUCT.search(name):
             given = list(tensors((*args, *kwargs.values())))
-            if function is functional.linear:
-                self._note_layer(*given[:2])
-            if self._by_storage:
-                self._note_experts(given)
+            if any(map(is_float8, given)):
+                self.in_fp8[name] = None
+            if function in OF_LAYERS:
+                for weight in given[1:]:
+                    if (seen := self._by_weight.get(id(weight))) is not None:
+                        seen.append(rows_of(given[0]))
+            if PRODUCT.search(name):
+                self.in_own_autocast |= autocast_now() not in (None, self._outside)
+                if function is torch._scaled_mm:
+                    self.scaled[self._calls.running] = not torch.is_grad_enabled()
+                if self._by_storage:
+                    self._note_experts(given)
         return function(*args, **kwargs)
-
-    def _note_layer(self, into: torch.Tensor, weight: torch.Tensor) -> None:
-        if id(weight) in self._by_weight:
-            self._by_weight[id(weight)].append(rows_of(into))
 
     def _note_experts(self, given: list[torch.Tensor]) -> None:
         if len(given) < 2 or not is_plain(given[1]):

@@ -73,27 +73,6 @@ class Seen(msgspec.Struct):
     first_microbatch: tuple[bool, ...] = ()
     """`FIRST_MICROBATCH` in the calls of one module, of the one with most calls that have it."""
 
-    def at_full_depth(self, kept_blocks: Mapping[str, str]) -> Seen:
-        """Name regions and calls as in the whole model.
-
-        ``kept_blocks`` maps the prefix of every block's names to that of the block that ran for it.
-        """
-        regions, calls = dict(self.regions), dict(self.calls)
-        for block, kept in kept_blocks.items():
-            if block == kept:
-                continue
-            calls |= {
-                f"{block}{f'{name}.'.removeprefix(kept)}".rstrip("."): call
-                for name, call in self.calls.items()
-                if f"{name}.".startswith(kept)
-            }
-            regions |= {
-                layer: f"{block}{f'{region}.'.removeprefix(kept)}".rstrip(".")
-                for layer, region in self.regions.items()
-                if layer.startswith(block) and region is not None and f"{region}.".startswith(kept)
-            }
-        return msgspec.structs.replace(self, regions=regions, calls=calls)
-
 
 @dataclass
 class _Entered:
@@ -157,18 +136,33 @@ class CallsSeen:
         if self._running and self._running[-1].module == id(module):
             self._running.pop()
 
-    def seen(self, layers: Mapping[str, nn.Module], model: nn.Module, compiled: Collection[int] = ()) -> Seen:
-        """Say what the layers ran in; nobody reported calls inside the ``compiled`` modules, given by id."""
+    @property
+    def first_microbatch(self) -> tuple[bool, ...]:
+        told = max(self._told.values(), key=len, default=list[bool]())
+        return tuple(told)
+
+    def seen(
+        self,
+        layers: Mapping[str, nn.Module],
+        model: nn.Module,
+        compiled: Collection[int] = (),
+        kept_blocks: Mapping[str, str] | None = None,
+    ) -> Seen:
+        """Say what the layers ran in.
+
+        Nobody reported calls inside the ``compiled`` modules, given by id. ``kept_blocks`` maps the prefix of
+        every block's names in the whole model to that of the block that ran for it.
+        """
         names = {id(module): cleaned(name) for name, module in model.named_modules()}
         at: dict[str, list[int]] = {}
         for each in (*names, *(each for each in self._ran if each not in names)):  # others are around it
             at.setdefault(names.get(each, ""), []).append(each)
-        told = max(self._told.values(), key=len, default=list[bool]())
+        calls = {names.get(caller or 0, ""): call for caller, call in self._calls.items()}
         seen = Seen(
-            calls={names.get(caller or 0, ""): call for caller, call in self._calls.items()},
+            calls=dict(calls),
             fp8_autocast=any(each.fp8 for ran in self._ran.values() for each in ran),
             compiled=tuple(names.get(each, "") for each in compiled),
-            first_microbatch=tuple(told),
+            first_microbatch=self.first_microbatch,
         )
         for name, layer in layers.items():
             ran, within = self._ran.get(id(layer), []), name
@@ -180,11 +174,23 @@ class CallsSeen:
                 regions = [names.get(each.begin.module, "") for each in ran if each.begin]
                 seen.regions[name] = regions[0] if regions else None
                 seen.under[name] = ran[-1].autocast
+        for block, kept in (kept_blocks or {}).items():
+            seen.calls |= {_within(block, kept, name): call for name, call in calls.items()}
+            of_block = {name: region for name, region in seen.regions.items() if name.startswith(block)}
+            seen.regions |= {
+                name: region and _within(block, kept, region) for name, region in of_block.items()
+            }
         return seen
 
     def rows(self, layers: Mapping[str, nn.Module]) -> dict[str, tuple[int, ...]]:
         found = {name: [each.rows for each in self._ran.get(id(layer), ())] for name, layer in layers.items()}
         return {name: tuple(each for each in rows if each) for name, rows in found.items() if any(rows)}
+
+
+def _within(block: str, kept: str, name: str) -> str:
+    """Name a module of a kept block as in another block; one outside of it keeps its name."""
+    inside = f"{name}.".startswith(kept)
+    return f"{block}{f'{name}.'.removeprefix(kept)}".rstrip(".") if inside else name
 
 
 def rows_of(into: torch.Tensor) -> int:
