@@ -6,7 +6,7 @@ Proposals change ``as_is``; an exploration, which no finding asked for, changes 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fp8doctor import registry
@@ -48,12 +48,12 @@ steps that do, and five others, which the trial drops once it has timed a compil
 
 
 @dataclass(frozen=True)
-class TrialContext:
+class VariantPlanner:
     """The facts, the job, and the treatments that are carried out first."""
 
     facts: Facts
     job: Job
-    treatments: Collection[str]
+    treatments: Collection[str] = ()
 
     @property
     def in_fp8(self) -> list[Linear]:
@@ -80,127 +80,15 @@ class TrialContext:
         )
         return whole and bool(self.facts.network.blocks) and not self.compiles
 
+    @functools.cached_property
+    def compiles_otherwise(self) -> bool:
+        """Whether the user compiles the job in another form than the trial."""
+        return compiles_otherwise(self.job.model, self.facts)
 
-def checkpoints(context: TrialContext) -> bool:
-    """Return whether checkpointing is surely on, and can be switched off from outside."""
-    return any(
-        each.active is True and each.form in ("wrapper", "huggingface")
-        for each in context.facts.get("training.checkpointing", ())
-    )
-
-
-def in_fp32(context: TrialContext) -> bool:
-    """Return whether the parameters are fp32 and no autocast is on."""
-    return context.facts.training.autocast is None and mostly_fp32(context.job.model)
-
-
-def other_recipe(context: TrialContext, name: str) -> bool:
-    """Return whether a recipe is new to compiled Float8Linears or to Transformer Engine, and may run here."""
-    recipe = BY_TREATMENT[name]
-    if recipe.stack == TORCHAO.name:
-        own = [
-            each for each in context.in_fp8 if each.stack == "torchao" and each.kind.endswith(".Float8Linear")
-        ]
-        takes = context.compiled and any(not (recipe.drops_bias and linear.bias) for linear in own)
-        known = {linear.recipe for linear in own}
-    else:
-        known = set(own_recipes(context.facts, opened=TE_AUTOCAST in context.treatments))
-        takes = bool(known)
-    return takes and recipe.name not in known and may_run(recipe, context.facts)
-
-
-def blocks_may_gain(context: TrialContext) -> bool:
-    """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
-
-    That is a job in one graph, or repeated blocks with uncompiled ``te.Linear``: compiling around its graph
-    breaks pays with enough tokens, 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
-    """
-    te_is_eager = any(
-        stack_of(linear).own_kernels
-        and linear.kind.endswith(".Linear")
-        and linear.compiled is None
-        and any(is_inside(linear, blocks) for blocks in context.facts.network.blocks)
-        for linear in context.in_fp8
-    )
-    return (te_is_eager and not context.compiles) or (bool(context.in_fp8) and context.is_one_graph)
-
-
-def some_lose(context: TrialContext) -> bool:
-    """Return whether some layers, timed alone with compiled casts, lose, but not all."""
-    in_fp8 = context.in_fp8
-    fused = context.compiled or all(stack_of(each).own_kernels for each in in_fp8)
-    return fused and bool(timed_shapes(context.facts)) and 0 < len(to_keep(context.facts)) < len(in_fp8)
-
-
-WORTH_A_TRY: dict[str, Callable[[TrialContext], bool]] = {
-    TE_AUTOCAST: lambda context: any(
-        stack_of(each).under_autocast and each.engaged is False for each in context.in_fp8
-    ),
-    "cache-off": lambda context: (
-        context.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in context.treatments
-    ),
-    AUTOCAST_BF16: in_fp32,
-    CHECKPOINTING_OFF: checkpoints,
-    KEEP_IN_BF16: some_lose,
-    "fused-optimizer": lambda context: could_be_fused(context.job),
-    COMPILE_BLOCKS: blocks_may_gain,
-    **{name: functools.partial(other_recipe, name=name) for name in BY_TREATMENT},
-}
-"""Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
-
-
-def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
-    about_shapes = {
-        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
-    }
-    treatments = []
-    for step in prescription:
-        treatment: Treatment | None = step.treatment
-        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
-        if by_shape and timed_shapes(facts):
-            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
-        treatments += [treatment] if treatment else []
-    return treatments
-
-
-def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
-    """Plan the variants for these facts, those that decide first."""
-    planner = VariantPlanner(facts, job)
-    proposals = [
-        each
-        for each in known(with_timed_shapes(prescription, facts))
-        if not traits(each.name).is_an_arm_already
-    ]
-    in_fp8 = uses_fp8(facts)
-    if facts.get("network.fp8_calls") and not in_fp8:
-        return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
-    as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8, place=Place.AS_IS)
-    base, alike = as_is, list[VariantPlan]()
-    if in_fp8 and proposals:
-        base = replace(planner.on(as_is, proposals, ArmName.PRESCRIBED), place=Place.PLAN)
-        alike = planner.bf16_alike(base, proposals)
-    found = [
-        as_is,
-        *planner.baselines(in_fp8),
-        *alike,
-        *([] if base is as_is else [base]),
-        *([] if in_fp8 else planner.conversions(as_is)),
-        replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
-        *planner.whole(base),
-        *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
-        *planner.tried_unasked(base, proposals, alike),
-    ]
-    return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
-
-
-@dataclass(frozen=True)
-class VariantPlanner:
-    facts: Facts
-    job: Job
-
-    def with_changes(self, treatments: Iterable[str] = ()) -> TrialContext:
-        return TrialContext(self.facts, self.job, frozenset(treatments))
+    @functools.cached_property
+    def own_autocast(self) -> tuple[str, ...]:
+        """The treatment that brings an fp32 step without autocast to BF16, if needed."""
+        return (AUTOCAST_BF16,) if if_recorded(in_fp32, self) else ()
 
     def on(self, base: VariantPlan, treatments: Sequence[Treatment], name: str) -> VariantPlan:
         """Plan treatments, all together, on top of ``base``."""
@@ -256,7 +144,7 @@ class VariantPlanner:
         as fast as block by block. For a step that did not wait its build took 31 s for nothing.
         """
         in_blocks = any(map(has_loop, self.facts.network.blocks))
-        if not in_blocks or self.with_changes(base.treatments).is_one_graph:
+        if not in_blocks or replace(self, treatments=base.treatments).is_one_graph:
             return []
         in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
         modelled = if_recorded(modelled_step, in_bf16_compiled)
@@ -267,16 +155,6 @@ class VariantPlanner:
             compiled = self.on(base, [_unexplained(COMPILE_MODEL)], COMPILE_MODEL)
             plans.append(replace(compiled, explored=True, place=Place.OTHER_BF16))
         return [replace(each, if_host_waits=True) for each in plans]
-
-    @functools.cached_property
-    def compiles_otherwise(self) -> bool:
-        """Whether the user compiles the job in another form than the trial."""
-        return compiles_otherwise(self.job.model, self.facts)
-
-    @functools.cached_property
-    def own_autocast(self) -> tuple[str, ...]:
-        """The treatment that brings an fp32 step without autocast to BF16, if needed."""
-        return (AUTOCAST_BF16,) if if_recorded(in_fp32, self.with_changes()) else ()
 
     def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, first by block, then as the user compiles it.
@@ -304,10 +182,10 @@ class VariantPlanner:
 
     def bf16_under(self, plan: VariantPlan) -> VariantPlan:
         """Plan BF16 compiled as this variant is."""
-        context = self.with_changes(plan.treatments)
-        if not context.compiled:
+        under = replace(self, treatments=plan.treatments)
+        if not under.compiled:
             return self.bf16(ArmName.BF16)
-        own = self.compiles_otherwise and not context.compiles
+        own = self.compiles_otherwise and not under.compiles
         return self.bf16(ArmName.BF16_AS_COMPILED if own else ArmName.BF16_COMPILED)
 
     def tried_unasked(
@@ -319,14 +197,14 @@ class VariantPlanner:
         If one graph holds several blocks, recipes are tried block by block: blocks compile in 8 to 17 s, the
         graph in 44 to 50 at each depth (a 1.7B decoder, H200, torch 2.11).
         """
-        context = self.with_changes(each.name for each in proposals)
+        under = replace(self, treatments=[each.name for each in proposals])
         blocks = base
         for name, is_sensible in WORTH_A_TRY.items():
-            if name in context.treatments or not if_recorded(is_sensible, context):
+            if name in under.treatments or not if_recorded(is_sensible, under):
                 continue
             if (treatment := describe(name, self.facts)) is None:
                 continue
-            by_block = family(name) == "recipe" and context.is_one_graph
+            by_block = family(name) == "recipe" and under.is_one_graph
             plan = replace(self.on(blocks if by_block else base, [treatment], name), explored=True)
             if name == COMPILE_BLOCKS:
                 blocks = plan
@@ -337,6 +215,117 @@ class VariantPlanner:
                 twin = self.on(below, [treatment], BF16_WITH.get(frozenset(changes)) or bf16_with(name))
                 yield replace(twin, treatments=changes, explored=True, place=place)
             yield replace(plan, place=place)
+
+
+def checkpoints(of: VariantPlanner) -> bool:
+    """Return whether checkpointing is surely on, and can be switched off from outside."""
+    return any(
+        each.active is True and each.form in ("wrapper", "huggingface")
+        for each in of.facts.get("training.checkpointing", ())
+    )
+
+
+def in_fp32(of: VariantPlanner) -> bool:
+    """Return whether the parameters are fp32 and no autocast is on."""
+    return of.facts.training.autocast is None and mostly_fp32(of.job.model)
+
+
+def other_recipe(of: VariantPlanner, name: str) -> bool:
+    """Return whether a recipe is new to compiled Float8Linears or to Transformer Engine, and may run here."""
+    recipe = BY_TREATMENT[name]
+    if recipe.stack == TORCHAO.name:
+        own = [each for each in of.in_fp8 if each.stack == "torchao" and each.kind.endswith(".Float8Linear")]
+        takes = of.compiled and any(not (recipe.drops_bias and linear.bias) for linear in own)
+        known = {linear.recipe for linear in own}
+    else:
+        known = set(own_recipes(of.facts, opened=TE_AUTOCAST in of.treatments))
+        takes = bool(known)
+    return takes and recipe.name not in known and may_run(recipe, of.facts)
+
+
+def blocks_may_gain(of: VariantPlanner) -> bool:
+    """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
+
+    That is a job in one graph, or repeated blocks with uncompiled ``te.Linear``: compiling around its graph
+    breaks pays with enough tokens, 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
+    """
+    te_is_eager = any(
+        stack_of(linear).own_kernels
+        and linear.kind.endswith(".Linear")
+        and linear.compiled is None
+        and any(is_inside(linear, blocks) for blocks in of.facts.network.blocks)
+        for linear in of.in_fp8
+    )
+    return (te_is_eager and not of.compiles) or (bool(of.in_fp8) and of.is_one_graph)
+
+
+def some_lose(of: VariantPlanner) -> bool:
+    """Return whether some layers, timed alone with compiled casts, lose, but not all."""
+    in_fp8 = of.in_fp8
+    fused = of.compiled or all(stack_of(each).own_kernels for each in in_fp8)
+    return fused and bool(timed_shapes(of.facts)) and 0 < len(to_keep(of.facts)) < len(in_fp8)
+
+
+WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
+    TE_AUTOCAST: lambda of: any(
+        stack_of(each).under_autocast and each.engaged is False for each in of.in_fp8
+    ),
+    "cache-off": lambda of: (
+        of.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in of.treatments
+    ),
+    AUTOCAST_BF16: in_fp32,
+    CHECKPOINTING_OFF: checkpoints,
+    KEEP_IN_BF16: some_lose,
+    "fused-optimizer": lambda of: could_be_fused(of.job),
+    COMPILE_BLOCKS: blocks_may_gain,
+    **{name: functools.partial(other_recipe, name=name) for name in BY_TREATMENT},
+}
+"""Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
+
+
+def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
+    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
+    about_shapes = {
+        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
+    }
+    treatments = []
+    for step in prescription:
+        treatment: Treatment | None = step.treatment
+        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
+        if by_shape and timed_shapes(facts):
+            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
+        treatments += [treatment] if treatment else []
+    return treatments
+
+
+def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
+    """Plan the variants for these facts, those that decide first."""
+    planner = VariantPlanner(facts, job)
+    proposals = [
+        each
+        for each in known(with_timed_shapes(prescription, facts))
+        if not traits(each.name).is_an_arm_already
+    ]
+    in_fp8 = uses_fp8(facts)
+    if facts.get("network.fp8_calls") and not in_fp8:
+        return [VariantPlan(ArmName.AS_IS, as_it_is)]  # nothing can take functions out of a forward
+    as_is = VariantPlan(ArmName.AS_IS, as_it_is, fp8=in_fp8, place=Place.AS_IS)
+    base, alike = as_is, list[VariantPlan]()
+    if in_fp8 and proposals:
+        base = replace(planner.on(as_is, proposals, ArmName.PRESCRIBED), place=Place.PLAN)
+        alike = planner.bf16_alike(base, proposals)
+    found = [
+        as_is,
+        *planner.baselines(in_fp8),
+        *alike,
+        *([] if base is as_is else [base]),
+        *([] if in_fp8 else planner.conversions(as_is)),
+        replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
+        *planner.whole(base),
+        *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
+        *planner.tried_unasked(base, proposals, alike),
+    ]
+    return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))
 
 
 def _unexplained(name: str) -> Treatment:

@@ -21,7 +21,7 @@ from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import MODULE, Trace
+from fp8doctor.profiling.trace import MODULE
 from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
@@ -47,7 +47,8 @@ BREAKDOWN = "breakdown"
 def explain(bench: Bench, attempts: Sequence[Attempt]) -> None:
     """Profile and prove the compared variants; the next replaces one that is refuted."""
     while left := [each for each in compared(bench, attempts) if each.profiled is None]:
-        prove(bench, left[0], explained=True)
+        left[0].profiled = ()
+        prove(bench, left[0])
 
 
 def compared(bench: Bench, attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -65,58 +66,52 @@ def compared(bench: Bench, attempts: Sequence[Attempt]) -> list[Attempt]:
     return [min(group, key=median_ms) for group in groups if group]
 
 
-def prove(bench: Bench, attempt: Attempt, *, explained: bool = False) -> None:
-    """Prove by one step that the variant ran as named, and profile it if ``explained``."""
+def prove(bench: Bench, attempt: Attempt) -> None:
+    """Prove by one step that the variant ran as named; of a compared one, profile a step at every depth.
+
+    A failure of the profile costs the breakdown only.
+    """
     bench.at_work = attempt.plan.name
+    proof: StepProof | None = None
     try:
-        attempt.proof = trace(bench, attempt) if explained else proof_of(attempt.ready[-1].step, bench.device)
+        if attempt.profiled is not None:
+            why_no_parts = bench.run.skip.get(BREAKDOWN) or why_not_profiled()
+            if why_no_parts is None and not bench.run.budget.profile_fits(attempt):
+                why_no_parts = "the budget was used up before it"
+            if why_no_parts is None:
+                proof, why_no_parts = _divided(bench, attempt)
+            bench.failures += [why_no_parts] if why_no_parts else []
+        if proof is None or proof.fp8_gemms is None:
+            proof = proof_of(attempt.ready[-1].step, bench.device)
     except Exception as error:
         if attempt.plan.name == ArmName.AS_IS:
             raise
         _log.debug("proving %s raises", attempt.plan.name, exc_info=True)
         bench.drop(attempt, raised(error))
     else:
-        attempt.no_number = refuted(attempt, attempt.proof)
+        attempt.proof, attempt.no_number = proof, refuted(attempt, proof)
 
 
-def trace(bench: Bench, attempt: Attempt) -> StepProof:
-    """Profile a step at every depth, the deepest first as the proof.
-
-    A failure costs the breakdown only.
-    """
-    run, device = bench.run, bench.device
-    attempt.profiled = ()
-    reason = run.skip.get(BREAKDOWN) or why_not_profiled()
-    if reason is None and not run.budget.profile_fits(attempt):
-        reason = "the budget was used up before it"
-    if reason is not None:
-        bench.failures.append(reason)
-        return proof_of(attempt.ready[-1].step, device)
-    run.progress(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
+def _divided(bench: Bench, attempt: Attempt) -> tuple[StepProof | None, str | None]:
+    """Profile a step at every depth, the deepest first as the proof; also return why that failed."""
+    bench.run.progress(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
     proof: StepProof | None = None
     steps: list[ProfiledStep] = []
     try:
         for ready in reversed(attempt.ready):
-            traced = _profile(bench, ready)
-            proof = proof or counted(traced, device)
-            steps.append(step_of(traced, on_gpu=device.type == "cuda"))
+            before, modules = frames_compiled(), _nameable(ready, bench.job.training_step)
+            with annotated(modules):
+                traced = profiled(ready.step, bench.device, to_divide=True)
+            if modules and frames_compiled() != before:  # naming compiled something
+                traced = profiled(ready.step, bench.device, to_divide=True)
+            proof = proof or counted(traced, bench.device)
+            steps.insert(0, step_of(traced, on_gpu=bench.device.type == "cuda"))
     except Exception as error:
         _log.debug("profiling a step raises", exc_info=True)
-        still_there(device, BREAKDOWN)
-        bench.failures.append(f"profiling a step fails with {sentence(error)}")
-    else:
-        attempt.profiled = tuple(reversed(steps))
-    return proof if proof and proof.fp8_gemms is not None else proof_of(attempt.ready[-1].step, device)
-
-
-def _profile(bench: Bench, ready: Ready) -> Trace:
-    """Profile a step with its modules named, or without if naming compiled something."""
-    before, modules = frames_compiled(), _nameable(ready, bench.job.training_step)
-    with annotated(modules):
-        trace = profiled(ready.step, bench.device, to_divide=True)
-    if modules and frames_compiled() != before:
-        return profiled(ready.step, bench.device, to_divide=True)
-    return trace
+        still_there(bench.device, BREAKDOWN)
+        return proof, f"profiling a step fails with {sentence(error)}"
+    attempt.profiled = tuple(steps)
+    return proof, None
 
 
 def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
