@@ -12,7 +12,7 @@ from fp8doctor.facts import Gpu, Software, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
 from fp8doctor.stacks.torchao import unwrapped
-from fp8doctor.trial.planning import TrialContext, other_recipe
+from fp8doctor.trial.planning import VariantPlanner, other_recipe
 from fp8doctor.trial.treatments.apply import NotTried
 from tests.examine.models import Stacked, network
 from tests.trial.treated import applied, facts, float8, in_fp8
@@ -69,6 +69,6 @@ def test_mxfp8_is_tried_on_data_center_blackwell_only(capability: str, bias: boo
     model.compile()
     gpu = Gpu(name="GPU", vendor="nvidia", compute_capability=capability, visible=True)
     known = replace(facts(model), gpus=(gpu,), software=Software(cuda="13.0"))
-    of = TrialContext(known, Job(model=model, target=Target(), workload=Workload()), ())
+    of = VariantPlanner(known, Job(model=model, target=Target(), workload=Workload()), ())
     assert other_recipe(of, "recipe-mxfp8") is tried
     assert other_recipe(of, "recipe-rowwise") is True
