@@ -134,7 +134,7 @@ def shallow(job: Job, facts: Facts, *, whole: bool = False) -> depth.Plan:
 def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Watched:
     """Watch training forwards of a copy until every layer was called: with LayerDrop each skips others.
 
-    A second one shows what the next micro-batch is told. Raises the forward's exceptions.
+    A second one shows the next micro-batch. Raises the forward's exceptions.
     """
     original = unwrapped(job.model)
     layers, experts = found(original, plan, model, [linear.name for linear in facts.network.linears])
