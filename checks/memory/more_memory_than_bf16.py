@@ -109,10 +109,9 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if now is not None and now.get("peak_gib") is not None:
         return kit.NotApplicable(reason="the trial measured the step's memory")
     optimizer = (facts.get("training.optimizer") or "").rpartition(".")[2]
-    states = kit.memory.optimizer_states(facts)
-    if states is None:
+    memory = kit.memory.estimated_peak(facts)
+    if memory is None:
         return kit.NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
-    memory = kit.memory.memory_of(facts, fp8, states)
     if max(memory.in_both, memory.fp8_copies) < LEDGER_GIB:
         return None
     more = f"and FP8 keeps up to {memory.fp8_copies:.1f} GiB more"
@@ -128,10 +127,10 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, {more}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
         f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.{copies}",
-        evidence={f"{name}_gib": gib for name, gib in memory._asdict().items()}
+        evidence={f"{name}_gib": getattr(memory, name) for name in PARTS[:-1]}
         | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
         treatment=ADAMW_8BIT
-        if states == kit.memory.STATES["AdamW"] and memory.optimizer > memory.fp8_copies
+        if optimizer in ("", "Adam", "AdamW") and memory.optimizer > memory.fp8_copies
         else None,
     )
 

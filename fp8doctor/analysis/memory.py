@@ -16,9 +16,8 @@ from fp8doctor.analysis.fp8_weights import copies_gib
 from fp8doctor.analysis.layers import main_rows, would_be_converted
 from fp8doctor.analysis.own_step import ran_on_a_gpu
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.cost.matmul_counts import products_of, rows_of, rows_seen
 from fp8doctor.cost.step_cost import in_bf16, in_fp8
-from fp8doctor.facts import Arm, Facts, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.gpus import modelled_gpu
 from fp8doctor.recipes import low_precision
@@ -39,82 +38,64 @@ USABLE = 0.95
 are never full. A choice of this tool."""
 
 
-class Memory(NamedTuple):
-    """What a step holds, in GiB."""
+class Peak(NamedTuple):
+    """What a step holds at its peak, in GiB."""
 
     weights: float
     gradients: float
     optimizer: float
     fp8_copies: float
     """From the forward to the backward, in addition to the weights."""
-    linear_inputs: float | None
-    """Inputs in 16 bits that layers keep for their weight gradients; None if a layer's rows are unknown."""
-
-    @property
-    def in_both(self) -> float:
-        """The part that is the same in BF16 and in FP8."""
-        return self.weights + self.gradients + self.optimizer
-
-
-class Peak(NamedTuple):
-    """The estimated peak of a step, in GiB."""
-
-    held: Memory
     activations: float | None
     """At the start of the backward; None if unknown."""
     dequantized: float = 0.0
     """Copies in 16 bits of stored weights, kept for the backward."""
 
     @property
+    def in_both(self) -> float:
+        """The part that is the same in BF16 and in FP8."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def fixed(self) -> float:
+        """The part that does not grow with the batch."""
+        return self.weights + self.optimizer + self.fp8_copies + self.dequantized
+
+    @property
     def gib(self) -> float:
         """Add up: gradients take the place of activations. A lower bound if those are unknown."""
-        held = self.held
-        fixed = held.weights + held.optimizer + held.fp8_copies + self.dequantized
-        return fixed + max(held.gradients, self.activations or 0.0)
+        return self.fixed + max(self.gradients, self.activations or 0.0)
 
     @property
     def least_gib(self) -> float:
         """The peak without FP8 copies, which may be freed early, and with the fewest activations."""
         least = (self.activations or 0.0) / (1 + MAY_BE_OFF)
-        return self._replace(activations=least).gib - self.held.fp8_copies
+        return self._replace(activations=least, fp8_copies=0.0).gib
 
-    def samples(self, whole_gib: float, batch: int) -> int | None:
-        """Estimate the largest batch that fits, from the batch of today; None if activations are unknown."""
-        room = USABLE * whole_gib - (self.gib - max(self.held.gradients, self.activations or 0.0))
-        if not self.activations:
+    def samples(self, whole_gib: float, batch: int | None) -> int | None:
+        """Estimate the largest batch that fits, from the batch of today; None if a part is unknown."""
+        room = USABLE * whole_gib - self.fixed
+        if not self.activations or not batch:
             return None
-        return math.floor(batch * room / self.activations) if room >= self.held.gradients else 0
+        return math.floor(batch * room / self.activations) if room >= self.gradients else 0
 
 
 def estimated_peak(facts: Facts) -> Peak | None:
-    states = optimizer_states(facts)
+    """Estimate the peak; None for an optimizer that is not known. FSDP2 leaves a process its shards."""
+    network, states = facts.network, optimizer_states(facts)
     if states is None or not recorded(facts, "network.dtypes"):
         return None
+    shards = facts.get("training.distributed.shards") or 1
+    weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB / shards
+    trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
     kept, dequantized = if_recorded(kept_gib, facts), if_recorded(dequantized_gib, facts) or 0.0
-    return Peak(memory_of(facts, facts.network.fp8, states), kept, dequantized)
+    return Peak(weights, trained, states * trained, copies_gib(facts, network.fp8), kept, dequantized)
 
 
 def optimizer_states(facts: Facts) -> int | None:
     """Return the optimizer's tensors per parameter, AdamW's if it is unknown; None for an unknown class."""
     known = facts.get("training.optimizer")
     return STATES.get(known.rpartition(".")[2] if known else "AdamW")
-
-
-def memory_of(facts: Facts, fp8: list[Linear], states: int) -> Memory:
-    """Add up what the facts say of each part, for these FP8 layers. FSDP2 leaves a process its shards."""
-    network, shards = facts.network, facts.get("training.distributed.shards") or 1
-    weights = sum(count * BYTES.get(dtype, 1) for dtype, count in network.dtypes.items()) / GIB / shards
-    trained = weights * network.trainable_parameters / network.parameters if network.parameters else 0.0
-    keeping = [linear for linear in fp8 if linear.requires_grad is not False]
-    counted = all(rows_of(each, facts) for each in keeping if each.role != "experts") and all(
-        any(rows_seen(each, facts)) for each in keeping if each.role == "experts"
-    )
-    inputs = sum(
-        2.0 * (rows_of(each, facts) or 0) * each.in_features * products_of(each, facts) for each in keeping
-    )
-    return Memory(
-        weights, trained, states * trained, copies_gib(facts, fp8), inputs / GIB if counted else None
-    )
 
 
 def gpu_gib(facts: Facts) -> float | None:
@@ -149,7 +130,7 @@ class Fit(Struct, frozen=True):
 
     @property
     def is_too_large(self) -> bool:
-        """Return whether the peak is beyond what a step may fill by more than its error."""
+        """Whether even the least that the job may take does not fit."""
         return self.now.least_gib > USABLE * self.gpu_gib
 
     @property
@@ -157,23 +138,16 @@ class Fit(Struct, frozen=True):
         return self.now.gib > USABLE * self.gpu_gib
 
     @property
-    def numbers(self) -> str:
+    def sentence(self) -> str:
+        """Tell both peaks, and the batch that fits."""
         least = "" if self.now.activations is not None else "at least "
         other = "FP8" if self.form == "BF16" else self.form
         parts = f"BF16 takes {least}{self.bf16.gib:,.0f} GiB, {other} {least}{self.fp8.gib:,.0f}"
-        return f"{parts}; the GPU has {self.gpu_gib:,.0f} (estimated)"
-
-    @property
-    def sentence(self) -> str:
-        told, fixed = f"{self.numbers}. ", self.now.held.in_both + self.now.held.fp8_copies
-        if fixed > USABLE * self.gpu_gib:
-            return f"{told}Weights, gradients and optimizer state alone take {fixed:,.0f}."
-        if self.may_be_too_large and self.now._replace(dequantized=0.0).gib <= USABLE * self.gpu_gib:
-            return f"{told}Autograd keeps {self.now.dequantized:,.1f} GiB of dequantized weights."
-        most = self.now.samples(self.gpu_gib, self.batch) if self.batch else None
+        most = self.now.samples(self.gpu_gib, self.batch)
+        fits = "" if most is None else " Not even a batch of 1 fits."
         if most:
-            return f"{told}The largest batch that fits is about {most:,} ({self.batch:,} now)."
-        return f"{told}Not even a batch of 1 fits."
+            fits = f" The largest batch that fits is about {most:,} ({self.batch:,} now)."
+        return f"{parts}; the GPU has {self.gpu_gib:,.0f} (estimated).{fits}"
 
 
 def fit(facts: Facts) -> Fit | None:
@@ -190,13 +164,25 @@ def fit(facts: Facts) -> Fit | None:
     whole = (assumed and assumed.memory_gib) if facts.get("assumed_gpu") else gpu_gib(facts)
     linears = facts.network.linears
     stored = [each for each in linears if each.use == "storage"]
-    bf16 = estimated_peak(in_bf16(_loaded_in_bf16(facts, stored) if stored else facts))
     is_in_fp8 = facts.network.fp8 or stored
+    bf16 = estimated_peak(in_bf16(_loaded_in_bf16(facts, stored) if stored else facts))
     fp8 = estimated_peak(facts if is_in_fp8 else in_fp8(facts, filter(would_be_converted, linears)))
     if whole is None or bf16 is None or fp8 is None:
         return None
     form = low_precision(facts.network.fp8) if facts.network.fp8 else LOW if stored else "BF16"
     return Fit(bf16, fp8, form, whole, samples(facts))
+
+
+def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
+    dtypes = Counter(facts.network.dtypes if recorded(facts, "network.dtypes") else {})
+    for linear in stored:
+        dtypes[linear.dtype] -= linear.parameters
+        dtypes["bfloat16"] += linear.parameters
+    linears = (
+        replace(each, use="none", dtype="bfloat16") if each.use == "storage" else each
+        for each in facts.network.linears
+    )
+    return replace(facts, network=replace(facts.network, dtypes=dict(dtypes), linears=tuple(linears)))
 
 
 def stored_weights_fit_in_bf16(facts: Facts) -> bool | None:
@@ -216,8 +202,9 @@ def recomputing(found: Fit, facts: Facts, regions: Mapping[str, str]) -> Peak | 
     linears = (replace(each, checkpointed=regions.get(each.name)) for each in facts.network.linears)
     after = replace(facts, network=replace(facts.network, linears=tuple(linears)))
     kept = if_recorded(kept_gib, in_bf16(after) if found.form == "BF16" else after)
-    held = found.now.held._replace(fp8_copies=copies_gib(after, after.network.fp8))
-    return None if kept is None else Peak(held, kept, if_recorded(dequantized_gib, after) or 0.0)
+    copies, dequantized = copies_gib(after, after.network.fp8), if_recorded(dequantized_gib, after) or 0.0
+    changed = found.now._replace(fp8_copies=copies, activations=kept, dequantized=dequantized)
+    return None if kept is None else changed
 
 
 def samples(facts: Facts) -> int | None:
@@ -226,81 +213,51 @@ def samples(facts: Facts) -> int | None:
     return None if batch in (if_recorded(main_rows, facts), facts.get("workload.tokens")) else batch
 
 
-def largest_batch(now: Arm, facts: Facts) -> int | None:
-    """Estimate how many samples of a micro-batch fit at least.
-
-    All but weights, FP8 copies and optimizer state is taken to grow with the batch, gradients too: with few
-    activations the peak is in the optimizer's step, and tells nothing else of them. None if it does not tell
-    more than the batch of today, or a part is unknown.
-    """
-    memory, whole, batch = now.get("memory"), gpu_gib(facts), samples(facts)
-    if memory is None or now.peak_gib is None or not whole or not batch:
-        return None
-    held = memory.weights_gib + memory.fp8_copies_gib + memory.optimizer_gib
-    grows = now.peak_gib - held
-    most = math.floor(batch * (USABLE * whole - held) / grows) if grows > 0 else 0
-    return most if most > batch else None
-
-
 def memory_row(facts: Facts) -> str:
     """Tell what the step holds in FP8 and BF16, measured, watched or estimated; empty if that is unknown."""
-    now, whole = arm_if_any(facts, ArmName.AS_IS), gpu_gib(facts)
-    of = f" of {whole:.1f}" if whole else ""
-    drops = facts.get("training.layerdrop")
-    if now is not None and now.get("peak_gib"):
-        most, bf16 = largest_batch(now, facts), TrialView(facts).bf16 if uses_fp8(facts) else None
+    now, whole, batch = arm_if_any(facts, ArmName.AS_IS), gpu_gib(facts), samples(facts)
+    drops, of = facts.get("training.layerdrop"), f" of {whole:.1f}" if whole else ""
+    if now is not None and (peak_gib := now.get("peak_gib")):
+        held, bf16 = now.get("memory"), TrialView(facts).bf16 if uses_fp8(facts) else None
+        most, told = None, ""
+        if held:  # all but weights, copies and optimizer is taken to grow with the batch
+            fixed = Peak(held.weights_gib, 0.0, held.optimizer_gib, held.fp8_copies_gib, None)
+            grows = fixed._replace(activations=peak_gib - fixed.gib)
+            most = grows.samples(whole, batch) if whole else None
+            names = ("weights", "FP8 copies", "gradients", "optimizer", "activations")
+            shown = _shown({name: getattr(held, f"{name.lower().replace(' ', '_')}_gib") for name in names})
+            told = f" ({', '.join(shown)})" if shown else ""
         beside = f", {bf16.peak_gib:.1f} in BF16" if bf16 and bf16.get("peak_gib") else ""
-        fits = f"; at least {most:,} samples fit (estimated)" if most and not drops else ""
-        more = ", more if it skips fewer layers" if drops else ""
-        names = ("weights", "FP8 copies", "gradients", "optimizer", "activations")
-        held = now.get("memory")
-        keys = [f"{name.lower().replace(' ', '_')}_gib" for name in names]
-        parts = _in_words(zip(names, [getattr(held, key) for key in keys], strict=True)) if held else ""
-        return f"{now.peak_gib:.1f}{of} GiB at the peak{more}{f' ({parts})' if parts else ''}{beside}{fits}"
+        fits = f"; at least {most:,} samples fit (estimated)" if most and batch and most > batch else ""
+        more = ", more if it skips fewer layers" if drops else fits
+        return f"{peak_gib:.1f}{of} GiB at the peak{told}{beside}{more}"
     if seen := facts.get("observed.peak_gib"):
         return f"{seen:.1f}{of} GiB at the peak"
     found = fit(facts)
     peak = found.now if found else estimated_peak(facts)
     if peak is None:
         return ""
-    size = f"{'about' if peak.activations is not None else 'at least'} {peak.gib:.1f}"
+    last = "gradients" if peak.gradients > (peak.activations or 0.0) else "activations"
+    parts = {
+        "weights and optimizer": peak.weights + peak.optimizer,
+        "FP8 copies": peak.fp8_copies,
+        "dequantized weights": peak.dequantized,
+        last: max(peak.gradients, peak.activations or 0.0),
+    }
+    unknown = ["activations unknown"] if peak.activations is None else []
+    told = ", ".join((*(_shown(parts) if peak.gib >= 1.0 else ()), *unknown, "estimated"))
+    size = f"{'at least' if unknown else 'about'} {peak.gib:.1f}"
     if peak.gib < LEAST_GIB:
-        size = f"under {LEAST_GIB}"
-    size = f"{size}{f' of {found.gpu_gib:.1f}' if found else ''} GiB at the peak"
-    if found is None or peak.gib < LEAST_GIB:
-        return f"{size} ({_parts(peak)})"
+        size, found = f"under {LEAST_GIB}{of}", None
+    if found is None:
+        return f"{size} GiB at the peak ({told})"
     other, name = (found.fp8, "FP8") if found.form == "BF16" else (found.bf16, "BF16")
-    most = peak.samples(found.gpu_gib, found.batch) if found.batch else None
-    fits = f"; about {most:,} samples fit" if most and not drops else ""
-    form = f"{'with' if found.form == LOW else 'in'} {found.form}"
-    return f"{size} {form}, {other.gib:.1f} in {name} ({_parts(peak)}){fits}"
+    most = None if drops else peak.samples(found.gpu_gib, batch)
+    form = f"{'with' if found.form == LOW else 'in'} {found.form}, {other.gib:.1f} in {name}"
+    fits = f"; about {most:,} samples fit" if most else ""
+    return f"{size} of {found.gpu_gib:.1f} GiB at the peak {form} ({told}){fits}"
 
 
-def _parts(peak: Peak) -> str:
-    """Write the parts that are held at the peak, which add up to it, and the basis."""
-    held, kept = peak.held, peak.activations
-    if peak.gib < 1.0:  # each may be too small to be shown
-        return "estimated"
-    last = "gradients" if held.gradients > (kept or 0.0) else "activations"
-    parts = {"weights and optimizer": held.weights + held.optimizer, "FP8 copies": held.fp8_copies}
-    parts["dequantized weights"] = peak.dequantized
-    parts[last] = max(held.gradients, kept or 0.0)
-    unknown = "activations unknown" if kept is None else ""
-    return ", ".join(filter(None, (_in_words(parts.items()), unknown, "estimated")))
-
-
-def _in_words(named: Iterable[tuple[str, float]]) -> str:
+def _shown(parts: Mapping[str, float]) -> list[str]:
     """List parts by name and GiB, without those that are too small to matter."""
-    return ", ".join(f"{name} {gib:.1f}" for name, gib in named if gib >= LEAST_GIB)
-
-
-def _loaded_in_bf16(facts: Facts, stored: Iterable[Linear]) -> Facts:
-    dtypes = Counter(facts.network.dtypes if recorded(facts, "network.dtypes") else {})
-    for linear in stored:
-        dtypes[linear.dtype] -= linear.parameters
-        dtypes["bfloat16"] += linear.parameters
-    linears = (
-        replace(each, use="none", dtype="bfloat16") if each.use == "storage" else each
-        for each in facts.network.linears
-    )
-    return replace(facts, network=replace(facts.network, dtypes=dict(dtypes), linears=tuple(linears)))
+    return [f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= LEAST_GIB]

@@ -1,14 +1,10 @@
-"""Changes that make a job fit into its GPU's memory, by the estimated peak.
-
-Each takes a peak to the peak after it.
-"""
+"""Changes that make a job fit into its GPU's memory, by the estimated peak."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
 
 from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
@@ -23,7 +19,6 @@ LEAST_SHARE = 0.05
 
 MOST_GPUS = 1024
 """GPUs up to which a count is looked for. A choice."""
-
 
 BASE_IN = "base-in-"
 """Begins the names of treatments that store the base in fewer bits."""
@@ -40,12 +35,8 @@ MAKES_FIT = frozenset(
 )
 """Names of the treatments below."""
 
-
-class Job(NamedTuple):
-    facts: Facts
-    found: Fit
-    room: float
-    """GiB that a step may fill."""
+After = tuple[Treatment, Peak] | None
+"""A change and the peak after it; None if it does not apply."""
 
 
 def to_fit(facts: Facts) -> tuple[list[Treatment], Peak, bool] | None:
@@ -57,57 +48,52 @@ def to_fit(facts: Facts) -> tuple[list[Treatment], Peak, bool] | None:
     found = if_recorded(fit, facts)
     if found is None or not found.may_be_too_large:
         return None
-    job = Job(facts, found, USABLE * found.gpu_gib)
     for count in range(1, len(CHANGES) + 1):
         for changes in itertools.combinations(CHANGES, count):
-            chosen, peak = _with(changes, job)
-            if peak.gib <= job.room and len(chosen) == count:
+            chosen, peak = _with(changes, facts, found)
+            if peak.gib <= USABLE * found.gpu_gib and len(chosen) == count:
                 return chosen, peak, True
-    chosen, peak = _with((*CHANGES, shards), job)
-    return chosen, peak, peak.gib <= job.room
+    chosen, peak = _with((*CHANGES, shards), facts, found)
+    return chosen, peak, peak.gib <= USABLE * found.gpu_gib
 
 
-def _with(changes: Iterable[Change], job: Job) -> tuple[list[Treatment], Peak]:
-    chosen, peak = list[Treatment](), job.found.now
+def _with(changes: Iterable[Change], facts: Facts, found: Fit) -> tuple[list[Treatment], Peak]:
+    chosen, peak = list[Treatment](), found.now
     for change in changes:
-        for treatment, after in if_recorded(list, change(job, peak)) or ():
-            if after.gib < peak.gib - LEAST_SHARE * job.found.gpu_gib:
-                chosen.append(treatment)
-                peak = after
+        after = if_recorded(change, facts, found, peak)
+        if after and after[1].gib < peak.gib - LEAST_SHARE * found.gpu_gib:
+            chosen.append(after[0])
+            peak = after[1]
     return chosen, peak
 
 
-Ways = Iterator[tuple[Treatment, Peak]]
-"""The change, and the peak after it; none if it does not apply."""
-
-Change = Callable[[Job, Peak], Ways]
-
-
-def smaller_batch(job: Job, peak: Peak) -> Ways:
-    batch = job.found.batch
-    most = peak.samples(job.found.gpu_gib, batch) if batch else None
-    if most and batch and most < batch:
-        count = math.ceil(batch / most)
-        code = f"batch_size = {most}   # from {batch}\ngradient_accumulation_steps = {count}   # times yours"
-        summary = f"use micro-batches of {most} samples and accumulate their gradients"
-        activations = (peak.activations or 0.0) * most / batch
-        yield _change("smaller-batch", summary, code), peak._replace(activations=activations)
+def smaller_batch(facts: Facts, found: Fit, peak: Peak) -> After:
+    most, batch = peak.samples(found.gpu_gib, found.batch), found.batch
+    if not most or not batch or most >= batch:
+        return None
+    count = math.ceil(batch / most)
+    code = f"batch_size = {most}   # from {batch}\ngradient_accumulation_steps = {count}   # times yours"
+    summary = f"use micro-batches of {most} samples and accumulate their gradients"
+    after = peak._replace(activations=(peak.activations or 0.0) * most / batch)
+    return Treatment(name="smaller-batch", summary=summary, code=code), after
 
 
-def checkpointing_on(job: Job, peak: Peak) -> Ways:
+def checkpointing_on(facts: Facts, found: Fit, peak: Peak) -> After:
     """Checkpoint every block: it keeps its input, and one block at a time its activations."""
-    facts, network = job.facts, job.facts.network
-    forms = facts.training.checkpointing
+    network, forms = facts.network, facts.training.checkpointing
     if not network.blocks or any(each.active for each in forms):
-        return
-    names = {f"{blocks.name}.{i}" for blocks in network.blocks for i in range(blocks.count)}
+        return None
+    names = [f"{blocks.name}.{i}" for blocks in network.blocks for i in range(blocks.count)]
+    blocks_of = {tuple(each.split(".")): each for each in names}
 
     def block_of(name: str) -> str | None:
-        parts = name.split(".")
-        return next((at for i in range(len(parts)) if (at := ".".join(parts[:i])) in names), None)
+        parts = tuple(name.split("."))
+        return next((at for i in range(len(parts)) if (at := blocks_of.get(parts[:i]))), None)
 
     inside = {each.name: block for each in network.linears if (block := block_of(each.name))}
-    after = recomputing(job.found, facts, inside)
+    after = recomputing(found, facts, inside)
+    if after is None:
+        return None
     if any(each.form == "huggingface" for each in forms):
         code = f"{in_python('gradient_checkpointing_enable', network)}()\n{cache_off(facts)}"
     else:
@@ -117,81 +103,77 @@ def checkpointing_on(job: Job, peak: Peak) -> Ways:
             f"    {at}[i] = checkpoint_wrapper(block{', checkpoint_fn=te.checkpoint' if te else ''})"
             for at in (in_python(each.name, network) for each in network.blocks)
         )
-    if after is not None:
-        held = peak.held._replace(fp8_copies=after.held.fp8_copies)
-        peak = Peak(held, after.activations, after.dequantized)
-        yield _change("checkpointing-on", "checkpoint the blocks", code), peak
+    treatment = Treatment(name="checkpointing-on", summary="checkpoint the blocks", code=code)
+    changed = {name: getattr(after, name) for name in ("fp8_copies", "activations", "dequantized")}
+    return treatment, peak._replace(**changed)
 
 
-def smaller_optimizer(job: Job, peak: Peak) -> Ways:
+def smaller_optimizer(facts: Facts, found: Fit, peak: Peak) -> After:
     """Keep both moments of Adam in 8 bits."""
-    known = (job.facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
-    element = max((BYTES.get(each, 1) for each in job.facts.network.dtypes), default=2)
-    if known in ("Adam", "AdamW"):
-        code = f"optimizer = {known}8bit(parameters, lr=...)"
-        after = peak._replace(held=peak.held._replace(optimizer=peak.held.optimizer / element))
-        yield _change("optimizer-in-8-bits", "keep the optimizer's state in 8 bits", code), after
+    known = (facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
+    if known not in ("Adam", "AdamW"):
+        return None
+    element = max((BYTES.get(each, 1) for each in facts.network.dtypes), default=2)
+    code, summary = f"optimizer = {known}8bit(parameters, lr=...)", "keep the optimizer's state in 8 bits"
+    after = peak._replace(optimizer=peak.optimizer / element)
+    return Treatment(name="optimizer-in-8-bits", summary=summary, code=code), after
 
 
-def base_in_fewer_bits(job: Job, peak: Peak) -> Ways:
+IN_FEWER_BITS = {
+    8: (
+        "store the frozen base in 8 or 4 bits, and leave FP8 training off",
+        "# where the base is loaded, before LoRA; in 4 bits: load_in_4bit=True\n"
+        "config = BitsAndBytesConfig(load_in_8bit=True)\n"
+        "# and no conversion to FP8: it needs weights in 16 or 32 bits",
+    ),
+    4: (
+        "store the frozen base in 4 bits, or swap some of its blocks to the CPU",
+        "# where the base is loaded, before LoRA\n"
+        "config = BitsAndBytesConfig(load_in_4bit=True)\n"
+        "# or keep it as it is: blocks_to_swap of kohya's trainers and diffusion-pipe,\n"
+        "# enable_group_offload() of diffusers; the step waits for the copies",
+    ),
+}
+
+
+def base_in_fewer_bits(facts: Facts, found: Fit, peak: Peak) -> After:
     """Store the frozen Linears of a job that trains few parameters in 8 bits, or in 4 if they are in 8."""
-    facts, network = job.facts, job.facts.network
-    if trains_most(network):
-        return
-    frozen = [each for each in network.linears if each.requires_grad is False]
+    if trains_most(facts.network):
+        return None
+    frozen = [each for each in facts.network.linears if each.requires_grad is False]
     wide = [each for each in frozen if BYTES.get(each.dtype, 1) > 1]
     in_8_bits = [each for each in frozen if each.dtype.startswith("float8") or each.dtype == "int8"]
     bits = 4 if sum(each.parameters for each in in_8_bits) > sum(each.parameters for each in wide) else 8
     changed = in_8_bits if bits == 4 else wide
     freed = sum((BYTES.get(each.dtype, 1) - bits / 8) * each.parameters for each in changed) / GIB
     freed /= facts.get("training.distributed.shards") or 1
-    if bits == 4:
-        summary = "store the frozen base in 4 bits, or swap some of its blocks to the CPU"
-        code = (
-            "# where the base is loaded, before LoRA\n"
-            "config = BitsAndBytesConfig(load_in_4bit=True)\n"
-            "# or keep it as it is: blocks_to_swap of kohya's trainers and diffusion-pipe,\n"
-            "# enable_group_offload() of diffusers; the step waits for the copies"
-        )
-    else:
-        summary = "store the frozen base in 8 or 4 bits, and leave FP8 training off"
-        code = (
-            "# where the base is loaded, before LoRA; in 4 bits: load_in_4bit=True\n"
-            "config = BitsAndBytesConfig(load_in_8bit=True)\n"
-            "# and no conversion to FP8: it needs weights in 16 or 32 bits"
-        )
-    after = peak._replace(held=peak.held._replace(weights=peak.held.weights - freed))
-    yield _change(f"{BASE_IN}{bits}-bits", summary, code), after
+    summary, code = IN_FEWER_BITS[bits]
+    treatment = Treatment(name=f"{BASE_IN}{bits}-bits", summary=summary, code=code)
+    return treatment, peak._replace(weights=peak.weights - freed)
 
 
 def trains_most(network: Network) -> bool:
     return network.trainable_parameters >= network.parameters / 2
 
 
-def shards(job: Job, peak: Peak) -> Ways:
+def shards(facts: Facts, found: Fit, peak: Peak) -> After:
     """Shard weights, gradients and optimizer state over as few GPUs as it takes."""
-    network = job.facts.network
-    count = next((n for n in range(2, MOST_GPUS + 1) if _over(n, peak).gib <= job.room), None)
-    if count is None:
-        return
-    lines = [
-        f"for block in {in_python(each.name, network)}:\n    fully_shard(block)" for each in network.blocks
-    ]
-    code = "\n".join(("# after FP8 and torch.compile, before the optimizer", *lines, "fully_shard(model)"))
-    summary = f"shard the model over {count} GPUs (FSDP2)"
-    summary += ", or train adapters (LoRA)" * trains_most(network)
-    yield _change("shard", summary, code), _over(count, peak)
+    for count in range(2, MOST_GPUS + 1):
+        parts = {name: getattr(peak, name) / count for name in ("weights", "gradients", "optimizer")}
+        after = peak._replace(**parts)
+        if after.gib <= USABLE * found.gpu_gib:
+            loops = (in_python(each.name, facts.network) for each in facts.network.blocks)
+            lines = [f"for block in {each}:\n    fully_shard(block)" for each in loops]
+            code = "\n".join(
+                ("# after FP8 and torch.compile, before the optimizer", *lines, "fully_shard(model)")
+            )
+            summary = f"shard the model over {count} GPUs (FSDP2)"
+            summary += ", or train adapters (LoRA)" * trains_most(facts.network)
+            return Treatment(name="shard", summary=summary, code=code), after
+    return None
 
 
-def _over(count: int, peak: Peak) -> Peak:
-    held = peak.held
-    parts = (held.weights / count, held.gradients / count, held.optimizer / count)
-    return peak._replace(held=held._replace(weights=parts[0], gradients=parts[1], optimizer=parts[2]))
-
+Change = Callable[[Facts, Fit, Peak], After]
 
 CHANGES: tuple[Change, ...] = (smaller_batch, checkpointing_on, smaller_optimizer, base_in_fewer_bits)
 """What frees memory on one GPU, the one that changes least of the training first."""
-
-
-def _change(name: str, summary: str, code: str) -> Treatment:
-    return Treatment(name=name, summary=summary, code=code)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kept_of
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
-from fp8doctor.analysis.memory import Memory, Peak
+from fp8doctor.analysis.memory import Peak
 from fp8doctor.cost.layer import Call, calls_ms
 from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, attention_ms, in_balance, loss_ms, with_each
 from fp8doctor.gpus import GpuSpec, memory_ms
@@ -170,8 +170,8 @@ class Form(Struct, frozen=True):
             if options.checkpointing == "full" and options.accumulate == 1:
                 copies /= share.blocks  # cast again with each block; several micro-batches keep them
         gradients, optimizer = bytes_of.gradient * trained, bytes_of.state * states
-        held = Memory(2.0 * weights / GIB, gradients / GIB, optimizer / GIB, copies / GIB, None)
-        return Peak(held, self._kept() / GIB)
+        held = Peak(2.0 * weights / GIB, gradients / GIB, optimizer / GIB, copies / GIB, None)
+        return held._replace(activations=self._kept() / GIB)
 
     def _kept(self) -> float:
         """Add up the bytes that the forward keeps for the backward, of all micro-batches in flight.

@@ -88,7 +88,7 @@ def peak(report: Report) -> Any:
 def test_adapters_next_to_the_model_run_where_their_layers_do(stored: bool) -> None:
     beside, nested = (seen(nested=nested, stored=stored) for nested in (False, True))
     assert peak(beside).gib == pytest.approx(peak(nested).gib, rel=0.01)
-    assert peak(beside).held == peak(nested).held
+    assert peak(beside).fixed == peak(nested).fixed
     assert [each.name for each in beside.facts.network.blocks] == ["blocks"]
     layers = {each.layer for each in beside.facts.linears() if each.adapter == "adapter"}
     assert layers == {each.name for each in beside.facts.linears() if each.name.startswith("blocks.")}
