@@ -27,9 +27,6 @@ from packaging.version import Version
 
 from fp8doctor import kit
 
-FUSED = frozenset(("flash", "mem_efficient", "cudnn"))
-"""Backends that never write the scores to memory. Source: ``torch.nn.attention.SDPBackend``, torch 2.13."""
-
 CONTIGUOUS_BIAS = "5.20.0"
 """First transformers whose ``create_position_bias_mask`` returns a contiguous mask:
 ``integrations/sdpa_attention.py`` of 5.17.0 to 5.19.0 and of 5.20.0, 5.22.0, 5.23.0."""
@@ -37,11 +34,6 @@ CONTIGUOUS_BIAS = "5.20.0"
 T5_FAMILY = re.compile(r"\.models\.(t5|mt5|umt5|longt5|switch_transformers|pop2piano|udop)\.")
 """Models of transformers 5.17 that permute a learned position bias and hand it to the attention."""
 
-SWITCH_ON = kit.Treatment(
-    name="fused-attention-on",
-    summary="switch torch's fused attention on, and let torch choose",
-    code="\n".join(f"torch.backends.cuda.enable_{each}_sdp(True)" for each in sorted(FUSED)),
-)
 UPGRADE_TRANSFORMERS = kit.Treatment(
     name="contiguous-position-bias",
     summary=f"use transformers {CONTIGUOUS_BIAS} or newer, whose position bias fits a fused kernel",
@@ -65,13 +57,13 @@ MATH = "torch uses its math backend, which computes in fp32."
 
 @kit.check("MEM004", "slow-attention-backend", severity="warning")
 def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    attentions, backends = facts.network.attentions, facts.training.sdp_backends
+    attentions = facts.network.attentions
     eager = [each for each in attentions if each.implementation == "eager"]
     avoidable = [each for each in eager if each.has_sdpa and not each.needs_eager]
     torchs = [each for each in attentions if each.implementation == "sdpa"]
     now = on_gpu(facts)
     unfused = kit.step_difference.plain_attention(now) if now else None
-    evidence: dict[str, kit.facts.Value | tuple[kit.facts.Value, ...]] = {"sdp_backends": backends}
+    evidence: dict[str, kit.facts.Value | tuple[kit.facts.Value, ...]] = {}
     why = ""
     if unfused:
         evidence |= {"unfused_ms": unfused.total_ms, "share_pct": unfused.share_pct}
@@ -88,9 +80,6 @@ def slow_attention_backend(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
             summary="use torch's fused attention",
             code=f'{switch}("sdpa")   # or attn_implementation="sdpa" in from_pretrained',
         )
-    elif torchs and FUSED.isdisjoint(backends):
-        title, treatment = "All fused backends of torch's attention are switched off", SWITCH_ON
-        why = f"scaled_dot_product_attention can still use: {' and '.join(backends) or 'nothing'}. {why}"
     elif eager:
         needed = eager[0].needs_eager or "transformers names no other for this class"
         return kit.NotApplicable(reason=f"attention must be eager here: {needed}")
@@ -127,7 +116,7 @@ def _llama(implementation: str) -> kit.Facts:
     attention = kit.facts.Attention(
         name="", kind="transformers.Llama", implementation=implementation, has_sdpa=True, needs_eager=None
     )
-    return kit.example(attentions=(attention,), wrappers=(), sdp_backends=(*sorted(FUSED), "math"))
+    return kit.example(attentions=(attention,), wrappers=())
 
 
 FIRES = _llama("eager")

@@ -21,7 +21,7 @@ def examine_surroundings(target: Target) -> Facts:
 
 def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     """Examine a job; ``surroundings`` is an earlier `examine_surroundings`."""
-    from fp8doctor.examine.attention import examine_attention, sdp_backends
+    from fp8doctor.examine.attention import examine_attention
     from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.linears import examine_scaling
     from fp8doctor.examine.module_facts import examine_network
@@ -37,9 +37,7 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
         attentions=examine_attention(tree),
     )
     training = msgspec.structs.replace(
-        examine_training(tree, job, gaps),
-        distributed=examine_distributed(tree),
-        sdp_backends=sdp_backends(),
+        examine_training(tree, job, gaps), distributed=examine_distributed(tree)
     )
     return msgspec.structs.replace(
         facts,

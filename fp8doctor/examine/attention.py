@@ -1,7 +1,6 @@
 """Attention and its KV cache: transformers' settings, and torch's own attention.
 
-Names of transformers 4.53 to 5.23. Masks, head size and dtype choose torch's backend in each call; from
-outside only disabled backends show.
+Names of transformers 4.53 to 5.23.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
 from torch import nn
 
 from fp8doctor.examine.checkpointing import huggingface_flag
@@ -27,9 +25,6 @@ from fp8doctor.stacks.looking import (
     read_class,
     state_of,
 )
-
-BACKENDS = ("flash", "mem_efficient", "cudnn", "math")
-"""Names in ``torch.backends.cuda.NAME_sdp_enabled()`` (2.6 to 2.15)."""
 
 SOFTCAP = re.compile(r"att.*softcap")
 """Settings that cap attention's logits (Gemma 2's ``attn_logit_softcapping``), which torch's attention
@@ -102,10 +97,6 @@ def calls_torchs_own(module: nn.Module) -> bool:
     code = read(read(inner, "__func__", inner), "__code__")
     from_library = home(type(module)).startswith("transformers.")
     return not from_library and code is not None and TORCHS_OWN in code.co_names
-
-
-def sdp_backends() -> tuple[str, ...]:
-    return tuple(name for name in BACKENDS if getattr(torch.backends.cuda, f"{name}_sdp_enabled")())
 
 
 def examine_cache(tree: Tree, arguments: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
-from fp8doctor.examine.walk import Place, Tree, hooks, parameters, trains
+from fp8doctor.examine.walk import Place, Tree, hooks, trains
 from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -161,13 +161,12 @@ def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -
 
 def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:
     """List layers whose predecessor's weight is still another parameter of the model."""
-    others = {id(parameter): name for name, parameter in parameters(tree)}
     pairs = []
     for place, each in found:
         weight = each.weight()
         own = parameters_of(place.module).values()
-        if id(weight) in others and all(mine is not weight for mine in own):
-            pairs.append((f"{place.name}.weight", others[id(weight)]))
+        if id(weight) in tree.parameters and all(mine is not weight for mine in own):
+            pairs.append((f"{place.name}.weight", tree.parameters[id(weight)][0]))
     return tuple(pairs)
 
 

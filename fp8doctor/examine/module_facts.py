@@ -1,30 +1,22 @@
-"""Describe the module tree as facts; works on the meta device.
-
-Of each tensor subclass the smallest weight is saved, in memory.
-"""
+"""Describe the module tree as facts; works on the meta device."""
 
 from __future__ import annotations
 
-import io
-import logging
 import re
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
 from fp8doctor.examine.linears import PRETRAINED, Found, describe, elements, find_layers, is_convolution
 from fp8doctor.examine.walk import Place, Tree, experts_of, hooks, parameters
-from fp8doctor.facts import Blocks, Network, SavedWeight
+from fp8doctor.facts import Blocks, Network
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.looking import (
     buffers_of,
-    children_of,
     class_name,
     is_a,
     lineage,
@@ -35,17 +27,9 @@ from fp8doctor.stacks.looking import (
 from fp8doctor.stacks.tensors import (
     dtype_name,
     is_float8,
-    local,
-    storage_bytes,
     stored,
-    stored_bytes,
-    subclass,
     whole_size,
 )
-from fp8doctor.stacks.torch_private import wrapped_child
-from fp8doctor.wording import sentence
-
-_log = logging.getLogger("fp8doctor")
 
 PEFT_MODEL = ("peft.peft_model", "PeftModel")
 
@@ -53,7 +37,7 @@ CONFIGS = ("config", "model_args", "args", "params")
 """Attributes with a model's sizes, in order of looking."""
 VOCABULARY = ("vocab_size", "padded_vocab_size", "n_vocab")
 HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
 KEY_VALUE_HEADS = ("num_key_value_heads", "n_kv_heads", "n_kv_head")
 
 FP8_ATTENTION = re.compile(
@@ -77,11 +61,9 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     }
     names: dict[int, str] = {}
     unique: dict[int, Tensor] = {}
-    for name, parameter in parameters(tree):
-        if is_a(parameter, nn.UninitializedParameter):
-            continue
-        names.setdefault(id(parameter), name)
-        unique[id(parameter)] = parameter
+    for key, (name, parameter) in tree.parameters.items():
+        if not is_a(parameter, nn.UninitializedParameter):
+            names[key], unique[key] = name, parameter
     for place, layer in found:
         buffer = layer.weights[0] if layer.use == "storage" else None
         if buffer is not None and is_float8(buffer):
@@ -117,7 +99,6 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
         float8_parameters=sum(map(is_float8, unique.values())),
         wrappers=wrappers(tree.root),
-        saving=examine_saving(tree, gaps),
         save_pretrained=not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module))),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
@@ -179,11 +160,15 @@ def channel_widths(
     return tuple(sorted(found - {0}))
 
 
+OF_PEFT = re.compile(r"\.(base_layer|original_module)\b")
+"""Names of the layer inside PEFT's."""
+
+
 def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
     """Return declared ties of a transformers model that are two parameters.
 
     ``all_tied_weights_keys`` (5.0 to 5.23) leaves out ties that the configuration disables or a checkpoint
-    broke. Names are resolved through wrappers of PEFT and torch.
+    broke.
     """
     place = next((place for place in tree.places if PRETRAINED in place.kind.lineage), None)
     if place is None:
@@ -195,25 +180,9 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
         )
         return NOT_RECORDED
     below = f"{place.name}." if place.name else ""
-    broken = []
-    for one, other in declared.items():
-        first, second = find(place.module, one), find(place.module, other)
-        if first is not None and second is not None and first is not second:
-            broken.append((below + one, below + other))
-    return tuple(broken)
-
-
-def find(module: nn.Module, name: str) -> nn.Parameter | None:
-    """Find a parameter by its name before PEFT and torch wrapped modules."""
-    *path, last = name.split(".")
-    for part in path:
-        inner = children_of(module).get(part)
-        if inner is None:
-            return None
-        while inner is not None:
-            module, held = inner, children_of(inner)
-            inner = held.get("base_layer") or held.get("original_module") or wrapped_child(inner)
-    return parameters_of(module).get(last)
+    held = {OF_PEFT.sub("", name): parameter for name, parameter in parameters(tree)}
+    pairs = [(below + one, below + other) for one, other in declared.items()]
+    return tuple(pair for pair in pairs if len({id(held[each]) for each in pair if each in held}) == 2)
 
 
 def quantization(tree: Tree) -> str | None:
@@ -305,50 +274,3 @@ def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
         if NOT_RECORDED in checkpointed
         else sum(each is not None for each in checkpointed),
     )
-
-
-MOST_BYTES = 32 * 2**20
-"""Largest weight to try: 4096 x 4096 in BF16, copied and pickled in 20 ms."""
-
-GATHERED = "torch.distributed."
-"""Modules of FSDP's and DTensor's classes, which are removed before saving."""
-
-
-def examine_saving(tree: Tree, gaps: dict[str, str]) -> Any:
-    """Describe each tensor subclass; a gap if it has no weight to try."""
-    smallest: dict[str, tuple[str, nn.Parameter]] = {}
-    for name, parameter in parameters(tree):
-        kind = subclass(parameter)
-        if kind is None or kind.startswith(GATHERED) or local(parameter) is not parameter:
-            continue
-        if is_a(parameter, nn.UninitializedParameter):
-            continue
-        if kind not in smallest or stored_bytes(parameter) < stored_bytes(smallest[kind][1]):
-            smallest[kind] = name, parameter
-    found = []
-    for kind, (name, weight) in smallest.items():
-        reason = "has no data (meta device)" if weight.is_meta else ""
-        if not reason and storage_bytes(weight) > MOST_BYTES:
-            reason = "is too large to try"
-        if reason:
-            gaps["network.saving"] = f"the smallest {kind.rpartition('.')[2]} {reason}"
-            return NOT_RECORDED
-        found.append(
-            SavedWeight(
-                weight_class=kind,
-                tried=name,
-                pickle_error=error_of(lambda each: torch.save(each, io.BytesIO()), weight),
-                storage_error=error_of(lambda each: each.untyped_storage().data_ptr(), weight),
-            )
-        )
-    return tuple(found)
-
-
-def error_of(save: Callable[[Tensor], object], weight: Tensor) -> str | None:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # a fake tensor warns that it has no storage
-            save(weight.detach())
-    except Exception as error:
-        _log.debug("a weight cannot be saved", exc_info=True)
-        return sentence(error)
-    return None

@@ -16,7 +16,7 @@ from fp8doctor.examine.attention import examine_cache
 from fp8doctor.examine.compile_marks import chain
 from fp8doctor.examine.fp8_conversion import examine_conversion, examine_converter
 from fp8doctor.examine.torch_state import examine_allocator, examine_dynamo
-from fp8doctor.examine.walk import Tree, parameters
+from fp8doctor.examine.walk import Tree
 from fp8doctor.facts import Accelerate, Network, TrainerArguments, Training
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
@@ -35,12 +35,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
     arguments, optimizer = read(job.trainer, "args"), job.optimizer
     if optimizer is None and job.trainer is not None:
         optimizer = state_of(job.trainer).get("optimizer")
-    names: dict[int, str] = {}
-    unique: dict[int, nn.Parameter] = {}
-    for name, parameter in parameters(tree):
-        names.setdefault(id(parameter), name)
-        unique[id(parameter)] = parameter
-    found, left_out = list(unique.values()), None
+    found, left_out = [parameter for _, parameter in tree.parameters.values()], None
     if optimizer is not None:
         left_out = outside(optimizer, found, gaps, others=job.other_optimizers)
     return Training(
@@ -65,7 +60,7 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         else NOT_RECORDED
         if left_out is None
         else len(left_out),
-        first_outside_optimizer=tuple(names[id(each)] for each in (left_out or ())[:FIRST]),
+        first_outside_optimizer=tuple(tree.parameters[id(each)][0] for each in (left_out or ())[:FIRST]),
         conversion=examine_conversion(tree, job.watched, gaps),
         converter=examine_converter(job.watched, tree, (optimizer, *job.other_optimizers)),
     )
@@ -256,10 +251,6 @@ def _word(value: Any) -> str | None:
     return None if value is None else str(value)
 
 
-DEEPEST = 3
-"""Depth of lists to search; DeepSpeed has one per group, or per part of one."""
-
-
 def unwrapped(optimizer: Any) -> Any:
     """Return the optimizer inside Accelerate's wrapper, with the same groups."""
     of_accelerate = ancestor(type(optimizer), "accelerate.", ("AcceleratedOptimizer",))
@@ -271,6 +262,10 @@ def innermost(optimizer: Any) -> Any:
     while (inner := state_of(optimizer).get("optimizer")) is not None:
         optimizer = inner
     return optimizer
+
+
+DEEPEST = 3
+"""Depth of lists to search; DeepSpeed has one per group, or per part of one."""
 
 
 def written_back(wrapper: Any) -> list[nn.Parameter]:

@@ -110,6 +110,14 @@ class Tree:
     def root(self) -> Place:
         return self.places[0]
 
+    @cached_property
+    def parameters(self) -> dict[int, tuple[str, nn.Parameter]]:
+        """Each parameter with its first name, by ``id``."""
+        found: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in parameters(self):
+            found.setdefault(id(parameter), (name, parameter))
+        return found
+
 
 def walk(
     model: nn.Module, training_step: Callable[..., Any] | None = None, *, unused_marks: bool = False

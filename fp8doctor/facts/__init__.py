@@ -14,7 +14,7 @@ import msgspec
 
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.facts.machine import Environment, Gpu, Package, Software
-from fp8doctor.facts.network import Attention, Blocks, Linear, Network, SavedWeight, Scaling, Use
+from fp8doctor.facts.network import Attention, Blocks, Linear, Network, Scaling, Use
 from fp8doctor.facts.observation import NotFinite, Observation, Rank, Ranks
 from fp8doctor.facts.record import (
     Prose,

@@ -116,19 +116,6 @@ class Attention(Record, frozen=True, kw_only=True):
     """A setting that only eager attention honours: ``output_attentions=True``; None if none is set."""
 
 
-class SavedWeight(Record, frozen=True, kw_only=True):
-    """One tensor subclass among the parameters, and what saving does to its smallest."""
-
-    weight_class: str = NOT_RECORDED
-    """Qualified class, as `Linear.weight_class`."""
-    tried: str = NOT_RECORDED
-    """Name of the parameter that was tried."""
-    pickle_error: Prose | None = NOT_RECORDED
-    """Why ``torch.save`` of what ``state_dict`` gives for it fails; None if it works."""
-    storage_error: Prose | None = NOT_RECORDED
-    """Why safetensors, and with it ``save_pretrained``, cannot tell its storage; None if it can."""
-
-
 class Network(Record, frozen=True, kw_only=True):
     """The module tree."""
 
@@ -171,9 +158,6 @@ class Network(Record, frozen=True, kw_only=True):
     """Scaling of the FP8 layers; without those whose library keeps no record, and TE's before a forward."""
     attentions: tuple[Attention, ...] = NOT_RECORDED
     """Empty if neither transformers' configuration nor a call of torch's own tells how it is computed."""
-    saving: tuple[SavedWeight, ...] = NOT_RECORDED
-    """Tensor subclasses among the parameters; ordinary Parameters, which every way of saving takes, and
-    DTensors, which are gathered first, are left out."""
     save_pretrained: bool = NOT_RECORDED
     """True if the root is a model of transformers or PEFT, whose ``save_pretrained`` writes safetensors."""
 

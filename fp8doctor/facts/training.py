@@ -182,8 +182,6 @@ class Training(Record, frozen=True, kw_only=True):
     """Outermost module whose ``config.use_cache`` asks for it, in force or not; None if none does."""
     cache_holder: str | None = NOT_RECORDED
     """Name of the innermost module that makes it, whose blocks fill it; None if none asks."""
-    sdp_backends: tuple[str, ...] = NOT_RECORDED
-    """Backends of ``scaled_dot_product_attention`` in this process: ``flash``, ``cudnn``, ``math``, ..."""
     alloc_retries: int | None = NOT_RECORDED
     """Times CUDA's allocator freed its cache to try again in this process; None without CUDA in use."""
     layerdrop: float | None = NOT_RECORDED

@@ -48,16 +48,13 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
     kind = type(thing)
     if kind is FunctionType:  # final, so its getattr is safe
         return getattr(thing, name, default)
-    of_module = is_module(thing)
-    if not of_module:
-        name = _renamed(kind, name)
     owner, found = _on_class(kind, name)
     if found is not NOWHERE and (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__")):
         return _described(thing, owner, found, default)
     state = state_of(thing)
     if name in state:
         return state[name]
-    if of_module:
+    if is_module(thing):
         for held in HELD:
             if name in (members := _members(thing, held)):
                 return members[name]
@@ -65,7 +62,7 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
         return _described(thing, owner, found, default) if hasattr(type(found), "__get__") else found
     if kind is MethodType:
         return read(thing.__func__, name, default)
-    return getattr(thing, name, default) if is_torchscript(kind) else default
+    return default
 
 
 def read_class(kind: type, name: str) -> Any:
@@ -216,30 +213,12 @@ def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
         return default
 
 
-def _renamed(kind: type, name: str) -> str:
-    """Return a configuration's name of an attribute (``attribute_map``, 4.57 to 5.23)."""
-    owner, _ = _on_class(kind, "__getattribute__")
-    if owner is object or owner is None or _package(owner) != "transformers":
-        return name
-    names = read_class(kind, "attribute_map")
-    return str(names.get(name, name)) if isinstance(names, dict) else name
-
-
 def _members(module: Any, held: str) -> dict[str, Any]:
     """Return a module's members of one kind, past overrides of its containers."""
-    kind, state_of_module = _module()
-    state = state_of_module(module) if issubclass(type(module), kind) else state_of(module)
-    found = state.get(held)
+    found = state_of(module).get(held)
     if type(found) is dict:
         return found
-    if isinstance(found, dict):
-        return dict(dict.items(found))
-    if is_torchscript(type(module)):
-        inner = state.get("_actual_script_module")
-        return (
-            _members(inner, held) if inner is not None else dict(found.items() if found is not None else ())
-        )
-    return {}
+    return dict(dict.items(found)) if isinstance(found, dict) else {}
 
 
 def _package(kind: type) -> str:

@@ -51,16 +51,6 @@ def whole_size(parameter: Tensor) -> int:
     return whole if isinstance(whole, int) else parameter.numel()
 
 
-def stored_bytes(tensor: Tensor) -> int:
-    """Count the bytes of a parameter in this process, with its scales."""
-    return sum(each.numel() * each.element_size() for each in plain(tensor))
-
-
-def storage_bytes(tensor: Tensor) -> int:
-    """Count the bytes of the storages behind a tensor: what pickling writes."""
-    return sum(each.untyped_storage().nbytes() for each in plain(tensor))
-
-
 def plain(tensor: Tensor) -> Iterator[Tensor]:
     tensor = local(tensor)
     inner = _inside(tensor)
