@@ -1,13 +1,11 @@
 """The head of every check: code, name, area, severity and page.
 
-Read from the text of the files because importing all of them is too slow for a list. If a check is not the
-package's own, the registry supplies the same. `fired` tells how often a check fired on public recipes, as
-``research/recipes`` counted it.
+Read from the text of the files, because importing all of them is too slow for a list; those of other folders
+come from the registry.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,12 +19,19 @@ if TYPE_CHECKING:
     from fp8doctor.registry import Check
 
 HEAD = re.compile(
-    r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",'
-    r'\s*severity="(?P<severity>\w+)"'
+    r'@(?:kit\.)?check\(\s*"(?P<code>\w+)",\s*"(?P<name>[\w.+-]+)",\s*severity="(?P<severity>\w+)"'
 )
 """The registration of a rule."""
 
 FORMERLY = re.compile(r'was=(?:"\w+"|\([^)]*\))')
+
+
+class Rule(NamedTuple):
+    """A rule, as far as its text says."""
+
+    code: Any
+    name: Any
+    severity: Any
 
 
 class Heading(NamedTuple):
@@ -48,88 +53,48 @@ class Heading(NamedTuple):
 
 
 def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
-    """List the checks that `fp8doctor.registry.discover` finds, in its order.
-
-    Raises the same `UserError`.
-    """
-    own = None if folders else _heads_of(_texts())
-    if own is None:
+    """List the checks as `fp8doctor.registry.discover` finds them. Raises the same `UserError`."""
+    if folders:
         from fp8doctor.registry import discover
 
-        rules = discover(folders)
-        return tuple(
-            _heading([each for each in rules if each.code == code])
-            for code in dict.fromkeys(each.code for each in rules)
-        )
-    return tuple(sorted(own, key=lambda each: (AREAS.index(each.area), each.code)))
+        return registered(discover(folders))
+    return tuple(sorted(_own(), key=lambda each: (AREAS.index(each.area), each.code)))
 
 
-def _heading(rules: Sequence[Check]) -> Heading:
-    """Describe the rules of one code."""
-    first = rules[0]
-    severity = max((each.severity for each in rules), key=SEVERITIES.index)
-    also = (*(each.name for each in rules[1:]), *(code for each in rules for code in each.was))
-    return Heading(first.code, first.name, first.area, severity, first.page, also)
+def registered(rules: Sequence[Check]) -> tuple[Heading, ...]:
+    """Describe the codes of registered rules."""
+    of_code: dict[str, list[Check]] = {}
+    for each in rules:
+        of_code.setdefault(each.code, []).append(each)
+    return tuple(
+        _heading(found[0].area, found[0].page, found, [code for each in found for code in each.was])
+        for found in of_code.values()
+    )
 
 
 def retired(codes: Iterable[str]) -> Iterator[Heading]:
     """Describe the codes that belong to no check any more, exactly as given."""
-    for code in codes:
-        if now := RETIRED.get(code.upper()):
-            title = f"{code.upper()} is no check any more"
-            yield Heading(
-                code.upper(), "retired", "environment", "info", f"{title}\n\n{now[:1].upper()}{now[1:]}."
-            )
+    for code in map(str.upper, codes):
+        if now := RETIRED.get(code):
+            page = f"{code} is no check any more\n\n{now[:1].upper()}{now[1:]}."
+            yield Heading(code, "retired", "environment", "info", page)
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    """Read the area and the text of each check: its file, or all files of its folder, which has its page."""
+def _own() -> Iterator[Heading]:
+    """Read our own checks: each is a file, or a folder whose first file has its page."""
     from fp8doctor import checks
 
     for folder in checks.__path__:
         for path in Path(folder).glob("*/[!_]*"):
             files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
-            if files:
-                yield path.parent.name, "".join(each.read_text("utf-8") for each in files)
+            if text := "".join(each.read_text("utf-8") for each in files):
+                rules = [Rule(**each.groupdict()) for each in HEAD.finditer(text)]
+                former = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
+                yield _heading(path.parent.name, inspect.cleandoc(text.split('"""')[1]), rules, former)
 
 
-def _heads_of(texts: Iterator[tuple[str, str]]) -> list[Heading] | None:
-    """Read the heads of checks; None if there is none or one cannot be read."""
-    found = []
-    for area, text in texts:
-        heads = [each.groupdict() for each in HEAD.finditer(text)]
-        _, _, rest = text.partition('"""')
-        page, end, _ = rest.partition('"""')
-        if not heads or not end or "\\" in page or area not in AREAS:
-            return None
-        former = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
-        also = (*(each["name"] for each in heads[1:]), *former)
-        severity = max((each["severity"] for each in heads), key=SEVERITIES.index)
-        first = heads[0] | {"severity": severity, "area": area}
-        found.append(Heading(**first, page=inspect.cleandoc(page), also=also))
-    return found or None
-
-
-@functools.cache
-def counts() -> dict[str, Any]:
-    """Read the counts that ship with the package."""
-    import json
-
-    found: dict[str, Any] = json.loads(Path(__file__).with_name("corpus.json").read_text("utf-8"))
-    return found
-
-
-def fired(code: str) -> str:
-    """Write a sentence on how often a check raised a warning or error on the corpus.
-
-    Empty for a check that raises neither, or is not part of this package.
-    """
-    of = counts()
-    if code not in of["checks"]:
-        return ""
-    check = of["checks"][code]
-    judged = f" (rightly: {check['rightly']}, false alarms: {check['false_alarm']})" if check["fired"] else ""
-    return (
-        f"Fired on {check['fired'] or 'none'} of {of['recipes']} public recipes{judged}, and on none of "
-        f"{of['untouched_models']} untouched models."
-    )
+def _heading(area: str, page: str, rules: Sequence[Rule | Check], former: Sequence[str]) -> Heading:
+    """Describe the rules of one code."""
+    first, *others = rules
+    severity = max((each.severity for each in rules), key=SEVERITIES.index)
+    return Heading(first.code, first.name, area, severity, page, (*(each.name for each in others), *former))

@@ -127,58 +127,64 @@ def placed(steps: Sequence[Step], script: Script) -> list[Placed]:
     return found
 
 
-def _edits(treatment: Treatment, script: Script) -> Iterator[Edit]:
+def _edits(treatment: Treatment, script: Script) -> Sequence[Edit]:
     name, code = treatment.name, treatment.code
     if more := MORE_TO_DO.search(code):
         raise NotPlacedError(f"its comment asks for more: {more[0].lstrip('# ')}")
     if treatment.kind in ("yaml", "shell"):
         raise NotPlacedError(f"it belongs in {'the YAML file' if treatment.kind == 'yaml' else 'the shell'}")
-    fix = ast.parse(code)
+    fix = ast.parse(code).body
     if keyword := KEYWORDS.get(name) or ("config" if traits(name).family == "recipe" else None):
-        lines, edits = _changed_conversion(fix, keyword, script)
-    elif name.startswith(("compile-", "convert-")):
-        if found := COMPILES.search(script.text):
-            line = script.text.count("\n", 0, found.start()) + 1
-            raise NotPlacedError(f"line {line} compiles already, perhaps not always")
-        lines, edits = _before_training(fix, script)
-    else:
+        return _changed_conversion(fix, keyword, script)
+    if not name.startswith(("compile-", "convert-")):
         raise NotPlacedError("fp8doctor does not place a fix of this kind")
-    yield from (*edits, *_imports(fix, lines, script))
+    if found := COMPILES.search(script.text):
+        line = script.text.count("\n", 0, found.start()) + 1
+        raise NotPlacedError(f"line {line} compiles already, perhaps not always")
+    return _before_training(fix, script)
 
 
 def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
-    """Write statements of a fix. Its variables get names of their own if the script has them too."""
-    variables = [node for each in fix for node in ast.walk(each) if isinstance(node, ast.Name)]
+    """Write statements of a fix, and imports that they use and the script lacks.
+
+    Its variables get names of their own if the script has them too.
+    """
+    code = [each for each in fix if not isinstance(each, IMPORTS)]
+    variables = [node for each in code for node in ast.walk(each) if isinstance(node, ast.Name)]
+    lacks = {each.id for each in variables} - script.imported
+    lines = ["import torch"] if "torch" in lacks else []
+    for each in fix:
+        if isinstance(each, IMPORTS):
+            each.names = [alias for alias in each.names if (alias.asname or alias.name) in lacks - {"torch"}]
+            lines += [ast.unparse(each)] if each.names else []
     bound = {each.id for each in variables if isinstance(each.ctx, ast.Store)}
     renamed = {each: f"fp8_{each}" for each in bound & script.taken} | names
-    for each in variables:
-        each.id = renamed.get(each.id, each.id)
-    return [line for statement in fix for line in ast.unparse(statement).splitlines()]
+    for variable in variables:
+        variable.id = renamed.get(variable.id, variable.id)
+    return lines + [line for statement in code for line in ast.unparse(statement).splitlines()]
 
 
-def _changed_conversion(fix: ast.Module, keyword: str, script: Script) -> tuple[list[str], list[Edit]]:
+def _changed_conversion(fix: Sequence[ast.stmt], keyword: str, script: Script) -> Sequence[Edit]:
     """Give the script's only conversion by torchao this keyword of the fix, which it does not have yet."""
-    *before, last = (each for each in fix.body if not isinstance(each, IMPORTS))
-    call = last.value if isinstance(last, ast.Expr) else None
-    values = (
-        [each.value for each in call.keywords if each.arg == keyword] if isinstance(call, ast.Call) else []
-    )
+    *before, last = fix
+    call = last.value if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
+    value = next((each.value for each in call.keywords if each.arg == keyword), None) if call else None
     own = [each for each in script.calls if _name(each) == TORCHAO.converter]
-    if not values or call is None or _name(call) != TORCHAO.converter:
+    if call is None or value is None or _name(call) != TORCHAO.converter:
         raise NotPlacedError(f"it changes more than {keyword} of {TORCHAO.converter}")
     if len(own) != 1:
         raise NotPlacedError(f"{'several lines call' if own else 'no line calls'} {TORCHAO.converter}")
     given = {each.arg: each.value for each in own[0].keywords}
     if len(own[0].args) != 1 or keyword in given or None in given:
         raise NotPlacedError(f"line {own[0].lineno} gives {keyword} already, or may do so")
-    *lines, value = _lines([*before, ast.Expr(values[0])], script)
+    *lines, written = _lines([*before, ast.Expr(value)], script)
     statement = next(each for each in script.around(own[0]) if isinstance(each, ast.stmt))
     end = [*own[0].args, *given.values()][-1]
-    here = Edit((end.end_lineno or 0) - 1, end.end_col_offset or 0, f", {keyword}={value}")
-    return [*lines, value], [script.insert(statement, lines), here]
+    here = Edit((end.end_lineno or 0) - 1, end.end_col_offset or 0, f", {keyword}={written}")
+    return [script.insert(statement, lines), here]
 
 
-def _before_training(fix: ast.Module, script: Script) -> tuple[list[str], list[Edit]]:
+def _before_training(fix: Sequence[ast.stmt], script: Script) -> Sequence[Edit]:
     """Insert a fix where the script's only model is built and wrapped, and not yet trained."""
     models: dict[tuple[ast.AST, str], list[ast.AST]] = {}
     for name, use in _trained(script):
@@ -187,8 +193,7 @@ def _before_training(fix: ast.Module, script: Script) -> tuple[list[str], list[E
         raise NotPlacedError("several models are trained" if models else "no line trains one, but in a loop")
     ((_, model), uses) = next(iter(models.items()))
     anchor, after = _place_of(model, uses[-1], script)
-    lines = _lines([each for each in fix.body if not isinstance(each, IMPORTS)], script, model=model)
-    return lines, [script.insert(anchor, lines, after=after)]
+    return [script.insert(anchor, _lines(fix, script, model=model), after=after)]
 
 
 def _trained(script: Script) -> Iterator[tuple[str, ast.Call]]:
@@ -221,22 +226,6 @@ def _place_of(model: str, use: ast.AST, script: Script) -> tuple[ast.stmt, bool]
                 raise NotPlacedError(f"line {each.lineno} may wrap {model}")
             place = each, True
     return place
-
-
-def _imports(fix: ast.Module, lines: Sequence[str], script: Script) -> Iterator[Edit]:
-    """Import what the inserted lines use, after the script's other imports."""
-    missing = {*re.findall(r"\w+", "\n".join(lines))} - script.imported
-    added = ["import torch"] if "torch" in missing else []
-    for node in fix.body:
-        if isinstance(node, IMPORTS):
-            start = f"from {node.module} " if isinstance(node, ast.ImportFrom) else ""
-            needed = [each for each in node.names if (each.asname or each.name) in missing]
-            added += [f"{start}import {', '.join(map(ast.unparse, needed))}"] if needed else []
-    imports = [each for each in script.tree.body if isinstance(each, IMPORTS)]
-    if added and not imports:
-        raise NotPlacedError("the script imports nothing, so its imports have no place")
-    if added:
-        yield script.insert(imports[-1], added, after=True)
 
 
 def _name(node: ast.expr) -> str:

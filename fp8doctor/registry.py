@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, redirect_stdout
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -111,21 +112,18 @@ def check(
         own = _home(function).split(".")[2:]  # the area and the check
         where = area or (own[0] if own else Path(function.__code__.co_filename).parent.name)
         new = Check(code, name, where, severity, tuple(explained_by), function, former, **properties)
-        if not re.fullmatch(r"[A-Z]{3,5}\d{3}", str(code)):
-            raise ValueError(f"{code!r} is not a code: three to five capital letters and three digits")
-        if type(name) is not str or not re.fullmatch(r"[\w.+-]+", name):
-            raise ValueError(f"{code}: {name!r} is not a name: words joined by hyphens")
-        if severity not in SEVERITIES:
-            raise ValueError(f"{code}: {severity!r} is not a severity; they are {', '.join(SEVERITIES)}")
-        if where not in AREAS:
-            raise ValueError(f"{code}: {where!r} is not an area; areas are {', '.join(AREAS)}")
+        for value, what, form in (
+            (code, "a code: three to five capital letters and three digits", r"[A-Z]{3,5}\d{3}"),
+            (name, "a name: words joined by hyphens", r"[\w.+-]+"),
+            (severity, f"a severity; they are {', '.join(SEVERITIES)}", "|".join(SEVERITIES)),
+            (where, f"an area; areas are {', '.join(AREAS)}", "|".join(AREAS)),
+        ):
+            if not isinstance(value, str) or not re.fullmatch(form, value):
+                raise ValueError(f"{code}: {value!r} is not {what}")
         for other in _checks.values():
-            taken = other.code == code or other.name == name
-            if taken and _home(other.function) != _home(function):
-                raise ValueError(
-                    f"{code} {name} is already registered by {other.function.__module__} as "
-                    f"{other.code} {other.name}"
-                )
+            if {code, name} & {other.code, other.name} and _home(other.function) != _home(function):
+                by = other.function.__module__
+                raise ValueError(f"{code} {name} is already registered by {by} as {other.code} {other.name}")
         _checks[name] = new
         return function
 
@@ -167,17 +165,14 @@ def import_folder(folder: Path) -> None:
     shown = f"--checks {escaped(str(folder))}"
     if not folder.is_dir():
         raise UserError(f"{shown}: no such folder")
-    if folder.resolve() == Path(folder.resolve().anchor):
-        raise UserError(f"{shown}: that is the root of the file system; name the folder of checks")
-    found = []
-    for path in (*folder.glob("*.py"), *folder.glob("[!._]*/*.py")):
-        if not path.name.startswith((".", "__")) and path.is_file():
-            found.append(path)
-        if len(found) > MOST_FILES:
-            raise UserError(
-                f"{shown}: there are more than {MOST_FILES} Python files in it and right below it; name the "
-                "folder of checks"
-            )
+    every = (
+        path
+        for path in (*folder.glob("*.py"), *folder.glob("[!._]*/*.py"))
+        if not path.name.startswith((".", "__")) and path.is_file()
+    )
+    found = [*islice(every, MOST_FILES + 1)]
+    if len(found) > MOST_FILES:
+        raise UserError(f"{shown}: it has more than {MOST_FILES} Python files; name the folder of checks")
     for path in sorted(found):
         _import(path)
 
@@ -267,40 +262,32 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:
     """Run one check: return its finding with registered properties, or its outcome."""
+
+    def outcome(kind: Any, reason: str | None = None, **more: str) -> Outcome:
+        return Outcome(code=check.code, area=check.area, outcome=kind, reason=reason, **more)
+
     try:
         is_own = check.function.__module__.startswith(OWN)
         with nullcontext() if is_own else redirect_stdout(sys.stderr):  # stdout belongs to the report
-            lacks = check.needs_fp8 and not facts.network.fp8
-            answer = NO_FP8 if lacks else _well_formed(check.function(facts))
+            answer = NO_FP8 if check.needs_fp8 and not facts.network.fp8 else check.function(facts)
+        if answer is None:
+            return outcome("silent")
+        if not isinstance(answer, Finding | NotApplicable):
+            raise TypeError(f"it returned a {type(answer).__name__}, not a Finding, a NotApplicable or None")
+        from_builtins(type(answer), to_builtins(answer))  # or it could not be saved
     except Unrecorded as missing:
         path = path_of(missing)
-        reason = missing.reason or why_missing(facts, path)
-        return Outcome(code=check.code, outcome="unknown", reason=reason, missing=path, area=check.area)
+        return outcome("unknown", missing.reason or why_missing(facts, path), missing=path)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return Outcome(code=check.code, outcome="crashed", reason=error_in_words(error), area=check.area)
-    if isinstance(answer, Finding):
-        severity = answer.severity or check.severity
-        return msgspec.structs.replace(
-            answer, code=check.code, name=check.name, area=check.area, severity=severity
-        )
+        return outcome("crashed", error_in_words(error))
     if isinstance(answer, NotApplicable):
-        return Outcome(code=check.code, outcome="not_applicable", reason=answer.reason, area=check.area)
-    return Outcome(code=check.code, outcome="silent", area=check.area)
-
-
-def _well_formed(answer: Any) -> Finding | NotApplicable | None:
-    """Validate a check's answer. Raises TypeError or `UnreadableDocument`."""
-    if answer is None:
-        return None
-    if not isinstance(answer, Finding | NotApplicable):
-        raise TypeError(f"it returned a {type(answer).__name__}, not a Finding, a NotApplicable or None")
-    try:
-        from_builtins(type(answer), to_builtins(answer))
-    except TypeError as error:
-        raise TypeError(f"its evidence cannot be saved: {error}") from error
-    return answer
+        return outcome("not_applicable", answer.reason)
+    severity = answer.severity or check.severity
+    return msgspec.structs.replace(
+        answer, code=check.code, name=check.name, area=check.area, severity=severity
+    )
 
 
 def why_missing(facts: Facts, path: str) -> str:

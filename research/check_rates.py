@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from fp8doctor import headings, load_report, registry
+from fp8doctor import load_report, registry
 from fp8doctor.finding import Finding
 from tests.clinic import Patient, patients
 from tests.markdown import table
@@ -100,13 +100,15 @@ def counted(cases: Iterable[Case]) -> tuple[int, dict[str, Counter[str]]]:
 
 
 def in_recipes() -> tuple[int, dict[str, Counter[str]]]:
-    """Read what warnings and errors did on public recipes; what they missed is not known."""
-    known = headings.counts()
-    names = {"fired": "fired", "rightly": "rightly", "false_alarm": "wrongly"}
-    return known["recipes"], {
-        code: Counter({name: check[key] for key, name in names.items()})
-        for code, check in known["checks"].items()
-    }
+    """Count what warnings and errors did on public recipes; what they missed is not known."""
+    from research.recipes.judged import JUDGED
+    from research.recipes.replay import RECIPES
+
+    names = {"rightly": ("fired", "rightly"), "false alarm": ("fired", "wrongly"), "not judged": ("fired",)}
+    by_code: dict[str, Counter[str]] = {}
+    for (_, code), (judgment, _) in JUDGED.items():
+        by_code.setdefault(code, Counter()).update(names[judgment])
+    return len(RECIPES), by_code
 
 
 @cache

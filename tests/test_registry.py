@@ -207,7 +207,7 @@ def test_a_file_that_cannot_be_a_check_is_the_users_mistake(tmp_path: Path, text
     ("body", "said"),
     [
         ("import sys; sys.exit(0)", "SystemExit: 0"),
-        ("return Finding(title='t', explanation='e', evidence={'x': object()})", "evidence"),
+        ("return Finding(title='t', explanation='e', evidence={'x': object()})", "object is unsupported"),
         ("return Finding(title='t', explanation='e', severity='fatal')", "severity"),
         ("return NotApplicable(reason=7)", "reason"),
         ("return 'fires'", "returned a str"),
@@ -260,7 +260,7 @@ def test_what_is_no_folder_of_checks_is_refused_before_anything_of_it_runs(
     monkeypatch.setattr(registry, "MOST_FILES", 3)
     for at in range(4):
         folder(tmp_path, "raise SystemExit", f"{at}.py")
-    refused = {tmp_path: "more than 3 Python files", Path("/"): "root of the file system"}
-    for path, why in (refused | {tmp_path / "nowhere": "no such folder"}).items():
+    refused = {tmp_path: "more than 3 Python files", tmp_path / "nowhere": "no such folder"}
+    for path, why in refused.items():
         with pytest.raises(UserError, match=why):
             discover([path])

@@ -21,20 +21,14 @@ if TYPE_CHECKING:
 MOST_WORDS = 3
 """Words of a search; a longer text is an error message."""
 
-SHORTEST = 3
-"""Characters of a word or a name that is looked for."""
-
-LONGEST_CODE = 40
-"""Characters of a search word; a longer one is neither searched for nor repeated in an answer."""
+LONGEST_WORD = 40
+"""Characters of a word that is searched for, or repeated in an answer."""
 
 PREFIX = r"[A-Z]{3,5}\d{0,3}"
 """The beginning of a code. In small letters it is a search word."""
 
 OF_AN_ERROR = re.compile(r":|error\b|exception\b|Error|Exception")
 """What a search does not have."""
-
-FRAME = re.compile(r'^.{0,200}\bFile "([^"\n]{1,400})", line \d+', re.MULTILINE)
-"""A frame of a traceback."""
 
 ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
 
@@ -48,23 +42,22 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
     from fp8doctor import known_errors
-    from fp8doctor.headings import fired, headings, retired
+    from fp8doctor.headings import headings, retired
 
     if not asked and sys.stdin.isatty():
         raise UserError("name a code or an error message, or give a log: fp8doctor explain < train.log")
+    text = " ".join(asked)
     if asked in ((), ("-",)):
         text = sys.stdin.buffer.read()[-known_errors.LONGEST :].decode("utf-8", "replace")
-    else:
-        text = " ".join(asked)
     catalogue = headings(checks)
     if named := named_by(asked, (*catalogue, *retired(asked))):
-        every = [{**summary(check), "page": check.page, "corpus": fired(check.code)} for check in named]
+        every = [{**summary(check), "page": check.page} for check in named]
         heads = [f"{each.code} {each.name} · {each.area} · {each.severity}\n\n{each.page}" for each in named]
         data = every[0] if len(named) == 1 else {"checks": every}
         _show(format, data, f"\n\n{'-' * columns()}\n\n".join(heads))
     elif errors := known_errors.recognise_all(text):
         _show_errors(format, errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
-    elif found := speaking_of(text, catalogue):
+    elif found := speaking_of(text.lower().split(), catalogue) if not OF_AN_ERROR.search(text) else []:
         lines = [f"{each.code} {each.name}: {each.title}" for each in found]
         page = "\n\n".join((*lines, f"More: fp8doctor explain {found[0].code}"))
         _show(format, {"checks": list(map(summary, found))}, page)
@@ -89,31 +82,26 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
     return list(found.values())
 
 
-def speaking_of(text: str, catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks with one of a few words in title or name, or all in the page."""
-    words = [word for word in text.lower().split() if len(word) >= SHORTEST]
-    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_CODE or OF_AN_ERROR.search(text):
+def speaking_of(words: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
+    """Find the checks with these few words in a row, or one of them in the heading; the best first."""
+    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_WORD:
         return []
-    phrase = " ".join(text.lower().split())
+    phrase, *each_word = (
+        re.compile(rf"(?<!\w){re.escape(each)}(?!\w)", re.IGNORECASE) for each in (" ".join(words), *words)
+    )
 
     def rank(check: Heading) -> tuple[bool, int, int]:
-        heading, page = f"{check.area} {check.name} {check.title}".lower(), check.page.lower()
-        in_a_row = len(words) > 1 and phrase in " ".join(page.split())
-        in_heading = sum(_count(word, heading) > 0 for word in words)
-        return in_a_row, in_heading, min(_count(word, page) for word in words)
+        heading = f"{check.area} {check.name} {check.title}"
+        in_heading = sum(bool(word.search(heading)) for word in each_word)
+        in_page = len(phrase.findall(" ".join(check.page.split())))
+        return len(words) > 1 and in_page > 0, in_heading, in_page
 
-    ranks = {check.code: rank(check) for check in catalogue}
-    found = (check for check in catalogue if any(ranks[check.code]))
-    return sorted(found, key=lambda each: ranks[each.code], reverse=True)
+    return sorted((each for each in catalogue if any(rank(each))), key=rank, reverse=True)
 
 
 def summary(check: Heading) -> dict[str, Any]:
     """Describe a check as ``list`` and ``explain`` write it in JSON."""
     return {name: getattr(check, name) for name in ("code", "name", "area", "severity", "title")}
-
-
-def _count(name: str, text: str) -> int:
-    return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", text))
 
 
 def _show(format: str, data: dict[str, Any], page: str) -> None:
@@ -161,19 +149,14 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     word = text.strip()
     if not word:
         return "nothing to explain. 'fp8doctor list' shows the checks"
-    if len(word) <= LONGEST_CODE and len(word.split()) == 1:
+    if len(word) <= LONGEST_WORD and len(word.split()) == 1:
         near = get_close_matches(scrub(word).upper(), [check.code for check in catalogue])
         alike = f" (did you mean {', '.join(near)}?)" if near else ""
         return f"no check or page has {scrub(word)!r}{alike}. 'fp8doctor list' shows the checks"
-    frames = [found.group(1) for found in FRAME.finditer(text)]
-    inside = re.search(r"-packages[/\\](([A-Za-z]\w*)[/\\][\w/\\.-]+)$", frames[-1]) if frames else None
-    then = "To examine a job, use 'fp8doctor model.py' or 'fp8doctor run train.py'"
-    if inside:
-        then = (
-            f"{inside[2]} raised its last exception ({inside[1]}). Search for the message in the issues of "
-            f"{inside[2]}; 'pip show {inside[2]}' tells its version"
-        )
-    return f"this text has none of the {len(known_errors())} messages that fp8doctor knows. {then}"
+    return (
+        f"this text has none of the {len(known_errors())} messages that fp8doctor knows. To examine a job, "
+        "use 'fp8doctor model.py' or 'fp8doctor run train.py'"
+    )
 
 
 @click.command()

@@ -215,14 +215,15 @@ def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
     if not seen.torch and seen.error is not None:
         type_it = "" if has_torch() else f"; install fp8doctor where you train, or type: {torch_line()}"
         yield f"the script failed before it imported torch: {seen.error}{type_it}"
-    elif not seen.torch:
-        if not seen.notes:
-            yield f"nothing was seen: the script's process imported no torch.{end}"
-    elif seen.stepped:
-        after = f"after {plural(seen.steps, 'step')}, " if seen.steps is not None else ""
-        told = "the report is of what was seen until then"
-        yield f"the script ended {after}before {needed} steps were watched: {told}.{end}"
-    elif seen.error is not None:
-        yield f"no training step was seen: the script failed before its first, {seen.error}.{end}"
-    else:
-        yield f"no training step was seen: {NO_STEP}.{end}"
+        return
+    after = f"after {plural(seen.steps, 'step')}, " if seen.steps is not None else ""
+    no_torch = "" if seen.notes else "nothing was seen: the script's process imported no torch"
+    told = {
+        no_torch: not seen.torch,
+        f"the script ended {after}before {needed} steps were watched: the report is of what was seen until "
+        "then": seen.stepped,
+        f"no training step was seen: the script failed before its first, {seen.error}": seen.error,
+        f"no training step was seen: {NO_STEP}": True,
+    }
+    if why := next(why for why, holds in told.items() if holds):
+        yield f"{why}.{end}"

@@ -190,9 +190,6 @@ class HostLoad(Record, frozen=True, kw_only=True):
 GREW = "these grew during the trial, perhaps because of other programs: "
 """Begins the part of a trial's reason that makes no time doubtful."""
 
-GREW_ONCE = ("more was there after it than before", "after it there was more than before")
-"""Beginnings of that part in recordings of fp8doctor before 0.1."""
-
 
 class Trial(Record, frozen=True, kw_only=True):
     """The timed probe."""

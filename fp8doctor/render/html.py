@@ -6,10 +6,9 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.answer.items import Mark
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import report_page
-from fp8doctor.render.page import FAMILIES, Page
+from fp8doctor.render.page import FAMILIES, LOOKS, Page
 from fp8doctor.render.terminal import printable
 
 if TYPE_CHECKING:
@@ -19,16 +18,6 @@ LINE = "\x1e"
 """Stands for the end of a line within text until a template is filled, so that no text begins a line: a build
 server would obey ``::error::``."""
 
-WORDS: dict[Mark, str] = {
-    "bad": "Serious",
-    "warning": "Warning",
-    "info": "Note",
-    "healthy": "Fine",
-    "not_applicable": "Does not apply",
-    "unknown": "Not known",
-}
-"""Marks in words."""
-
 
 def render(report: Document) -> str:
     """Write the report as a page; nothing from a user or machine is read as HTML."""
@@ -37,7 +26,7 @@ def render(report: Document) -> str:
 
 def as_html(page: Page, *, template: str = "page.html.jinja") -> str:
     """Write a page, its folded details where a reader opens them."""
-    values = {"page": page, "title": page.title or page.heading[0], "words": WORDS, "families": [*FAMILIES]}
+    values = {"page": page, "title": page.title or page.heading[0], "looks": LOOKS, "families": [*FAMILIES]}
     return _templates().get_template(template).render(values).lstrip().replace(LINE, "&#10;")
 
 

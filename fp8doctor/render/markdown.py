@@ -7,14 +7,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fp8doctor.answer.items import Mark
-from fp8doctor.answer.sentences import Box, Tone
+from fp8doctor.answer.sentences import Box
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import report_page
 from fp8doctor.render.page import (
+    LOOKS,
+    TONES,
     Bars,
     Code,
     Heatmap,
-    Labelled,
     Marked,
     Marks,
     Next,
@@ -25,18 +26,6 @@ from fp8doctor.render.page import (
     Table,
 )
 from fp8doctor.render.terminal import printable_line, printable_lines
-
-GLYPHS: dict[Mark, str] = {
-    "bad": "❌",
-    "warning": "⚠️",
-    "info": "ℹ️",
-    "healthy": "✅",
-    "not_applicable": "➖",
-    "unknown": "❔",
-}
-
-TONES: dict[Tone, Mark] = {"bad": "bad", "good": "healthy", "plain": "warning"}
-"""Tone of an answer -> its mark."""
 
 SPECIAL = re.compile(r"([\\`*_{}\[\]|~#$!^])")
 """Characters with a meaning in GitHub's Markdown; ``<``, ``>`` and ``&`` become HTML entities."""
@@ -85,9 +74,8 @@ def _parts(parts: Sequence[Part]) -> Iterator[str]:
     layouts: dict[type, Callable[..., Iterable[str]]] = {
         str: lambda of: [escaped(of)],
         Quiet: lambda of: [escaped(of.text)],
-        Strong: lambda of: [f"{GLYPHS[of.mark] + ' ' if of.mark else ''}**{escaped(of.text)}**"],
+        Strong: lambda of: [f"{_glyph(of.mark)}**{escaped(of.text)}**"],
         Next: lambda of: [],
-        Labelled: lambda of: ["\n".join(f"- {label}: {escaped(text)}" for label, text in of.rows)],
         Marks: _marks,
         Code: lambda of: [fenced(of.code)],
         Table: lambda of: [_table(of)],
@@ -99,21 +87,34 @@ def _parts(parts: Sequence[Part]) -> Iterator[str]:
         yield from layouts[type(part)](part)
 
 
+def _glyph(mark: Mark | None) -> str:
+    return f"{LOOKS[mark].emoji} " if mark else ""
+
+
 def _joined(pieces: Iterable[str]) -> str:
     return " · ".join(escaped(each) for each in pieces if each)
 
 
 def _box(said: Box) -> Iterator[str]:
     """Write the verdict, and a row for each question."""
-    yield f"**{GLYPHS[TONES[said.tone]]} {escaped(said.headline)}**"
+    yield f"**{_glyph(TONES[said.tone])}{escaped(said.headline)}**"
     rows = [(f"**{row.label}**", "<br>".join(escaped(line.text) for line in row.lines)) for row in said.rows]
     yield _tabulated(("", ""), rows, ("left", "left"))
 
 
 def _marks(part: Marks) -> Iterator[str]:
-    lines = (f"{GLYPHS[each.mark] + ' ' if each.mark else ''}{escaped(_named(each))}" for each in part.rows)
-    yield " · ".join(lines) if part.in_a_line else "\n".join(f"- {line}" for line in lines)
-    yield from (fenced(each.lines) for each in part.rows if each.lines)
+    """Write a list, or a line; the code of an item stands below it."""
+    told = [f"{_glyph(each.mark)}{escaped(_named(each))}" for each in part.rows]
+    if part.in_a_line:
+        yield " · ".join(told)
+        return
+    items: list[str] = []
+    for each, line in zip(part.rows, told, strict=True):
+        items.append(f"- {line}")
+        if each.lines:
+            yield from ("\n".join(items), fenced(each.lines))
+            items = []
+    yield "\n".join(items)
 
 
 def _named(of: Marked) -> str:

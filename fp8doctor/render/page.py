@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from fp8doctor.answer.items import Mark
 from fp8doctor.answer.items import Marked as Marked
-from fp8doctor.answer.sentences import Box
+from fp8doctor.answer.sentences import Box, Tone
 from fp8doctor.answer.steps import COLUMNS, NONE_MS, Row
 
 FAMILIES = {"matmul": 2, "casts": 1, "attention": 1, "other": 1, "idle": 1}
@@ -37,6 +38,30 @@ def side_by_side(pieces: Iterable[str]) -> Quiet:
     return Quiet(" · ".join(filter(None, pieces)))
 
 
+class Look(NamedTuple):
+    """A mark, as each reader sees it."""
+
+    glyph: str
+    ascii: str
+    style: str
+    """Of a terminal."""
+    emoji: str
+    words: str
+
+
+LOOKS: dict[Mark, Look] = {
+    "bad": Look("✗", "x", "1;31", "❌", "Serious"),
+    "warning": Look("!", "!", "1;33", "⚠️", "Warning"),
+    "info": Look("i", "i", "36", "ℹ️", "Note"),
+    "healthy": Look("✓", "ok", "32", "✅", "Fine"),
+    "not_applicable": Look("–", "-", "2", "➖", "Does not apply"),
+    "unknown": Look("?", "?", "35", "❔", "Not known"),
+}
+
+TONES: dict[Tone, Mark] = {"bad": "bad", "good": "healthy", "plain": "warning"}
+"""Tone of an answer -> its mark."""
+
+
 class Strong(Struct, frozen=True):
     """The answer of a page that has no box."""
 
@@ -44,17 +69,16 @@ class Strong(Struct, frozen=True):
     mark: Mark | None = None
 
 
-class Labelled(Struct, frozen=True):
-    """A label and a line each."""
-
-    rows: tuple[tuple[str, str], ...]
-
-
 class Marks(Struct, frozen=True):
-    """A list, whose lines begin with a mark if they have one."""
+    """A list, whose lines begin with a mark or a name if they have one."""
 
     rows: tuple[Marked, ...]
     in_a_line: bool = False
+
+
+def labelled(rows: Iterable[tuple[str, str]]) -> Marks:
+    """Put a label before each line."""
+    return Marks(tuple(Marked(None, text, label) for label, text in rows))
 
 
 class Code(Struct, frozen=True):
@@ -125,7 +149,7 @@ class Heatmap(Struct, frozen=True):
         return Table((self.title,), tuple(drawn), text=f"{self.columns[0]} to {self.columns[-1]}")
 
 
-Part = str | Next | Quiet | Strong | Labelled | Marks | Code | Table | Bars | Heatmap | Box
+Part = str | Next | Quiet | Strong | Marks | Code | Table | Bars | Heatmap | Box
 
 
 class Section(Struct, frozen=True):

@@ -16,7 +16,6 @@ from fp8doctor.facts import Trial
 from fp8doctor.render.page import (
     Bars,
     Code,
-    Labelled,
     Marked,
     Marks,
     Next,
@@ -26,6 +25,7 @@ from fp8doctor.render.page import (
     Section,
     Strong,
     Table,
+    labelled,
     side_by_side,
 )
 from fp8doctor.wording import plural
@@ -63,19 +63,19 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
     yield box(said)
     if said.fault and in_short(said.fault.reason) != said.fault.reason.rstrip("."):
         yield f"{said.fault.reason[:1].upper()}{said.fault.reason[1:]}"
-    for each in said.items:
-        if each.number:
-            fix = Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines)
-            yield Marks((fix,))
+    if fixes := [each for each in said.items if each.number]:
+        yield Marks(
+            tuple(Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines) for each in fixes)
+        )
     if steps := said.steps:
         if steps.rows:
             yield Bars(steps.rows)
         yield from (Quiet(each) for each in (steps.method, steps.untimed) if each)
     if below := tuple(each for each in told if each[0] in BELOW):
-        yield Labelled(below)
+        yield labelled(below)
     if found := ranks(facts):
         yield found[0]
-        yield Labelled(found[1])
+        yield labelled(found[1])
     yield from _notices(report)
     if counted := tuple(areas(area_marks(report.outcomes, report.findings, said.status, facts))):
         yield Marks(counted, in_a_line=True)

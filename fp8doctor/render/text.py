@@ -12,10 +12,11 @@ from fp8doctor.answer.steps import Row
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import report_page
 from fp8doctor.render.page import (
+    LOOKS,
+    TONES,
     Bars,
     Code,
     Heatmap,
-    Labelled,
     Marks,
     Next,
     Page,
@@ -23,6 +24,7 @@ from fp8doctor.render.page import (
     Quiet,
     Strong,
     Table,
+    labelled,
 )
 from fp8doctor.render.terminal import (
     BOLD,
@@ -36,22 +38,7 @@ from fp8doctor.render.terminal import (
     wrap,
 )
 
-MARKS: dict[Mark, tuple[str, str, str]] = {
-    "bad": ("✗", "x", "1;31"),
-    "warning": ("!", "!", "1;33"),
-    "info": ("i", "i", "36"),
-    "healthy": ("✓", "ok", "32"),
-    "not_applicable": ("–", "-", "2"),
-    "unknown": ("?", "?", "35"),
-}
-"""Mark -> glyph, the same in ASCII, and style."""
-
-TONES: dict[Tone, tuple[Mark, str]] = {
-    "bad": ("bad", "31"),
-    "good": ("healthy", "32"),
-    "plain": ("warning", "33"),
-}
-"""Tone of an answer -> its mark, and its colour."""
+COLOURS: dict[Tone, str] = {"bad": "31", "good": "32", "plain": "33"}
 
 NOT_PROFILED = "not profiled"
 
@@ -68,16 +55,9 @@ FILLS = {
 FRAMES = ("╭─╮│╰╯", "+-+|++")
 
 CLOSE = {
-    *(
-        (Marks, Next),
-        (Quiet, Next),
-        (Code, Next),
-        (Bars, Quiet),
-        (Quiet, Quiet),
-        (Marks, Marks),
-        (Marks, Quiet),
-    ),
-    *((str, Labelled), (str, Code), (Strong, str), (Table, Quiet)),
+    *((kind, Next) for kind in (Marks, Quiet, Code)),
+    *((kind, Quiet) for kind in (Marks, Quiet, Bars, Table)),
+    *((str, Marks), (str, Code), (Strong, str)),
 }
 """Parts between which there is no empty line."""
 
@@ -109,14 +89,19 @@ def as_text(
     paper = _Paper(max(width, NARROWEST), colour, ascii)
     first, *rest = page.parts
     head, parts = ([first], rest) if isinstance(first, Quiet) else ([], page.parts)
-    blocks = [[*paper.side(page.heading, paper.bold), *(line for each in head for line in paper.of(each))]]
+    blocks = [[*paper.side(page.heading, BOLD), *(line for each in head for line in paper.of(each))]]
     blocks += paper.blocks(parts)
     for section in page.details if verbose else ():
         lines = [*paper.blocks(section.parts)]
-        blocks += [[paper.bold(section.title)], *lines] if any(lines) else []
+        blocks += [[paper.paint(section.title, BOLD)], *lines] if any(lines) else []
     text = "\n\n".join("\n".join(lines) for lines in blocks if lines) + "\n"
     text = text.replace(TIED, " ")
     return to_ascii(text.replace("± ", "+-")) if ascii else text
+
+
+def _tied(text: str) -> str:
+    """Write one printable line whose numbers stay with their units."""
+    return UNITS.sub(TIED, text if TIED in text else printable_line(text))
 
 
 class _Paper:
@@ -128,14 +113,13 @@ class _Paper:
     def paint(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self.colour and style and text.strip() else text
 
-    def bold(self, text: str) -> str:
-        return self.paint(text, BOLD)
+    def glyph(self, mark: Mark | None) -> str:
+        return "" if mark is None else LOOKS[mark].ascii if self.ascii else LOOKS[mark].glyph
 
-    def quiet(self, text: str) -> str:
-        return self.paint(text, DIM)
-
-    def mark(self, mark: Mark) -> str:
-        return self.paint(MARKS[mark][self.ascii], MARKS[mark][2])
+    def mark(self, mark: Mark | None, width: int) -> str:
+        """Write a mark, and blanks up to this width."""
+        glyph = self.glyph(mark)
+        return (self.paint(glyph, LOOKS[mark].style) if mark else "") + " " * (width - len(glyph))
 
     def blocks(self, parts: Sequence[Part]) -> Iterator[list[str]]:
         """Lay parts out; what belongs to the part above follows it without an empty line."""
@@ -154,7 +138,6 @@ class _Paper:
             Quiet: self.quietly,
             Strong: self.strong,
             Next: self.next,
-            Labelled: lambda of: self.labelled(of.rows, self.quiet),
             Marks: self.marks,
             Code: lambda of: (f"      {line}".rstrip() for line in printable_lines(of.code)),
             Table: self.table,
@@ -166,8 +149,8 @@ class _Paper:
 
     def prose(self, text: str, indent: int = 0, style: str = "") -> list[str]:
         """Wrap a paragraph between its words; a number stays with its unit."""
-        words = UNITS.sub(TIED, text if TIED in text else printable_line(text)).split(" ")
-        return [" " * indent + self.paint(line, style) for line in wrap(words, self.width - indent)]
+        lines = wrap(_tied(text).split(" "), self.width - indent)
+        return [" " * indent + self.paint(line, style) for line in lines]
 
     def hanging(self, begin: str, taken: int, text: str, style: str = "") -> Iterator[str]:
         """Write a paragraph behind ``begin``, which takes so many columns; further lines are indented."""
@@ -175,17 +158,18 @@ class _Paper:
         yield f"{begin}{first.lstrip()}".rstrip() if first.strip() else begin.rstrip()
         yield from rest
 
-    def side(self, pieces: Iterable[str], paint: Callable[[str], str]) -> list[str]:
-        told = [UNITS.sub(TIED, printable_line(each)) for each in pieces if each]
-        return [paint(line) for line in wrap(told, self.width, joint=" · ")]
+    def side(self, pieces: Iterable[str], style: str, joint: str = " · ") -> list[str]:
+        """Write short pieces side by side, each kept whole."""
+        told = map(_tied, filter(None, pieces))
+        return [self.paint(line, style) for line in wrap(told, self.width, joint=joint)]
 
     def next(self, part: Next) -> Iterator[str]:
-        begin = self.bold("Next") + "  "
+        begin = self.paint("Next", BOLD) + "  "
         if part.command:
             yield f"{begin}This answers what is open:"
             yield f"      {printable_line(part.command)}"
             begin = " " * 6
-        for line in _Paper(self.width - 6, self.colour, self.ascii).side(part.pieces, str):
+        for line in _Paper(self.width - 6, self.colour, self.ascii).side(part.pieces, ""):
             yield begin + line
             begin = " " * 6
 
@@ -193,35 +177,25 @@ class _Paper:
         """Wrap a sentence between its words, anything else between its pieces."""
         if part.text.endswith("."):
             return self.prose(part.text, style=DIM)
-        return self.side(part.text.split(" · "), self.quiet)
+        return self.side(part.text.split(" · "), DIM)
 
     def strong(self, part: Strong) -> Iterator[str]:
-        mark = f"{self.mark(part.mark)} " if part.mark else ""
-        taken = len(MARKS[part.mark][self.ascii]) + 1 if part.mark else 0
-        yield from self.hanging(mark, taken, part.text, BOLD)
-
-    def labelled(self, rows: Sequence[tuple[str, str]], paint: Callable[[str], str]) -> Iterator[str]:
-        wide = max((columns(label) for label, _ in rows), default=0) + 2
-        for label, text in rows:
-            yield from self.hanging(paint(label) + " " * (wide - columns(label)), wide, text)
+        taken = len(self.glyph(part.mark)) + 1 if part.mark else 0
+        return self.hanging(self.mark(part.mark, taken), taken, part.text, BOLD)
 
     def marks(self, part: Marks) -> Iterator[str]:
-        glyphs = [MARKS[each.mark][self.ascii] if each.mark else "" for each in part.rows]
         if part.in_a_line:
-            told = [
-                glyph + TIED + printable_line(each.text)
-                for glyph, each in zip(glyphs, part.rows, strict=True)
-            ]
-            yield from wrap(told, self.width, joint="  ")
+            told = [f"{self.glyph(each.mark)}{TIED}{printable_line(each.text)}" for each in part.rows]
+            yield from self.side(told, "", "  ")
             return
-        margin = max(map(len, glyphs)) + any(glyphs)
-        name = max((columns(printable_line(each.name)) for each in part.rows), default=0)
-        taken = margin + (name + 2 if name else 0)
-        for each, glyph in zip(part.rows, glyphs, strict=True):
-            begin = (self.mark(each.mark) if each.mark else "") + " " * (margin - len(glyph))
-            begin += self.bold(filled_up(printable_line(each.name), name + 2)) if name else ""
+        margin = max(len(self.glyph(each.mark)) + bool(each.mark) for each in part.rows)
+        name = max(columns(printable_line(each.name)) for each in part.rows)
+        name += 2 if name else 0
+        for each in part.rows:
+            begin = self.mark(each.mark, margin)
+            begin += self.paint(filled_up(printable_line(each.name), name), BOLD) if name else ""
             code = f"{TIED}{TIED}{each.code}" if each.code not in each.text else ""
-            yield from self.hanging(begin, taken, printable_line(each.text) + code)
+            yield from self.hanging(begin, margin + name, printable_line(each.text) + code)
             yield from (" " * 6 + line for line in printable_lines(each.lines) if line)
 
     def table(self, part: Table) -> Iterator[str]:
@@ -237,58 +211,52 @@ class _Paper:
         text = bool(part.text)
         spare = self.width - 2 * len(shown) - sum(widths[1 : len(widths) - text])
         widths[0] = min(widths[0], max(NAMED, spare - TEXT * text))
+        names, *others = shown
         if spare - TEXT * text < widths[0]:
-            yield from self._sentences([*zip(*shown, strict=True)])
+            for name, *cells in zip(names, *others, strict=True):
+                told = (
+                    f"{head} {cell}".strip()
+                    for (head, *_), cell in zip(others, cells, strict=True)
+                    if cell not in ("", "-")
+                )
+                if name != names[0]:
+                    yield from self.hanging("  ", 2, f"{name}: {', '.join(told)}.")
         elif part.rows:
             if text:
                 widths[-1] = spare - widths[0]
-            lefts = {0, len(widths) - text}
             for at, row in enumerate(zip(*shown, strict=True)):
-                cells = (
-                    filled_up(cell, wide, right=number not in lefts)
+                line = (
+                    filled_up(cell, wide, right=number not in (0, len(widths) - text))
                     for number, (cell, wide) in enumerate(zip(row, widths, strict=True))
                 )
-                line = "  ".join(("", *cells)).rstrip()
-                yield line if at else self.quiet(line)
-
-    def _sentences(self, rows: Sequence[Sequence[str]]) -> Iterator[str]:
-        heads, *rest = rows
-        for name, *cells in rest:
-            told = (
-                f"{head} {cell}".strip()
-                for head, cell in zip(heads[1:], cells, strict=True)
-                if cell not in ("", "-")
-            )
-            yield from self.hanging("  ", 2, f"{name}: {', '.join(told)}.")
+                yield self.paint("  ".join(("", *line)).rstrip(), "" if at else DIM)
 
     def bars(self, part: Bars) -> Iterator[str]:
         """Draw the steps with a bar each; a narrow terminal has no memory, then no bar."""
         rows = part.rows
-        cells = [(each.step, each.spread, each.speed, each.memory) for each in rows]
-        step, spread, speed, gib = (max(map(len, column)) for column in zip(*cells, strict=True))
-        speed, gib = (max(least, wide) if wide else 0 for least, wide in ((5, speed), (3, gib)))
-        label = max(9, min(max(columns(printable_line(each.label)) for each in rows), self.width * 2 // 5))
-        taken = label + 2 + step + (spread + 1 if spread else 0) + (speed + 2 if speed else 0)
+        step, spread = max(len(row.step) for row in rows), max(len(row.spread) for row in rows)
+        times = [f"{row.step:>{step}}" + (f" {row.spread:>{spread}}" if spread else "") for row in rows]
+        label = max(9, min(max(columns(printable_line(row.label)) for row in rows), self.width * 2 // 5))
+        ends = {"speed": [row.speed for row in rows], "GiB": [row.memory for row in rows]}
+        wide = {head: max(len(head), *map(len, cells)) for head, cells in ends.items() if any(cells)}
+        spare = self.width - label - len(times[0]) - 4 - sum(2 + each for each in wide.values())
         drawn = len(rows) > 1 or bool(part.segments(rows[0]))
-        if self.width - taken - gib - 2 < (LEAST_BAR + 2 if drawn else 0):
-            gib = 0
-        room = min(WIDEST_BAR, self.width - taken - (gib + 2 if gib else 0) - 2)
-        room = room if drawn and room >= LEAST_BAR else 0
-        ends = ["speed".rjust(speed)] * bool(speed) + ["GiB".rjust(gib)] * bool(gib)
-        width = label + 2 + step + (spread + 1 if spread else 0)
-        head = "  ".join((filled_up("ms/step", width), *([" " * room] if room else []), *ends))
-        yield self.quiet(head.rstrip())
-        longest, styles = max(each.ms for each in rows), {"bad": "31", "good": "32"}
-        for each in rows:
-            first, *rest = wrap(printable_line(each.label).split(" "), label)
-            times = f"{each.step:>{step}}" + (f" {each.spread:>{spread}}" if spread else "")
-            style = styles.get(each.side, "")
-            line = [self.paint(f"{filled_up(first, label)}  {times}", style)]
-            line += [self._bar(part, each, room, longest)] if room else []
-            line += [self.paint(f"{each.speed:>{speed}}", style)] if speed else []
-            line += [f"{each.memory:>{gib}}"] if gib else []
+        if "GiB" in wide and spare < (LEAST_BAR if drawn else -2):
+            spare += 2 + wide.pop("GiB")
+        room = min(WIDEST_BAR, spare) if drawn and spare >= LEAST_BAR else 0
+        head = [filled_up("ms/step", label + 2 + len(times[0])), *([" " * room] if room else [])]
+        head += [each.rjust(width) for each, width in wide.items()]
+        yield self.paint("  ".join(head).rstrip(), DIM)
+        longest, styles = max(row.ms for row in rows), {"bad": "31", "good": "32"}
+        for at, row in enumerate(rows):
+            first, *more = wrap(printable_line(row.label).split(" "), label)
+            style = styles.get(row.side, "")
+            line = [self.paint(f"{filled_up(first, label)}  {times[at]}", style)]
+            line += [self._bar(part, row, room, longest)] if room else []
+            for name, width in wide.items():
+                line.append(self.paint(f"{ends[name][at]:>{width}}", style if name == "speed" else ""))
             yield "  ".join(line).rstrip()
-            yield from (self.paint(more, style) for more in rest)
+            yield from (self.paint(each, style) for each in more)
         if room:
             yield from self._legend(part, "± 90% interval" if spread else "")
 
@@ -315,22 +283,21 @@ class _Paper:
 
     def box(self, said: Box) -> Iterator[str]:
         """Draw the answer in a frame: the verdict, and below it a row for each question."""
-        mark, colour = TONES[said.tone]
+        mark, colour = TONES[said.tone], COLOURS[said.tone]
         frame = FRAMES[self.ascii]
         inner = _Paper(self.width - 4, self.colour, self.ascii)
-        glyph = MARKS[mark][self.ascii]
-        style = f"1;{colour}"
+        glyph, style = self.glyph(mark), f"1;{colour}"
         numbers = said.numbers.text if said.numbers else ""
         title, alone = printable_line(said.title.text), len(glyph) + 1
         if numbers and alone + columns(title) + 3 + columns(numbers) <= inner.width:
-            lines = [f"{inner.paint(f'{glyph} {title}', style)}   {inner.bold(numbers)}"]
+            lines = [f"{inner.paint(f'{glyph} {title}', style)}   {inner.paint(numbers, BOLD)}"]
         else:
             lines = list(inner.hanging(inner.paint(f"{glyph} ", style), alone, title, style))
             lines += inner.prose(numbers, 2, BOLD) if numbers else []
         rows = [
             ("" if at else row.label, line.text) for row in said.rows for at, line in enumerate(row.lines)
         ]
-        lines += inner.labelled(rows, inner.bold)
+        lines += inner.of(labelled(rows)) if rows else []
         edge = self.paint(frame[3], colour)
         yield self.paint(frame[0] + frame[1] * (self.width - 2) + frame[2], colour)
         for line in lines:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in
 from fp8doctor.facts import Facts, recorded
-from fp8doctor.render.page import Labelled, Page, Quiet, Table
+from fp8doctor.render.page import Page, Quiet, Table, labelled
 from fp8doctor.render.trace_page import FAMILIES
 from fp8doctor.wording import plural
 
@@ -16,8 +16,8 @@ def page(layers: Sequence[LayerReport], asked: str, facts: Facts) -> Page:
     """Lay out one layer, or a row for each kind of several."""
     version = f"fp8doctor {layers[0].tool.version}"
     if len(layers) == 1:
-        rows = tuple((label, "; ".join(told)) for label, told in _known(layers[0]))
-        return Page((version, layers[0].seen.name), (Labelled(rows),))
+        rows = labelled((label, "; ".join(told)) for label, told in _known(layers[0]))
+        return Page((version, layers[0].seen.name), (rows,))
     found = layer_rows([each.seen for each in layers], facts)
     heading = (version, f"{plural(len(layers), 'layer')} named {asked}")
     return Page(heading, (Table(HEADS, found, "runs in"), Quiet(LEGEND)))

@@ -1,34 +1,28 @@
-"""Replay the corpus: ``python -m research.recipes.replay`` writes the tables of README.md and the counts that
-ship with the package; `test_replay` holds both."""
+"""Replay the corpus: ``python -m research.recipes.replay`` writes the tables of README.md, which
+`test_replay` holds."""
 
 from __future__ import annotations
 
-import json
 import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
-from fp8doctor.registry import discover
 from fp8doctor.report import Report
 from research.recipes import in_te, in_torchao, without_fp8
 from research.recipes.judged import JUDGED, MENDED
 from research.recipes.parts import Recipe
-from research.zoo.test_untouched import MODELS as MORE_MODELS
 from tests.looked import looked
 from tests.markdown import table
 from tests.stand_ins import transformer_engine
-from tests.test_untouched_models import MODELS
 
 HERE = Path(__file__).parent
 PAGE = HERE / "README.md"
-COUNTS = HERE.parents[1] / "fp8doctor" / "corpus.json"
 MARK = "## What was found\n"
 RECIPES: tuple[Recipe, ...] = (*in_torchao.RECIPES, *in_te.RECIPES, *without_fp8.RECIPES)
 KINDS = ("rightly", "false alarm", "not judged")
@@ -88,27 +82,6 @@ def address(recipe: Recipe) -> str:
     return f"{owner}/{name}/blob/{pinned[f'{owner}/{name}']}/{'/'.join(path)}"
 
 
-def counted(reports: list[Report]) -> dict[str, Any]:
-    """How often each check raised an alarm on the corpus, by judgment; as it ships with the package."""
-    judgments = Counter((code, judgment) for (_, code), (judgment, _) in JUDGED.items())
-    unknown = Counter(
-        each.code for report in reports for each in report.outcomes if each.outcome == "unknown"
-    )
-    return {
-        "recipes": len(RECIPES),
-        "untouched_models": len(MODELS) + len(MORE_MODELS),
-        "checks": {
-            check.code: {
-                "fired": sum(judgments[check.code, kind] for kind in KINDS),
-                **{kind.replace(" ", "_"): judgments[check.code, kind] for kind in KINDS},
-                "unknown": unknown[check.code],
-            }
-            for check in discover()
-            if check.severity != "info"
-        },
-    }
-
-
 def section(rows: list[tuple[str, ...]]) -> str:
     """The findings recipe by recipe, by check, and why each was judged as it was."""
     by_check = Counter((code, judgment) for (_, code), (judgment, _) in JUDGED.items())
@@ -132,16 +105,8 @@ def section(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def written(counts: dict[str, Any]) -> str:
-    """The counts as they are committed, one check a line."""
-    checks = (f'  "{code}": {json.dumps(each)}' for code, each in counts["checks"].items())
-    head = json.dumps({name: value for name, value in counts.items() if name != "checks"})[1:-1]
-    return "{\n " + head + ',\n "checks": {\n' + ",\n".join(checks) + "\n }\n}\n"
-
-
 if __name__ == "__main__":
     reports = [replayed(each) for each in RECIPES]
     rule = PAGE.read_text("utf-8").partition(MARK)[0]
     rows = [row(recipe, report) for recipe, report in zip(RECIPES, reports, strict=True)]
     PAGE.write_text(rule + section(rows), encoding="utf-8")
-    COUNTS.write_text(written(counted(reports)), encoding="utf-8")
