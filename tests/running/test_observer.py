@@ -13,8 +13,9 @@ from torch import nn
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.running.script_messages import WatchOptions
 from fp8doctor.stacks.torch_private import COMPILED_CALL
-from fp8doctor.trial import Budget, TrialRun
+from fp8doctor.trial import Budget
 from fp8doctor.trial.measure.bench import Bench
+from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.running.conftest import PROFILED, STEPS, WARMUP, Heard
 from tests.running.loops import Net, train
 from tests.stand_ins import transformer_engine as te

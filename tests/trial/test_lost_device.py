@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import fp8doctor.trial
 from fp8doctor import inspect_model
 from fp8doctor.facts import Arm, Trial
 from fp8doctor.trial import conductor
@@ -59,7 +58,7 @@ def test_a_live_model_whose_device_is_lost_has_a_report_that_says_so(
             run.keep(known)
         raise DeviceLost(BREAKDOWN, "it took the GPU's context down: planted")
 
-    monkeypatch.setattr(fp8doctor.trial, "timed", loses)
+    monkeypatch.setattr(conductor, "timed", loses)
     of = job(blocks=1)
     found = inspect_model(
         of.model, of.batch, loss=of.loss, device="cpu", budget_s=1, select="NUM"

@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchao.float8 import convert_to_float8_training
 from transformers import T5Config, T5ForConditionalGeneration
 
-import fp8doctor.trial
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.trial import conductor
 from fp8doctor.trial.layers import fake_forward, rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen
 from fp8doctor.trial.measure.budget import Budget
@@ -248,9 +248,9 @@ def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
     of: Callable[[], Job], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_time(monkeypatch)
-    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: given[-1].trial(arms=()))
+    monkeypatch.setattr(conductor, "timed", lambda *given: given[-1].trial(arms=()))
     made, told = of(), list[Any]()
-    found = fp8doctor.trial.time_copies(
+    found = conductor.time_copies(
         made, examine(made), "cpu", lambda facts: (), Budget(60), lambda doing, part: told.append(part)
     )
     assert found

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-import fp8doctor.trial
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.trial import conductor
 from fp8doctor.trial.layers import shapes
 from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.budget import Budget
@@ -148,11 +148,11 @@ def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.M
 
 
 def test_a_worker_that_died_of_the_shapes_leaves_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8doctor.trial, "timed", lambda *given: given[-1].trial(arms=()))
+    monkeypatch.setattr(conductor, "timed", lambda *given: given[-1].trial(arms=()))
     told: list[Any] = []
     skip = {"shapes": "the process was killed", "rows": "it too"}
     of = job(decoder())
-    found = fp8doctor.trial.time_copies(
+    found = conductor.time_copies(
         of,
         examine(of),
         "cpu",
