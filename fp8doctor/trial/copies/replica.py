@@ -75,7 +75,7 @@ def replicate(
         stand_ins: ``id`` of a tensor -> its replacement, so it is not copied.
         fill: Puts copies of modules of `SHARDED` classes, which are refused without it, into the memo.
     """
-    wrapper_context, root = _unwrap(model, refuse=fill is None)
+    context, root = _unwrapped(model, refuse=fill is None)
     # A copy holds the same imported module as the original (``self.te = te``): deepcopy refuses to copy one.
     imported = {id(each): each for each in list(sys.modules.values()) if isinstance(each, types.ModuleType)}
     memo: dict[int, Any] = {**imported, **(stand_ins or {})}
@@ -105,14 +105,14 @@ def replicate(
             _drop_foreign_hooks(copied)
             if "forward" in module.__dict__:
                 copied.__dict__["forward"] = Rebuilding(memo).of(module.__dict__["forward"])
-            if (context := context_of(compiled_call(module))) is not None:
-                compile_call(copied, context)
-    return (wrapper_context(replica) if wrapper_context else replica), memo
+            if (mark := context_of(compiled_call(module))) is not None:
+                compile_call(copied, mark)
+    return (context(replica) if context else replica), memo
 
 
 def unwrapped(model: nn.Module, *, refuse: bool = True) -> nn.Module:
     """Return the user's own root module. Raises `NotReplicable` if it is sharded, if it is to ``refuse``."""
-    return _unwrap(model, refuse=refuse)[1]
+    return _unwrapped(model, refuse=refuse)[1]
 
 
 def shared_by_copies(root: Any, known: Iterable[int] = ()) -> dict[int, Any]:
@@ -139,7 +139,7 @@ def shared_by_copies(root: Any, known: Iterable[int] = ()) -> dict[int, Any]:
     return shared
 
 
-def _unwrap(model: nn.Module, *, refuse: bool = True) -> tuple[Any, nn.Module]:
+def _unwrapped(model: nn.Module, *, refuse: bool) -> tuple[Any, nn.Module]:
     """Return the compile context of an outer wrapper, if any, and the user's own root module."""
     context = None
     while True:

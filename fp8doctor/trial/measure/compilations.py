@@ -32,7 +32,8 @@ class Compilations:
     """What Dynamo did while it was watched; not recorded if this torch hides it."""
 
     graphs: int = NOT_RECORDED
-    breaks: int = NOT_RECORDED
+    """The other fields are named as in `ArmCut`."""
+    graph_breaks: int = NOT_RECORDED
     break_reasons: tuple[str, ...] = NOT_RECORDED
     recompilations: int = NOT_RECORDED
     recompile_reasons: tuple[str, ...] = NOT_RECORDED
@@ -59,7 +60,7 @@ def compilations(model: nn.Module) -> Iterator[Compilations]:
         breaks = counters("graph_break")
         if breaks is not None:
             more = {each: count - broken.get(each, 0) for each, count in breaks.items()}
-            seen.graphs, seen.breaks = frames_compiled() - frames, sum(more.values())
+            seen.graphs, seen.graph_breaks = frames_compiled() - frames, sum(more.values())
             seen.break_reasons = _few(_break(reason) for reason, count in more.items() if count)
         if kept is not None and all(hasattr(each, "recompile_reason") for each in log):  # torch 2.6 has none
             again = [each for each in log if each.recompile_reason]

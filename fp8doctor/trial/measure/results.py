@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -87,17 +88,11 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     full = full_ms(plan, samples, of)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
-        cuts.append(
-            ArmCut(
-                blocks={cleaned(name): count for name, count in cut.kept.items()},
-                step_ms=statistics.median(samples[of.name, number]),
-                graph_breaks=ready.compiled.breaks,
-                break_reasons=ready.compiled.break_reasons,
-                recompilations=ready.compiled.recompilations,
-                recompile_reasons=ready.compiled.recompile_reasons,
-                left_eager=ready.compiled.left_eager,
-            )
-        )
+        seen = asdict(ready.compiled)
+        del seen["graphs"]
+        blocks = {cleaned(name): count for name, count in cut.kept.items()}
+        step_ms = statistics.median(samples[of.name, number])
+        cuts.append(ArmCut(blocks=blocks, step_ms=step_ms, **seen))
     at, memory = interval(full), [ready.memory for ready in attempt.ready]
     non_finite = [ready.non_finite for ready in attempt.ready]
     found = tuple(dict.fromkeys(name for each in non_finite for name in each or ()))

@@ -60,14 +60,12 @@ def choose_device(name: str | None) -> torch.device | None:
         raise UserError(f"{name!r} is not a device; write cuda, cuda:1 or cpu") from None
     if device.type == "cpu":
         return device
-    if device.type != "cuda":
-        raise UserError(f"{name!r} cannot be timed on; write cuda, cuda:1 or cpu")
-    if not torch.cuda.is_available():
-        raise UserError(f"{name!r} was asked for, and torch sees no CUDA device here")
-    count = torch.cuda.device_count()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if index >= count:
-        raise UserError(f"{name!r} was asked for, and torch sees {count} CUDA devices here")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    index = torch.cuda.current_device() if count and device.index is None else device.index or 0
+    if device.type != "cuda" or index >= count:
+        raise UserError(
+            f"{name!r} cannot be timed on, torch sees {count or 'no'} CUDA devices here; write cuda, cuda:1 or cpu"
+        )
     return torch.device("cuda", index)
 
 
