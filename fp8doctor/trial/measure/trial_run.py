@@ -63,9 +63,8 @@ def choose_device(name: str | None) -> torch.device | None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = torch.cuda.current_device() if count and device.index is None else device.index or 0
     if device.type != "cuda" or index >= count:
-        raise UserError(
-            f"{name!r} cannot be timed on, torch sees {count or 'no'} CUDA devices here; write cuda, cuda:1 or cpu"
-        )
+        here = f"torch sees {count or 'no'} CUDA devices here"
+        raise UserError(f"{name!r} cannot be timed on, {here}; write cuda, cuda:1 or cpu")
     return torch.device("cuda", index)
 
 
