@@ -40,6 +40,9 @@ more throughput)."""
 
 Side = Literal["slower", "even", "faster", "open"]
 
+WIDEST = 1.6
+"""High / low end of an estimated speedup from which its size is open, whatever its side."""
+
 WIDE = 1.1
 """High / low end of a speedup from which its size is not sure: most fixes of a compiled step give less. A
 convention of this tool."""
@@ -66,6 +69,11 @@ class Number(Struct, frozen=True):
     def is_wide(self) -> bool:
         """Return whether the size of a speedup is not sure, whatever its side."""
         return self.high >= WIDE * self.low
+
+    @property
+    def has_open_size(self) -> bool:
+        """Return whether an estimate leaves the size of a speedup, or of a time, open."""
+        return self.basis != "measured" and self.high >= WIDEST * self.low
 
     def open_to_both(self) -> Number:
         """Widen a speedup until it holds 1: what disturbed the timing may have turned it."""

@@ -283,6 +283,13 @@ class TrialView:
         return {each.name: each for each in self.facts.arms() if recorded(each, "name") and lacked_time(each)}
 
     @known
+    def late_first(self) -> Arm | None:
+        """The first variant that had no time although it comes before all fixes and other recipes."""
+        conversions = [each.name for each in self.trial.arms if is_conversion(each.name)]
+        names = (ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1], ArmName.BF16_COMPILED)
+        return next((self.late[name] for name in names if name in self.late), None)
+
+    @known
     def left_out_bf16(self) -> Arm | None:
         """The compiled BF16 that had no time and may be the fastest.
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.fp8_request import trains_in_16_bits
+from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import Fit, fit
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
@@ -29,19 +29,15 @@ from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
-from fp8doctor.diagnosis.estimate import why_not_estimated
+from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
 from fp8doctor.diagnosis.fitting import to_fit
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding, Outcome
 from fp8doctor.recipes import low_precision
 
 MOST_CAUSES = 2
 """Causes that are named; of a fault that a check found its reason alone."""
-
-WIDEST = 1.6
-"""High / low end of an estimated speedup from which it is no headline, whatever its side."""
-
 
 MOST_PARTS = 3
 """Parts of the difference that are named, one less with two causes; ``-v`` has them all."""
@@ -144,7 +140,7 @@ class Answer(Struct, frozen=True):
         ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))
         if found is None:
             return self.takes_no_fp8
-        return ends and found.side in ("slower", "faster") and found.high < WIDEST * found.low
+        return ends and found.side in ("slower", "faster") and not found.has_open_size
 
     @property
     def command(self) -> str:
@@ -321,35 +317,49 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     low = said.low_precision
     other = "BF16" if said.has_fp8 else low
     late = _late(said.fixes) if measured and not said.leaves_fp8 else ""
-    where = "; on a GPU" if visible_gpus(facts) == [] and time_it != LIVE else ""
-    if speedup is None:
-        untimed = f"how fast {low} is on a GPU"
-    elif speedup.side in ("open", "even"):
-        untimed = f"the estimate allows both{where}"
-    else:
-        untimed = f"{'the fixes were not timed' if said.fixes else 'the estimate is wide'}{where}"
+    where = "; on a GPU" if visible_gpus(facts) == [] and time_it != LIVE and speedup else ""
+    untimed = list[str]()
+    if not measured and not said.is_settled:
+        untimed.append(_not_known(said, speedup))
+    is_eager = not any(each.get("compiled") is not None for each in facts.linears())
+    if is_eager and not (measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)):
+        untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
     forms = (
         view.left_out_bf16 if said.leaves_fp8 or not is_slower else None,
         view.deciding_fp8,
         view.own_fp8_left_out,
         view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
     )
-    decides = next(filter(None, forms), None)
-    late_form = variant(decides.name, said.has_fp8, low=low) if decides else ""
+    decides, late_first = next(filter(None, forms), None), None if said.is_decided else view.late_first
+
+    def untimed_form(of: Arm | None) -> str:
+        words = variant(of.name, said.has_fp8, low=low) if of else ""
+        return f"{words}{',' * (',' in words)} was not timed"
+
     questions = (
-        (decides, f"{late_form}{',' * (',' in late_form)} was not timed"),
+        (decides, untimed_form(decides)),
         (measured and said.status == "open", NOISE),
         (said.leaves_fp8 and view.fp8_is_undecided, NOISE),
         (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
+        (late_first, untimed_form(late_first)),
         (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
         (late, late),
-        (not measured and not said.is_settled, untimed),
+        (untimed, f"{', '.join(untimed)}{where}"),
         (said.unchecked and not said.fixes and not said.fault, f"the rest needs a trial{where}"),
     )
     for is_open, what in questions:
         if is_open:
             yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
             return
+
+
+def _not_known(said: Answer, speedup: Number | None) -> str:
+    """Say what an estimate, or a job without one, leaves open."""
+    if speedup is None:
+        return f"how fast {said.low_precision} is on a GPU"
+    if speedup.side in ("open", "even"):
+        return "the estimate allows both"
+    return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"
 
 
 def _late(fixes: Sequence[Step]) -> str:
@@ -363,6 +373,7 @@ def _late(fixes: Sequence[Step]) -> str:
     return numbers and (f"apply fix {numbers}, time it" if by_hand else f"fix {numbers} was not timed")
 
 
+UNCOMPILED = "torch.compile is untimed"
 NOISE = "noise may decide; use a quiet machine"
 LIVE = "inspect_model(model, batch) on a GPU"
 """What times a live model."""
@@ -381,7 +392,7 @@ def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
     return Verdict(
         status=said.status,
         summary=summary,
-        speedup=of_fp8.value if of_fp8 and of_fp8.side != "open" else None,
+        speedup=of_fp8.value if of_fp8 and of_fp8.side != "open" and not of_fp8.has_open_size else None,
         speedup_low=of_fp8.low if of_fp8 else None,
         speedup_high=of_fp8.high if of_fp8 else None,
         basis=said.basis,

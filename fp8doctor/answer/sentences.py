@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, signed
-from fp8doctor.answer.answer import WIDEST, Answer, Cause
+from fp8doctor.answer.answer import Answer, Cause
 from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName
@@ -52,7 +52,7 @@ TEMPLATES = {
     "sure.yes": "yes: {interval}, {rounds}",
     "sure.side": "the side yes, the size no: {interval}, {rounds}{doubts}",
     "sure.no": "no, {timed}{doubts}",
-    "sure.likely": "likely: {interval}, estimated for {gpu}",
+    "sure.likely": "{how}: {interval}, estimated for {gpu}",
     "sure.either": "no: {timed}estimated for {gpu}",
     "sure.fault": "yes, {seen}",
     "open.question": "{what}{command}",
@@ -169,7 +169,7 @@ def _title(said: Answer) -> Line:
 def _numbers(said: Answer) -> Line | None:
     """Write the two times of the title, or the only one; of one clock."""
     fp8, bf16, now = said.compared.fp8, said.compared.bf16, said.compared.now
-    if said.speedup and fp8 and bf16:
+    if fp8 and bf16 and _shows_both(said):
         each = tuple(dict.fromkeys(HOW_KNOWN[one.ms.basis] for one in (fp8, bf16)))
         case, depths = "numbers.fault" if said.fault else "numbers.two", " at two depths" * said.is_cut
         basis = " and ".join(f"{how}{depths * (how == HOW_KNOWN['measured'])}" for how in each)
@@ -179,16 +179,18 @@ def _numbers(said: Answer) -> Line | None:
     return None
 
 
-def _is_range(found: Number) -> bool:
-    return found.basis != "measured" and found.high >= WIDEST * found.low
+def _shows_both(said: Answer) -> bool:
+    """Return whether the times of FP8 and BF16 stand above. Two times tell a size, so a range has to be."""
+    found = said.speedup
+    return found is not None and (not found.has_open_size or (found.side == "open" and not said.fault))
 
 
 def _size(found: Number) -> str:
-    """Write a speedup as a size and a side: 2.48x slower; of a wide estimate as its interval."""
+    """Write a speedup as a size and a side: 2.48x slower; as its side alone if its size is open."""
     if found.side == "even":
         return "about as fast"
-    if _is_range(found):
-        return _interval(found)
+    if found.has_open_size:
+        return found.side
     times = max(found.value, 1 / found.value)
     return f"{in_times(times)} {'faster' if found.value > 1 else 'slower'}"
 
@@ -291,14 +293,13 @@ def _then(said: Answer) -> Iterator[Line]:
             yield say("then.unknown")
         return
     timed = end.ms.basis == "measured"
-    shown = [each for each in (compared.fp8, compared.bf16) if each and said.speedup]
+    shown = [each for each in (compared.fp8, compared.bf16) if each and _shows_both(said)]
     above = any(each.in_fp8 == end.in_fp8 and in_ms(each.ms.value) == in_ms(end.ms.value) for each in shown)
+    told = []
     if above:
         told = [say("then.above", form=said.low_precision if end.in_fp8 else "BF16").text]
-    else:
-        ends = (end.ms.low, end.ms.high) if _is_range(end.ms) else (end.ms.value,)
-        ms = " to ".join(map(in_ms, ends)).replace(" ms to", " to")
-        told = [say("then.time", ms=ms, basis="" if timed else " (estimated)").text]
+    elif not end.ms.has_open_size:
+        told = [say("then.time", ms=in_ms(end.ms.value), basis="" if timed else " (estimated)").text]
     told = [f"compute alone: {told[0]}"] if said.is_compute and timed else told
     size = _size(said.speedup) if said.speedup and not fault else ""
     if gain and not (above and _size(gain).partition(" ")[0] == size.partition(" ")[0]):
@@ -311,7 +312,10 @@ def _then(said: Answer) -> Iterator[Line]:
     best = compared.best_fp8
     if best and best.name != ArmName.AS_IS:
         told.append(say("then.fp8", ms=in_ms(best.ms.value)).text)
-    yield Line("then.time", ", ".join(told))
+    if told:
+        yield Line("then.time", ", ".join(told) + " (estimated)" * end.ms.has_open_size)
+    else:
+        yield say("then.unknown")
 
 
 def _sure(said: Answer) -> Iterator[Line]:
@@ -329,7 +333,9 @@ def _sure(said: Answer) -> Iterator[Line]:
         clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
         other = "BF16" if said.has_fp8 else said.low_precision
         timed = f"your step was timed, {other} is " if clock else "nothing was timed, "
-        yield say(how, interval=interval, timed=timed, gpu=said.compared.gpu or "this GPU")
+        likely = "the side likely, the size open" if found.has_open_size else "likely"
+        gpu = said.compared.gpu or "this GPU"
+        yield say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
         return
     rounds = plural(said.compared.fp8.rounds if said.compared.fp8 else 0, "round")
     doubts = f": {'; '.join(said.doubts)}" if said.doubts else ""

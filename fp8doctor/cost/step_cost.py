@@ -4,7 +4,7 @@ None if a part has no numbers. Measured on one H200, torch 2.11, torchao 0.18, T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -103,6 +103,11 @@ class ModelledStep(Struct, frozen=True):
     def in_balance(self) -> bool:
         return in_balance(self.busy_ms, self.host_ms)
 
+    def scaled(self, by: float) -> ModelledStep:
+        families = {family: by * ms for family, ms in self.families_ms.items()}
+        busy, host, step = (by * ms for ms in (self.busy_ms, self.host_ms, self.step_ms))
+        return replace(self, families_ms=families, busy_ms=busy, host_ms=host, step_ms=step)
+
 
 def modelled_step(
     facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
@@ -128,9 +133,9 @@ def priced_step(
 ) -> ModelledStep:
     """Model the step on ``gpu``, or the modelled one. Raises `NoNumbers`."""
     gpu = gpu or known_gpu(facts)
-    if reason := _unknown_form(facts):
-        raise NoNumbers(reason)
     calls = [call_of(each, facts) for each in facts.network.linears]
+    if reason := _unknown_form(facts, calls):
+        raise NoNumbers(reason)
     found = calls_ms(calls, gpu, uncompiled(facts), autocast=_in_bf16_autocast(facts))
     kinds: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
     families = {family: found.of(family) for family in kinds}
@@ -152,13 +157,13 @@ def _in_bf16_autocast(facts: Facts) -> bool:
     return bool(facts.get("training.autocast") == "bfloat16")
 
 
-def _unknown_form(facts: Facts) -> str:
+def _unknown_form(facts: Facts, calls: Sequence[Call]) -> str:
     """Say what of a step, not of its layers, the model does not know; empty if nothing."""
     if not consists_of_linears(facts.network):
         return "most parameters are outside of Linears, and the cost model has only those"
     if (module := unseen_recompute(facts)) is not None:
         return f"nobody saw which layers {module or 'the model'} recomputes"
-    unknown = [each for each in facts.network.linears if not call_of(each, facts).rows]
+    unknown = [each.linear for each in calls if not each.rows]
     if not unknown:
         return ""
     if not step_tokens(facts) and len(unknown) == len(facts.network.linears):

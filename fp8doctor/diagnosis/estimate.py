@@ -94,10 +94,11 @@ def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[S
     found = expected_speedup(of, findings, as_it_ran=not (more or kept or recipe or adapters))
     if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
         return found
-    compiles = any(
-        traits(step.treatment.name).compiles or ".compile(" in step.treatment.code for step in steps
+    return (
+        found
+        if any(map(compiles, steps)) or all(each.compiled is not None for each in to_convert(facts))
+        else None
     )
-    return found if compiles or all(each.compiled is not None for each in to_convert(facts)) else None
 
 
 def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
@@ -123,6 +124,10 @@ def stays_in_bf16(steps: Iterable[Step]) -> bool:
 def begins_fp8(steps: Sequence[Step], planned: Estimate) -> bool:
     """Return whether a model without FP8 trains in it with the plan."""
     return any(map(converts, steps)) or (not planned.loses and any(map(changes_fp8, steps)))
+
+
+def compiles(step: Step) -> bool:
+    return traits(step.treatment.name).compiles or ".compile(" in step.treatment.code
 
 
 def converts(step: Step) -> bool:

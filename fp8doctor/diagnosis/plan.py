@@ -41,6 +41,7 @@ from fp8doctor.diagnosis.engagement import invalidates, is_unclear
 from fp8doctor.diagnosis.estimate import (
     changes_fp8,
     changes_fp8_alone,
+    expected_speedup,
     fixed_checks,
     planned_speedup,
 )
@@ -302,7 +303,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
     stored = any(each.use == "storage" for each in facts.network.linears)
-    added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(facts)]
+    added = [] if stored or any(map(changes_fp8, steps)) else [*_converting(facts, findings)]
     leaves = any(step.treatment.name == AUTOCAST_BF16 for step in steps)
     if not asked and not leaves and if_recorded(runs_in_fp32, facts):
         treatment = describe(AUTOCAST_BF16, facts)  # estimates are of BF16; the optimizer keeps fp32 weights
@@ -315,9 +316,9 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     return (*in_fp32, *added, *steps, *compiles)
 
 
-def _converting(facts: Facts) -> Iterator[Step]:
+def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:
     """Convert a model that surely gains from FP8 by its estimate, then compile it."""
-    expects = if_recorded(modelled_speedup, facts)
+    expects = if_recorded(expected_speedup, facts, findings)
     if expects is None or not expects.wins:
         return
     layers = to_convert(facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.answer.job import quantity
-from fp8doctor.planning.estimates import Row
+from fp8doctor.planning.estimates import Row, recipe_of
 from fp8doctor.planning.plan_document import PlanDocument, Setup
 from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table, number
 
@@ -18,8 +18,8 @@ LONGEST_LIMITS = 22
 
 BASIS = (
     "Estimated: nothing was run. tokens/s and GiB are of one GPU, which is full at 95%; max batch is what "
-    "fits with this recipe; FP8 does not speed up what limits it. docs/plan.md says what the estimates "
-    "rest on."
+    "fits with this recipe; the last column has what FP8 does not speed up, from a tenth of the step. "
+    "docs/plan.md says what the estimates rest on."
 )
 
 
@@ -33,7 +33,8 @@ def page(plan: PlanDocument, *, framework: str | None = None) -> Page:
     parts: list[Part] = [Strong(plan.answer)]
     for gpu in dict.fromkeys(each.gpu for each in plan.rows):
         parts += _of_gpu([each for each in plan.rows if each.gpu == gpu], plan.options.gpus)
-    return Page(heading, (*parts, *plan.notes, *_setup(plan.setups, framework), Quiet(BASIS)))
+    parts += [*_legend(plan.rows), *plan.notes, *_setup(plan.setups, framework), Quiet(BASIS)]
+    return Page(heading, tuple(parts))
 
 
 def _job(plan: PlanDocument) -> Iterator[str]:
@@ -69,7 +70,7 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
         for each in (of_stacks if apart else of_stacks[:1])
     ]
     rows += [_cells(_name(each), each) for each in shown]
-    yield Table(HEADS, tuple(rows), "limited by")
+    yield Table(HEADS, tuple(rows), "besides matmuls")
     without: dict[str, list[str]] = {}
     for row in found:
         if row.why:
@@ -94,6 +95,17 @@ def _cells(name: str, row: Row, of: str = "") -> tuple[str, ...]:
 
 def _name(row: Row) -> str:
     return row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
+
+
+def _legend(found: Sequence[Row]) -> Iterator[str]:
+    """Explain the recipes whose names say nothing to somebody new to them."""
+    shown = [each for each in found if not each.why]
+    told = {each.recipe: recipe_of(each).words for each in shown}
+    named = [f"{name} is {words}" for name, words in told.items() if words and name not in words.lower()]
+    if any(each.stack == "te" for each in shown):
+        named.insert(0, "te is Transformer Engine, which needs a model of its own layers")
+    if named:
+        yield f"{'; '.join(named)}."
 
 
 def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:

@@ -12,7 +12,8 @@ import fp8doctor
 from fp8doctor import Plan
 from fp8doctor.cost.step_cost import in_fp8, modelled_step, with_linears_compiled
 from fp8doctor.planned import facts_of
-from fp8doctor.planning.estimates import Row
+from fp8doctor.planning.estimates import Row, recipe_of
+from fp8doctor.recipes import TRANSFORMER_ENGINE
 from tests.configurations import LLAMA_8B
 
 
@@ -126,6 +127,7 @@ def test_transformer_engine_converts_experts_and_torchao_leaves_them_in_bf16() -
         (LLAMA_8B, {"batch": 64}, "fits on no GPU: BF16 needs 1,5"),
         (LLAMA_8B, {"recipe": "int4"}, "--recipe int4 is not known; known are all, tensorwise"),
         (LLAMA_8B, {"lora": 8, "lora_modules": ("qkv",)}, "no layer is named qkv; the model has down_proj"),
+        (LLAMA_8B, {"gpus": "H100,MI300X"}, "no estimates for AMD GPUs such as MI300X"),
         (LLAMA_8B, {"gpus": "GTX1080"}, "no datasheet for the GPU 'GTX1080'"),
         (LLAMA_8B, {"gpus": []}, "--gpu names no GPU"),
         ({"model_type": "bert"}, {}, "bert is an encoder"),
@@ -200,3 +202,14 @@ def test_fp4_is_used_only_if_it_is_clearly_faster_than_fp8(gpu: str) -> None:
     assert fp4.speedup > fp8 > fp4.speedup_low
     assert "nvfp4" not in found.answer.partition(":")[0]
     assert f"{fp4.speedup:.2f}x" in found.answer
+
+
+def test_every_name_in_a_table_is_explained(plain: Plan) -> None:
+    """By the words of its recipe, and of its library."""
+    text = " ".join(plain.to_text().split())
+    shown = [row for row in plain.rows if not row.why]
+    assert {row.stack for row in shown} == {"torchao", "te"}
+    for row in shown:
+        recipe = recipe_of(row)
+        assert recipe.name in recipe.words.lower() or not recipe.words or recipe.words in text, recipe.name
+    assert TRANSFORMER_ENGINE.words in text
