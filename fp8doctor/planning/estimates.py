@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
@@ -88,6 +89,35 @@ class Row(Record, frozen=True, kw_only=True):
     def bf16_fits(self) -> bool:
         return self.bf16_memory_gib is not None and self.bf16_memory_gib <= USABLE * self.gpu_memory_gib
 
+    @property
+    def of(self) -> Recipe:
+        return RECIPES[(STACKS[self.stack], self.recipe)]
+
+    @property
+    def name(self) -> str:
+        return self.recipe if self.stack == "torchao" else f"{self.stack} {self.recipe}"
+
+    @property
+    def words(self) -> str:
+        """Name the recipe in words, with its name in the table if that is another one."""
+        named = self.of.words or self.of.name
+        named = named if self.stack == "torchao" else f"Transformer Engine's {named}"
+        return named if named == self.name else f"{named} ({self.name})"
+
+    @property
+    def gives(self) -> str:
+        return f"{self.speedup:.2f}x ({self.speedup_low:.2f} to {self.speedup_high:.2f})"
+
+    @property
+    def gains_nothing(self) -> bool:
+        """Return whether no speedup of the range pays; a range on both sides of 1 is open."""
+        return (self.speedup_high or 0.0) < 1 + EVEN
+
+    def is_doubtful(self, among: Sequence[Row]) -> bool:
+        """Return whether FP4, which costs exactness, is not clearly faster than one of these in FP8."""
+        fp8 = [each.speedup or 0.0 for each in among if not each.of.in_fp4]
+        return self.of.in_fp4 and max(fp8, default=0.0) > (self.speedup_low or 0.0)
+
 
 def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
@@ -134,10 +164,6 @@ def wanted(options: Options) -> list[Recipe]:
         known = ", ".join(dict.fromkeys(each.name for each in every))
         raise UserError(f"--recipe {options.recipe} is not known; known are all, {known}")
     return found
-
-
-def recipe_of(row: Row) -> Recipe:
-    return RECIPES[(STACKS[row.stack], row.recipe)]
 
 
 def _of_gpu(share: Share, options: Options, gpu: GpuSpec, scale: float) -> Iterator[Row]:

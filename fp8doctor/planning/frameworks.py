@@ -13,7 +13,7 @@ from fp8doctor.code_snippets import with_imports
 from fp8doctor.cost.matmul_counts import is_grouped
 from fp8doctor.diagnosis.dialects import torchtitan_converter
 from fp8doctor.facts import Facts
-from fp8doctor.planning.estimates import Row, recipe_of
+from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.form import gathers_fp8
 from fp8doctor.planning.job_options import Options
 
@@ -49,11 +49,11 @@ def setups(facts: Facts, row: Row, options: Options) -> dict[str, str]:
 
 
 def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str]]:
-    name, gathers = row.recipe, gathers_fp8(recipe_of(row), options)
+    name, gathers = row.recipe, gathers_fp8(row.of, options)
     layers = [each for each in facts.network.linears if would_be_converted(each)]
     converts = convert(facts, name, {each.name for each in layers}, before_own=False).code
     lines = [converts, compile_treatment(facts, layers).code]
-    config = recipe_of(row).config
+    config = row.of.config
     torchao_names_it = config == f'Float8LinearConfig.from_recipe_name("{name}")'
     if gathers:
         config = "Float8LinearConfig(enable_fsdp_float8_all_gather=True)"
@@ -84,29 +84,16 @@ def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
 
 def _transformer_engine(row: Row, *, experts: bool) -> Iterator[tuple[str, str]]:
     """Write the lines of Transformer Engine, whose layers the model is built of."""
-    config = recipe_of(row).config
-    grouped = "# te.GroupedLinear for its experts;\n" if experts else ""
-    if config:
-        yield (
-            "te",
-            with_imports(
-                "# te.Linear, te.LayerNormLinear or te.TransformerLayer in the model;\n"
-                f"{grouped}# te.fp8_autocast before Transformer Engine 2.9\n"
-                f"with te.autocast(enabled=True, recipe={config}):\n    output = model(**batch)"
-            ),
-        )
+    if config := row.of.config:
+        layers = "# te.Linear, te.LayerNormLinear or te.TransformerLayer in the model;\n"
+        layers += "# te.GroupedLinear for its experts;\n" if experts else ""
+        autocast = f"with te.autocast(enabled=True, recipe={config}):\n    output = model(**batch)"
+        yield "te", with_imports(f"{layers}# te.fp8_autocast before Transformer Engine 2.9\n{autocast}")
     if row.recipe in ("delayed", "mxfp8") and not experts:  # it converts Linears only
         recipe = f"TERecipeKwargs(use_mxfp8_block_scaling={row.recipe == 'mxfp8'})"
-        yield (
-            "accelerate",
-            with_imports(
-                f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{recipe}])\n'
-                "# with the model and its optimizer in one call of accelerator.prepare()"
-            ),
-        )
-    if row.recipe in MEGATRON:
-        yield (
-            "megatron",
-            f"--transformer-impl transformer_engine --bf16 {MEGATRON[row.recipe]}"
-            f"{' --moe-grouped-gemm' if experts else ''}",
-        )
+        line = f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{recipe}])'
+        beside = "# with the model and its optimizer in one call of accelerator.prepare()"
+        yield "accelerate", with_imports(f"{line}\n{beside}")
+    if flags := MEGATRON.get(row.recipe):
+        grouped = " --moe-grouped-gemm" if experts else ""
+        yield "megatron", f"--transformer-impl transformer_engine --bf16 {flags}{grouped}"

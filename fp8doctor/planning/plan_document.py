@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from fp8doctor.analysis.significance import EVEN
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.unrecorded import Unrecorded
 from fp8doctor.gpus import gpu_spec
-from fp8doctor.planning.estimates import Row, gpu_class, measured_bf16_ms, recipe_of, rows
+from fp8doctor.planning.estimates import Row, gpu_class, measured_bf16_ms, rows
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.job_options import Options, options_for
 from fp8doctor.version import VERSION
 
 SCHEMA_VERSION = 1
-
-EVEN = 0.03
-"""Share by which a speedup has to differ from 1, as in the verdict."""
 
 LEAST_GIB = 0.5
 """GiB below which memory counts as unchanged."""
@@ -76,20 +75,25 @@ def plan_document(facts: Facts, gpus: str | Sequence[str], given: Mapping[str, A
         raise UserError(
             f"an older fp8doctor wrote this report, without what a plan needs ({error})"
         ) from None
-    refuse_too_large(found, options)
-    names = dict.fromkeys(each.gpu for each in found)
-    by_gpu = {name: [row for row in found if row.gpu == name] for name in names}
-    gaining = [each for each in (list(best_of_stacks(of_gpu)) for of_gpu in by_gpu.values()) if each]
+    if not any(each.fits or each.bf16_fits for each in found):
+        least = min(found, key=lambda each: (each.bf16_memory_gib or 0.0) / each.gpu_memory_gib)
+        raise UserError(
+            f"a micro-batch of {options.batch:,} x {options.seq:,} tokens fits on no GPU: BF16 needs "
+            f"{least.bf16_memory_gib:,.0f} GiB, and {least.gpu} has {least.gpu_memory_gib:g}. Use more GPUs "
+            "(--dp or --tp), --checkpointing full, --fused-loss or a smaller --batch"
+        )
+    by_gpu = [list(of_gpu) for _, of_gpu in groupby(found, lambda each: each.gpu)]
+    gaining = next(filter(None, (list(best_of_stacks(of_gpu)) for of_gpu in by_gpu)), [])
     return PlanDocument(
         name=facts.target.get("name", ""),
         model=facts.network.kind.rpartition(".")[2],
         parameters=facts.network.parameters,
         options=options,
         rows=found,
-        answer=" ".join(answer(of_gpu, options) for of_gpu in by_gpu.values()),
+        answer=" ".join(answer(of_gpu, options) for of_gpu in by_gpu),
         setups=tuple(
             Setup(framework=name, stack=row.stack, recipe=row.recipe, code=code)
-            for row in (gaining[0] if gaining else ())
+            for row in gaining
             for name, code in setups(facts, row, options).items()
         ),
         notes=tuple(notes(facts, found, options, assumed)),
@@ -110,23 +114,14 @@ def assumed_batch(facts: Facts, found: Sequence[Row], given: Mapping[str, Any]) 
     return max(1, min(fitting, MOST_TOKENS // options.seq))
 
 
-def refuse_too_large(found: Sequence[Row], options: Options) -> None:
-    if any(each.fits or each.bf16_fits for each in found):
-        return
-    least = min(found, key=lambda each: (each.bf16_memory_gib or 0.0) / each.gpu_memory_gib)
-    raise UserError(
-        f"a micro-batch of {options.batch:,} x {options.seq:,} tokens fits on no GPU: BF16 needs "
-        f"{least.bf16_memory_gib:,.0f} GiB, and {least.gpu} has {least.gpu_memory_gib:g}. Use more GPUs "
-        "(--dp or --tp), --checkpointing full, --fused-loss or a smaller --batch"
-    )
-
-
 def best_of_stacks(found: Sequence[Row]) -> Iterator[Row]:
     """Find the fastest row of each stack that fits on a GPU and gains, the fastest first."""
     gains = [each for each in found if each.fits and (each.speedup or 0.0) >= 1 + EVEN]
-    gains.sort(key=lambda each: (is_doubtful(each, gains), each.step_ms or 0.0))
-    for stack in dict.fromkeys(each.stack for each in gains):
-        yield next(each for each in gains if each.stack == stack)
+    gains.sort(key=lambda each: (each.is_doubtful(gains), each.step_ms or 0.0))
+    fastest: dict[str, Row] = {}
+    for each in gains:
+        fastest.setdefault(each.stack, each)
+    yield from fastest.values()
 
 
 def answer(found: Sequence[Row], options: Options) -> str:
@@ -135,72 +130,42 @@ def answer(found: Sequence[Row], options: Options) -> str:
     on = f"On {options.gpus} x {first.gpu}" if options.gpus > 1 else f"On {first.gpu}"
     timed = [each for each in found if each.speedup is not None]
     fitting = [each for each in timed if each.fits]
+    needs = [each.memory_gib for each in found if each.memory_gib is not None]
+    in_fp8 = f", FP8 {min(needs):,.0f}" if needs else ""
     if not (first.bf16_fits or fitting):
-        return (
-            f"{on} this job does not fit: BF16 needs {first.bf16_memory_gib:,.0f} GiB of "
-            f"{first.gpu_memory_gib:g}{_fp8_needs(found)}."
-        )
+        bf16 = f"BF16 needs {first.bf16_memory_gib:,.0f} GiB of {first.gpu_memory_gib:g}"
+        return f"{on} this job does not fit: {bf16}{in_fp8}."
     if not timed:
         return f"{on} there is no estimate{', only of BF16' if first.bf16_step_ms else ''}: {first.why}."
     if not fitting:
-        return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{_fp8_needs(found)}."
-    best = min(fitting, key=lambda each: (is_doubtful(each, fitting), each.step_ms or 0.0))
-    told = f"{best.speedup:.2f}x ({best.speedup_low:.2f} to {best.speedup_high:.2f})"
-    how = f"{words(best)}, compiled"
-    if gains_nothing(best):
-        return f"{on} stay in BF16: the best recipe, {how}, gives {told}."
+        return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{in_fp8}."
+    best = min(fitting, key=lambda each: (each.is_doubtful(fitting), each.step_ms or 0.0))
+    how = f"{best.words}, compiled"
+    if best.gains_nothing:
+        return f"{on} stay in BF16: the best recipe, {how}, gives {best.gives}."
     if (best.speedup_low or 0.0) <= 1:
-        return f"{on} FP8 is open: the best recipe, {how}, gives {told}. Time it before you decide."
-    return " ".join((f"{on} use {how}: {told}.", *_remarks(best, fitting)))
-
-
-def is_doubtful(row: Row, among: Sequence[Row]) -> bool:
-    """Return whether FP4, which costs exactness, is not clearly faster than one of these recipes in FP8."""
-    return recipe_of(row).in_fp4 and any(
-        (each.speedup or 0.0) > (row.speedup_low or 0.0) for each in among if not recipe_of(each).in_fp4
-    )
-
-
-def gains_nothing(row: Row) -> bool:
-    """Return whether no speedup of the row's range pays; a range on both sides of 1 is open."""
-    return (row.speedup_high or 0.0) < 1 + EVEN
-
-
-def _fp8_needs(found: Sequence[Row]) -> str:
-    needs = [each.memory_gib for each in found if each.memory_gib is not None]
-    return f", FP8 {min(needs):,.0f}" if needs else ""
+        return f"{on} FP8 is open: the best recipe, {how}, gives {best.gives}. Time it before you decide."
+    return " ".join((f"{on} use {how}: {best.gives}.", *_remarks(best, fitting)))
 
 
 def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
     """Say what to know of the best recipe, and which others of its library gain nothing."""
-    own = [each for each in fitting if each.stack == "torchao" and not gains_nothing(each)]
-    if best.stack != "torchao" and own:
+    own = [each for each in fitting if each.stack == "torchao" != best.stack and not each.gains_nothing]
+    if own:
         simpler = min(own, key=lambda each: each.step_ms or 0.0)
-        told = f"torchao's {words(simpler)} gives {simpler.speedup:.2f}x in yours"
+        told = f"torchao's {simpler.words} gives {simpler.speedup:.2f}x in yours"
         yield f"It needs a model of its own layers; {told}."
     faster = next((each for each in fitting if (each.step_ms or 0.0) < (best.step_ms or 0.0)), None)
     if faster:
-        told = f"{faster.speedup:.2f}x ({faster.speedup_low:.2f} to {faster.speedup_high:.2f})"
-        yield f"{words(faster)} gives {told}: less exact, and not surely faster."
-    others = [each for each in fitting if each.stack == best.stack]
-    none = [each.recipe for each in others if gains_nothing(each)]
+        yield f"{faster.words} gives {faster.gives}: less exact, and not surely faster."
+    none = [each.recipe for each in fitting if each.stack == best.stack and each.gains_nothing]
     if none:
         named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))
         yield f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing."
     saved = (best.bf16_memory_gib or 0.0) - (best.memory_gib or 0.0)
-    of = words(best) if best.stack != "torchao" and own else "FP8"
-    if saved <= -LEAST_GIB:
-        yield f"{of} takes {-saved:.1f} GiB more than BF16."
-    else:
-        yield f"{of} saves {f'{saved:.1f} GiB' if saved >= LEAST_GIB else 'no memory'} here."
-
-
-def words(row: Row) -> str:
-    """Name a recipe in words, with its name in the table if that is another one."""
-    recipe, own = recipe_of(row), row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
-    named = recipe.words or recipe.name
-    told = named if row.stack == "torchao" else f"Transformer Engine's {named}"
-    return told if told == own else f"{told} ({own})"
+    size = f"{abs(saved):.1f} GiB" if abs(saved) >= LEAST_GIB else "no memory"
+    told = f"takes {size} more than BF16" if saved <= -LEAST_GIB else f"saves {size} here"
+    yield f"{best.words if own else 'FP8'} {told}."
 
 
 def notes(facts: Facts, found: Sequence[Row], options: Options, assumed: int | None) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -79,13 +79,14 @@ def share_of(facts: Facts, options: Options) -> Share:
     """Divide a job over its GPUs. Raises `UserError` if it cannot be divided."""
     facts = with_adapters(facts, options) if options.lora else facts
     network = facts.network
-    refuse_unknown_mixing(network)
-    refuse_odd_heads(network, options)
-    blocks = max((each.count for each in network.get("blocks", ())), default=1)
-    if options.pp > blocks:
-        raise UserError(f"--pp {options.pp} has more stages than the model has blocks ({blocks})")
+    blocks = max((each.count for each in network.get("blocks", ())), default=0)
+    if reason := next(_not_divided(network, options, blocks), ""):
+        raise UserError(reason)
+    blocks = max(1, blocks)
     stage = -(-blocks // options.pp)
-    facts = with_batch_of(facts, options)
+    batch = {"batch_size": options.batch, "sequence_length": options.seq, "accumulate": options.accumulate}
+    facts = with_tokens(facts, options.tokens)
+    facts = replace(facts, workload=replace(facts.workload, tokens=options.tokens, **batch))
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
         layer = layer_of(linear, facts, options)
@@ -93,59 +94,49 @@ def share_of(facts: Facts, options: Options) -> Share:
         key = (*shape, layer.owner.rpartition(".")[2], layer.last)
         seen = found.get(key)
         found[key] = layer if seen is None else replace(seen, count=seen.count + layer.count)
-    layers = tuple(
-        replace(each, count=max(1, round(each.count * stage / blocks)))
-        if each.linear.role != "head"
-        else each
-        for each in found.values()
+    for key, each in found.items():
+        if each.linear.role != "head":
+            found[key] = replace(each, count=max(1, round(each.count * stage / blocks)))
+    layers = tuple(found.values())
+    parameters = _amount(layers, network.parameters, network.linears, options)
+    trained = _amount(
+        [each for each in layers if each.linear.requires_grad],
+        network.get("trainable_parameters", 0),
+        [each for each in network.linears if each.requires_grad],
+        options,
     )
-    return Share(
-        layers,
-        _amount(layers, network.parameters, network.linears, options, trained=False),
-        _amount(layers, network.get("trainable_parameters", 0), network.linears, options, trained=True),
-        stage,
-        facts,
-    )
+    return Share(layers, parameters, trained, stage, facts)
 
 
-def _amount(
-    layers: tuple[Layer, ...], whole: int, linears: tuple[Linear, ...], options: Options, *, trained: bool
-) -> Amount:
+def _amount(layers: Sequence[Layer], whole: int, linears: Sequence[Linear], options: Options) -> Amount:
     """Add up parameters of the layers and of what is none: embeddings, norms."""
-    counted = [each for each in layers if not trained or each.linear.requires_grad]
-    in_linears = sum(each.parameters for each in linears if not trained or each.requires_grad)
-    dense, experts = (
-        sum(each.parameters * each.count for each in counted if (each.linear.role == "experts") is of_experts)
-        for of_experts in (False, True)
-    )
-    return Amount(dense + max(0, whole - in_linears) / options.tp, experts)
+    of = {True: 0.0, False: 0.0}
+    for each in layers:
+        of[each.linear.role == "experts"] += each.parameters * each.count
+    rest = max(0, whole - sum(each.parameters for each in linears))
+    return Amount(of[False] + rest / options.tp, of[True])
 
 
-def with_batch_of(facts: Facts, options: Options) -> Facts:
-    facts = with_tokens(facts, options.tokens)
-    batch = {"batch_size": options.batch, "sequence_length": options.seq, "accumulate": options.accumulate}
-    return replace(facts, workload=replace(facts.workload, tokens=options.tokens, **batch))
+def _not_divided(network: Network, options: Options, blocks: int) -> Iterator[str]:
+    """Say why a job cannot be divided, or not be known: blocks of transformers without attention, as Mamba's.
 
-
-def refuse_unknown_mixing(network: Network) -> None:
-    """Raise `UserError` for blocks of transformers without attention, such as Mamba's."""
+    Tensor parallelism divides the heads of attention.
+    """
     names = [each.layer.rpartition(".")[2] for each in network.linears]
-    queries = sum(name in QUERIES + FUSED_QUERIES and name != "in_proj" for name in names)
-    blocks = max((each.count for each in network.get("blocks", ())), default=0)
-    if network.get("kind", "").startswith("transformers.") and queries < blocks:
-        raise UserError(
-            f"fp8doctor knows no attention in {blocks - queries} of the {blocks} blocks of "
-            f"{network.kind.rpartition('.')[2]}, so it cannot estimate the step"
+    unknown = blocks - sum(name in QUERIES + FUSED_QUERIES and name != "in_proj" for name in names)
+    if network.get("kind", "").startswith("transformers.") and unknown > 0:
+        model = network.kind.rpartition(".")[2]
+        yield (
+            f"fp8doctor knows no attention in {unknown} of the {blocks} blocks of {model}, so it cannot "
+            "estimate the step"
         )
-
-
-def refuse_odd_heads(network: Network, options: Options) -> None:
-    """Raise `UserError` if tensor parallelism does not divide the heads of attention."""
-    heads, of_keys = network.get("heads"), network.get("key_value_heads")
-    if heads and heads % options.tp:
-        raise UserError(f"--tp {options.tp} does not divide the {heads} heads of attention")
-    if of_keys and of_keys % options.tp and options.tp % of_keys:
-        raise UserError(f"--tp {options.tp} does not divide the {of_keys} heads of keys and values")
+    heads, of_keys, tp = network.get("heads"), network.get("key_value_heads"), options.tp
+    if heads and heads % tp:
+        yield f"--tp {tp} does not divide the {heads} heads of attention"
+    if of_keys and of_keys % tp and tp % of_keys:
+        yield f"--tp {tp} does not divide the {of_keys} heads of keys and values"
+    if options.pp > max(1, blocks):
+        yield f"--pp {options.pp} has more stages than the model has blocks ({max(1, blocks)})"
 
 
 def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:

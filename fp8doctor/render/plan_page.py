@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.answer.job import quantity
-from fp8doctor.planning.estimates import Row, recipe_of
+from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.plan_document import PlanDocument, Setup
 from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table, number
 
@@ -69,12 +69,12 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
         _cells("te BF16" if apart and each.stack == "te" else "BF16", each, "bf16_")
         for each in (of_stacks if apart else of_stacks[:1])
     ]
-    rows += [_cells(_name(each), each) for each in shown]
+    rows += [_cells(each.name, each) for each in shown]
     yield Table(HEADS, tuple(rows), "besides matmuls")
     without: dict[str, list[str]] = {}
     for row in found:
         if row.why:
-            without.setdefault(row.why, []).append(_name(row))
+            without.setdefault(row.why, []).append(row.name)
     told = (f"{', '.join(names)} ({why})" for why, names in without.items())
     if without:
         yield f"No estimate for {first.gpu}: {'; '.join(told)}."
@@ -93,14 +93,10 @@ def _cells(name: str, row: Row, of: str = "") -> tuple[str, ...]:
     return name, number(ms), number(tokens, 0), speedup, between, number(gib), fits, limited
 
 
-def _name(row: Row) -> str:
-    return row.recipe if row.stack == "torchao" else f"{row.stack} {row.recipe}"
-
-
 def _legend(found: Sequence[Row]) -> Iterator[str]:
     """Explain the recipes whose names say nothing to somebody new to them."""
     shown = [each for each in found if not each.why]
-    told = {each.recipe: recipe_of(each).words for each in shown}
+    told = {each.recipe: each.of.words for each in shown}
     named = [f"{name} is {words}" for name, words in told.items() if words and name not in words.lower()]
     if any(each.stack == "te" for each in shown):
         named.insert(0, "te is Transformer Engine, which needs a model of its own layers")
