@@ -10,10 +10,9 @@ from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 
 
-def timed(facts: Facts, *, longer: bool = False) -> str | None:
-    """Write the command that times copies of this job, ``longer`` than it did; None for a live model."""
-    seconds = if_recorded(more_time_s, facts.get("trial", Trial())) if longer else None
-    budget = f"--budget {seconds:g} " if seconds else ""
+def timed(facts: Facts, budget: str = "") -> str | None:
+    """Write the command that times copies of this job, with this option if any; None for a live model."""
+    budget = f"{budget} " if budget else ""
     return run_again(facts, f"--stop {budget}", budget)
 
 
@@ -59,7 +58,8 @@ def more_time(facts: Facts) -> str:
 
 def with_more_time(facts: Facts) -> str:
     """Write the whole command with the budget that `more_time` names; its argument for a live model."""
-    return more_time(facts) and (timed(facts, longer=True) or more_time(facts))
+    added = more_time(facts)
+    return added and (timed(facts, added) or added)
 
 
 MOST_S = 900.0

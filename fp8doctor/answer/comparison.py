@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -131,31 +130,30 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         return None
     bf16_ms, ran = expects.bf16_ms, _watched(facts).now if expects.ran_ms else None
     converts = bool(expects.recipes)
-    speedup = expects.best if converts else expects.now
     compiled = expects.bf16.compiled and bf16_ms >= expects.bf16.step_ms
     bf16 = _of(ArmName.BF16_COMPILED, "compiled BF16" if compiled else "BF16", False, bf16_ms)
     if ran and converts and math.isclose(bf16_ms, ran.ms.value):
         bf16 = replace(bf16, ms=ran.ms)
-    now_ms = bf16_ms / expects.now.value if expects.now else None
-    now = ran or (_of(ArmName.AS_IS, "as you run it", not converts, now_ms) if now_ms else None)
-    name = next(iter(expects.recipes), "")
-    words = f"FP8 {recipe_in_words(name)} compiled"
-    fp8 = _of(conversion_to(name), words, True, bf16_ms / expects.best.value) if converts else now
+    now = ran
+    if not ran and expects.now:
+        now = _of(ArmName.AS_IS, "as you run it", not converts, bf16_ms / expects.now.value)
+    fp8, speedup = now, expects.now
+    if converts:
+        name, speedup = expects.recipes[0], expects.best
+        fp8 = _of(conversion_to(name), f"FP8 {recipe_in_words(name)} compiled", True, bf16_ms / speedup.value)
     rest = expects.fp8_ms - bf16_ms - sum(expects.parts_ms.values())
-    plan = _planned(facts, findings, steps, expects, bf16) if steps else Plan(now)
-    return Comparison(
+    found = Comparison(
         now=now,
         bf16=bf16,
         fp8=fp8,
-        end=plan.end,
+        end=None if steps else now,
         speedup=speedup,
-        gain=plan.gain,
-        end_speedup=plan.end_speedup,
         parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or not expects.after) else {},
         gpu=expects.gpu,
         as_is=expects.now.value if expects.now and not expects.after else None,
         after=expects.after,
     )
+    return _with_plan(found, expects, facts, findings, steps) if steps else found
 
 
 def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
@@ -163,64 +161,46 @@ def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:
     return Variant(name, words, in_fp8, Number(ms, ms, ms, "modelled"))
 
 
-class Plan(NamedTuple):
-    """The step with the plan, its gain over the step now, and its speed next to BF16; None if unknown."""
-
-    end: Variant | None = None
-    gain: Number | None = None
-    end_speedup: Number | None = None
-
-
-def _planned(
-    facts: Facts, findings: Sequence[Finding], steps: Sequence[Step], expects: Estimate, bf16: Variant
-) -> Plan:
-    """Estimate the step with the plan; nothing prices what makes a job fit."""
-    if stops_first(facts, findings) or any(step.treatment.name in MAKES_FIT for step in steps):
-        return Plan()
-    if stays_in_bf16(steps):
-        ms, gain = _with_plan(expects, None) or (bf16.ms, None)
-        return Plan(replace(bf16, ms=ms), gain)
-    planned = planned_speedup(facts, findings, steps)
-    if planned is None or (planned.recipes and not begins_fp8(steps, planned)):
-        return Plan()
-    if any(step.treatment.name == MORE_TOKENS for step in steps):
-        if expects.ran_ms:
-            return Plan()  # the watched step waits as long with more tokens: the estimate does not
-        found = None
-    else:
-        found = _with_plan(expects, planned)
-        if found is None and not expects.after and not planned.recipes:
-            return Plan()  # the plan changes nothing that the cost model knows
-    end = _of("planned", "with the plan", True, planned.bf16_ms / planned.best.value)
-    ms, gain = found or (end.ms, None)
-    return Plan(replace(end, ms=ms), gain, planned.best)
-
-
 GAIN = 0.01
 """Gain of a modelled step, from which the plan changes what the cost model knows. A choice."""
 
 
-def _with_plan(now: Estimate, planned: Estimate | None) -> tuple[Number, Number] | None:
-    """Estimate the step with the plan, or in the best BF16 if ``planned`` is None, and its gain over now.
+def _with_plan(
+    found: Comparison, expects: Estimate, facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]
+) -> Comparison:
+    """Add the estimated step with the plan; nothing prices what makes a job fit.
 
-    None if the step now is unknown, or if the plan gains nothing that the model knows. A plan stays in BF16
-    only if FP8 is not faster, so BF16 takes at most as long as now.
+    A plan stays in BF16 only if FP8 is not faster, so BF16 takes at most as long as now. A watched step waits
+    as long with more tokens, which the estimate does not know.
     """
-    if not now.now:
-        return None
-    bf16_ms, found, left_ms = now.bf16_ms, now.now, now.left_out_ms
-    now_ms = now.ran_ms or bf16_ms / found.value
-    if planned is None:
-        ms, least, most = bf16_ms, now_ms * found.low, now_ms * min(found.high, 1.0)
-    elif planned.best.value / found.value - 1 < GAIN:
-        return None
-    else:
-        best, left_ms = planned.best, planned.left_out_ms
-        ms, least, most = bf16_ms / best.value, bf16_ms / best.high, (bf16_ms + left_ms) / best.low
-    after = holding(ms, least, most, "modelled")
-    gain = now_ms / ms  # of the model's error both steps have the same, unless some time is unexplained
-    bounds = (now_ms / most, now_ms / least) if left_ms else (gain, gain)
-    return after, holding(gain, *bounds, "modelled")
+    names, now, bf16_ms = {step.treatment.name for step in steps}, expects.now, expects.bf16_ms
+    if stops_first(facts, findings) or not names.isdisjoint(MAKES_FIT):
+        return found
+    now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
+    end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms
+    if STAY_IN_BF16 not in names:
+        planned, more = planned_speedup(facts, findings, steps), MORE_TOKENS in names
+        if (
+            planned is None
+            or (planned.recipes and not begins_fp8(steps, planned))
+            or (more and expects.ran_ms)
+        ):
+            return found
+        over, left_ms = planned.best, planned.left_out_ms
+        end = _of("planned", "with the plan", True, planned.bf16_ms / over.value)
+        if now and not more and over.value / now.value - 1 >= GAIN:
+            most = (bf16_ms + left_ms) / over.low
+            ms = holding(bf16_ms / over.value, bf16_ms / over.high, most, "modelled")
+        elif not (more or expects.after or planned.recipes):
+            return found  # the plan changes nothing that the cost model knows
+    elif now:
+        ms = holding(bf16_ms, now_ms * now.low, now_ms * min(now.high, 1.0), "modelled")
+    if end is None or ms is None:
+        return replace(found, end=end, end_speedup=over)
+    gain = now_ms / ms.value  # of the model's error both steps have the same, unless some time is unexplained
+    bounds = (now_ms / ms.high, now_ms / ms.low) if left_ms else (gain, gain)
+    gained = holding(gain, *bounds, "modelled")
+    return replace(found, end=replace(end, ms=ms), gain=gained, end_speedup=over)
 
 
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:
@@ -237,13 +217,13 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     else:
         held = list(filter(is_modelled, steps)) if gain else []
     known = [step for step in held if step.saving_ms] or held
-    saving = None
+    names, saving = [step.treatment.name for step in known], None
     if gain and now and end:
         low, high = now.ms.value - end.ms.high, now.ms.value - end.ms.low
         saving = Saving(low=low, high=high, basis="modelled", gpu=compared.gpu)
     given = list(steps)
     for place, step in enumerate(steps):
         if step in known:
-            others = tuple(each.treatment.name for each in known if each is not step)
+            others = tuple(name for name in names if name != step.treatment.name)
             given[place] = replace(step, saving_ms=saving if step is known[0] else None, together=others)
     return tuple(given)

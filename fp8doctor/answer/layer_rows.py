@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
-from fp8doctor.analysis.layer_gain import Gain, gains
+from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost.matmul_counts import rows_of
@@ -33,12 +32,9 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
     alike: dict[tuple[str, ...], list[Linear]] = {}
     for each in linears:
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", each.get("name", ""))
-        alike.setdefault((name, layer_shape(each), _compiled(each), runs_in(each)), []).append(each)
-    gained: dict[str, Gain] = {}
-    with suppress(UserError):  # a GPU without a datasheet
-        gained = if_recorded(gains, facts) or {}
-    shapes = {name: each for each in facts.get("trial.shapes", ()) for name in each.get("layers", ())}
-    rows = []
+        compiled = "-" if not recorded(each, "compiled") else "no" if each.compiled is None else "yes"
+        alike.setdefault((name, layer_shape(each), compiled, runs_in(each)), []).append(each)
+    gained, shapes, rows = if_recorded(gains, facts) or {}, _shapes(facts), []
     for (name, shape, compiled, how), members in alike.items():
         names = [each.get("name", "") for each in members]
         ms = [gained[each].ms for each in names if each in gained]
@@ -47,6 +43,10 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
         alone = next((if_recorded(_alone, shapes[each]) or "-" for each in names if each in shapes), "-")
         rows.append((name, str(len(members)), shape, flops, saved, alone, compiled, how))
     return tuple(rows)
+
+
+def _shapes(facts: Facts) -> dict[str, LayerShape]:
+    return {name: each for each in facts.get("trial.shapes", ()) for name in each.get("layers", ())}
 
 
 def layer_shape(linear: Linear) -> str:
@@ -65,10 +65,6 @@ def runs_in(linear: Linear) -> str:
         return " ".join(filter(None, ("FP8", linear.get("recipe"), label, idle)))
     dtype = str(linear.get("dtype", "not FP8" if use == "none" else "unknown"))
     return f"{dtype}, weights only ({label or 'unknown'})" if use == "storage" else dtype
-
-
-def _compiled(linear: Linear) -> str:
-    return "-" if not recorded(linear, "compiled") else "no" if linear.compiled is None else "yes"
 
 
 def _alone(shape: LayerShape) -> str:
@@ -129,18 +125,16 @@ def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
 def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerReport]:
     """Collect all that is known of some layers."""
     facts, plan = document.facts, document.prescription
-    gained = if_recorded(gains, facts) or {}
-    shapes = {name: each for each in facts.get("trial.shapes", ()) for name in each.get("layers", ())}
+    gained, shapes = if_recorded(gains, facts) or {}, _shapes(facts)
     timed = [(arm.get("name"), module) for arm in facts.arms() for module in arm.get("breakdown.modules", ())]
     changed = [(step.title, step.treatment) for step in plan if not step.code]
-    changed += [
-        (f"{each.code}: {each.title}", each.treatment) for each in document.findings if each.treatment
-    ]
-    found = []
-    for linear in linears:
+    fixable = ((f"{each.code}: {each.title}", each.treatment) for each in document.findings)
+    changed += [(title, treatment) for title, treatment in fixable if treatment]
+    kept = {name for step in plan if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
+
+    def report(linear: Linear) -> LayerReport:
         name, gain, shape = linear.name, gained.get(linear.name), shapes.get(linear.name)
-        kept = [step for step in plan if step.treatment.name == KEEP_IN_BF16]
-        report = LayerReport(
+        return LayerReport(
             tool=document.tool,
             seen=linear,
             rows=if_recorded(rows_of, linear, facts),
@@ -150,7 +144,7 @@ def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerRe
             gain_basis=("measured" if gain.measured else "modelled") if gain else None,
             modules={variant: module for variant, module in timed if module.name == name},
             advised=tuple(title for title, treatment in changed if name in treatment.layers),
-            keep_in_bf16=any(name in step.treatment.layers for step in kept),
+            keep_in_bf16=name in kept,
         )
-        found.append(report)
-    return found
+
+    return list(map(report, linears))
