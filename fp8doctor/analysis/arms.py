@@ -76,7 +76,7 @@ def is_total(each: Arm) -> bool:
     """Return whether it is a changed step that a user could run."""
     treatments = each.get("treatments", ())
     return (
-        each.name not in (ArmName.AS_IS, ArmName.WITHOUT_ADAPTERS)
+        each.name != ArmName.AS_IS
         and not is_in_bf16(each.name)
         and not is_withdrawn(each.name, *treatments)
         and bool(treatments)
@@ -172,8 +172,7 @@ def labels(facts: Facts) -> dict[str, str]:
         else:
             again = alone == (COMPILE_BLOCKS,) and ArmName.BF16_AS_COMPILED in arms
             words = [variant(name, fp8, own=own, change="by block" if again else "", low=low)]
-            named = name == ArmName.AS_IS or (name in VARIANTS and name != ArmName.WITHOUT_ADAPTERS)
-            if base and not named:
+            if base and name != ArmName.AS_IS and name not in VARIANTS:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
         if is_in_bf16(name) and of.get("graphs_run") and not any("compile" in each for each in words):

@@ -118,6 +118,11 @@ class TrialView:
             )
         return found
 
+    @cached_property
+    def in_fp8(self) -> list[Variant]:
+        """The variants of the table in FP8."""
+        return [each for each in self.table or [] if each.in_fp8]
+
     def changes_of(self, of: Arm) -> list[str]:
         """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
         compiled = is_conversion(of.name) and compiles_each_block(self.facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from textwrap import shorten
 
@@ -88,9 +88,9 @@ def timed_steps(view: TrialView) -> Steps | None:
     """Write the measured steps, else a script's own; None if nothing was measured."""
     if not view.facts.arms():
         return _of_a_script(view)
-    trial, words, fp8 = view.trial, view.words, if_recorded(lambda: view.uses_fp8)
+    trial, words = view.trial, view.words
     order: list[str] = [*BF16_BASELINES, ArmName.AS_IS, ArmName.PRESCRIBED]
-    order = order if fp8 else [ArmName.AS_IS, *order]
+    order = order if if_recorded(lambda: view.uses_fp8) else [ArmName.AS_IS, *order]
     bases = {each.get("base") for each in trial.arms}
     same = arm(trial, ArmName.PRESCRIBED)  # in older reports, an alias of the variant that it equals
     arms = [
@@ -100,11 +100,20 @@ def timed_steps(view: TrialView) -> Steps | None:
         if not is_withdrawn(each.name, *each.get("treatments", ())) or (each.tried and each.name in bases)
     ]
     arms.sort(key=lambda each: order.index(each.name) if each.name in order else len(order))
-    timed = [each for each in arms if each.tried and each.step_ms]
-    rows = [_row(each, words[each.name], view, script_interval(each, trial)) for each in timed]
-    untimed = [(words[each.name], sentence_of(each)) for each in arms if each not in timed]
-    notes = tuple(_notes({words[each.name]: each for each in timed}, view))
-    return Steps(tuple(rows), _method(view, timed), _untimed(untimed), tuple(_differences(view)), notes)
+    timed = {words[each.name]: each for each in arms if each.tried and each.step_ms}
+    rows = tuple(_row(each, label, view, script_interval(each, trial)) for label, each in timed.items())
+    late: dict[str, list[str]] = {}
+    for each in arms:
+        if not (each.tried and each.step_ms):
+            why = shorten(sentence_of(each) or "no reason given", LONGEST_REASON, placeholder=" ...")
+            late.setdefault(why.removeprefix("it "), []).append(words[each.name])
+    told = [
+        f"{' · '.join(names) if len(names) < MANY else f'{len(names)} more variants'} ({why})"
+        for why, names in late.items()
+    ]
+    untimed = f"Not timed: {'; '.join(told)}." if told else ""
+    method = _method(view, [*timed.values()]) if timed else ""
+    return Steps(rows, method, untimed, tuple(_differences(view)), tuple(_notes(timed, view)))
 
 
 def _of_a_script(view: TrialView) -> Steps | None:
@@ -130,8 +139,11 @@ def _row(step: Arm, label: str, view: TrialView, known: Number | None) -> Row:
     families = profiled.families_ms if profiled else {}
     busy = [sum(families.get(each, 0.0) for each in column) for column in COLUMNS.values()]
     speed, side = _speed(view, step)
-    counts = ((len(step.get("rounds_ms", ())), "round"), (step.get("fp8_gemms"), "FP8 matmul"))
-    told = [plural(count, noun) for count, noun in (*counts, (step.get("graphs_run"), "graph")) if count]
+    counts = {
+        "round": len(step.get("rounds_ms", ())),
+        "FP8 matmul": step.get("fp8_gemms"),
+        "graph": step.get("graphs_run"),
+    }
     return Row(
         label=label,
         ms=step.step_ms or 0.0,
@@ -142,40 +154,25 @@ def _row(step: Arm, label: str, view: TrialView, known: Number | None) -> Row:
         memory=f"{step.peak_gib:.1f}" if step.get("peak_gib") else "",
         parts_ms=(*busy[:-1], profiled.idle_ms) if profiled else (),
         is_reliable=profiled is not None and profiled.reliable,
-        rounds=", ".join(told),
+        rounds=", ".join(plural(count, noun) for noun, count in counts.items() if count),
     )
 
 
 def _speed(view: TrialView, step: Arm) -> tuple[str, str]:
     """Write a step's speed as a multiple of the best BF16's, and its side of the BF16 with its changes."""
+    best = view.bf16
     if not is_finite(step):
         return "NaN", "bad"
-    best = view.bf16
-    if best is None or step.name == ArmName.WITHOUT_ADAPTERS:
-        return "", "plain"
-    if step is best:
-        return "1x", "plain"
+    if best is None or step is best:
+        return "1x" if best else "", "plain"
     if speed(step, best, view.trial).side == "open":
         return "noisy", "plain"
-    is_fp8 = any(each.name == step.name and each.in_fp8 for each in view.table or ())
-    fair = view.fair_bf16(step) if is_fp8 else best
-    if fair is None:
-        return "", "plain"
-    side = speed(step, fair, view.trial).side if is_fp8 else "even"
-    return times(best.step_ms, step.step_ms), {"faster": "good", "slower": "bad"}.get(side, "plain")
-
-
-def _untimed(named: Iterable[tuple[str, str | None]]) -> str:
-    """Name the variants that were not timed, those with the same reason together."""
-    reasons: dict[str, list[str]] = {}
-    for name, reason in named:
-        why = shorten(reason or "no reason given", LONGEST_REASON, placeholder=" ...").removeprefix("it ")
-        reasons.setdefault(why, []).append(name)
-    told = (
-        f"{' · '.join(each) if len(each) < MANY else f'{len(each)} more variants'} ({why})"
-        for why, each in reasons.items()
-    )
-    return f"Not timed: {'; '.join(told)}." if reasons else ""
+    shown, is_fp8 = times(best.step_ms, step.step_ms), any(each.arm is step for each in view.in_fp8)
+    if not is_fp8:
+        return shown, "plain"
+    fair = view.fair_bf16(step)
+    side = speed(step, fair, view.trial).side if fair else ""
+    return shown if fair else "", {"faster": "good", "slower": "bad"}.get(side, "plain")
 
 
 def _differences(view: TrialView) -> Iterator[str]:
@@ -214,22 +211,18 @@ def _notes(steps: Mapping[str, Arm], view: TrialView) -> Iterator[str]:
 
 def _method(view: TrialView, timed: Sequence[Arm]) -> str:
     """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, 15 rounds, the whole model.``"""
-    if not timed:
-        return ""
     trial = view.trial
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
     if rounds := max(len(each.get("rounds_ms", ())) for each in timed):
         parts.append(plural(rounds, "round"))
-    if trial.get("blocks"):
-        cuts = (*(" + ".join(map(str, cut.blocks.values())) for cut in timed[0].cuts),)
-        whole = " + ".join(map(str, trial.blocks.values()))
-        parts.append(f"extrapolated from {' and '.join(cuts)} of {whole} blocks")
-    else:
-        parts.append("the whole model")
-    if trial.get("elapsed_s"):
-        took, budget_s = f"{trial.elapsed_s:.0f} s", trial.get("budget_s")
-        late = budget_s and trial.elapsed_s >= budget_s + 0.5
-        parts.append(f"{took} of a budget of {budget_s:g} s" if late else took)
+    blocks, cuts = trial.get("blocks", {}), (each.blocks for each in timed[0].get("cuts", ()))
+    depths = [" + ".join(map(str, each.values())) for each in (*cuts, blocks)]
+    of = f"extrapolated from {' and '.join(depths[:-1])} of {depths[-1]} blocks"
+    parts.append(of if blocks else "the whole model")
+    if took_s := trial.get("elapsed_s"):
+        budget_s = trial.get("budget_s")
+        late = budget_s and took_s >= budget_s + 0.5
+        parts.append(f"{took_s:.0f} s of a budget of {budget_s:g} s" if late else f"{took_s:.0f} s")
     alike = trial.get("self_check_ratio")
     alone = "; no step was timed against its own copy" if len(timed) > 1 else ""
     copies = f"; two copies of one step differ by {100 * abs(alike - 1):.1f}%" if alike else alone

@@ -46,8 +46,7 @@ BASELINES = (ArmName.AS_IS, *BF16_BASELINES)
 _BF16_WITH = "bf16_with_"
 _CONVERSION = "float8_"
 _AS_COMPILED = "_as_compiled"
-_FIRST_WINDOW = "_first"
-_CUDA_GRAPHS = ("cuda-graphs", "cuda_graphs")
+_WITHDRAWN = ("_first", "cuda-graphs", "cuda_graphs")
 
 
 def bf16_with(treatment: str) -> str:
@@ -87,7 +86,7 @@ def keeps_users_compilation(name: str) -> bool:
 
 def is_withdrawn(*names: str) -> bool:
     """Return whether only older reports have one of these: a variant that was replaced, or CUDA graphs."""
-    return any(name.endswith(_FIRST_WINDOW) or name.endswith(_CUDA_GRAPHS) for name in names)
+    return any(name == ArmName.WITHOUT_ADAPTERS or name.endswith(_WITHDRAWN) for name in names)
 
 
 class Reason(StrEnum):
