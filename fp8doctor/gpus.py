@@ -40,6 +40,10 @@ class GpuSpec(NamedTuple):
     link_gpus: int = 8
     """GPUs that these links join."""
 
+    @property
+    def capability(self) -> tuple[int, ...]:
+        return tuple(map(int, self.compute_capability.split(".")))
+
 
 # fmt: off
 GPUS = (

@@ -16,7 +16,7 @@ FIRST_WITH_FP8 = (8, 9)
 
 
 class CastBytes(NamedTuple):
-    """Effective bytes per element of a step's casts, see `fp8doctor.cost.cast_cost`."""
+    """Effective bytes per element of a step's casts, see `fp8doctor.cost.layer`."""
 
     activation: float  # per element of the input and the output gradient
     weight: float

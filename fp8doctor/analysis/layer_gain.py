@@ -11,8 +11,7 @@ import msgspec
 from fp8doctor.analysis.layers import fits_fp8, flops_share_pct, would_be_converted
 from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.trial_view import fp8_pays
-from fp8doctor.cost.cast_cost import is_known, recipe_on
-from fp8doctor.cost.layer import linear_cost
+from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
 from fp8doctor.cost.step_cost import UNCERTAINTY
 from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, if_recorded, recorded

@@ -13,7 +13,6 @@ from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
-from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.matmul_counts import rows_of, unseen_recompute
 from fp8doctor.cost.step_cost import (
@@ -91,7 +90,7 @@ def _known(linear: Linear, gpu: GpuSpec | None) -> Linear:
     if linear.features.get("emulate"):
         linear = replace(linear, features={**linear.features, "emulate": False})
     own = linear.get("recipe") == "custom"
-    lacks = own or (gpu is not None and not runs_on(recipe_of(linear), capability_of(gpu)))
+    lacks = own or (gpu is not None and not runs_on(recipe_of(linear), gpu.capability))
     return replace(linear, recipe="tensorwise") if lacks else linear
 
 
@@ -249,7 +248,7 @@ def _compiled_forms(facts: Facts) -> dict[str, tuple[ModelledStep, bool]]:
         raise NoNumbers("Unsloth has no FP8 training for LoRA")
     layers, found = to_convert(facts), dict[str, tuple[ModelledStep, bool]]()
     for recipe in of_stack(TORCHAO.name) if layers else ():
-        if recipe.converts and runs_on(recipe, capability_of(gpu)):
+        if recipe.converts and runs_on(recipe, gpu.capability):
             converted = with_linears_compiled(in_fp8(facts, layers, recipe.name), yes=True)
             try:
                 found[recipe.name] = priced_step(converted), recipe.granularity == "tensor"
@@ -331,7 +330,7 @@ def faster_recipe(facts: Facts) -> FasterRecipe | None:
         return None
     mine, best, speedup = recipe_of(facts.network.fp8[0]), None, (1 + OFF) * now.now.value
     for each in BY_TREATMENT.values():
-        if each.stack == mine.stack and each.name != mine.name and runs_on(each, capability_of(gpu)):
+        if each.stack == mine.stack and each.name != mine.name and runs_on(each, gpu.capability):
             then = modelled_speedup(with_recipe(facts, each.name))
             if then and then.now and then.now.value > speedup:
                 best, speedup = each, then.now.value

@@ -146,10 +146,7 @@ class TrialView:
     @known
     def totals(self) -> list[Arm] | None:
         """The timed steps in FP8: as it is, then changed; of a job without FP8 its conversions."""
-        timed = [each for each in self.trial.arms if each.tried]
-        if not self.uses_fp8:
-            return [each for each in timed if is_conversion(each.name)]
-        return [*filter(None, [self.as_is]), *filter(is_total, timed)]
+        return [each.arm for each in self.in_fp8]
 
     @known
     def fp8(self) -> Arm | None:

@@ -163,12 +163,3 @@ def support(facts: Facts) -> tuple[str, ...]:
 def variables(facts: Facts) -> tuple[str, ...]:
     """List the recorded environment variables as a shell would show them."""
     return tuple(f"{name}={value}" for name, value in facts.variables().items())
-
-
-def untimed_shapes(facts: Facts) -> tuple[str, ...]:
-    """List shapes that FP8 or its casts could not be timed for, one sentence each."""
-    return tuple(
-        f"Not timed alone: {each.m} x {each.k} x {each.n} {each.recipe}: {each.reason}"
-        for each in facts.get("trial.shapes", ())
-        if each.get("reason")
-    )

@@ -1,4 +1,6 @@
-"""One layer in a step: its matmuls, its casts and the work next to it, in BF16 and in FP8."""
+"""One layer in a step: its matmuls, its casts and the work next to it, in BF16 and in FP8.
+
+Casts take the bytes that they move at the bandwidth of a copy, or their launches if those are few."""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.cast_cost import casts_of, recipe_on
-from fp8doctor.cost.gemm import matmuls_ms
+from fp8doctor.cost.gemm import KERNEL_LAUNCH_MS, matmuls_ms
 from fp8doctor.cost.matmul_counts import (
     gemms,
     in_one_kernel,
@@ -21,7 +22,18 @@ from fp8doctor.cost.matmul_counts import (
 from fp8doctor.facts import Facts, Family, Linear
 from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import RECIPES, TRANSFORMER_ENGINE, UNKNOWN, named, recipe_of, stack_of
+from fp8doctor.recipes import (
+    RECIPES,
+    STACKS,
+    TRANSFORMER_ENGINE,
+    UNKNOWN,
+    Recipe,
+    default_recipe,
+    named,
+    recipe_of,
+    runs_on,
+    stack_of,
+)
 
 OWN_FORWARD = "own_forward"
 """Feature of a layer that is FP8 by descent and computes what it wants."""
@@ -85,6 +97,63 @@ KERNELS = 10
 
 GAP_MS = 0.001
 """Idle time between two kernels: 0.6 to 3 us, the steps of seven variants less the time of their kernels."""
+
+
+def recipe_on(linear: Linear, gpu: GpuSpec) -> str | None:
+    """Return how a layer scales, by its record, else by its stack's default.
+
+    None for a layer that ran in BF16.
+    """
+    if linear.recipe is not None or linear.engaged is False or gpu.fp8_tflops is None:
+        return linear.recipe
+    return default_recipe(stack_of(linear), gpu.capability)
+
+
+def is_known(linear: Linear, gpu: GpuSpec | None) -> bool:
+    """Return whether an FP8 layer's casts were measured on a GPU for its recipe."""
+    recipe = recipe_of(linear)
+    runs = gpu is None or not gpu.fp8_tflops or runs_on(recipe, gpu.capability)
+    return runs and recipe.cast_bytes is not None
+
+
+def layer_casts_ms(
+    recipe: Recipe, m: float, k: int, n: int, gpu: GpuSpec, *, compiled: bool, weights: float = 1.0
+) -> float | None:
+    """Model the casts of one layer in one step; None if its recipe was not measured.
+
+    They are of input (M, K), weight (K, N) and gradient (M, N), or of a share of the weight. Uncompiled, the
+    measurement of the stack's first recipe stands for all.
+    """
+    stack = STACKS.get(recipe.stack)
+    if recipe.cast_bytes is None or stack is None or (recipe.only_compiled and not compiled):
+        return None
+    if gpu.fp8_tflops and not runs_on(recipe, gpu.capability):
+        return None
+    each = recipe.cast_bytes if compiled or stack.own_kernels else stack.eager_cast_bytes
+    if each is None:
+        return None
+    moving = memory_ms(each.activation * m * (k + n) + each.weight * weights * k * n, gpu)
+    least = stack.compiled.kernels * KERNEL_LAUNCH_MS if compiled and not stack.own_kernels else 0.0
+    return max(moving, least)
+
+
+def casts_of(
+    linear: Linear, recipe: Recipe, rows: int, gpu: GpuSpec, *, compiled: bool = True, weights: float = 1.0
+) -> float | None:
+    """Model the casts around a layer, or around one of its experts; None without numbers.
+
+    Nothing is cast for the weight gradient of a frozen layer, unless its stack computes it in vain.
+    """
+    k, n, stack, grouped = linear.in_features, linear.out_features, stack_of(linear), is_grouped(linear)
+    in_vain = not compiled and stack.frozen_gradient
+    m = rows * recipe.frozen_cast_share if linear.requires_grad is False and not in_vain else rows
+    if grouped and recipe.grouped_cast_bytes is not None:
+        moving = memory_ms(recipe.grouped_cast_bytes * (m * (k + n) + weights * k * n), gpu)
+        return moving + recipe.grouped_scales_ms * rows
+    if grouped and not stack.own_kernels:
+        return None
+    casts = layer_casts_ms(recipe, m, k, n, gpu, compiled=compiled or grouped, weights=weights)
+    return casts + stack.compiled.kernels * KERNEL_LAUNCH_MS if casts and grouped else casts
 
 
 class NoNumbers(Exception):

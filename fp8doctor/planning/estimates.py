@@ -13,7 +13,6 @@ from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.memory import USABLE
 from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost.cast_cost import capability_of
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.errors import UserError
@@ -182,7 +181,7 @@ def _row(form: Form, row: Row, bf16: Step | None, recipe: Recipe) -> Row:
     gpu, layers = form.gpu, form.share.layers
     if gpu.fp8_tflops is None:
         return replace(row, why="the GPU has no FP8 tensor cores")
-    if not runs_on(recipe, capability_of(gpu)):
+    if not runs_on(recipe, gpu.capability):
         return replace(row, why="it does not run there")
     if not any(map(form.converts, layers)):
         odd = sorted({each.rows for each in layers if each.rows % FP8_MULTIPLE})

@@ -8,7 +8,7 @@ from fp8doctor.answer.commands import more_time, more_time_s
 from fp8doctor.answer.items import Item, area_marks, areas, without_findings
 from fp8doctor.answer.job import ROWS, TOKENS, UNKNOWN, job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
-from fp8doctor.answer.machine import no_model, says, support, things, untimed_shapes, variables
+from fp8doctor.answer.machine import no_model, says, support, things, variables
 from fp8doctor.answer.sentences import box, in_short
 from fp8doctor.answer.steps import ranks
 from fp8doctor.diagnosis.document import Document
@@ -177,7 +177,6 @@ def _unread(report: Document) -> Iterator[Marked]:
     """List facts that could not be read or timed, with the reason."""
     for name, reason in report.facts.get("gaps", {}).items():
         yield Marked("unknown", f"Not read: {name}: {reason}")
-    yield from (Marked("unknown", each) for each in untimed_shapes(report.facts))
 
 
 def _environment(report: Document, *, quiet: bool) -> Page:

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
 from fp8doctor.cost import gemm, step_cost
-from fp8doctor.cost.cast_cost import layer_casts_ms
 from fp8doctor.cost.gemm import step_gemms_ms
+from fp8doctor.cost.layer import layer_casts_ms
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import RECIPES, TORCHAO, of_stack
 from research.benchmarks.measured_steps import gemm_errors, gemm_rows

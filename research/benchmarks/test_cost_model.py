@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import OFF
-from fp8doctor.cost.cast_cost import layer_casts_ms
+from fp8doctor.cost.layer import layer_casts_ms
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.gpus import gpu_spec

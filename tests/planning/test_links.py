@@ -7,9 +7,8 @@ import pytest
 from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.planned import facts_of
-from fp8doctor.planning.communication import experts_ms
 from fp8doctor.planning.estimates import rows
-from fp8doctor.planning.form import weights_cast
+from fp8doctor.planning.form import experts_ms, weights_cast
 from fp8doctor.planning.job_options import Options
 from fp8doctor.planning.share import share_of
 from fp8doctor.recipes import RECIPES
