@@ -44,8 +44,8 @@ class Ready:
     """A variant at one depth, warm and ready to be timed."""
 
     step: Callable[[], torch.Tensor]
-    model: nn.Module | None
-    """The replica that the step trains; None after it was freed."""
+    model: nn.Module
+    """The replica that the step trains."""
     compiled: Compilations
     memory: StepMemory
     step_s: float

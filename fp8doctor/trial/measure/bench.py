@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -106,9 +106,7 @@ class Bench:
         if not self._left:
             return False
         while self._left:
-            self._release(self.attempts)
             self.forget()
-            free(self.device)
             self.plan = self._left.pop(0)
             usual = self.plan in self._usual
             if not usual:
@@ -122,8 +120,12 @@ class Bench:
         raise torch.OutOfMemoryError("the memory is too small for the smallest cuts")
 
     def forget(self) -> None:
+        """Let go of the variants, the truncated models and their weights."""
+        for attempt in self.attempts:
+            attempt.ready.clear()
         self.bases.clear()
         self.optimizers.clear()
+        free(self.device)
 
     def _add(self, cut: depth.Cut) -> None:
         """Make one cut and take an eager step, which makes the optimizer's state and shows what ran.
@@ -191,7 +193,6 @@ class Bench:
     def drop(self, attempt: Attempt, no_number: NoNumber) -> None:
         """Note why a variant has no time, and free its memory."""
         attempt.no_number = no_number
-        self._release([attempt])
         attempt.ready.clear()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
@@ -215,7 +216,7 @@ class Bench:
             made[number] = ready
             # single blocks that are not recorded run the same graphs at other depths
             model, lists = ready.model, [stack.name for stack in self.plan.stacks]
-            if as_one or model is None or one_graph(model, lists) or records_cuda_graphs(model):
+            if as_one or one_graph(model, lists) or records_cuda_graphs(model):
                 own = {}
         attempt.ready = [made[number] for number in numbers]
 
@@ -290,13 +291,6 @@ class Bench:
         self.observer.close()
         self.forget()
         self.batch = None
-        self._release(self.attempts)
-        free(self.device)
-
-    def _release(self, attempts: Iterable[Attempt]) -> None:
-        """Let go of replicas, except for the shared weights. What was measured of them stays."""
-        for ready in (each for attempt in attempts for each in attempt.ready):
-            ready.step, ready.model = _gone, None
 
 
 def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
@@ -312,7 +306,3 @@ def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
         if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
     )
     return any(mark and mark.compiles is not False for mark in marks)
-
-
-def _gone() -> torch.Tensor:
-    raise RuntimeError("this variant was freed")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.files import own_folder
 from fp8doctor.profiling.kernel_families import FP8_GEMM_KERNEL, FP8_OPERATORS
 from fp8doctor.profiling.trace import Trace, read_trace
@@ -115,15 +116,9 @@ def counted(trace: Trace, device: torch.device) -> StepProof:
 @contextmanager
 def quiet_profiler() -> Iterator[None]:
     """Keep Kineto from writing to stderr; it reads the variable when it is first used."""
-    before = os.environ.get("KINETO_LOG_LEVEL")
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    try:
+    with variables_put_back():
+        os.environ["KINETO_LOG_LEVEL"] = "99"
         yield
-    finally:
-        if before is None:
-            del os.environ["KINETO_LOG_LEVEL"]
-        else:
-            os.environ["KINETO_LOG_LEVEL"] = before
 
 
 @contextmanager

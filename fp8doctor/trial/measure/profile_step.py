@@ -138,7 +138,7 @@ def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[st
     A hook inside a region would be compiled with it. A module around one would own kernels of unnamed
     modules. Dynamo meets a hook even if a mark compiles no frame of its module.
     """
-    if ready.model is None or (ready.compiled.graphs and step_mark(training_step)):
+    if ready.compiled.graphs and step_mark(training_step):
         return {}
     marks = (
         (module, compile_mark(module, "", ClassCache(type(module))))
