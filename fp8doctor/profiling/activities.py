@@ -81,24 +81,17 @@ class Modules:
 def launching_operators(
     trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None], modules: Modules
 ) -> list[Operator]:
-    """Find each activity's innermost operator, by ``External id`` or launch time."""
+    """Find each activity's innermost operator, by ``External id``, or by launch time without one."""
     identities: list[int] = []
     without_id: dict[Thread, list[Event]] = defaultdict(list)
-    for event, launch in zip(activities, launches, strict=True):
-        identity = event.args.external
+    for activity, launch in zip(activities, launches, strict=True):
+        identity = activity.args.external
         if not identity and launch is not None:
             identity = -launch.args.correlation
             without_id[launch.tid].append(launch)
         identities.append(identity)
-    found = operators_of(trace, modules, set(identities), without_id)
-    return [found.get(identity, NOWHERE) for identity in identities]
-
-
-def operators_of(
-    trace: Trace, modules: Modules, wanted: set[int], without_id: dict[Thread, list[Event]]
-) -> dict[int, Operator]:
-    """Find the wanted operators, and those open at launches without an id."""
     found: dict[int, Operator] = {}
+    wanted = set(identities)
     begins = {event.id: event.tid for event in trace.links if not event.bp}
     # thread and start of a backward node -> its forward operator's thread
     links = {(each.tid, each.ts): begins[each.id] for each in trace.links if each.bp and each.id in begins}
@@ -146,13 +139,10 @@ def operators_of(
                 until = start + event.dur
                 opened.append((until, inside, place, operator))
                 inside, place, operator = then, there, by
-    return found
+    return [found.get(identity, NOWHERE) for identity in identities]
 
 
 _START_END_NAME = attrgetter("ts", "dur", "name")
-
-Span = tuple[int, int, int, int]
-"""Start and end in ns, rank (the lowest owns a shared time), index of the work."""
 
 _RANKS: dict[Family, int] = {"communication": 1, "copy": 2}
 """Computing has rank 0."""
@@ -169,42 +159,46 @@ class WorkKind:
     time: int = 0
 
 
-@dataclass
-class Works:
-    """Kind, owner and time of each piece of work."""
+class Work(msgspec.Struct, gc=False):
+    """A kernel, copy or fill, or an operator that computes on a CPU; times in ns."""
 
-    kinds: list[WorkKind] = field(default_factory=list)
-    places: list[WorkOwner] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
-    launched: list[float] = field(default_factory=list)
+    start: int
+    end: int
+    rank: int
+    """The lowest owns a shared time."""
+    launched: float
     """Start of the launching call, -1 if unknown."""
+    kind: WorkKind
+    place: WorkOwner
+    own: int = 0
+    """Its time that no other work owns."""
 
 
-def work_of(trace: Trace, modules: Modules) -> Works:
+def work_of(trace: Trace, modules: Modules) -> list[Work]:
     """Collect kernels, copies and fills; if the trace has none, the operators that compute on a CPU."""
     on_gpu = bool(trace.gpu)
     activities = in_order(trace.gpu if on_gpu else _computing_operators(trace), _START_END_NAME)
     launches = [trace.launches.get(event.args.correlation) for event in activities]
     operators = launching_operators(trace, activities, launches, modules)
-    numbers: dict[tuple[str, str | None, tuple[str, ...], Family | None], int] = {}
-    numbered = [
-        numbers.setdefault((event.name, operator.name, operator.types, modules.work(operator)), len(numbers))
+    keys = [
+        (event.name, operator.name, operator.types, modules.work(operator))
         for event, operator in zip(activities, operators, strict=True)
     ]
     fp8_step = any(
         FP8_GEMM_KERNEL.search(name) or (operator is not None and is_fp8_gemm(operator))
-        for name, operator, _, _ in numbers
+        for name, operator, _, _ in set(keys)
     )
-    kinds = [
-        WorkKind(name, classify(name if on_gpu else "", operator, types, inside, fp8_step), operator)
-        for name, operator, types, inside in numbers
-    ]
-    works = Works([kinds[number] for number in numbered], [operator.place for operator in operators])
-    for index, (event, kind) in enumerate(zip(activities, works.kinds, strict=True)):
-        start = round(event.ts * 1e3)
-        works.spans.append((start, start + round(event.dur * 1e3), _RANKS.get(kind.family, 0), index))
-    works.launched = [-1.0 if launch is None else launch.ts * 1e3 for launch in launches]
-    return works
+    kinds: dict[tuple[str, str | None, tuple[str, ...], Family | None], WorkKind] = {}
+    works = []
+    for event, launch, operator, key in zip(activities, launches, operators, keys, strict=True):
+        if (kind := kinds.get(key)) is None:
+            name, by, types, inside = key
+            family = classify(name if on_gpu else "", by, types, inside, fp8_step)
+            kind = kinds[key] = WorkKind(name, family, by)
+        start, launched = round(event.ts * 1e3), -1.0 if launch is None else launch.ts * 1e3
+        end, rank = start + round(event.dur * 1e3), _RANKS.get(kind.family, 0)
+        works.append(Work(start, end, rank, launched, kind, operator.place))
+    return sorted(works, key=attrgetter("start", "end", "rank"))
 
 
 def _computing_operators(trace: Trace) -> list[Event]:

@@ -7,63 +7,49 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import inf
 from typing import TypeVar
 
 from fp8doctor.facts import Family, KernelGroup, ModuleTime
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.activities import (
-    Modules,
-    Span,
-    WorkKind,
-    WorkOwner,
-    Works,
-    work_of,
-)
+from fp8doctor.profiling.activities import Modules, Work, WorkKind, WorkOwner, work_of
 from fp8doctor.profiling.trace import Trace, collector_paused
 
 Name = TypeVar("Name", bound=str)
 
-Gap = tuple[int, int, int]
+Gap = tuple[int, int, Work]
 """Start and end in ns, and the work that ended it."""
 
 
-def sweep(works: Works) -> tuple[list[int], list[Gap]]:
-    """Give each instant to the lowest rank, then the first; also return the gaps."""
-    spans = sorted(works.spans)
-    following = [*[start for start, _, _, _ in spans[1:]], inf]
-    owned, busy_until = [0] * len(works.kinds), spans[0][0]
+def sweep(works: Sequence[Work]) -> list[Gap]:
+    """Give each instant to the work of the lowest rank, then to the first; return the gaps."""
+    busy_until = works[0].start
     gaps: list[Gap] = []
-    together: list[Span] = []
-    for span, next_start in zip(spans, following, strict=True):
-        start, end, _, work = span
-        if start >= busy_until:
-            if start > busy_until:
-                gaps.append((busy_until, start, work))
-            if end <= next_start:
-                owned[work] += end - start
-                busy_until = end
-                continue
-        together.append(span)
-        busy_until = max(busy_until, end)
-        if busy_until <= next_start:
-            _share(together, owned)
+    together: list[Work] = []
+    for work, following in zip(works, (*works[1:], None), strict=True):
+        if work.start > busy_until:
+            gaps.append((busy_until, work.start, work))
+        together.append(work)
+        busy_until = max(busy_until, work.end)
+        if following is None or busy_until <= following.start:
+            _share(together)
             together = []
-    return owned, gaps
+    return gaps
 
 
-def _share(spans: Sequence[Span], owned: list[int]) -> None:
-    times = sorted({time for start, end, _, _ in spans for time in (start, end)})
-    running: list[tuple[int, int, int, int]] = []
+def _share(works: Sequence[Work]) -> None:
+    if len(works) == 1:
+        works[0].own = works[0].end - works[0].start
+        return
+    times = sorted({time for work in works for time in (work.start, work.end)})
+    running: list[tuple[int, int]] = []
     coming = 0
     for now, then in pairwise(times):
-        while coming < len(spans) and spans[coming][0] <= now:
-            start, end, rank, work = spans[coming]
-            heappush(running, (rank, start, end, work))
+        while coming < len(works) and works[coming].start <= now:
+            heappush(running, (works[coming].rank, coming))
             coming += 1
-        while running[0][2] <= now:
+        while works[running[0][1]].end <= now:
             heappop(running)
-        owned[running[0][3]] += then - now
+        works[running[0][1]].own += then - now
 
 
 def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
@@ -138,27 +124,28 @@ def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
         raise UnreadableDocument("the trace holds no kernels: the profiler saw nothing of the GPU")
     modules = Modules()
     works = work_of(trace, modules)
-    if not works.spans:
+    if not works:
         raise UnreadableDocument("the trace holds neither kernels nor operators")
-    owned, gaps = sweep(works)
+    gaps = sweep(works)
     idle = sum(end - start for start, end, _ in gaps)
-    waited = sum(end - start for start, end, work in gaps if works.launched[work] > start)
+    waited = sum(end - start for start, end, work in gaps if work.launched > start)
     by_place: dict[WorkOwner, dict[Family, int]] = {}
-    for kind, place, time in zip(works.kinds, works.places, owned, strict=True):
+    for work in works:
+        kind = work.kind
         kind.count += 1
-        kind.time += time
-        if place is not None:
-            times = by_place.setdefault(place, {})
-            times[kind.family] = times.get(kind.family, 0) + time
-    groups = grouped(works.kinds)
+        kind.time += work.own
+        if work.place is not None:
+            times = by_place.setdefault(work.place, {})
+            times[kind.family] = times.get(kind.family, 0) + work.own
+    groups = grouped(work.kind for work in works)
     families: dict[Family, int] = defaultdict(int)
     for group in groups:
         families[group.family] += group.time
     return ProfiledStep(
         families_ms=longest_first(families),
-        busy_ms=milliseconds(sum(owned)),
+        busy_ms=milliseconds(sum(work.own for work in works)),
         host_wait_pct=100 * waited / idle if idle and trace.gpu else None,
-        kernels=len(works.kinds),
+        kernels=len(works),
         unclassified_ms=milliseconds(families.get("unknown", 0)),
         groups=tuple(
             KernelGroup(

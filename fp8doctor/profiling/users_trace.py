@@ -14,7 +14,7 @@ from typing import Literal
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
-from fp8doctor.profiling.activities import Modules, Works, work_of
+from fp8doctor.profiling.activities import Modules, Work, work_of
 from fp8doctor.profiling.profiled_step import Gap, grouped, longest_first, milliseconds, sweep
 from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
 
@@ -34,15 +34,12 @@ def traced_step(path: Path) -> TracedStep:
     trace = replace(trace, gpu=its, launches=earlier | trace.launches)
     works = work_of(trace, Modules())
     marks = marks_of(trace)
-    step_of = [
-        marks.step_at(round(launched) if launched >= 0 else start)
-        for launched, (start, _, _, _) in zip(works.launched, works.spans, strict=True)
-    ]
-    if not any(step is not None for step in step_of):
-        marks = StepMarks(None, ((-1, max(end for _, end, _, _ in works.spans)),))
-        step_of = [0] * len(works.spans)
-    (owned, gaps), edges = sweep(works), _edges(works, marks, step_of)
-    worked = sorted({step for step in step_of if step is not None})
+    at = [marks.step_at(round(work.launched) if work.launched >= 0 else work.start) for work in works]
+    if not any(step is not None for step in at):
+        marks = StepMarks(None, ((-1, max(work.end for work in works)),))
+        at = [0] * len(works)
+    gaps, edges = sweep(works), _edges(works, marks, at)
+    worked = sorted({step for step in at if step is not None})
     compiled = compilations(trace)
     on_host = marks.steps if marks.by else [(edges[0], edges[1])]
     calm = [step for step in worked if not compiled.within(*on_host[step])]
@@ -50,13 +47,13 @@ def traced_step(path: Path) -> TracedStep:
     length = [edges[step + 1] - edges[step] for step in counted]
     outside, wanted = 0, set(counted)
     families: dict[str, int] = defaultdict(int)
-    for kind, own, step in zip(works.kinds, owned, step_of, strict=True):
+    for work, step in zip(works, at, strict=True):
         if step in wanted:
-            kind.count += 1
-            kind.time += own
-            families[kind.family] += own
+            work.kind.count += 1
+            work.kind.time += work.own
+            families[work.kind.family] += work.own
         elif step is None:
-            outside += own
+            outside += work.own
     idle = _idle(HostActivity(trace), works, gaps, [(edges[step], edges[step + 1]) for step in counted])
     if not any(families.values()):
         raise UnreadableDocument("none of the GPU's work that its steps launched takes any time")
@@ -86,7 +83,7 @@ def traced_step(path: Path) -> TracedStep:
                 count=kind.count / len(counted),
                 time_ms=milliseconds(kind.time) / len(counted),
             )
-            for kind in grouped(works.kinds)
+            for kind in grouped(work.kind for work in works)
             if kind.count
         ),
     )
@@ -105,7 +102,7 @@ def _busiest_gpu(events: Sequence[Event]) -> tuple[int, int]:
     return max(numbered, key=lambda device: times[device]), len(numbered)
 
 
-def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> list[int]:
+def _edges(works: Sequence[Work], marks: StepMarks, at: Sequence[int | None]) -> list[int]:
     """Return when the GPU began the first step, and when it finished each, in ns.
 
     A step begins when the host began and the GPU was free. Without the profiler's marks the first begins with
@@ -113,12 +110,12 @@ def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> lis
     """
     done = [0] * len(marks.steps)
     before = 0
-    for launched, (start, end, _, _), step in zip(works.launched, works.spans, step_of, strict=True):
+    for work, step in zip(works, at, strict=True):
         if step is not None:
-            done[step] = max(done[step], end)
-        elif (launched if launched >= 0 else start) < marks.steps[0][0]:
-            before = max(before, end)
-    begin = marks.steps[0][0] if marks.by == "profiler" else works.spans[0][0]
+            done[step] = max(done[step], work.end)
+        elif (work.launched if work.launched >= 0 else work.start) < marks.steps[0][0]:
+            before = max(before, work.end)
+    begin = marks.steps[0][0] if marks.by == "profiler" else works[0].start
     edges = [max(begin, before)]
     for number, (_, end) in enumerate(marks.steps):
         following = marks.steps[number + 1][0] if number + 1 < len(marks.steps) else end
@@ -127,14 +124,14 @@ def _edges(works: Works, marks: StepMarks, step_of: Sequence[int | None]) -> lis
 
 
 def _idle(
-    host: HostActivity, works: Works, gaps: Sequence[Gap], steps: Sequence[tuple[int, int]]
+    host: HostActivity, works: Sequence[Work], gaps: Sequence[Gap], steps: Sequence[tuple[int, int]]
 ) -> dict[IdleCause, int]:
     """Return the idle time of these steps, by cause."""
     causes, windows = defaultdict[IdleCause, int](int), Times(steps)
-    first, last = works.spans[0], max(end for _, end, _, _ in works.spans)
-    for dry, end, work in (*gaps, (min(windows.starts), first[0], first[3])):
+    first, last = works[0], max(work.end for work in works)
+    for dry, end, work in (*gaps, (min(windows.starts), first.start, first)):
         if dry < end:
-            causes[host.cause(dry, end, round(works.launched[work]))] += windows.within(dry, end)
+            causes[host.cause(dry, end, round(work.launched))] += windows.within(dry, end)
     if last < max(windows.ends):  # nothing of the step ended it
         end = max(windows.ends)
         causes[host.cause(last, end, end)] += windows.within(last, end)
