@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
-from fp8doctor.errors import UserError, WrongType, in_one_sentence
+from fp8doctor.errors import UserError, WrongType, in_one_sentence, require
 from fp8doctor.facts import Facts, Network, Target, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.gpus import gpu_spec
@@ -86,7 +86,9 @@ def inspect_model(
     """
     began = time.monotonic()
     check_limits(budget_s, layers)
-    gpu = _known_gpu(assume_gpu)
+    is_name = assume_gpu is None or isinstance(assume_gpu, str)
+    require(is_name, "assume_gpu", "the name of a GPU, such as 'H100'", assume_gpu)
+    gpu = None if assume_gpu is None else gpu_spec(assume_gpu).name
     selected, ignored = codes("select", select), codes("ignore", ignore)
     step = {"loss": loss, "optimizer": optimizer, "training_step": training_step}
     job = _job(model, batch, **step, autocast=autocast, accumulate=accumulate)
@@ -125,12 +127,9 @@ def _job(
     plan = plan_of(model) if trainer is not None else None
     root = _checked_model(plan.model if plan else model)
     for name, value in (("loss", loss), ("training_step", training_step)):
-        if value is not None and not callable(value):
-            raise WrongType(f"{name} has to be callable, not {type(value).__name__}")
-    if optimizer is not None and not is_optimizer(optimizer) and not callable(optimizer):
-        raise WrongType(
-            f"optimizer has to be an optimizer, or a callable that builds one, not {type(optimizer).__name__}"
-        )
+        require(value is None or callable(value), name, "callable", value)
+    is_one = optimizer is None or is_optimizer(optimizer) or callable(optimizer)
+    require(is_one, "optimizer", "an optimizer, or a callable that builds one", optimizer)
     autocast, accumulate = checked_autocast(autocast), checked_accumulate(accumulate)
     if plan:
         optimizer = optimizer if optimizer is not None else plan.optimizer
@@ -188,22 +187,11 @@ def _checked_model(model: Any) -> Any:
     return model
 
 
-def _known_gpu(name: Any) -> str | None:
-    if name is None:
-        return None
-    if not isinstance(name, str):
-        raise WrongType(f"assume_gpu has to be the name of a GPU, such as 'H100', not {type(name).__name__}")
-    return gpu_spec(name).name
-
-
 def codes(argument: str, value: Any) -> tuple[str, ...]:
     """Split prefixes of codes: a string with commas, or a sequence of strings."""
     parts = [value] if isinstance(value, str) else value or ()
-    if not isinstance(parts, Sequence) or not all(isinstance(part, str) for part in parts):
-        raise WrongType(
-            f"{argument} has to be codes such as 'CMP,ENV001', or a sequence of them, not "
-            f"{type(value).__name__}"
-        )
+    are_text = isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts)
+    require(are_text, argument, "codes such as 'CMP,ENV001', or a sequence of them", value)
     return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))
 
 
@@ -212,14 +200,11 @@ def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
     if not recorded(facts, "training"):
         return facts
     reason = "the optimizer was given as a callable, and fp8doctor does not call it on your model"
-    gaps = {**facts.get("gaps", {}), "training.parameters_outside_optimizer": reason}
-    name = NOT_RECORDED
+    unknown = dict.fromkeys(("optimizer", "parameters_outside_optimizer"), NOT_RECORDED)
     if inspect.isclass(factory):
-        name = f"{factory.__module__}.{factory.__qualname__}"
-    else:
-        gaps["training.optimizer"] = reason
-    training = msgspec.structs.replace(
-        facts.training, optimizer=name, parameters_outside_optimizer=NOT_RECORDED
-    )
+        unknown["optimizer"] = f"{factory.__module__}.{factory.__qualname__}"
+    training = msgspec.structs.replace(facts.training, **unknown)
+    lacks = {f"training.{name}": reason for name, value in unknown.items() if value is NOT_RECORDED}
+    gaps = {**facts.get("gaps", {}), **lacks}
     workload = msgspec.structs.replace(facts.workload, optimizer_source="given")
     return msgspec.structs.replace(facts, training=training, workload=workload, gaps=gaps)

@@ -29,6 +29,12 @@ class WrongType(UserError, TypeError):
     """An argument is of a type that cannot be used."""
 
 
+def require(holds: bool, name: str, wanted: str, value: object) -> None:
+    """Raise `WrongType` for an argument unless it is what is wanted."""
+    if not holds:
+        raise WrongType(f"{name} has to be {wanted}, not {type(value).__name__}")
+
+
 def in_one_sentence(function: Callable[P, R]) -> Callable[P, R]:
     """Raise a function's `UserError` without the frames that led to it: the caller's line is the last."""
 

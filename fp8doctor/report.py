@@ -12,7 +12,7 @@ from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.comparison import timed_step
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
-from fp8doctor.errors import UserError, WrongType, in_one_sentence
+from fp8doctor.errors import UserError, in_one_sentence, require
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.shown import Shown
@@ -44,18 +44,14 @@ class Prescription(tuple[Step, ...]):
         """
         from fp8doctor.trial.treatments.apply import carry_out
 
-        if not hasattr(model, "named_modules"):
-            raise WrongType(f"model has to be a torch.nn.Module, not {type(model).__name__}")
+        require(hasattr(model, "named_modules"), "model", "a torch.nn.Module", model)
         untimed = [step.treatment for step in self if step.removes_fp8_on_an_estimate]
-        found = carry_out(
-            (step.treatment for step in self if step.treatment not in untimed), model, self.facts
-        )
+        timed = (step.treatment for step in self if not step.removes_fp8_on_an_estimate)
+        found = carry_out(timed, model, self.facts)
         for each in found.done:
             print(f"fp8doctor applied {each.name}: {each.summary}", file=sys.stderr)
-        left = (
-            *found.left,
-            *(f"{each.name} (FP8 stays on: this was estimated, not timed)" for each in untimed),
-        )
+        kept = "FP8 stays on: this was estimated, not timed"
+        left = (*found.left, *(f"{each.name} ({kept})" for each in untimed))
         said = [f"fp8doctor did not carry out {', '.join(left)}"] if left else []
         if found.replaced:
             said.append("parameters were replaced: make the optimizer again")
@@ -99,17 +95,15 @@ class Report(Shown, Document, frozen=True, kw_only=True):
         """
         if severity not in ("never", *SEVERITIES):
             raise UserError(f"severity is one of never, {', '.join(SEVERITIES)}, not {severity!r}")
-        why = self.why_not_in_fp8() if require_fp8 else ""
-        reached = severity != "never" and self.reaches(severity)
-        if not why and not reached:
-            return
         graver = SEVERITIES[SEVERITIES.index(severity) :] if severity != "never" else ()
         grave = tuple(each for each in self.findings if (each.severity or "info") in graver)
         lines = [f"{each.code} {each.name}: {each.title}" for each in grave]
-        lines = lines or ([self.verdict.summary] if reached else [])
-        said = [f"FP8 is required. {why}"] if why else []
+        if severity != "never" and not lines and self.reaches(severity):
+            lines = [self.verdict.summary]
+        said = [f"FP8 is required. {why}"] if require_fp8 and (why := self.why_not_in_fp8()) else []
         said += [f"fp8doctor found: {'; '.join(lines)}"] if lines else []
-        raise ReportFailed(" ".join(said), grave)
+        if said:
+            raise ReportFailed(" ".join(said), grave)
 
     def scalars(self) -> dict[str, float]:
         """Return the report's numbers for a tracker; a number that is unknown, or a CPU's time, is left out.
@@ -130,9 +124,9 @@ class Report(Shown, Document, frozen=True, kw_only=True):
         return {f"fp8doctor/{name}": float(number) for name, number in numbers.items() if number is not None}
 
     def __str__(self) -> str:
-        return self._printed("report")
+        return self._printed()
 
-    def _printed(self, held_in: str) -> str:
+    def _printed(self, held_in: str = "report") -> str:
         """Render as text for a reader who holds the report in this variable."""
         from fp8doctor.render.text import render
 

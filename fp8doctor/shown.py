@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from fp8doctor.diagnosis.comparison import Comparison as Compared
 from fp8doctor.diagnosis.comparison import compared
@@ -24,13 +27,9 @@ class Shown:
     __slots__ = ()
     if TYPE_CHECKING:
         to_json: Any
-
-    def page(self) -> Page:
-        raise NotImplementedError
-
-    def _line(self) -> str:
-        """Say the result in one line."""
-        raise NotImplementedError
+        page: Callable[[], Page]
+        _line: Callable[[], str]
+        """Says the result in one line."""
 
     def to_text(self, width: int = 100) -> str:
         """Return what the command line prints."""
@@ -68,13 +67,11 @@ class Shown:
         return self.to_markdown()
 
 
-class Comparison(Shown):
+class Comparison(Shown, Struct, frozen=True):
     """Two reports side by side: ``found`` has the numbers, ``reports`` what was compared."""
 
-    __slots__ = ("found", "reports")
-
-    def __init__(self, found: Compared, reports: tuple[Document, Document]) -> None:
-        self.found, self.reports = found, reports
+    found: Compared
+    reports: tuple[Document, Document]
 
     def page(self) -> Page:
         from fp8doctor.render.compare_page import page
@@ -88,13 +85,11 @@ class Comparison(Shown):
         return self.found.to_json()
 
 
-class Health(Shown):
+class Health(Shown, Struct, frozen=True):
     """FP8's health over a run: ``samples`` holds what was recorded, ``verdict`` what it means."""
 
-    __slots__ = ("samples", "verdict")
-
-    def __init__(self, samples: HealthFile, verdict: HealthVerdict) -> None:
-        self.samples, self.verdict = samples, verdict
+    samples: HealthFile
+    verdict: HealthVerdict
 
     def page(self, *, verbose: bool = True) -> Page:
         from fp8doctor.render.health_page import page
@@ -113,16 +108,11 @@ class Health(Shown):
 @in_one_sentence
 def compare(first: Document | str | Path, second: Document | str | Path) -> Comparison:
     """Compare two reports or their files: time, tokens/s, memory, and why they differ. Raises `UserError`."""
-    reports = _read(first), _read(second)
-    return Comparison(compared(*reports, (_name(first), _name(second))), reports)
-
-
-def _read(report: Document | str | Path) -> Document:
-    return report if isinstance(report, Document) else replay(report)
-
-
-def _name(report: Document | str | Path) -> str:
-    return "report" if isinstance(report, Document) else Path(report).name
+    (one, its_name), (other, name) = (
+        (each, "report") if isinstance(each, Document) else (replay(each), Path(each).name)
+        for each in (first, second)
+    )
+    return Comparison(compared(one, other, (its_name, name)), (one, other))
 
 
 @in_one_sentence

@@ -112,7 +112,6 @@ def test_replay_keeps_every_byte_of_this_version_and_what_another_one_wrote(
 
 
 SOUND = diagnose(DECODER_468M).to_dict()
-HUGE = 10**400
 
 
 def broken(**changes: Any) -> str:
@@ -135,7 +134,6 @@ def first_arm(**changes: Any) -> str:
         ("[" * 100_000, "nested too deep"),
         (broken(schema_version=99), "newer fp8doctor"),
         (broken(facts={"network": {"linears": 3}}), r"network\.linears"),
-        (broken(facts={"unheard_of": [{"deep": -HUGE}]}), "more than 64 bits"),
         (broken(facts={"workload": {"accumulate": 0}}), r"`\$\.workload\.accumulate`"),
         (broken(facts={"gpus": [{"compute_capability": "nine"}]}), r"`\$\.gpus\[0\]"),
         (broken(facts={"target": {"kind": "x\n" * 5_000}}), r"^.{,500}\$\.target\.kind`$"),
@@ -146,7 +144,7 @@ def first_arm(**changes: Any) -> str:
         (first_arm(cuts=[]), "'as_is' was timed"),
         (first_arm(breakdown={"families_ms": {"gemm_16bit": -5.0}}), "less than 0 ms"),
     ],
-    ids=range(16),
+    ids=range(15),
 )
 def test_what_cannot_be_replayed_is_refused_with_one_sentence(
     text: str, sentence: str, tmp_path: Path

@@ -128,14 +128,10 @@ def progress(quiet: bool) -> Iterator[Callable[[Doing], None]]:
 
 def complain_of_printed(printed: Printed, *, whole: bool) -> None:
     """Show workers' stderr: all of it after a failure, otherwise each line once."""
-    counted = printed.counted()
-    kept = " (its last MiB)" if printed.cut else ""
-    if counted and whole:
-        told = "\n".join(printed.lines())
-        complain(f"libraries and your file printed on stderr{kept}:", told)
-    elif counted:
-        told = "\n".join(counted)
-        complain(f"libraries and your file printed on stderr, each line once{kept}:", told)
+    if counted := printed.counted():
+        each, kept = "" if whole else ", each line once", " (its last MiB)" if printed.cut else ""
+        lines = printed.lines() if whole else counted
+        complain(f"libraries and your file printed on stderr{each}{kept}:", "\n".join(lines))
 
 
 def complain(sentence: str, detail: str = "") -> None:

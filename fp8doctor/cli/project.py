@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from fp8doctor.cli.arguments import first_word, options_with_value
 from fp8doctor.cli.console import complain
@@ -62,11 +63,10 @@ class ProjectCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args)
         except click.BadParameter as error:
-            name = error.param.name if error.param else None
-            named = any(arg.partition("=")[0] in error.param.opts for arg in args) if error.param else True
-            if name not in ctx.default_map or named:
+            name = str(error.param.name) if error.param else ""
+            if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT_MAP:
                 raise
-            key = str(name).replace("_", "-")
+            key = name.replace("_", "-")
             raise UserError(f"{project.file}: [{TABLE}] {key}: {error.message}") from None
         if "ignore" in ctx.params:
             ctx.params["ignore"] = (*ctx.params["ignore"], *project.ignored)

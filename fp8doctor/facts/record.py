@@ -9,7 +9,6 @@ from __future__ import annotations
 import codecs
 import functools
 import math
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,9 +29,6 @@ whoever wrote it; names of modules, classes and kernels are not prose and stay a
 
 R = TypeVar("R", bound="Record")
 
-
-MANY_DIGITS = re.compile(rb"\d{20}")
-"""As many digits as the largest number of 64 bits has."""
 
 _one_thread = threading.RLock()
 
@@ -61,9 +57,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             kind = type(value)
             if kind in SETTLED or (kind is str and not is_prose and value.isascii()):
                 continue
-            settled = float(value) if is_float and kind is int else settle(value, is_float)
-            if is_prose:
-                settled = _clean(settled)
+            settled = float(value) if is_float and kind is int else settle(value, is_float, is_prose)
             if settled is not value:
                 msgspec.structs.force_setattr(self, field, settled)
 
@@ -91,28 +85,21 @@ def _holds_prose(annotation: Any) -> bool:
     return annotation == Prose or any(map(_holds_prose, get_args(annotation)))
 
 
-def _clean(value: Any) -> Any:
-    """Prose, or a tuple or dict of it, without what is a secret by its shape."""
-    if isinstance(value, str):
-        return without_secrets(value)
-    if isinstance(value, tuple):
-        return tuple(map(_clean, value))
-    if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
-    return value
+def settle(value: Any, number_field: bool = False, prose: bool = False) -> Any:
+    """Return the value as JSON can hold it, prose without what is a secret by its shape.
 
-
-def settle(value: Any, number_field: bool = False) -> Any:
-    """Return the value as JSON can hold it: a non-finite number is None in a number field, text elsewhere."""
+    A non-finite number is None in a number field, text elsewhere.
+    """
     kind = type(value)
     if kind is str:
-        return value if value.isascii() else value.encode("utf-8", "replace_surrogate").decode("utf-8")
+        value = value if value.isascii() else value.encode("utf-8", "replace_surrogate").decode("utf-8")
+        return without_secrets(value) if prose else value
     if kind is float and not math.isfinite(value):
         return None if number_field else str(value)
     if kind is dict:
-        return {settle(key): settle(item) for key, item in value.items()}
+        return {settle(key): settle(item, prose=prose) for key, item in value.items()}
     if kind is list or (kind is tuple and value and not isinstance(value[0], Record)):
-        return tuple(settle(item) for item in value)
+        return tuple(settle(item, prose=prose) for item in value)
     return value
 
 
@@ -160,25 +147,14 @@ def encode(document: Any) -> bytes:
 def decode(text: bytes) -> Any:
     """Return the plain values of a JSON document.
 
-    Raises `UnreadableDocument` if it is not JSON, is nested too deep, or holds a whole number beyond 64 bits.
+    Raises `UnreadableDocument` if it is not JSON, or nested too deep.
     """
     try:
-        data = msgspec.json.decode(text)
-        if MANY_DIGITS.search(text) and _holds_huge_number(data):
-            raise UnreadableDocument("it holds a whole number of more than 64 bits")
-        return data
+        return msgspec.json.decode(text)
     except RecursionError:
         raise UnreadableDocument("it is nested too deep to be a report") from None
     except (msgspec.DecodeError, ValueError) as error:
         raise UnreadableDocument(f"it is not JSON ({error})") from None
-
-
-def _holds_huge_number(data: Any) -> bool:
-    if isinstance(data, dict):
-        return any(map(_holds_huge_number, data.values()))
-    if isinstance(data, list):
-        return any(map(_holds_huge_number, data))
-    return type(data) is int and data.bit_length() > 64
 
 
 def unknown_keys(data: Any, known: Any) -> dict[str, Any] | None:

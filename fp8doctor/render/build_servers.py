@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -12,16 +11,14 @@ from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.render.terminal import printable_line, printable_lines
 
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
-
 
 class Notice(Struct, frozen=True):
     """The verdict or one finding, harmless to print."""
 
     code: str
     name: str
-    severity: Severity
+    severity: Severity | None
+    """Of a verdict that is no problem None."""
     title: str
     """One line."""
     text: str = ""
@@ -33,7 +30,7 @@ def notices(report: Document) -> Iterator[Notice]:
     explained = {each.name: each for each in report.answer.items} if report.answer else {}
     told = report.verdict
     title = printable_line(told.summary) or "No verdict."
-    yield Notice("VERDICT", told.status, report.verdict_severity() or "info", title)
+    yield Notice("VERDICT", told.status, report.verdict_severity(), title)
     for finding in report.findings:
         lines = [printable_line(finding.explanation)]
         if item := explained.get(finding.name):
@@ -51,7 +48,7 @@ def file_of(report: Document) -> str:
     return printable_line(report.facts.get("target.name", "")) if is_file else ""
 
 
-COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "notice"}
+COMMANDS: dict[Severity | None, str] = {"error": "error", "warning": "warning"}
 
 DATA = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
 """Characters that end a command, and their escapes. Source: actions/toolkit, core/src/command.ts."""
@@ -68,15 +65,19 @@ def github(report: Document, *, file: str = "") -> str:
     for notice in notices(report):
         title = f"{notice.code} {notice.name}".translate(PROPERTY)
         message = "\n".join(filter(None, (notice.title, notice.text))).translate(DATA)
-        lines.append(f"::{COMMANDS[notice.severity]} {where}title={title}::{message}\n")
+        lines.append(f"::{COMMANDS.get(notice.severity, 'notice')} {where}title={title}::{message}\n")
     return "".join(lines)
 
 
 COUNTS = {"tests": "testcase", "failures": "failure", "errors": "error", "skipped": "skipped"}
 """Attribute of a suite -> the elements that it counts."""
 
-WITHOUT_ANSWER = {"unknown": "unknown", "not_applicable": "does not apply"}
-"""Outcome of a check whose case is skipped -> its words."""
+TAGS = {
+    "unknown": ("skipped", "unknown: "),
+    "not_applicable": ("skipped", "does not apply: "),
+    "crashed": ("error", ""),
+}
+"""Outcome of a check without an answer -> the element that says so, and its words."""
 
 
 def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "") -> str:
@@ -91,40 +92,37 @@ def junit(report: Document, *, fail_on: Severity | None = "error", file: str = "
     suite = SubElement(suites, "testsuite", name=f"fp8doctor {file or file_of(report)}".rstrip())
     if report.created_at:
         suite.set("timestamp", printable_line(report.created_at))
+    fails = SEVERITIES[SEVERITIES.index(fail_on) :] if fail_on else ()
 
-    def case(of: str, name: str) -> Element:
-        return SubElement(suite, "testcase", classname=of, name=name.rstrip())
+    def add(of: str, name: str, tag: str, text: str = "", **attributes: str) -> None:
+        case = SubElement(suite, "testcase", classname=of, name=name.rstrip())
+        if tag:
+            SubElement(case, tag, attributes).text = text or None
 
-    def fails(where: Element, notice: Notice) -> bool:
-        if fail_on is None or SEVERITIES.index(notice.severity) < SEVERITIES.index(fail_on):
-            return False
-        failure = SubElement(where, "failure", message=notice.title, type=notice.severity)
-        failure.text = notice.text or notice.title
-        return True
+    def tell(of: str, name: str, notice: Notice) -> None:
+        if notice.severity in fails:
+            text = notice.text or notice.title
+            add(of, name, "failure", text, message=notice.title, type=str(notice.severity))
+        elif notice.name == "open":
+            add(of, name, "skipped", message=notice.title)
+        else:
+            add(of, name, "system-out", f"{notice.title}\n{notice.text}".rstrip())
 
     verdict, *found = notices(report)
-    first = case("fp8doctor", "verdict")
-    if not (report.verdict_severity() and fails(first, verdict)):
-        if verdict.name == "open":
-            SubElement(first, "skipped", message=verdict.title)
-        else:
-            SubElement(first, "system-out").text = verdict.title
+    tell("fp8doctor", "verdict", verdict)
     names = {check.code: check.name for check in reversed(registry.discover())}
     for outcome in report.outcomes:
         of, code = f"fp8doctor.{outcome.area}", outcome.code
         of_check = [each for each in found if each.code == code]
         for notice in of_check:
-            where = case(of, f"{code} {notice.name}")
-            if not fails(where, notice):
-                SubElement(where, "system-out").text = f"{notice.severity}: {notice.title}\n{notice.text}"
+            tell(of, f"{code} {notice.name}", notice)
         if not of_check:
-            where, reason = case(of, f"{code} {names.get(code, '')}"), printable_line(outcome.reason or "")
-            if words := WITHOUT_ANSWER.get(outcome.outcome):
-                SubElement(where, "skipped", message=f"{words}: {reason or 'no reason given'}")
-            elif outcome.outcome == "crashed":
-                SubElement(where, "error", message=reason or "no reason given", type="crashed")
-            elif reason:
-                SubElement(where, "system-out").text = f"{outcome.outcome}: {reason}"
+            name, reason = f"{code} {names.get(code, '')}", printable_line(outcome.reason or "")
+            if outcome.outcome in TAGS:
+                tag, words = TAGS[outcome.outcome]
+                add(of, name, tag, message=f"{words}{reason or 'no reason given'}")
+            else:
+                add(of, name, "system-out" if reason else "", f"{outcome.outcome}: {reason}")
     for element in (suites, suite):
         for count, tag in COUNTS.items():
             element.set(count, str(len(list(suite.iter(tag)))))

@@ -84,13 +84,14 @@ def _basis(health: Health) -> Iterator[str]:
     """Say what was sampled, what it cost, and what is unknown."""
     samples = [sample for _, sample in health.samples]
     yield f"{plural(len(samples), 'step')} sampled, on the job's own tensors."
-    for first, last in [(samples[0], samples[-1])] if samples else []:
-        at = [f"{_loss(each.loss)} ({_loss(each.gradient_norm)})" for each in (first, last)]
-        yield f"Loss (gradient norm): {at[0]} at step {first.step:,}, {at[1]} at {last.step:,}."
-    cost = sum(each.cost_ms or 0.0 for each in samples)
-    if cost and samples[-1].step_ms:
-        time = samples[-1].step_ms * max(1, samples[-1].step - health.headers[0].step)
-        yield f"Samples took {percent(100 * cost / time)} of the time (measured)."
+    if samples:
+        first, last = samples[0], samples[-1]
+        one, other = (f"{_loss(each.loss)} ({_loss(each.gradient_norm)})" for each in (first, last))
+        yield f"Loss (gradient norm): {one} at step {first.step:,}, {other} at {last.step:,}."
+        cost_ms = sum(each.cost_ms or 0.0 for each in samples)
+        time_ms = (last.step_ms or 0.0) * max(1, last.step - health.headers[0].step)
+        if cost_ms and time_ms:
+            yield f"Samples took {percent(100 * cost_ms / time_ms)} of the time (measured)."
     if restarts := len(health.headers) - 1:
         yield f"The job was restarted {plural(restarts, 'time')}."
     for why, count in Counter(layer.unseen for layer in health.layers.values() if layer.unseen).items():

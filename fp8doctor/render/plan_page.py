@@ -11,8 +11,6 @@ from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table, number
 
 HEADS = ("recipe", "ms/step", "tokens/s", "speedup", "range", "GiB", "max batch")
 
-SHOWN_LIMITS = 2
-
 LONGEST_LIMITS = 22
 """Characters that a line of 100 columns leaves them."""
 
@@ -39,23 +37,20 @@ def page(plan: PlanDocument, *, framework: str | None = None) -> Page:
 
 def _job(plan: PlanDocument) -> Iterator[str]:
     options = plan.options
-    yield f"{options.batch} x {options.seq:,} tokens"
     sides = [
         f"{name} {size}" for name in ("dp", "tp", "cp", "pp", "ep") if (size := getattr(options, name)) > 1
     ]
-    if options.gpus > 1:
-        yield f"{', '.join(sides)}: {options.gpus} GPUs"
-    if options.ranks > 1:
-        yield options.sharding
-    if options.accumulate > 1:
-        yield f"{options.accumulate} micro-batches"
-    if options.checkpointing != "none":
-        yield f"{options.checkpointing} checkpointing"
-    if options.fused_loss:
-        yield "fused loss"
-    if options.lora:
-        yield f"LoRA rank {options.lora}"
-    yield options.optimizer
+    told = {
+        f"{options.batch} x {options.seq:,} tokens": True,
+        f"{', '.join(sides)}: {options.gpus} GPUs": options.gpus > 1,
+        options.sharding: options.ranks > 1,
+        f"{options.accumulate} micro-batches": options.accumulate > 1,
+        f"{options.checkpointing} checkpointing": options.checkpointing != "none",
+        "fused loss": options.fused_loss,
+        f"LoRA rank {options.lora}": options.lora,
+        options.optimizer: True,
+    }
+    return (each for each, holds in told.items() if holds)
 
 
 def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
@@ -71,13 +66,9 @@ def _of_gpu(found: Sequence[Row], gpus: int) -> Iterator[Part]:
     ]
     rows += [_cells(each.name, each) for each in shown]
     yield Table(HEADS, tuple(rows), "besides matmuls")
-    without: dict[str, list[str]] = {}
-    for row in found:
-        if row.why:
-            without.setdefault(row.why, []).append(row.name)
-    told = (f"{', '.join(names)} ({why})" for why, names in without.items())
-    if without:
-        yield f"No estimate for {first.gpu}: {'; '.join(told)}."
+    for why in dict.fromkeys(each.why for each in found if each.why):
+        names = ", ".join(each.name for each in found if each.why == why)
+        yield f"No estimate for {first.gpu}: {names} ({why})."
 
 
 def _cells(name: str, row: Row, of: str = "") -> tuple[str, ...]:
@@ -87,9 +78,9 @@ def _cells(name: str, row: Row, of: str = "") -> tuple[str, ...]:
     speedup, between = ("", "") if of else ("-", "-")
     if row.speedup and not of:
         speedup, between = f"{row.speedup:.2f}x", f"{row.speedup_low:.2f}-{row.speedup_high:.2f}"
-    shown = ", ".join(limits[:SHOWN_LIMITS])
+    limited = ", ".join(limits[:2])
+    limited = limited if len(limited) <= LONGEST_LIMITS else limits[0]
     fits = "-" if batch is None else f"{batch:,}" if batch else "none fits"
-    limited = shown if len(shown) <= LONGEST_LIMITS else limits[0]
     return name, number(ms), number(tokens, 0), speedup, between, number(gib), fits, limited
 
 
@@ -105,15 +96,13 @@ def _legend(found: Sequence[Row]) -> Iterator[str]:
 
 
 def _setup(setups: Sequence[Setup], framework: str | None) -> Iterator[Code | str]:
-    if not setups:
-        return
+    """Show the lines of a framework, by default of the first of each stack, and name the others."""
     first = list({each.stack: each for each in reversed(setups)}.values())[::-1]
     shown = [each for each in setups if each.framework == framework] if framework else first
     for each in shown:
         yield f"Set up {each.recipe}, {each.framework}:"
         yield Code(each.code)
-    if not shown:
+    if setups and not shown:
         yield f"{framework} has no setting for {' or '.join(dict.fromkeys(each.recipe for each in setups))}."
-    others = dict.fromkeys(each.framework for each in setups if each not in shown)
-    if others:
+    if others := dict.fromkeys(each.framework for each in setups if each not in shown):
         yield f"For other frameworks: --framework {', '.join(others)}."

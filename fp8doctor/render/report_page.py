@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from fp8doctor.answer.commands import more_time, more_time_s
+from fp8doctor.answer.commands import more_time
 from fp8doctor.answer.items import Item, area_marks, areas, without_findings
 from fp8doctor.answer.job import ROWS, TOKENS, UNKNOWN, job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
@@ -12,7 +12,6 @@ from fp8doctor.answer.machine import no_model, says, support, things, variables
 from fp8doctor.answer.sentences import box, in_short
 from fp8doctor.answer.steps import ranks
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Trial
 from fp8doctor.render.page import (
     Bars,
     Code,
@@ -32,9 +31,6 @@ from fp8doctor.wording import plural
 
 LONG = 80
 """Characters of a command that a box of 100 columns breaks. A choice."""
-
-LONG_S = 300
-"""Seconds from which a time to wait is written in minutes."""
 
 BARE, BELOW = ("FP8", "attention"), ("Memory", TOKENS, ROWS)
 """Facts of the job that need no label, and those that stand below the table of steps."""
@@ -109,28 +105,19 @@ def _notices(report: Document, *, notes: bool = True) -> Iterator[Marks]:
 
 def _next(report: Document, held_in: str) -> Iterator[Part]:
     """Name the next commands, for a shell or for Python, and the page of a code that is shown."""
-    said, view = report.answer, report.facts
+    said = report.answer
     codes = [each.code for each in said.items if each.number] + [each.code for each in said.notices]
     first = next(filter(None, codes), "")
-    option = "" if said.is_decided else more_time(view)
+    option = "" if said.is_decided else more_time(report.facts)
     pieces = [f'{held_in}.save("report.json")'] if held_in else []
     if first in {each.code for each in report.findings if each.severity != "info"}:
         pieces.append(f"fp8doctor explain {first}")
     if option:
-        pieces.append(f"{option} to time more variants{_added(view.trial)}")
+        pieces.append(f"{option} to time more variants")
     pieces += (
         ["in a shell: fp8doctor report -v report.json"] if held_in else ["-v shows more", "-o report.html"]
     )
     yield Next(tuple(pieces), said.command if len(said.command) > LONG else "")
-
-
-def _added(trial: Trial) -> str:
-    """Say how much longer than this trial the budget for the variants left out may take."""
-    spent_s, budget_s = trial.get("elapsed_s"), more_time_s(trial)
-    if spent_s is None or budget_s is None:
-        return ""
-    added_s = budget_s - round(spent_s)
-    return f", up to {f'{added_s:.0f} s' if added_s < LONG_S else f'{added_s / 60:.0f} min'} more"
 
 
 def _details(report: Document) -> Iterator[Section]:

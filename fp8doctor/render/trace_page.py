@@ -36,24 +36,26 @@ def page(document: Traces, *, verbose: bool = False) -> Page:
         for each in document.hints[0]
     )
     parts = (*map(Strong, document.summaries), _times(step), *_kernels(step, verbose=verbose), *hints)
-    return Page((f"fp8doctor {document.tool.version}", *_named(step)), (*parts, Quiet(_basis(step))))
+    return Page(
+        (f"fp8doctor {document.tool.version}", *filter(None, _named(step))), (*parts, Quiet(_basis(step)))
+    )
 
 
 def _named(step: TracedStep) -> Iterator[str]:
     """Describe the trace's file, GPU and steps."""
-    yield step.file
-    if step.gpu:
-        yield step.gpu
-    if step.gpus > 1:
-        yield f"the busiest of {step.gpus} GPUs"
-    if step.rank is not None and (step.world_size or 1) > 1:
-        yield f"rank {step.rank} of {step.world_size}"
-    if not step.steps:
-        yield f"no steps marked, {shown(step.step_ms)} ms in all"
-        return
+    ms, marked = f"{shown(step.step_ms)} ms", {"profiler": "ProfilerStep", "optimizer": "optimizer steps"}
     each = f" each ({shown(step.low_ms)} to {shown(step.high_ms)})" if step.steps > 1 else ""
-    marked = "ProfilerStep" if step.marked_by == "profiler" else "optimizer steps"
-    yield f"{plural(step.steps, 'step')} ({marked}), {shown(step.step_ms)} ms{each}"
+    yield from (step.file, step.gpu or "")
+    yield f"the busiest of {step.gpus} GPUs" if step.gpus > 1 else ""
+    yield (
+        f"rank {step.rank} of {step.world_size}"
+        if step.rank is not None and (step.world_size or 1) > 1
+        else ""
+    )
+    if step.marked_by:
+        yield f"{plural(step.steps, 'step')} ({marked[step.marked_by]}), {ms}{each}"
+    else:
+        yield f"no steps marked, {ms} in all"
 
 
 def _times(step: TracedStep) -> Table:
@@ -84,16 +86,13 @@ def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table | str]:
 
 def _basis(step: TracedStep) -> str:
     """Say how the times were taken, and what is not in them."""
-    sentences = ["Measured by torch's profiler, whose own cost on the host is in the idle time."]
-    if step.with_stack:
-        sentences.append("Stacks were recorded, which slows the host most.")
-    if step.compiled:
-        sentences.append("torch.compile was at work: this is no step as the job repeats it.")
-    elif step.compiling_steps:
-        left_out = plural(step.compiling_steps, "step")
-        sentences.append(f"{left_out} in which torch.compile was at work left out.")
-    if step.outside_ms >= 0.05:
-        sentences.append(f"{shown(step.outside_ms)} ms of GPU work outside the steps left out.")
-    if not step.steps:
-        sentences.append("Nothing marks steps: call profiler.step() behind each one for times of a step.")
-    return " ".join(sentences)
+    left_out = f"{plural(step.compiling_steps, 'step')} in which torch.compile was at work left out."
+    told = {
+        "Measured by torch's profiler, whose own cost on the host is in the idle time.": True,
+        "Stacks were recorded, which slows the host most.": step.with_stack,
+        "torch.compile was at work: this is no step as the job repeats it.": step.compiled,
+        left_out: step.compiling_steps and not step.compiled,
+        f"{shown(step.outside_ms)} ms of GPU work outside the steps left out.": step.outside_ms >= 0.05,
+        "Nothing marks steps: call profiler.step() behind each one for times of a step.": not step.steps,
+    }
+    return " ".join(each for each, holds in told.items() if holds)
