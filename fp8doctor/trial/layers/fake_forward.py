@@ -74,12 +74,19 @@ def _with_scaled(facts: Facts, scaled: Mapping[str, bool]) -> Facts:
 
 FORWARD = "a forward on fake tensors"
 
-SHAPES = ("must have same reduction dim", "shapes cannot be multiplied")
-"""In what torch says of a matmul whose sides do not fit, fake or real. Source: torch 2.13."""
+MISFITS = (
+    "must have same reduction dim",
+    "shapes cannot be multiplied",
+    "must have the same dtype",
+    "scalar types: Long, Int",
+    "should be the same",
+)
+"""In what torch says of shapes and dtypes that no matmul, embedding or convolution takes. Source: torch
+2.13."""
 
 
 class Misfit(Exception):
-    """A layer that cannot multiply what the user's batch brings it."""
+    """A layer that does not take what the user's batch brings it."""
 
 
 def _watched(job: Job, facts: Facts) -> Watched | Misfit | str:
@@ -129,7 +136,7 @@ def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Watched:
         with mode, torch.enable_grad(), autocasts_on_the_cpu(), autocast:
             return rows.watch(job, facts, plan, model, batch)
     except RuntimeError as error:
-        if not any(each in str(error) for each in SHAPES) or facts.workload.get("batch_source") != "given":
+        if not any(each in str(error) for each in MISFITS) or facts.workload.get("batch_source") != "given":
             raise
         raise Misfit(f"{_layer(model, error)}: {error}") from error
 

@@ -140,6 +140,12 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
     layers, experts = found(original, plan, model, [linear.name for linear in facts.network.linears])
     calls, rows = CallsSeen(), Rows()
     products = Products(layers, experts, calls)
+    hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
+    if original is job.model and hooks[0] == hooks[1]:  # neither a wrapper nor a hook casts its inputs
+        plain = {linear.name for linear in facts.network.linears if linear.use == "none"}
+        products.fixed = {
+            id(each._parameters.get("weight")) for name, each in layers.items() if name in plain
+        }
     for number in range(MOST_FORWARDS):
         with on_calls(model.modules(), calls.enter, calls.leave), products:
             job.training_step(model, batch) if job.training_step else call(model, batch)
@@ -147,7 +153,6 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         next_is_told = number == 0 and calls.first_microbatch and micro_batches(facts) > 1
         if rows.keys() >= {*layers, *experts} and not next_is_told:
             break
-    hooks = [sum(len(each._forward_pre_hooks) for each in of.modules()) for of in (original, model)]
     seen = calls.seen(layers, model, kept_blocks=_kept_blocks(original, plan, model))
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
     seen = msgspec.structs.replace(
@@ -220,6 +225,8 @@ class Products(TorchFunctionMode):
         self._outside, self.in_own_autocast = autocast_now(), False
         self.in_fp8: dict[str, None] = {}
         """Names of the functions that multiplied FP8 tensors."""
+        self.fixed: set[int] = set()
+        """Ids of weights whose fake product raises for another dtype, as a real one does."""
         weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
         self._weights = {name: id(weight) for name, weight in weights if weight is not None}
         plain = {name: weight for name, weight in experts.items() if is_plain(weight)}
@@ -240,6 +247,8 @@ class Products(TorchFunctionMode):
             given = list(tensors((*args, *kwargs.values())))
             if any(map(is_float8, given)):
                 self.in_fp8[name] = None
+            if function is functional.linear and id(given[1]) in self.fixed and not has_data(given[0]):
+                _refuse_other_dtype(*given[:2])
             if function in OF_LAYERS:
                 for weight in given[1:]:
                     if (seen := self._by_weight.get(id(weight))) is not None:
@@ -265,6 +274,14 @@ class Products(TorchFunctionMode):
             seen += ends[0].diff(prepend=ends[0].new_zeros(1)).tolist()
         elif into.dim() == 3:
             seen += [into.shape[1]] * into.shape[0]
+
+
+def _refuse_other_dtype(into: torch.Tensor, weight: torch.Tensor) -> None:
+    """Raise what a real product would: one of fake tensors takes any dtypes. Autocast casts floats only."""
+    casts = autocast_now() is not None
+    same = into.dtype == weight.dtype or (casts and into.is_floating_point() and weight.is_floating_point())
+    if not same and is_plain(into) and is_plain(weight):
+        raise RuntimeError(f"mat1 and mat2 must have the same dtype, but got {into.dtype} and {weight.dtype}")
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
