@@ -34,11 +34,11 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
     fp8, linears = kit.expected_fp8_gemms.multiplied_in_fp8(facts.network.linears), facts.network.linears
     if not fp8 and kit.fp8_was_asked_for(facts) is None:
         return kit.NotApplicable(reason="the model has no FP8 layer, and nothing asks for FP8")
-    why_kept = kit.padding.why_not_pad(facts)
+    may_be_padded = kit.padding.may_be_padded(facts)
     refused = [each for each in linears if kit.recipe_support.unaligned(each)]
     raising = [each for each in fp8 if each in refused]
     left = [each for each in refused if kit.layers.would_be_converted(each, rewritten=True, padded=True)]
-    skipped = [each for each in left if not why_kept(each)]
+    skipped = list(filter(may_be_padded, left))
     share = kit.flops_share_pct(skipped, facts)
     if not raising and share < kit.padding.LITTLE_WORK_PCT:
         return None
@@ -46,7 +46,7 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
     if raising:
         title = f"{len(raising)} of {len(fp8)} FP8 layers need sides that are multiples of "
         title += f"{kit.recipe_support.multiple_of(raising[0])}, or torch raises on a GPU"
-    found, kept = raising or skipped, {each.name: why for each in raising if (why := why_kept(each))}
+    found, kept = raising or skipped, [each.name for each in raising if not may_be_padded(each)]
     padded = [each for each in found if each.name not in kept]
     raises = bool(raising) and not kit.own_step.ran_on_a_gpu(facts)
     return kit.Finding(
@@ -56,7 +56,7 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
         explanation="Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and "
         "NVFP4 128). Otherwise a converted layer raises in the step, and a converter leaves it in 16 bits.",
         evidence={"raising_layers": len(raising), "skipped_layers": len(skipped), "first": found[0].name},
-        treatment=kit.padding.pad_sides(padded, kept, facts) if padded else kit.keep_in_bf16([*kept], facts),
+        treatment=kit.padding.pad_sides(padded, kept, facts) if padded else kit.keep_in_bf16(kept, facts),
     )
 
 

@@ -53,11 +53,8 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
-    if (
-        len(beside) > BESIDE_AT_MOST
-        or not (lists or blocks_are_compiled(network))
-        or not all(map(has_loop, lists))
-    ):
+    reached = all(map(has_loop, lists)) if lists else blocks_are_compiled(network)
+    if len(beside) > BESIDE_AT_MOST or not reached:
         code = "\n".join(compile_whole(network))
         return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
     apart = [
@@ -66,21 +63,15 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
         else f"{in_python(each.name, network)}.compile()"
         for each in beside
     ]
-    lines = _with_reason([*(compile_loop(each, network) for each in lists), *apart])
+    lines = _with_reason([*(_loop(each, network) for each in lists), *apart])
+    name, names = COMPILE_BLOCKS, tuple[str, ...]()
+    summary = "compile block by block, after the conversion to FP8"
     if not lists:
-        return Treatment(
-            name=COMPILE_LAYERS,
-            summary=f"compile {plural(len(beside), 'layer')} outside the compiled blocks",
-            code="\n".join(lines),
-            layers=tuple(linear.name for linear in beside),
-        )
-    if facts.get("training.use_cache") is True:
+        name, names = COMPILE_LAYERS, tuple(linear.name for linear in beside)
+        summary = f"compile {plural(len(beside), 'layer')} outside the compiled blocks"
+    elif facts.get("training.use_cache") is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled again, up to 8 of them")
-    return Treatment(
-        name=COMPILE_BLOCKS,
-        summary="compile block by block, after the conversion to FP8",
-        code="\n".join(lines),
-    )
+    return Treatment(name=name, summary=summary, code="\n".join(lines), layers=names)
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:
@@ -114,32 +105,24 @@ def has_loop(blocks: Blocks) -> bool:
 def compile_all(network: Network) -> list[str]:
     if not network.blocks or not all(map(has_loop, network.blocks)):
         return compile_whole(network)
-    return _with_reason([compile_loop(each, network) for each in network.blocks])
-
-
-def _with_reason(lines: list[str]) -> list[str]:
-    return [WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in lines) else lines
-
-
-def compile_all_without_cache(facts: Facts) -> list[str]:
-    """Write the lines that compile the model as the trial's BF16, without KV cache."""
-    cached = facts.network.blocks and facts.get("training.use_cache")
-    off = [f"{cache_off(facts)}   # a KV cache slows the compiled blocks down"] if cached else []
-    return [*compile_all(facts.network), *off]
+    return _with_reason([_loop(each, network) for each in network.blocks])
 
 
 def compile_whole(network: Network) -> list[str]:
-    if has_forward_of_torch(network):
-        return [WHY_WRAPPED, "model = torch.compile(model)"]
-    return ["model.compile()"]
+    in_place = not has_forward_of_torch(network)
+    return ["model.compile()"] if in_place else _with_reason(["model = torch.compile(model)"])
 
 
-def compile_loop(blocks: Blocks, network: Network) -> str:
+def _loop(blocks: Blocks, network: Network) -> str:
     container, in_dict = in_python(blocks.name, network), blocks.get("container") == "ModuleDict"
     if not has_forward_of_torch(blocks):
         return f"for block in {container}{'.values()' if in_dict else ''}:\n    block.compile()"
     pairs = f"{container}.items()" if in_dict else f"enumerate({container})"
     return f"for i, block in {pairs}:\n    {container}[i] = torch.compile(block)"
+
+
+def _with_reason(lines: list[str]) -> list[str]:
+    return [WHY_WRAPPED, *lines] if any("torch.compile(" in each for each in lines) else lines
 
 
 def cache_off(facts: Facts) -> str:

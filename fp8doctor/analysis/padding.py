@@ -32,55 +32,46 @@ def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def why_not_pad(facts: Facts) -> Callable[[Linear], str | None]:
-    """Return a function that says why a layer's sides must not, or need not, be padded."""
-    network, between_channels = facts.network, _between_channels(facts.network)
+def may_be_padded(facts: Facts) -> Callable[[Linear], bool]:
+    """Return a function that tells layers between wide channels from those over patches and classes.
 
-    def why(linear: Linear) -> str | None:
-        k, n = linear.in_features, linear.out_features
-        if linear.use == "training" and linear.role == "head" and n != network.get("vocabulary"):
-            return f"do not pad its {n} classes"
-        if not between_channels(linear):
-            return (
-                f"no norm, embedding or convolution is {k} or {n} wide; if that counts patches or tokens, do "
-                "not pad it"
-            )
-        return f"{k} x {n} is too little work to pad for" if min(k, n) < LEAST_WIDTH else None
-
-    return why
-
-
-def _between_channels(network: Network) -> Callable[[Linear], bool]:
-    """Find the Linears as wide as a norm, or leading to a Linear that is; an MLP-Mixer's run over patches.
-
-    If few are connected like this, the widths seen are not the model's channels, and every Linear counts.
+    Channels are as wide as a norm, an embedding or a convolution, or lead to such a width. If few Linears are
+    connected like this, those widths are not the model's, and every Linear counts.
     """
+    network, linears = facts.network, facts.network.linears
     widths = {*network.get("channel_widths", ())}
-    widths |= {linear.in_features for linear in network.linears if linear.role == "head"}
-    sides = [frozenset((linear.in_features, linear.out_features)) for linear in network.linears]
+    widths |= {linear.in_features for linear in linears if linear.role == "head"}
+    sides = [frozenset((linear.in_features, linear.out_features)) for linear in linears]
     while new := [each for each in sides if each & widths and not each <= widths]:
         widths.update(*new)
     few = sum(each <= widths for each in sides) < len(sides) / 2
-    return lambda linear: few or linear.in_features in widths
+
+    def may_be(linear: Linear) -> bool:
+        n, classifies = linear.out_features, linear.use == "training" and linear.role == "head"
+        if classifies and n != network.get("vocabulary"):
+            return False
+        return (few or linear.in_features in widths) and min(linear.in_features, n) >= LEAST_WIDTH
+
+    return may_be
 
 
-def pad_sides(padded: Sequence[Linear], kept: dict[str, str], facts: Facts) -> Treatment:
-    """Pad these layers' sides; ``kept`` has the reason for each layer to leave out instead."""
-    network, lines = facts.network, dict[str, None]()
+def pad_sides(padded: Sequence[Linear], kept: Sequence[str], facts: Facts) -> Treatment:
+    """Pad these layers' sides, and leave out of the conversion those that are ``kept``."""
+    lines = dict[str, None]()
     for linear in sorted(padded, key=lambda each: (each.in_features, each.out_features)):
         k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
-        named = [(_setting(side, linear, network), side) for side in (k, n) if side % multiple]
-        if all(setting for setting, _ in named):
-            new = {f"config.{setting} = {round_up(side, multiple)}": str(side) for setting, side in named}
-        else:
+        named = {side: _setting(side, linear, facts.network) for side in (k, n) if side % multiple}
+        new = {f"config.{setting} = {round_up(side, multiple)}": str(side) for side, setting in named.items()}
+        if not all(named.values()):
             new = {f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})": f"nn.Linear({k}, {n})"}
         lines |= {f"{line}   # was {old}: multiples of {multiple}": None for line, old in new.items()}
-    if padded[0] is network.linears[0] and not facts.workload.get("sequence_length"):
-        lines[f"x = torch.nn.functional.pad(x, (0, -x.shape[-1] % {multiple_of(padded[0])}))"] = None
-    lines |= {f"# {name}: {why}; leave it out of the conversion": None for name, why in kept.items()}
+    if kept:
+        lines[
+            f"# not {', '.join(kept)}: leave {'it' if len(kept) == 1 else 'them'} out of the conversion"
+        ] = None
     return Treatment(
         name="pad-dimensions",
-        summary="pad widths to the next multiple, in the configuration",
+        summary="pad widths, and data of these widths, to the next multiple",
         code="\n".join(lines),
         kind="sketch",
     )
@@ -90,10 +81,8 @@ def _setting(side: int, linear: Linear, network: Network) -> str | None:
     """Name the setting that makes a side this wide; None outside transformers, or if unclear."""
     if not network.get("save_pretrained"):
         return None
-    if side == network.get("vocabulary"):
-        return "vocab_size"
     between = OF_AN_MLP.search(linear.name) and side != network.get("hidden_size")
-    return "intermediate_size" if between else None
+    return "vocab_size" if side == network.get("vocabulary") else "intermediate_size" if between else None
 
 
 def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, int]]:
@@ -101,33 +90,26 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
 
     Raises `Unrecorded` if a router decides them and nobody counted them.
     """
-
-    def is_aligned(linear: Linear) -> bool:
+    found, unknown = dict[str, tuple[int, int]](), []
+    for linear in fp8:
         seen = rows_seen(linear, facts)
-        each_has = len(seen) >= linear.gemms  # a forward on fake tensors counts the rows of all
-        return each_has and any(seen) and all(rows % multiple_of(linear) == 0 for rows in seen)
-
-    found: dict[str, tuple[int, int]] = {}
-    given = [each for each in fp8 if not is_grouped(each) and facts.workload.batch_source == "given"]
-    for linear in given:
-        multiple, ranks = tokens_divisor(linear), sequence_ranks(linear)
-        tokens = 0 if linear.role == "experts" else facts.workload.tokens or 0  # a router decides theirs
-        seen = (ranks == 1 and rows_seen(linear, facts)) or (tokens,)
-        multiple *= ranks if multiple > 1 else 1
-        if rows := next((rows for rows in seen if rows % multiple), None):
-            found[linear.name] = rows, multiple
-    padded = "pad_token_groups_for_grouped_mm"
-    grouped = [
-        each
-        for each in fp8
-        if is_grouped(each) and each.features.get(padded) is not True and not is_aligned(each)
-    ]
-    if grouped and not found:
+        if is_grouped(linear):  # a forward on fake tensors counts the rows of all experts together
+            each_has = len(seen) >= linear.gemms and any(seen)
+            aligned = each_has and all(rows % multiple_of(linear) == 0 for rows in seen)
+            if not aligned and linear.features.get("pad_token_groups_for_grouped_mm") is not True:
+                unknown.append(linear)
+        elif facts.workload.batch_source == "given":
+            multiple, ranks = tokens_divisor(linear), sequence_ranks(linear)
+            tokens = 0 if linear.role == "experts" else facts.workload.tokens or 0  # a router decides theirs
+            multiple *= ranks if multiple > 1 else 1
+            if rows := next((rows for rows in (ranks == 1 and seen) or (tokens,) if rows % multiple), None):
+                found[linear.name] = rows, multiple
+    if unknown and not found:
         raise Unrecorded(
             Workload,
             "rows",
-            f"each expert's rows in {plural(len(grouped), 'weight')} (first: {grouped[0].name}); a router "
-            f"decides them, and your code must pad them to multiples of {max(map(multiple_of, grouped))}",
+            f"each expert's rows in {plural(len(unknown), 'weight')} (first: {unknown[0].name}); a router "
+            f"decides them, and your code must pad them to multiples of {max(map(multiple_of, unknown))}",
         )
     return found
 
@@ -138,24 +120,19 @@ def sequence_ranks(linear: Linear) -> int:
 
 def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:
     """Pad the batch for this layer: sequences in the collator, of a matrix its first dimension."""
-    tokens, length = workload.tokens or 0, workload.sequence_length
+    tokens, length, ranks = workload.tokens or 0, workload.sequence_length, sequence_ranks(linear)
+    what, padded = "rows", round_up(tokens, multiple)
+    line = f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))"
     if length:
-        padded, what = (workload.batch_size or 1) * round_up(length, multiple), "tokens"
+        what, padded = "tokens", (workload.batch_size or 1) * round_up(length, multiple)
         line = f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={multiple})"
-    else:
-        padded, what = round_up(tokens, multiple), "rows"
-        line = f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))"
     line += f"   # {tokens} to {padded} {what}"
-    if (ranks := sequence_ranks(linear)) > 1:
+    if ranks > 1:
         line += (
             f"\n# {multiple // ranks} for each of {ranks} ranks: pad the packed batch, and mask what you add"
         )
-    return Treatment(
-        name="pad-tokens",
-        summary=f"pad the batch to a multiple of {multiple} {what}",
-        code=line,
-        kind="sketch",
-    )
+    summary = f"pad the batch to a multiple of {multiple} {what}"
+    return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
 
 
 PADDED = 64
@@ -180,17 +157,15 @@ def slow_in_16_bits(facts: Facts) -> Slow | None:
     The saving is modelled, and at most what the profile leaves. Without a profile no compiled layer counts:
     Inductor may pad it.
     """
-    gpu, timed, linears = modelled_gpu(facts), as_is(facts), facts.network.linears
+    gpu, timed = modelled_gpu(facts), as_is(facts)
     step_ms = timed.get("step_ms") if timed else None
     breakdown = timed.get("breakdown") if timed and step_ms and facts.trial.device != "cpu" else None
     profiled = breakdown.families_ms.get("gemm_16bit", 0.0) if breakdown else None
     if profiled is None:
         step_ms = modelled.step_ms if (modelled := modelled_step(facts)) else None
-    if step_ms is None:
-        _ = [each.flops_per_token for each in linears if each.get("role") == "experts"]  # unknown without
     if gpu is None or step_ms is None or facts.workload.tokens is None:
         return None
-    in_16_bits = [each for each in linears if each.use == "none"]
+    in_16_bits = [each for each in facts.network.linears if each.use == "none"]
     slow = [
         each
         for each in in_16_bits
@@ -224,17 +199,14 @@ def pad_in_16_bits(linear: Linear, network: Network) -> Treatment:
     """Pad the vocabulary if the layer is its head, else the layer."""
     sides, vocabulary = (linear.in_features, linear.out_features), network.get("vocabulary")
     if linear.role == "head" and vocabulary and vocabulary in sides:
-        wide = _padded(vocabulary)
-        resize = f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)"
-        return Treatment(
-            name="pad-vocabulary",
-            summary=f"pad the model's vocabulary from {vocabulary} to {wide}, not the tokenizer's",
-            code=f"{resize}   # {vocabulary} -> {wide}"
-            if network.get("kind", "").startswith("transformers.")
-            else f"vocab_size = {wide}   # not {vocabulary}: for embedding and head",
+        code = f"vocab_size = {_padded(vocabulary)}   # not {vocabulary}: for embedding and head"
+        if network.get("kind", "").startswith("transformers."):
+            resize = f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)"
+            code = f"{resize}   # {vocabulary} -> {_padded(vocabulary)}"
+        summary = (
+            f"pad the model's vocabulary from {vocabulary} to {_padded(vocabulary)}, not the tokenizer's"
         )
-    return Treatment(
-        name="pad-dimensions",
-        summary=f"pad the layer's sides to multiples of {PADDED}",
-        code=f"nn.Linear{sides}  ->  nn.Linear{tuple(map(_padded, sides))}   # {linear.name}",
-    )
+        return Treatment(name="pad-vocabulary", summary=summary, code=code)
+    code = f"nn.Linear{sides}  ->  nn.Linear{tuple(map(_padded, sides))}   # {linear.name}"
+    summary = f"pad the layer's sides to multiples of {PADDED}"
+    return Treatment(name="pad-dimensions", summary=summary, code=code)

@@ -64,14 +64,12 @@ class TreatmentRecord(Struct, frozen=True):
 
     name: str = ""
     words: str = ""  # name of the change for users; the treatment's own if empty
+    runs: str = ""  # ``file.function`` of `fp8doctor.trial.treatments` that carries it out
     family: str = ""  # treatments of one family stand for each other: the later takes the earlier's place
-    runs: str = (
-        ""  # ``file.function`` of `fp8doctor.trial.treatments` that carries it out; importing it needs torch
-    )
     changes: str = "model"  # ``model`` if it changes the model alone, so a live model can be given it
+    helps_bf16_too: bool = False  # BF16 without it is no fair measure of a step that has it
     compiles: bool = False  # it puts compiled regions into the step
     recipe: str | None = None  # the recipe that its FP8 layers have afterwards, if it changes it
-    helps_bf16_too: bool = False  # BF16 without it is no fair measure of a step that has it
 
     @property
     def is_an_arm_already(self) -> bool:
@@ -79,51 +77,53 @@ class TreatmentRecord(Struct, frozen=True):
         return self.name == STAY_IN_BF16 or self.family == "convert"
 
 
+def _compiling(name: str, words: str, runs: str = "forms.compile_it") -> TreatmentRecord:
+    return TreatmentRecord(name, words, runs, "compilation", compiles=True)
+
+
 def _recipe_change(of: Recipe) -> TreatmentRecord:
-    if of.stack == TORCHAO.name:
-        return TreatmentRecord(of.treatment, of.words, "recipe", "fp8_recipes.another_recipe", recipe=of.name)
-    runs = "fp8_recipes.another_te_recipe"
-    return TreatmentRecord(of.treatment, of.words, "recipe", runs, "the autocast", recipe=of.name)
+    te = of.stack != TORCHAO.name
+    runs, changes = ("another_te_recipe", "the autocast") if te else ("another_recipe", "model")
+    return TreatmentRecord(of.treatment, of.words, f"fp8_recipes.{runs}", "recipe", changes, recipe=of.name)
 
 
 _ALL = (
-    TreatmentRecord(TE_AUTOCAST, "switched on", "", "fp8_recipes.te_autocast", "the autocast"),
-    TreatmentRecord("cache-off", "no KV cache", "", "forms.cache_off"),
+    TreatmentRecord(TE_AUTOCAST, "switched on", "fp8_recipes.te_autocast", "", "the autocast"),
+    TreatmentRecord("cache-off", "no KV cache", "forms.cache_off"),
     TreatmentRecord(
         AUTOCAST_BF16,
         "BF16 autocast",
-        "precision",
         "forms.autocast_bf16",
+        "precision",
         "the autocast",
         helps_bf16_too=True,
     ),
-    TreatmentRecord(
-        CHECKPOINTING_OFF, "no checkpointing", "", "forms.checkpointing_off", helps_bf16_too=True
-    ),
-    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "bf16", "forms.keep_in_bf16"),
+    TreatmentRecord(CHECKPOINTING_OFF, "no checkpointing", "forms.checkpointing_off", helps_bf16_too=True),
+    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "forms.keep_in_bf16", "bf16"),
     TreatmentRecord(
         "fused-optimizer",
         "fused optimizer",
-        "",
         "forms.fused_optimizer",
+        "",
         "the optimizer",
         helps_bf16_too=True,
     ),
-    TreatmentRecord(COMPILE_BLOCKS, "compiled", "compilation", "forms.compile_it", compiles=True),
-    TreatmentRecord(COMPILE_MODEL, "compiled whole", "compilation", "forms.compile_it", compiles=True),
-    TreatmentRecord(COMPILE_LAYERS, "layers compiled", "compilation", "forms.compile_layers", compiles=True),
-    TreatmentRecord(STAY_IN_BF16, "", "bf16", "forms.stay_in_bf16"),
-    TreatmentRecord(ADAPTERS_TO_BF16, "BF16 adapters", "", "forms.adapters_to_bf16", helps_bf16_too=True),
-    TreatmentRecord("attention-sdpa", "fused attention", "", "forms.attention_sdpa", helps_bf16_too=True),
+    _compiling(COMPILE_BLOCKS, "compiled"),
+    _compiling(COMPILE_MODEL, "compiled whole"),
+    _compiling(COMPILE_LAYERS, "layers compiled", "forms.compile_layers"),
+    TreatmentRecord(STAY_IN_BF16, "", "forms.stay_in_bf16", "bf16"),
+    TreatmentRecord(ADAPTERS_TO_BF16, "BF16 adapters", "forms.adapters_to_bf16", helps_bf16_too=True),
+    TreatmentRecord("attention-sdpa", "fused attention", "forms.attention_sdpa", helps_bf16_too=True),
+    TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(
-        TreatmentRecord(f"convert-{each.name}", "", "convert", "fp8_recipes.convert", recipe=each.name)
+        TreatmentRecord(f"convert-{each.name}", "", "fp8_recipes.convert", "convert", recipe=each.name)
         for each in RECIPES.values()
         if each.converts
     ),
 )
 
-TREATMENTS = {each.name: each for each in _ALL}
+TREATMENTS = {each.name: each for each in _ALL if each.runs}
 """Every treatment that the trial can carry out, by its name.
 
 Compiling counts as FP8's own: every BF16 variant is compiled if that is faster, without a cache then.
@@ -131,15 +131,12 @@ Compiling counts as FP8's own: every BF16 variant is compiled if that is faster,
 
 FUSABLE = ("Adam", "AdamW", "SGD", "Adagrad")
 """Classes of ``torch.optim`` that take ``fused``, on CPU and CUDA alike. Source: torch 2.6 to 2.13."""
-
-
-BY_HAND = {LARGER_BATCH: TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True)}
-"""Treatments that only a user can carry out and that have traits of their own."""
+_BY_NAME = {each.name: each for each in _ALL}
 
 
 def traits(name: str) -> TreatmentRecord:
     """Look up a treatment; most that only a user can carry out have only a name."""
-    return TREATMENTS.get(name) or BY_HAND.get(name) or TreatmentRecord(name=name)
+    return _BY_NAME.get(name) or TreatmentRecord(name=name)
 
 
 def in_words(name: str) -> str:

@@ -64,35 +64,39 @@ def fp8_ran(facts: Facts) -> bool:
 
 def without_fp8(facts: Facts) -> str:
     """Say what a model without FP8 layers has in their place; empty if that is plain BF16."""
+    return _state(facts)[1]
+
+
+def is_unclear(facts: Facts) -> bool:
+    """Return whether FP8 may run in a model without FP8 layers, so that nothing is known of its speed."""
+    return _state(facts)[0]
+
+
+def _state(facts: Facts) -> tuple[bool, str]:
+    """Say whether FP8 may run without an FP8 layer, and what the model has in place of such layers."""
     linears = facts.network.linears
     if uses_fp8(facts):
-        return ""
+        return False, ""
     forward, rehearse = sum(map(computes_forward_in_fp8, linears)), sum(map(rehearses_quantization, linears))
     stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
     calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
     unread = facts.get("gaps", {}).get("network.linears", "").rstrip(".") if not linears else ""
     kind, of = "FP8" if any(map(stores_fp8, linears)) else "low precision", f"of {len(linears)} Linears"
     states = (
-        (forward, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
-        (unread, f"Its Linears could not be read: {unread}"),
-        (named, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
-        (calls, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}"),
-        (ran, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
-        (stored, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
-        (rehearse, f"No FP8 training: {rehearse} {of} rehearse quantization"),
-        (if_recorded(nothing_to_convert, facts.network), "FP8 takes none of its layers: train in BF16"),
+        (forward, False, f"No FP8 training: {forward} {of} multiply in FP8 in the forward only"),
+        (unread, True, f"Its Linears could not be read: {unread}"),
+        (named, True, f"FP8 by name in {named} {of}, of no known library: whether it runs was not seen"),
+        (calls, True, f"FP8 is outside of layers: the code calls {''.join(calls[:1])}"),
+        (ran, True, f"{ran} FP8 matmuls ran in a step, and no layer of a known FP8 library was found"),
+        (stored, False, f"No FP8 training: {stored} {of} only store their weights in {kind}"),
+        (rehearse, False, f"No FP8 training: {rehearse} {of} rehearse quantization"),
+        (
+            if_recorded(nothing_to_convert, facts.network),
+            False,
+            "FP8 takes none of its layers: train in BF16",
+        ),
     )
-    return next((words for holds, words in states if holds), "")
-
-
-def is_unclear(facts: Facts) -> bool:
-    """Return whether FP8 may run in a model without FP8 layers, so that nothing is known of its speed."""
-    linears = facts.network.linears
-    unread = facts.get("gaps", {}).get("network.linears") and not linears
-    named = any(each.use == "unknown" for each in linears)
-    computes = any(map(computes_forward_in_fp8, linears))
-    outside = facts.network.get("fp8_calls") or facts.get("observed.fp8_gemms")
-    return bool(unread or named or (outside and not computes)) and not uses_fp8(facts)
+    return next(((unclear, words) for holds, unclear, words in states if holds), (False, ""))
 
 
 CAUSE = "no-fp8-tensor-cores"

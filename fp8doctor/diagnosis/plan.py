@@ -28,7 +28,6 @@ from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     LARGER_BATCH,
     MORE_TOKENS,
-    ON_THIS_GPU,
     STAY_IN_BF16,
     traits,
 )
@@ -70,7 +69,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     if view.end is not None:
         chosen = if_recorded(_to_the_end, view.end, proposed, view, broken)
     else:
-        chosen = if_recorded(_untimed, proposed, view, findings, broken)
+        chosen = if_recorded(_untimed, proposed, view.facts, findings, broken)
     steps = proposed if chosen is None else chosen
     return tuple(_fitting(if_recorded(_with_a_start, steps, view, findings) or steps, view.facts))
 
@@ -109,20 +108,16 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
             and (may_save or finding.severity != "info")
         ):
             steps.setdefault(finding.treatment.name, []).append(finding)
-    return tuple(_step_of(sorted(group, key=_rank), facts) for group in sorted(steps.values(), key=_place))
+    ranked = sorted((sorted(group, key=_rank) for group in steps.values()), key=lambda each: _rank(each[0]))
+    return tuple(_step_of(group, facts) for group in ranked)
 
 
-def _place(group: list[Finding]) -> tuple[object, ...]:
-    first = min(map(_rank, group))
-    return *first[:3], not any(map(invalidates, group)), *first[3:]
-
-
-def _rank(finding: Finding) -> tuple[bool, bool, bool, float, int, str]:
+def _rank(finding: Finding) -> tuple[object, ...]:
     gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16
-    blocks_fp8 = finding.severity == "error"
+    urgent = recorded(finding, "breaks"), finding.severity == "error", invalidates(finding)
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
     severity = SEVERITIES.index(finding.severity or "info")
-    return gives_up, not recorded(finding, "breaks"), not blocks_fp8, -saved, -severity, finding.code
+    return gives_up, *(not each for each in urgent), -saved, -severity, finding.code
 
 
 def _step_of(group: list[Finding], facts: Facts | None) -> Step:
@@ -154,23 +149,20 @@ def _fixing_too(step: Step, others: Iterable[Step]) -> Step:
 
 
 def _untimed(
-    proposed: Sequence[Step], view: TrialView, findings: Sequence[Finding], broken: frozenset[str]
+    proposed: Sequence[Step], facts: Facts, findings: Sequence[Finding], broken: frozenset[str]
 ) -> tuple[Step, ...]:
     """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
-    facts, on_this_gpu = view.facts, ON_THIS_GPU.values()
-    if any(step.treatment.name in on_this_gpu and broken.intersection(step.names) for step in proposed):
-        return tuple(step for step in proposed if step.treatment.name in on_this_gpu or not changes_fp8(step))
-    others = _by_the_filter({step.treatment.name: step for step in proposed}, facts)
+    others = _by_the_filter(proposed, facts)
     gives_up = next((step for step in others if step.treatment.name == STAY_IN_BF16), None)
     others = [step for step in others if step is not gives_up]
     expects = if_recorded(planned_speedup, facts, findings, others)
-    loses_surely = expects.loses if expects else any(each.severity == "error" for each in findings)
-    if gives_up and not loses_surely and uses_fp8(facts):
+    if expects and expects.loses:
+        if not gives_up and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
+            title = f"FP8 would run at {expects.best.value:.2f}x the speed of BF16"
+            slower = stay_in_bf16(facts, "FP8 would be slower here (estimated)")
+            gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
+    elif gives_up and (expects or all(each.severity != "error" for each in findings)) and uses_fp8(facts):
         gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
-    loses = expects if expects and expects.loses and not gives_up else None
-    if loses and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
-        title = f"FP8 would run at {loses.best.value:.2f}x the speed of BF16 (estimated for {loses.gpu})"
-        gives_up = _step(title, stay_in_bf16(facts, "FP8 would be slower here (estimated)"))
     if gives_up:
         others, gives_up = _without_fp8(others, gives_up, broken)
     mends = [step for step in others if broken.intersection(step.names)]
@@ -200,22 +192,26 @@ def _without_fp8(
     return [step for step in others if step not in undone], _fixing_too(gives_up, [*worst, *undone])
 
 
-def _by_the_filter(planned: dict[str, Step], facts: Facts) -> list[Step]:
-    """Drop the steps that another step's filter carries out.
+def _by_the_filter(planned: Sequence[Step], facts: Facts) -> list[Step]:
+    """Drop the steps that a filter carries out: it leaves out their layers, or LoRA's matrices.
 
-    Those compile FP8 layers that it leaves out, or leave LoRA's matrices out. It fixes their findings too,
-    and saves what the largest of them does.
+    It fixes their findings too, and saves what the largest of them does.
     """
-    filters, compiles, converts = map(planned.get, (KEEP_IN_BF16, COMPILE_LAYERS, CONVERT_BASE_FIRST))
-    if filters is None:
-        return list(planned.values())
-    held = [converts] if converts and has_lora(facts.linears()) else []
-    if compiles and compiles.treatment.layers and {*compiles.treatment.layers} <= {*filters.treatment.layers}:
-        held.append(compiles)
+    filters = next((each for each in planned if each.treatment.name == KEEP_IN_BF16), None)
+    out = {*filters.treatment.layers} if filters else set[str]()
+
+    def is_held(step: Step) -> bool:
+        layers = {*step.treatment.layers} if step.treatment.name == COMPILE_LAYERS else set[str]()
+        no_lora = step.treatment.name == CONVERT_BASE_FIRST and has_lora(facts.linears())
+        return bool(out) and (no_lora or (bool(layers) and layers <= out))
+
+    held = [each for each in planned if is_held(each)]
+    if not filters or not held:
+        return [*planned]
     savings = [each.saving_ms for each in (filters, *held) if each.saving_ms]
     most = max(savings, key=lambda saving: saving.middle, default=None)
-    planned[KEEP_IN_BF16] = replace(_fixing_too(filters, held), saving_ms=most)
-    return [each for each in planned.values() if each not in held]
+    both = replace(_fixing_too(filters, held), saving_ms=most)
+    return [both if each is filters else each for each in planned if each not in held]
 
 
 def _to_the_end(

@@ -10,7 +10,7 @@ from fp8doctor.analysis.compile_coverage import (
     BACKENDS_WITHOUT_KERNELS,
     blocks_are_compiled,
     cache_off,
-    compile_all_without_cache,
+    compile_all,
     compile_treatment,
     compile_whole,
     compiles_each_block,
@@ -250,7 +250,9 @@ def compiled_as(bf16: Arm | None, facts: Facts) -> list[str]:
         return [KEEP_OWN_COMPILE]
     if bf16 is None:
         return ["model = torch.compile(model)   # or block by block"]
-    lines = compile_all_without_cache(facts) if facts.network.blocks else ["model = torch.compile(model)"]
+    lines = compile_all(facts.network) if facts.network.blocks else ["model = torch.compile(model)"]
+    if facts.network.blocks and facts.get("training.use_cache"):
+        lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
     lines = {ArmName.BF16: [], ArmName.BF16_WHOLE: compile_whole(facts.network)}.get(ArmName(name), lines)
     return [*([LEAVE_OUT_OWN_COMPILE] if leave or (mine and lines) else []), *lines]
 
