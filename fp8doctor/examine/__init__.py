@@ -15,7 +15,8 @@ def examine_surroundings(target: Target) -> Facts:
 
     gaps: dict[str, str] = {}
     software, environment = examine_environment(gaps)
-    gpus = examine_gpus(gaps)
+    gpus, driver = examine_gpus(gaps)
+    software = msgspec.structs.replace(software, driver=driver)
     return Facts(target=target, software=software, environment=environment, gpus=gpus, gaps=gaps)
 
 

@@ -43,7 +43,7 @@ def examine_attention(tree: Tree) -> tuple[Attention, ...]:
         module, config = place.module, state_of(place.module).get("config")
         kind = type(module)
         if (
-            PRETRAINED in place.kind.lineage
+            PRETRAINED in place.lineage
             and id(config) not in found
             and isinstance(implementation := read(config, "_attn_implementation"), str)
             and is_followed(place, config)
@@ -106,9 +106,9 @@ def examine_cache(tree: Tree, arguments: Any) -> dict[str, Any]:
     or a Trainer switches it off (5.23). Encoders, encoder-decoders, which drop it with labels, and models
     with a state of their own (Mamba) build none. None without a decoder.
     """
-    models = [place for place in tree.places if PRETRAINED in place.kind.lineage]
+    models = [place for place in tree.places if PRETRAINED in place.lineage]
     configs = {id(place): read(place.module, "config") for place in models}
-    decoders = [place for place in models if any(name == GENERATES for _, name in place.kind.lineage)]
+    decoders = [place for place in models if any(name == GENERATES for _, name in place.lineage)]
     makers = [
         place
         for place in models

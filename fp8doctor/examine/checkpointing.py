@@ -11,9 +11,9 @@ from typing import Any
 from fp8doctor.facts import Checkpointing
 from fp8doctor.stacks.code_names import from_library, named
 from fp8doctor.stacks.looking import (
-    ClassCache,
     forward_of,
     is_a,
+    lineage,
     modules_of,
     read,
     read_class,
@@ -38,7 +38,7 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 """Its names from 2.9, and before (deprecated since)."""
 
 
-def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing | None:
+def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
     state, training = state_of(module), read(module, "training")
     hooks = [
         hook
@@ -50,19 +50,18 @@ def checkpointing_of(module: Any, name: str, kind: ClassCache) -> Checkpointing 
         fp8 = in_fp8(module, function)
         return Checkpointing(name=name, form=form, active=active, reentrant=reentrant, **fp8)
 
-    if (CHECKPOINT_WRAPPERS, "CheckpointWrapper") in kind.lineage:
+    if (CHECKPOINT_WRAPPERS, "CheckpointWrapper") in lineage(type(module)):
         implementation = read(state.get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
         return found("wrapper", training, reentrant, state.get("checkpoint_fn"))
-    if state.get("gradient_checkpointing", kind.once(_flag_of_class)) is True:
+    if huggingface_flag(module):
         function = state.get("_gradient_checkpointing_func")
         return found("huggingface", training, _reentrant(function), function)
     if hooks:
         return found("composable", True, False, hooks[0])
     if is_checkpoint(read(forward_of(module), "func")):  # a partial
         return found("whole_forward", True, _reentrant(forward_of(module)), forward_of(module))
-    named_there = names_checkpoint(forward_of(module), kind.of) if "forward" in state else None
-    if not (kind.once(_names_checkpoint) if named_there is None else named_there):
+    if not names_checkpoint(forward_of(module), type(module)):
         return None
     return Checkpointing(name=name, form="called_in_forward", active=None, reentrant=None)
 
@@ -96,21 +95,14 @@ def in_fp8(region: Any, function: Any) -> dict[str, Any]:
 
 def huggingface_flag(module: Any) -> bool | None:
     """Return ``module.gradient_checkpointing`` without running a property, or None."""
-    flag = state_of(module).get("gradient_checkpointing", _flag_of_class(type(module)))
+    name = "gradient_checkpointing"
+    flag = state_of(module).get(name, read_class(type(module), name))
     return flag if isinstance(flag, bool) else None
 
 
-def _flag_of_class(kind: type) -> Any:
-    return read_class(kind, "gradient_checkpointing")
-
-
-def _names_checkpoint(kind: type) -> bool:
-    return names_checkpoint(read_class(kind, "forward"), kind)
-
-
-def is_layer(kind: ClassCache) -> bool:
+def is_layer(module: Any) -> bool:
     """Tell if a module's own flag decides (transformers >= 4.53), not the model's."""
-    return LAYER in kind.lineage
+    return LAYER in lineage(type(module))
 
 
 def package(value: Any) -> str | None:

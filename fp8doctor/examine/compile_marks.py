@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.facts import CompileMark
-from fp8doctor.stacks.looking import ClassCache, forward_of, read, read_class, state_of
+from fp8doctor.stacks.looking import forward_of, lineage, read, state_of
 from fp8doctor.stacks.torch_private import (
     COMPILED_CALL,
     OPTIMIZED_MODULE,
@@ -21,24 +21,23 @@ from fp8doctor.stacks.torch_private import (
 )
 
 
-def compile_mark(module: Any, name: str, kind: ClassCache) -> CompileMark | None:
+def compile_mark(module: Any, name: str) -> CompileMark | None:
     """Return the mark on this module, or None; a wrapper's has the wrapped name."""
     state = state_of(module)
-    if OPTIMIZED_MODULE in kind.lineage:
-        if is_disabled(module, kind):  # what torch.compiler.disable(m) returns
+    if OPTIMIZED_MODULE in lineage(type(module)):
+        if is_disabled(module):  # what torch.compiler.disable(m) returns
             return None
         backend = _backend(read(state.get("dynamo_ctx"), "callback"))
         return CompileMark(name=name, form="wrapped", backend=backend, compiles=is_called(module))
     if (call := state.get(COMPILED_CALL)) is not None:
         compiles = _compiles_in_place(module, call)
         return CompileMark(name=name, form="in_place", backend=_backend_of_function(call), compiles=compiles)
-    is_own = "forward" in state
-    compiled = compiled_function(state["forward"]) if is_own else kind.once(_compiled_forward)
+    compiled = compiled_function(forward_of(module))
     if compiled is None:
         return None
     return CompileMark(
         name=name,
-        form="assigned_forward" if is_own else "decorated_forward",
+        form="assigned_forward" if "forward" in state else "decorated_forward",
         backend=_backend_of_function(compiled),
         compiles=True,
     )
@@ -89,22 +88,9 @@ def compiled_function(function: Any) -> Any:
     return None
 
 
-def is_disabled(module: Any, kind: ClassCache) -> bool:
+def is_disabled(module: Any) -> bool:
     """Tell if `torch.compiler.disable` keeps Dynamo out of this module's forward."""
-    own = state_of(module).get("forward")
-    return kind.once(_has_disabled_forward) if own is None else _disables(own)
-
-
-def _compiled_forward(kind: type) -> Any:
-    return compiled_function(read_class(kind, "forward"))
-
-
-def _has_disabled_forward(kind: type) -> bool:
-    return _disables(read_class(kind, "forward"))
-
-
-def _disables(function: Any) -> bool:
-    for link in chain(function):
+    for link in chain(forward_of(module)):
         if disabled(link):
             return disabled_below(link)
         if original(link) is not None:

@@ -7,7 +7,6 @@ is kept. Packages are looked up by metadata, because importing Unsloth or Transf
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import platform
@@ -20,8 +19,8 @@ from email.parser import HeaderParser
 from functools import lru_cache
 from importlib import metadata
 
-from fp8doctor.examine.fp8_support import try_backends
-from fp8doctor.examine.nvml_gpus import driver_version, installed_torch
+from fp8doctor.examine.fp8_support import spec_of, try_backends
+from fp8doctor.examine.nvml_gpus import installed_torch
 from fp8doctor.facts import Environment, Package, Software
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -109,7 +108,7 @@ def examine_environment(gaps: dict[str, str]) -> tuple[Software, Environment]:
         backend_imports=try_backends(variables, gaps),
         debug_switches=debug_switches(),
     )
-    return examine_software(gaps), environment
+    return examine_software(), environment
 
 
 def allowed(variables: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -138,7 +137,7 @@ def _known(piece: str) -> str:
     return piece if numbers and all(known) else SET
 
 
-def examine_software(gaps: dict[str, str]) -> Software:
+def examine_software() -> Software:
     torch = installed_torch()
     cuda = torch.version.cuda if torch else NOT_RECORDED
     major = str(cuda).partition(".")[0] if torch and cuda else None
@@ -148,7 +147,6 @@ def examine_software(gaps: dict[str, str]) -> Software:
         torch=str(torch.__version__) if torch else None,
         cuda=cuda,
         hip=torch.version.hip if torch else NOT_RECORDED,
-        driver=driver_version(gaps),
         cublaslt=version_of((f"nvidia_cublas_cu{major}", "nvidia_cublas")) if major else None,
         cudnn=version_of((f"nvidia_cudnn_cu{major}", "nvidia_cudnn")) if major else None,
         triton=version_of(TRITON),
@@ -157,24 +155,14 @@ def examine_software(gaps: dict[str, str]) -> Software:
 
 
 def installed_packages() -> dict[str, Package]:
-    found = {
-        name: version_of(distributions)
-        for name, distributions in PACKAGES.items()
-        if _can_be_found(name, distributions)
-    }
+    """Describe the packages that ``import`` would find; a folder alone is none."""
+    found = {}
+    for name, distributions in PACKAGES.items():
+        version, spec = version_of(distributions), spec_of(name)
+        if name in sys.modules or (spec and (spec.origin is not None or version is not None)):
+            found[name] = version
     found |= {name: version for name in PARTS if (version := version_of((name,))) is not None}
     return {name: Package(version=version, imported=name in sys.modules) for name, version in found.items()}
-
-
-def _can_be_found(name: str, distributions: tuple[str, ...]) -> bool:
-    """Tell if ``import name`` would find a package, not just a folder."""
-    if name in sys.modules:
-        return True
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and (spec.origin is not None or version_of(distributions) is not None)
 
 
 def version_of(distributions: Iterable[str]) -> str | None:

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from typing import Any
 
 from fp8doctor.facts.scrub import scrub
@@ -77,10 +78,14 @@ def backend_to_come(variables: dict[str, str]) -> str | None:
 
 
 def _is_installed(package: str) -> bool:
+    return package in sys.modules or spec_of(package) is not None
+
+
+def spec_of(package: str) -> ModuleSpec | None:
     try:
-        return package in sys.modules or importlib.util.find_spec(package) is not None
+        return importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return False
+        return None
 
 
 @functools.cache

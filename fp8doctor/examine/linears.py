@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
+from torch import nn
 
 from fp8doctor.examine.distributed import gathered_as, tensor_parallel
 from fp8doctor.examine.walk import Place, Tree
@@ -16,7 +17,9 @@ from fp8doctor.facts.network import GATHERED_AS
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import Layer, recognise, scaling
 from fp8doctor.stacks.looking import (
+    ancestor,
     children_of,
+    is_a,
     is_torchscript,
     read,
     state_of,
@@ -50,7 +53,7 @@ Found = tuple[Place, Layer]
 
 
 def find_layers(tree: Tree, gaps: dict[str, str]) -> list[Found]:
-    scripted = [place.name for place in tree.places if place.kind.once(is_torchscript)]
+    scripted = [place.name for place in tree.places if is_torchscript(type(place.module))]
     if scripted:
         gaps["network.linears"] = (
             f"layers inside TorchScript are not read ({len(scripted)} modules, "
@@ -98,7 +101,7 @@ def _linear(
         )
         gaps["network.linears.flops_share_pct"] = gaps["network.linears.flops_per_token"]
     features, use = dict(layer.features), layer.use
-    if place.parent and place.parent.kind.descends_from("torch.nn.", "MultiheadAttention"):
+    if place.parent and is_a(place.parent.module, nn.MultiheadAttention):
         features["functional"] = True
         if use == "training" and layer.weight_class is None:  # its weight is read, and it is never called
             use = "none"
@@ -135,7 +138,7 @@ def _linear(
 
 
 def is_convolution(place: Place) -> bool:
-    return place.kind.descends_from("torch.nn.", "Conv1d", "Conv2d", "Conv3d")
+    return ancestor(type(place.module), "torch.nn.", ("Conv1d", "Conv2d", "Conv3d")) is not None
 
 
 def elements(layer: Layer) -> int:

@@ -49,7 +49,9 @@ FP8_ATTENTION = re.compile(
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     config = find_config(tree)
     embeddings = [
-        place for place in tree.places if place.kind.descends_from("torch.nn.", "Embedding", "EmbeddingBag")
+        place
+        for place in tree.places
+        if is_a(place.module, nn.Embedding) or is_a(place.module, nn.EmbeddingBag)
     ]
     vocabulary, hidden_size = sizes(config, embeddings)
     found = find_layers(tree, gaps)
@@ -170,7 +172,7 @@ def broken_ties(tree: Tree, gaps: dict[str, str]) -> Any:
     ``all_tied_weights_keys`` (5.0 to 5.23) leaves out ties that the configuration disables or a checkpoint
     broke.
     """
-    place = next((place for place in tree.places if PRETRAINED in place.kind.lineage), None)
+    place = next((place for place in tree.places if PRETRAINED in place.lineage), None)
     if place is None:
         return ()
     declared = state_of(place.module).get("all_tied_weights_keys")

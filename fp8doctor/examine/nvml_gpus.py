@@ -43,22 +43,27 @@ class NoDriverError(Exception):
     """There is no NVIDIA driver, so no NVIDIA GPU."""
 
 
-def examine_gpus(gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    """List this process's GPUs in its order, then the others; a gap if NVML fails."""
+def examine_gpus(gaps: dict[str, str]) -> tuple[Any, Any]:
+    """List this process's GPUs in its order, then the others; and return the NVIDIA driver's version.
+
+    Gaps for what NVML does not tell.
+    """
     torch = installed_torch()
-    gpus: tuple[Gpu, ...] = NOT_RECORDED
     try:
-        if torch and torch.version.hip:
-            return _gpus_of_torch(torch, "amd")
-        try:
-            with open_nvml() as nvml:
-                return _gpus_of_nvml(nvml, torch, gaps)
-        except NoDriverError:
-            return _gpus_of_torch(torch, "nvidia") if torch and torch.cuda.is_initialized() else ()
+        with open_nvml() as nvml:
+            driver = str(nvml.nvmlSystemGetDriverVersion())
+            return _gpus_of_nvml(nvml, torch, gaps), driver
+    except NoDriverError:
+        vendor: Literal["nvidia", "amd"] = "amd" if torch and torch.version.hip else "nvidia"
+        known = torch and (vendor == "amd" or torch.cuda.is_initialized())
     except Exception as error:
         _log.debug("the GPUs cannot be asked", exc_info=True)
-        gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
-    return gpus
+        gaps["gpus"] = gaps["software.driver"] = scrub(f"the GPUs cannot be asked: {error}")
+        return NOT_RECORDED, NOT_RECORDED
+    if vendor == "amd" and not torch.cuda.is_initialized() and torch.cuda.device_count():
+        gaps["gpus"] = "torch has not initialized HIP in this process, and to ask would do so"
+        return NOT_RECORDED, None
+    return _gpus_of_torch(torch, vendor) if known else (), None
 
 
 def installed_torch() -> Any:
@@ -68,20 +73,6 @@ def installed_torch() -> Any:
     import torch
 
     return torch
-
-
-def driver_version(gaps: dict[str, str]) -> str | None:
-    """Return the NVIDIA driver's version, such as ``580.159.03``, or None."""
-    version: str | None = NOT_RECORDED
-    try:
-        with open_nvml() as nvml:
-            version = str(nvml.nvmlSystemGetDriverVersion())
-    except NoDriverError:
-        version = None
-    except Exception as error:
-        _log.debug("NVML failed", exc_info=True)
-        gaps["software.driver"] = scrub(f"NVML failed: {error}")
-    return version
 
 
 @contextmanager
@@ -185,10 +176,8 @@ def count_others(processes: Sequence[Any], ours: bool) -> int:
 
 
 def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, ...]:
-    """List torch's devices. Raises RuntimeError before CUDA or HIP is initialized."""
-    count, amd = torch.cuda.device_count(), vendor == "amd"
-    if count and not torch.cuda.is_initialized():
-        raise RuntimeError("torch has not initialized HIP in this process, and to ask would do so")
+    """List torch's devices, once CUDA or HIP is initialized."""
+    amd = vendor == "amd"
     return tuple(
         Gpu(
             name=each.name,
@@ -198,7 +187,7 @@ def _gpus_of_torch(torch: Any, vendor: Literal["nvidia", "amd"]) -> tuple[Gpu, .
             memory_gib=each.total_memory / GIB,
             visible=True,
         )
-        for each in map(torch.cuda.get_device_properties, range(count))
+        for each in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     )
 
 

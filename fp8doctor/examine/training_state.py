@@ -73,9 +73,10 @@ LAYERDROP = ("layerdrop", "encoder_layerdrop", "decoder_layerdrop")
 
 def layerdrop(tree: Tree) -> float | None:
     """Return the largest probability that a block is skipped in training; None without any."""
-    holders = (each for place in tree.places for each in (place.module, read(place.module, "config")))
-    found = (read(each, name) for each in holders if each is not None for name in LAYERDROP)
-    return max((float(each) for each in found if isinstance(each, float) and 0 < each < 1), default=None)
+    own = [state_of(place.module) for place in tree.places]
+    configs = {id(config): state_of(config) for each in own if (config := each.get("config")) is not None}
+    found = (each.get(name) for each in (*own, *configs.values()) for name in LAYERDROP)
+    return max((each for each in found if isinstance(each, float) and 0 < each < 1), default=None)
 
 
 def autocast_dtype(job: Job, forward: Any, found: list[nn.Parameter], gaps: dict[str, str]) -> Any:
@@ -177,24 +178,16 @@ def forward_chain(forward: Any) -> tuple[str, ...]:
     return tuple(names[:-1])
 
 
-STEP_OF_A_TRAINER = ("training_step", "compute_loss")
-"""Methods of transformers' Trainer that compute the loss, outermost first."""
-
-LOSS_OF_A_TRAINER = ("compute_loss_func", "label_smoother")
-"""Attributes of a Trainer (4.46 to 5.23) that compute the loss if set."""
-
-
 def own_loss(trainer: Any) -> str | None:
-    """Name what in a Trainer computes the loss instead of the model.
-
-    It may change the Trainer (TRL's note metrics), so a copy's step leaves it out.
-    """
-    state = state_of(trainer)
-    for name in STEP_OF_A_TRAINER:
+    """Name what in a Trainer (4.46 to 5.23) computes the loss instead of the model, or None."""
+    for name in ("training_step", "compute_loss"):
         owner = next(each for each in type(trainer).__mro__ if name in vars(each))
-        if name in state or str(owner.__module__).partition(".")[0] != "transformers":
-            return f"{type(trainer).__name__ if name in state else owner.__name__}.{name}"
-    return next((name for name in LOSS_OF_A_TRAINER if state.get(name) is not None), None)
+        if not home(owner).startswith("transformers."):
+            return f"{owner.__name__}.{name}"
+    state = state_of(trainer)
+    return next(
+        (name for name in ("compute_loss_func", "label_smoother") if state.get(name) is not None), None
+    )
 
 
 def trainer_arguments(arguments: Any, own_loss: str | None = NOT_RECORDED) -> TrainerArguments | None:
@@ -229,21 +222,14 @@ def examine_accelerate(tree: Tree | None) -> Accelerate | None:
         return state
     modules = (*tree.root.wrappers, tree.root.module)
     prepared = any(state_of(module).get("_is_accelerate_prepared", False) for module in modules)
-    links = (link for module in modules for link in chain(state_of(module).get("forward")))
-    names = [read(read(link, "__code__"), "co_qualname") for link in links]
-    return replace(state, prepared=prepared, te_autocast=TE_AUTOCAST in names)
-
-
-TE_AUTOCAST = "contextual_fp8_autocast.<locals>.forward"
-"""Accelerate's FP8 autocast around a forward (1.0 to 1.15)."""
+    return replace(state, prepared=prepared)
 
 
 def accelerator_waits() -> bool:
     """Tell if a live Accelerator has prepared no model."""
-    kind = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
-    if kind is None:
-        return False
-    return any(issubclass(type(each), kind) and not vars(each).get("_models") for each in gc.get_objects())
+    kind: Any = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+    live = gc.get_objects() if kind is not None else ()
+    return any(is_a(each, kind) and not vars(each).get("_models") for each in live)
 
 
 def _word(value: Any) -> str | None:
@@ -284,8 +270,7 @@ def outside(
 ) -> list[nn.Parameter] | None:
     """Return trainable parameters in no optimizer's groups; None if unknown.
 
-    DeepSpeed's optimizers and torchao's CPU offload hold copies. Muon takes only matrices, and another
-    optimizer the rest.
+    torchao's CPU offload holds copies. Muon takes only matrices, and another optimizer the rest.
     """
     inner = unwrapped(optimizer)
     groups = [group for each in (inner, *map(unwrapped, others)) for group in each.param_groups]
@@ -299,14 +284,10 @@ def outside(
     ]
     left_out = [each for each in trainable if id(each) not in inside]
     kind = class_name(type(inner))
-    if left_out and kind.endswith(".Muon"):
+    copies = len(left_out) == len(trainable) and not kind.startswith("torch.optim.")
+    if left_out and (copies or kind.endswith(".Muon")):
         gaps["training.parameters_outside_optimizer"] = (
-            "Muon takes matrices only; the optimizer of the other parameters was not given"
-        )
-        return None
-    if left_out and len(left_out) == len(trainable) and not kind.startswith("torch.optim."):
-        gaps["training.parameters_outside_optimizer"] = (
-            f"{kind.rpartition('.')[2]} holds none of the model's parameters; it may hold copies of them"
+            f"{kind.rpartition('.')[2]} may hold copies of parameters, or leave some to another optimizer"
         )
         return None
     return left_out

@@ -19,9 +19,10 @@ from fp8doctor.examine.compile_marks import compile_mark, forward_of_torch, is_c
 from fp8doctor.facts import Checkpointing, CompileMark
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.looking import (
-    ClassCache,
+    Ancestor,
     children_of,
     is_a,
+    lineage,
     parameters_of,
     read,
     read_class,
@@ -67,7 +68,6 @@ class Place(Cover):
 
     name: str
     module: nn.Module
-    kind: ClassCache
     parent: Place | None
     children: list[Place] = field(default_factory=list)
     wrappers: tuple[nn.Module, ...] = ()
@@ -76,6 +76,10 @@ class Place(Cover):
     """Its `adapter_parts`."""
     trainable_so_far: bool = False
     """This or an earlier module in the tree's order has a trainable parameter."""
+
+    @property
+    def lineage(self) -> tuple[Ancestor, ...]:
+        return lineage(type(self.module))
 
     # Cached, because each of up to thousands of children asks. The tree must be complete by then.
 
@@ -138,7 +142,7 @@ def walk(
             f"{sys.getrecursionlimit()}. To read it, type sys.setrecursionlimit(20_000) before you build it"
         ) from None
     _cover_where_called(tree.places)
-    layers = tuple(place.name for place in tree.places if is_layer(place.kind))
+    layers = tuple(place.name for place in tree.places if is_layer(place.module))
     tree.checkpointing = [each for each in tree.checkpointing if not _decides_nothing(each, layers)]
     return tree
 
@@ -174,7 +178,6 @@ class _Walk:
         self.tree, self.unused_marks = tree, unused_marks
         self.seen: set[int] = set()
         self.trainable = False
-        self.kinds: dict[type, ClassCache] = {}
 
     def visit(
         self,
@@ -188,14 +191,13 @@ class _Walk:
         if id(module) in self.seen:
             return
         self.seen.add(id(module))
-        kind = self.kind_of(module)
-        cover = self.marked(module, name, kind, cover)
+        cover = self.marked(module, name, cover)
         self.trainable = self.trainable or trains(module)
         inner = wrapped_child(module)
         if inner is not None:
             self.visit(inner, name, parent, cover, (*wrappers, module))
         else:
-            here: dict[str, Any] = {"name": name, "module": module, "kind": kind, "parent": parent}
+            here: dict[str, Any] = {"name": name, "module": module, "parent": parent}
             here["adapts"] = adapter_parts(module)
             trainable = self.trainable
             place = Place(**here, wrappers=wrappers, trainable_so_far=trainable, **vars(cover))
@@ -206,23 +208,17 @@ class _Walk:
             for child_name, child in children_of(module).items():
                 if child is not None:
                     full_name = f"{name}.{child_name}" if name else child_name
-                    covered = below(place, child_name, self.kind_of(child), full_name, cover)
+                    covered = below(place, child_name, child, full_name, cover)
                     if child_name in experts:
                         covered = replace(covered, experts=experts[child_name])
                     self.visit(child, full_name, place, covered)
 
-    def kind_of(self, module: nn.Module) -> ClassCache:
-        of = type(module)
-        if of not in self.kinds:
-            self.kinds[of] = ClassCache(of)
-        return self.kinds[of]
-
-    def marked(self, module: nn.Module, name: str, kind: ClassCache, cover: Cover) -> Cover:
+    def marked(self, module: nn.Module, name: str, cover: Cover) -> Cover:
         cover = replace(cover)
-        cover.compiled, cover.watched = self.compiled(module, name, kind, cover)
-        if found := checkpointing_of(module, name, kind):
+        cover.compiled, cover.watched = self.compiled(module, name, cover)
+        if found := checkpointing_of(module, name):
             self.tree.checkpointing.append(found)
-            if found.form in REGIONS or (found.form == "huggingface" and is_layer(kind)):
+            if found.form in REGIONS or (found.form == "huggingface" and is_layer(module)):
                 cover.checkpointed, cover.flag_above = name, False
             elif found.form == "huggingface":
                 cover.flag_above = True
@@ -230,11 +226,9 @@ class _Walk:
                 cover.checkpointed = NOT_RECORDED
         return cover
 
-    def compiled(
-        self, module: nn.Module, name: str, kind: ClassCache, cover: Cover
-    ) -> tuple[str | None, bool]:
+    def compiled(self, module: nn.Module, name: str, cover: Cover) -> tuple[str | None, bool]:
         """Return this module's compiled region, and if one may begin below."""
-        mark = compile_mark(module, name, kind)
+        mark = compile_mark(module, name)
         if mark and self.unused_marks:
             self.tree.marks.append(msgspec.structs.replace(mark, compiles=False, unused=True))
             return None, False
@@ -251,7 +245,7 @@ class _Walk:
             if mark.compiles is not False:
                 return name, False
             return cover.compiled, cover.watched or is_called(module)
-        if (cover.compiled is not None or cover.watched) and is_disabled(module, kind):
+        if (cover.compiled is not None or cover.watched) and is_disabled(module):
             return None, False
         if cover.watched and is_called(module) and not forward_of_torch(module):
             return name, False
@@ -295,7 +289,7 @@ def trains(module: nn.Module) -> bool:
     return any(each is not None and each.requires_grad for each in parameters_of(module).values())
 
 
-def below(place: Place, child_name: str, child: ClassCache, full_name: str, cover: Cover) -> Cover:
+def below(place: Place, child_name: str, child: nn.Module, full_name: str, cover: Cover) -> Cover:
     """Return the cover of a child: flagged blocks and LoRA's parts differ."""
     cover = replace(cover)
     if cover.flag_above and is_a(place.module, nn.ModuleList):

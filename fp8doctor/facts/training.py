@@ -84,8 +84,6 @@ class Accelerate(Record, frozen=True, kw_only=True):
     may_prepare: bool = NOT_RECORDED
     """True if an Accelerator is alive that has prepared nothing yet, so that this model may be next. The
     state outlives the Accelerator and does not say which model it was made for."""
-    te_autocast: bool = NOT_RECORDED
-    """True if ``prepare`` wrapped a forward of this model in Transformer Engine's FP8 autocast."""
 
 
 class Distributed(Record, frozen=True, kw_only=True):

@@ -21,7 +21,6 @@ from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.training_state import written_back
 from fp8doctor.loading.job import is_trainer
 from fp8doctor.stacks.looking import (
-    ClassCache,
     children_of,
     modules_of,
     parameters_of,
@@ -199,8 +198,7 @@ def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimi
 
 def _compiled(modules: list[nn.Module]) -> tuple[list[nn.Module], set[int]]:
     """Return the modules with a mark of torch.compile, and the ids of those below them."""
-    kinds = {of: ClassCache(of) for of in {type(each) for each in modules}}
-    marked = [each for each in modules if compile_mark(each, "", kinds[type(each)]) is not None]
+    marked = [each for each in modules if compile_mark(each, "") is not None]
     return marked, {id(below) for each in marked for _, below in modules_of(each) if below is not each}
 
 

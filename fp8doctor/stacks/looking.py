@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
@@ -265,24 +265,3 @@ def class_name(kind: type) -> str:
     """Return the qualified name of a class, past FSDP2's."""
     module, name = lineage(kind)[0]
     return f"{module}.{name}"
-
-
-Answer = TypeVar("Answer")
-
-
-class ClassCache:
-    """Answers about one class, for one walk: users may patch classes later."""
-
-    def __init__(self, of: type) -> None:
-        self.of = of
-        self.lineage = lineage(of)
-        self._answers: dict[Hashable, object] = {}
-
-    def once(self, ask: Callable[[type], Answer]) -> Answer:
-        if ask not in self._answers:
-            self._answers[ask] = ask(self.of)
-        return cast(Answer, self._answers[ask])
-
-    def descends_from(self, module_prefix: str, *names: str) -> bool:
-        """Tell if the class is one of a library's ``names``, or derived from one."""
-        return any(name in names and module.startswith(module_prefix) for module, name in self.lineage)

@@ -72,10 +72,9 @@ def meta(module: Module) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def recipe_of_operation(module: Module) -> Any:
-    """Return the recipe of a ``te.ops`` operation's last FP8 forward, or None (1.9 to 2.20)."""
-    metas = state_of(module).get("_fp8_metas") or {}
-    return (metas.get("forward") or {}).get("recipe")
+def meta_of_operation(module: Module) -> dict[str, Any]:
+    """Return the record of a ``te.ops`` operation's last FP8 forward (1.9 to 2.20)."""
+    return (state_of(module).get("_fp8_metas") or {}).get("forward") or {}
 
 
 def delayed(module: Module, operand: str) -> tuple[Any, Any] | None:

@@ -74,9 +74,11 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
         name = kind.rpartition(".")[2]
         if name in FLOAT8:
             recipe, features = float8(module, gaps)
-        else:  # a prototype's settings (0.10 to 0.16)
-            recipe = recipe_of(module, name)
-            features = config_features(state_of(module).get("config")) | config_features(module)
+        else:  # a prototype's settings (0.10 to 0.16); an MXLinear may be FP8 or FP4
+            config = state_of(module).get("config")
+            is_fp4 = name == "MXLinear" and "float8" not in str(read(config, "elem_dtype", "float8"))
+            recipe = "mxfp4" if is_fp4 else by_class(STACK).get(name, "mxfp8")
+            features = config_features(config) | config_features(module)
         features |= all_gather(tensor(module, "weight"))
         return tuple(
             replace(each, kind=kind, stack=STACK, use="training", recipe=recipe, features=features)
@@ -92,17 +94,6 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
 def configured(module: nn.Module) -> bool:
     state, kind = state_of(module), type(module)
     return any(name in state or read_class(kind, name) is not None for name in OP_CONFIGS)
-
-
-def scaling(module: nn.Module) -> Scaling | None:
-    """Return how a Float8Linear scales, by its public configuration (0.10 to 0.18)."""
-    config: Any = state_of(module).get("config")
-    if config is None or ancestor(type(module), "torchao.", FLOAT8) is None:
-        return None
-    casts = [read(config, name) for name in ("cast_config_input", "cast_config_weight")]
-    dtypes = dict.fromkeys(str(read(cast, "target_dtype")).removeprefix("torch.") for cast in casts)
-    forward = tuple(dtype for dtype in dtypes if dtype.startswith("float8"))
-    return Scaling(stack=STACK, forward_dtypes=forward, amax_history_len=None, amax_compute_algo=None)
 
 
 OPERAND_CASTS = {
@@ -130,6 +121,14 @@ def casts(module: nn.Module) -> dict[str, Cast]:
     return found
 
 
+def scaling(module: nn.Module) -> Scaling | None:
+    found = casts(module)
+    forward = dict.fromkeys(found[each].dtype for each in ("input", "weight") if each in found)
+    if not found:
+        return None
+    return Scaling(stack=STACK, forward_dtypes=tuple(forward), amax_history_len=None, amax_compute_algo=None)
+
+
 def tensor_class(weight: Tensor) -> str | None:
     """Return the torchao class of a weight, also inside a DTensor, or None."""
     return next(
@@ -141,39 +140,30 @@ def by_weight(layer: Layer, module: nn.Module) -> Layer:
     """Describe a layer by its torchao weight or its module's configuration."""
     weight = layer.weights[0]
     name = tensor_class(weight)
-    if name is None:
-        config = next((found for name in OP_CONFIGS if (found := read(module, name)) is not None), None)
-        return (
-            replace(
-                layer,
-                stack=STACK,
-                use="training",
-                recipe=weight_recipe(config),
-                features=config_features(config),
-            )
-            if config is not None
-            else layer
-        )
     if name in TRAINING_WEIGHTS:
         config = read(local(weight), "config") or local(weight)
+        own = {} if layer.role == "experts" else own_forward(type(module), "torch.nn.")
+        reached = layer.role != "experts" or plain.multiplies_grouped(module)
         return replace(
             layer,
             stack=STACK,
-            use="none" if layer.role == "experts" and not plain.multiplies_grouped(module) else "training",
+            use="training" if reached else "none",
             recipe=weight_recipe(config),
-            features=layer.features
-            | config_features(config)
-            | ({} if layer.role == "experts" else own_forward(type(module), "torch.nn.")),
+            features=layer.features | config_features(config) | own,
         )
+    if name is None:
+        config = next((found for name in OP_CONFIGS if (found := read(module, name)) is not None), None)
+        if config is None:
+            return layer
+        recipe, features = weight_recipe(config), config_features(config)
+        return replace(layer, stack=STACK, use="training", recipe=recipe, features=features)
     if name == ALL_GATHER_WEIGHT:
         return layer
     use: Use = "none" if name in NOT_FP8 else "storage"
-    features: Features = {}
     settings = read(local(weight), "act_quant_kwargs", NOT_THERE)
-    if settings is not NOT_THERE:
-        features["activations_quantized"] = settings is not None
+    quantizes: Features = {} if settings is NOT_THERE else {"activations_quantized": settings is not None}
     return replace(
-        layer, stack=STACK, use=use, features=layer.features | features, dtype=dtype_name(stored(weight))
+        layer, stack=STACK, use=use, features=layer.features | quantizes, dtype=dtype_name(stored(weight))
     )
 
 
@@ -209,21 +199,13 @@ def all_gather(weight: Tensor | None) -> Features:
         return {}
     return {
         "float8_all_gather_weight": True,
-        "precomputed_scale": has_precomputed_scale(local(weight)),
+        "precomputed_scale": read(local(weight), "_precomputed_scale") is not None,
     }
 
 
 def own_forward(kind: type, library: str = "torchao.") -> Features:
     home = str(read(read_class(kind, "forward"), "__module__", library))
     return {} if home.startswith(library) else {"own_forward": True}
-
-
-def recipe_of(module: nn.Module, name: str) -> str:
-    """Return the recipe of a prototype linear; an MXLinear may be FP8 or FP4."""
-    if name != "MXLinear":
-        return by_class(STACK)[name]
-    element = str(read(state_of(module).get("config"), "elem_dtype", "float8"))
-    return "mxfp8" if "float8" in element else "mxfp4" if "float4" in element else "custom"
 
 
 def config_features(config: Any) -> Features:
@@ -285,11 +267,6 @@ def unwrapped(weight: Tensor) -> nn.Parameter:
             "them"
         )
     return nn.Parameter(inner.detach(), requires_grad=weight.requires_grad)
-
-
-def has_precomputed_scale(weight: Any) -> bool:
-    """Tell if a weight for FSDP's float8 all-gather has its scale (0.10 to 0.18)."""
-    return read(weight, "_precomputed_scale") is not None
 
 
 def wrapped_tensor(weight: Any) -> Any:

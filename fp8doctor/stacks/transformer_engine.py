@@ -100,40 +100,33 @@ def record_of(module: Any, gaps: dict[str, str]) -> dict[str, Any]:
     ``fp8`` is set in every forward, and by a checkpoint's recomputation outside the autocast. So False means
     "not engaged" only without a trace of an earlier FP8 forward.
     """
-    state = state_of(module)
+    state, recipe = state_of(module), recipe_of(module)
+    features: dict[str, bool | int | str | None] = {
+        name: value for name in RECIPE_SETTINGS if isinstance(value := read(recipe, name), bool)
+    }
+    if isinstance(format := read(read(recipe, "fp8_format"), "name"), str):
+        features["fp8_format"] = format
     if "fp8" not in state or te_private.meta(module) is None:
         gaps["network.linears.engaged"] = (
             f"this Transformer Engine module keeps no record where {te_private.VERIFIED} do"
         )
-        recipe = te_private.recipe_of_operation(module)
-        if recipe is None:
-            return {"engaged": NOT_RECORDED, "recipe": NOT_RECORDED, "features": {}}
-        format = read(read(recipe, "fp8_format"), "name")
-        return {"engaged": NOT_RECORDED, "recipe": named(recipe), "features": {"fp8_format": format}}
-    recipe = recipe_of(module)
+        known = NOT_RECORDED if recipe is None else named(recipe)
+        return {"engaged": NOT_RECORDED, "recipe": known, "features": features}
     ran = state.get("forwarded_at_least_once", True if state["fp8"] else None)
-    engaged: bool | None = None
-    if ran and state["fp8"]:
-        engaged = True
-    elif ran and recipe is None and read(module, "training"):
+    engaged = True if ran and state["fp8"] else None
+    if ran and not state["fp8"] and recipe is None and read(module, "training"):
         engaged = False
-    features: dict[str, bool | int | str | None] = {
+    config, ranks = read(module, "config"), read(module, "tp_size")
+    features |= {
         "primary_weights_in_fp8": bool(state.get("primary_weights_in_fp8", False)),
         "fp8_ran_before": recipe is not None and not state["fp8"],
     }
-    if recipe is not None and isinstance(format := read(read(recipe, "fp8_format"), "name"), str):
-        features["fp8_format"] = format
-    config = read(module, "config")
     if read(config, "quant_recipe") and not (read(config, "fp8") or read(config, "fp4")):
         features["quant_recipe_alone"] = True
     if recomputes_in_bf16(config):
         features["recomputes_in_bf16"] = True
-    ranks = read(module, "tp_size")
     if read(module, "sequence_parallel") is True and isinstance(ranks, int):
         features["sequence_ranks"] = ranks
-    for setting in RECIPE_SETTINGS:
-        if isinstance(value := read(recipe, setting), bool):
-            features[setting] = value
     return {"engaged": engaged, "recipe": None if recipe is None else named(recipe), "features": features}
 
 
@@ -170,7 +163,7 @@ def fp8_copies(module: nn.Module) -> list[Tensor]:
 
 def recipe_of(module: nn.Module) -> Any:
     """Return the recipe of the module's last FP8 forward, or None."""
-    return (te_private.meta(module) or {}).get("recipe")
+    return (te_private.meta(module) or te_private.meta_of_operation(module)).get("recipe")
 
 
 def amax_group(module: nn.Module) -> tuple[bool, Any]:

@@ -217,7 +217,6 @@ def test_torchaos_weights() -> None:
 
     sides = WeightWithDynamicFloat8CastTensor.__new__.__code__.co_varnames
     assert "precomputed_scale" in sides
-    assert not torchao.has_precomputed_scale(torch.ones(2))
     assert torchao.wrapped_tensor(nn.Parameter(torch.ones(2))) is None
 
 

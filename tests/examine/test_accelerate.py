@@ -22,7 +22,7 @@ def test_accelerate_in_bf16(forget_accelerate: None) -> None:
     model = Stacked()
     found = training(model).accelerate
     assert (found.mixed_precision, found.distributed) == ("bf16", "NO")
-    assert (found.prepared, found.may_prepare, found.te_autocast) == (False, True, False)
+    assert (found.prepared, found.may_prepare) == (False, True)
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
     facts = training(model, optimizer=optimizer)
     assert facts.accelerate.prepared is True

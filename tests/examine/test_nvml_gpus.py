@@ -27,7 +27,7 @@ def examined(
     """What `examine_gpus` makes of these devices, and its gaps; NVML has to be shut down again."""
     nvml = StandIn(*devices, **stand_in).install(monkeypatch)  # type: ignore[arg-type]
     gaps: dict[str, str] = {}
-    gpus = examine_gpus(gaps)
+    gpus, _ = examine_gpus(gaps)
     assert nvml.opened == 0
     return gpus, gaps
 
@@ -87,7 +87,7 @@ def test_without_a_driver_there_is_no_gpu_and_no_gap(monkeypatch: pytest.MonkeyP
 def test_a_broken_driver_leaves_the_gpus_unrecorded_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus, gaps = examined(monkeypatch, on_init=pynvml.NVMLError_LibRmVersionMismatch())
     assert gpus is NOT_RECORDED
-    assert gaps == {"gpus": "the GPUs cannot be asked: RM has detected an NVML/RM version mismatch."}
+    assert gaps["gpus"] == "the GPUs cannot be asked: RM has detected an NVML/RM version mismatch."
 
 
 def test_a_gpu_that_fell_off_the_bus_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +191,7 @@ def test_amd_is_read_from_torch_once_it_is_initialized(monkeypatch: pytest.Monke
     card = {"name": "AMD Instinct MI300X", "total_memory": 192 * GIB, "gcnArchName": "gfx942:sramecc+:xnack-"}
     initialized(monkeypatch, SimpleNamespace(**card))
     gaps: dict[str, str] = {}
-    (found,) = examine_gpus(gaps)
+    (found,), _ = examine_gpus(gaps)
     assert (found.name, found.vendor, found.architecture) == ("AMD Instinct MI300X", "amd", "gfx942")
     assert (found.compute_capability, found.memory_gib, found.visible) == (None, 192.0, True)
     assert gaps == {}

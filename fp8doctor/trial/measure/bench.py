@@ -18,7 +18,6 @@ from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import torch_private
-from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
@@ -301,7 +300,7 @@ def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
 def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:
     """Return whether a list of blocks or one of its parents is compiled."""
     marks = (
-        compile_mark(module, "", ClassCache(type(module)))
+        compile_mark(module, "")
         for name, module in model.named_modules()
         if not name or any(f"{cleaned(each)}.".startswith(f"{cleaned(name)}.") for each in lists)
     )

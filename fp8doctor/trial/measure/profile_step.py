@@ -22,7 +22,6 @@ from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
 from fp8doctor.profiling.trace import MODULE
-from fp8doctor.stacks.looking import ClassCache
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.measure.attempt import Attempt, Ready, full_ms, raised
@@ -140,11 +139,7 @@ def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[st
     """
     if ready.compiled.graphs and step_mark(training_step):
         return {}
-    marks = (
-        (module, compile_mark(module, "", ClassCache(type(module))))
-        for module in ready.model.modules()
-        if is_called(module)
-    )
+    marks = ((module, compile_mark(module, "")) for module in ready.model.modules() if is_called(module))
     regions = [module for module, mark in marks if mark and (ready.compiled.graphs or not mark.compiles)]
     inside = {id(each) for region in regions for each in region.modules()}
     return {
