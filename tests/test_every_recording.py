@@ -34,6 +34,8 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.answer.sentences import PARTS
+from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone, why_not_estimated
@@ -123,6 +125,7 @@ def test_a_recording(path: Path) -> None:
     programs_find_their_keys(found.report)
     the_verdict_is_on_the_side_of_its_speedup(found)
     parts_add_up(found)
+    a_name_has_one_value(found)
     savings_are_ranges(found.report)
     no_fix_undoes_another(found.report)
     no_doubtful_estimate_removes_fp8(found.report)
@@ -272,6 +275,29 @@ def parts_add_up(found: Replay) -> None:
             parts = sum(profile.families_ms.values()) + profile.idle_ms
             assert parts == pytest.approx(each.step_ms, rel=0.01)
             assert profile.unclassified_pct <= 1, "a rule knows every kernel"
+
+
+COLUMNS_OF = {
+    "matmuls": ("FP8 matmul", "other matmul"),
+    "idle GPU": ("idle",),
+    "casts": ("casts",),
+    "attention": ("attention",),
+    "other": ("other",),
+}
+"""Part of the difference -> the columns of the table of parts with its name."""
+
+
+def a_name_has_one_value(found: Replay) -> None:
+    """A part of the difference is that of the table of parts, if it has the same name there."""
+    said = found.report.answer
+    profiled = {each.ms: dict(zip(COLUMNS, each.parts_ms, strict=False)) for each in found.rows}
+    pair = [profiled.get(each.ms.value) for each in (said.compared.fp8, said.compared.bf16) if each]
+    if said.speedup is None or said.speedup.basis != "measured" or len(pair) < 2 or not all(pair):
+        return
+    fp8, bf16 = pair
+    for name, ms in said.parts_ms.items():
+        if columns_of := COLUMNS_OF.get(PARTS.get(name, name)):
+            assert ms == pytest.approx(sum(fp8[each] - bf16[each] for each in columns_of), abs=0.02), name
 
 
 def savings_are_ranges(report: Report) -> None:

@@ -79,10 +79,12 @@ def _ms(groups: Iterable[KernelGroup]) -> float:
     return sum(group.time_ms for group in groups)
 
 
+NORMS, WITH_NORMS = "norms and pointwise", "casts and norms"
+
 PARTS = {
     "GEMMs": ("gemm_fp8", "gemm_16bit", "gemm_fp32"),
     "casts": ("cast",),
-    "norms and pointwise": ("norm", "pointwise"),
+    NORMS: ("norm", "pointwise"),
     "attention": ("attention",),
     "optimizer": ("optimizer",),
     "loss": ("loss",),
@@ -94,7 +96,6 @@ PARTS = {
 PART_NAMES = {
     "GEMMs": "matmuls",
     "idle": "idle GPU",
-    "unclassified": "rest",
 }
 """Part -> its name on a screen; the others are shown as they are."""
 
@@ -123,10 +124,19 @@ class Waterfall(Struct, frozen=True):
     difference_ms: float
     parts_ms: dict[str, float]
     """Part -> difference; together they are ``difference_ms``."""
-    fused_ms: float
-    """Norm and pointwise work of ``against`` that ``of`` does in its cast kernels; not counted as casts."""
     step_ms: float
     """Step of ``of``."""
+    is_fused: bool = False
+    """True if the cast kernels of ``of`` do norms and activations of ``against`` as well."""
+
+    @property
+    def shown_ms(self) -> dict[str, float]:
+        """The parts on a screen: casts that took over work of norms are one part with them."""
+        if not self.is_fused:
+            return self.parts_ms
+        together = self.parts_ms["casts"] + self.parts_ms[NORMS]
+        rest = {part: ms for part, ms in self.parts_ms.items() if part not in ("casts", NORMS)}
+        return {WITH_NORMS: together} | rest
 
 
 def breakdown_of(arm: Arm) -> Breakdown | None:
@@ -160,29 +170,25 @@ def part_ms(of: Breakdown, part: str) -> float:
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     """Divide the difference of two variants; None unless both breakdowns are reliable.
 
-    A compiled cast kernel does the norm or the activation before it as well. What the other step spends on
-    those and this one does not is therefore no cost of the casts.
+    A compiled cast kernel does the norm or the activation before it as well: what casts and norms take
+    together is then what FP8 costs there.
     """
     one, other = breakdown_of(of), breakdown_of(against)
     if one is None or other is None or of.step_ms is None or against.step_ms is None:
         return None
     parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
-    fused = max(0.0, min(parts["casts"], -parts["norms and pointwise"])) if of.get("graphs_run") else 0.0
-    parts["casts"] -= fused
-    parts["norms and pointwise"] += fused
+    is_fused = bool(of.get("graphs_run")) and min(parts["casts"], -parts[NORMS]) >= SHOWN_MS
     parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
-    return Waterfall(of.name, against.name, whole, parts, fused, of.step_ms)
+    return Waterfall(of.name, against.name, whole, parts, of.step_ms, is_fused)
 
 
 def parts_in_words(found: Waterfall) -> str:
     """Write the parts, the largest first: ``casts +240.6, matmuls −33.0 ms``."""
-    parts = sorted(found.parts_ms.items(), key=lambda each: -abs(each[1]))
+    parts = sorted(found.shown_ms.items(), key=lambda each: -abs(each[1]))
     told = [f"{PART_NAMES.get(part, part)} {signed(ms)}" for part, ms in parts if abs(ms) >= SHOWN_MS]
-    inside = f" ({found.fused_ms:,.1f} ms of norm and pointwise work runs inside the casts)"
-    fused = inside if found.fused_ms >= SHOWN_MS else ""
-    return f"{', '.join(told)} ms{fused}" if told else "no part differs"
+    return f"{', '.join(told)} ms" if told else "no part differs"
 
 
 def signed(ms: float, digits: int = 1) -> str:

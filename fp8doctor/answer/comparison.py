@@ -109,7 +109,7 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
         best_fp8=row(view.fp8) if view.gives_up_fp8 and steps else None,
         end_speedup=speed(changed.arm, fair.arm, trial) if changed and fair else None,
         is_fair=fair is not None and fair is not bf16,
-        parts_ms=parts.parts_ms if parts else {},
+        parts_ms=parts.shown_ms if parts else {},
     )
 
 

@@ -67,8 +67,8 @@ MENDED = {
 }
 """Status -> what a fix of its fault brings before any speed."""
 
-PARTS = PART_NAMES | {REST: "other"}
-"""Part of the difference -> its name; the rest holds the smaller parts too."""
+PARTS = PART_NAMES | {REST: "rest"}
+"""Part of the difference -> its name; the rest holds the smaller parts too, unlike ``other`` of the table."""
 
 
 class Line(Struct, frozen=True):
