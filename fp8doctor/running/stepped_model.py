@@ -113,31 +113,29 @@ class Ownership:
 
 
 def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
-    """Find the model that an optimizer trains, also if it steps copies or some parameters were replaced."""
+    """Find the model that an optimizer trains, also if it steps copies of the parameters."""
     living.note([optimizer])
-    for parameters, wrapper in _trained_by(optimizer, living):
-        found = owner(parameters, living)
-        if found is not None:
-            living.note([] if wrapper is None else [wrapper])
+    stepped = held(optimizer)
+    if (found := owner(stepped, living)) is not None:
+        return found
+    copies = {id(each) for each in stepped}
+    for wrapper in _wrappers(optimizer, living):
+        parameters = [each for each in written_back(wrapper) if id(each) not in copies]
+        if (found := owner(parameters, living)) is not None:
+            living.note([wrapper])
             return replace(found, wrapper=wrapper)
     return None
 
 
-def _trained_by(optimizer: Optimizer, living: LiveObjects) -> Iterator[tuple[list[nn.Parameter], Any]]:
-    """Yield parameters of the model, and the optimizer's wrapper."""
-    stepped = held(optimizer)
-    yield stepped, None
-    copies = {id(each) for each in stepped}
+def _wrappers(optimizer: Optimizer, living: LiveObjects) -> Iterator[Any]:
+    """Yield objects that step like an optimizer and hold this one."""
     kinds: dict[type, bool] = {}
     for each in living:
         kind = type(each)
         if kind not in kinds:
             kinds[kind] = all(read_class(kind, name) is not None for name in ("step", "zero_grad"))
         if kinds[kind] and any(value is optimizer for value in state_of(each).values()):
-            yield [parameter for parameter in written_back(each) if id(parameter) not in copies], each
-    trained = [each for each in stepped if each.grad is not None]
-    if 0 < len(trained) < len(stepped):
-        yield trained, None
+            yield each
 
 
 def held(optimizer: Optimizer) -> list[Any]:
@@ -166,7 +164,7 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     return Ownership(
         model=model,
         callable=tuple(each for key, each in called.items() if key not in inside),
-        inside=tuple(each for wrapper in marked if id(wrapper) in called for each in _wrapped_by(wrapper)),
+        inside=tuple(each for wrapper in marked if id(wrapper) in called for each in wrapped_in(wrapper)),
         compiled=any(id(each) in names for each in marked),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
         optimizers=tuple(optimizers),
@@ -211,16 +209,12 @@ def outside_compiled(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
 
 
 def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
-    mine = {
-        id(parameter)
-        for _, module in modules_of(root)
-        for parameter in parameters_of(module).values()
-        if id(parameter) in wanted
-    }
-    return sum(wanted[each] for each in mine)
+    """Count the wanted elements in a module."""
+    mine = {id(each) for _, module in modules_of(root) for each in parameters_of(module).values()}
+    return sum(wanted[each] for each in mine & wanted.keys())
 
 
-def _wrapped_by(module: nn.Module) -> Iterator[nn.Module]:
+def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the module in a wrapper, and those further in."""
     while (inner := wrapped_child(module)) is not None:
         yield inner
