@@ -99,7 +99,7 @@ class Run(ProjectCommand):
     option(
         "--stop-on-nan",
         rare=True,
-        help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
+        help="Stop the script (exit code 1) at the first loss that is not finite.",
     ),
 )
 @gate_options

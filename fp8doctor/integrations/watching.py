@@ -152,8 +152,10 @@ class Watching:
             self._abandon()
         self._over = True
         self._guarded(self._report)
-        if gate:
-            hold(self.report, self._fail_on, self._require_fp8)
+        if gate and self.report is not None:
+            self.report.raise_for(self._fail_on, require_fp8=self._require_fp8)
+        elif gate and self._require_fp8:
+            raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
 
     def _abandon(self) -> None:
         observer, self._observer = self._observer, None
@@ -220,16 +222,8 @@ def examined(model: Any, batch: Any, fail_on: FailOn, *, require_fp8: bool, **op
     __tracebackhide__ = True
     check_fail_on(fail_on)
     report = inspect_model(model, batch, **options)
-    hold(report, fail_on, require_fp8)
+    report.raise_for(fail_on, require_fp8=require_fp8)
     return report
-
-
-def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> None:
-    """Raise `ReportFailed` if the report fails the gate."""
-    if report is not None:
-        report.raise_for(fail_on, require_fp8=require_fp8)
-    elif require_fp8:
-        raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
 
 
 def _rendered(report: Report, path: Path) -> str:

@@ -131,10 +131,6 @@ class _Pipes(NamedTuple):
                 f"cannot start {sys.executable}: {error.strerror or error}; the script did not run"
             ) from None
 
-    def close_scripts_ends(self) -> None:
-        os.close(self.write)
-        os.close(self.wait)
-
 
 @dataclass(frozen=True)
 class Run:
@@ -162,14 +158,7 @@ class Run:
         if os.fork():  # else the script's os.wait() would return it
             os._exit(0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        pipes.close_scripts_ends()
-        os.dup2(2, 1)  # stdout is the script's
-        state = self._listen(pipes.read, process)
-        if self.others is not None:
-            if state.error is not None or self.others.place.rank:
-                os.close(pipes.reported)  # its launcher names the first rank that ended; only rank 0 reports
-            self.others.ended(state)
-        return self.report(state)
+        return self._reported(pipes, process)
 
     def below(self) -> int:
         """Run the script as a child, and report; return its failure or the report's code."""
@@ -181,19 +170,29 @@ class Run:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             pipes.become_script(self.script, self.settings)
         threading.Thread(target=_forward_signals, args=(child,), daemon=True).start()
-        pipes.close_scripts_ends()
         stdout = os.dup(1)
-        os.dup2(2, 1)
-        state = self._listen(pipes.read, child)
-        if self.others is not None:
-            self.others.ended(state)
-        reported = self.report(state)
+        reported = self._reported(pipes, child)
         os.dup2(stdout, 1)
-        os.close(pipes.reported)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status < 0:
             _die_of(-status)
         return status or reported
+
+    def _reported(self, pipes: _Pipes, process: int) -> int:
+        """Listen until the script has ended, and report; stdout is the script's."""
+        os.close(pipes.write)
+        os.close(pipes.wait)
+        os.dup2(2, 1)
+        state, waits = self._listen(pipes.read, process), True
+        if self.others is not None:
+            waits = state.error is None and not self.others.place.rank
+            if not waits:
+                os.close(pipes.reported)  # its launcher names the first rank that ended; only rank 0 reports
+            self.others.ended(state)
+        code = self.report(state)
+        if waits:
+            os.close(pipes.reported)
+        return code
 
     def _listen(self, listen: int, process: int) -> ScriptState:
         """Listen until the script has ended."""

@@ -1,10 +1,8 @@
 """Watch every step to the script's end, with ``--stop-on-nan`` or ``--health``.
 
-Finds the first step whose loss or gradient is not finite, and the layer where it started. The loss is read
-before the optimizer steps, when its forward is long done. The weights are still those that gave it, and the
-first that is not finite is named. Gradients that are not finite show in the next step's loss, so nothing
-waits for them. A backward pass spoils all layers before the one where it started, so the last spoiled layer
-is named.
+Finds the first step whose loss is not finite. The loss is read before the optimizer steps, when its forward
+is long done. The weights are still those that gave it, and the first that is not finite is named. Gradients
+that are not finite spoil the weights, and show in the next step's loss.
 
 FP8's health is sampled every so many steps and appended to a file. If the user names no distance, the next
 sample comes when the last one's cost is at most `SHARE` of the time between the two. Between samples nothing
@@ -16,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,15 +26,9 @@ from fp8doctor.facts import NotFinite
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.health.record import FirstBad, Header, HealthFile, Sample, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
-from fp8doctor.running.losses import Losses, Owner, finite, owners, spoiled_weight, total
+from fp8doctor.running.losses import Losses, finite, spoiled_weight, total
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import held
-from fp8doctor.stacks import recognise
-from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.wording import plural
-
-KEPT = 2
-"""Steps whose gradients are kept: weights that are not finite spoil the next step's loss."""
 
 STOPPED = 1
 """Exit code of a script that ``--stop-on-nan`` stops."""
@@ -55,13 +46,11 @@ class LongWatch:
     def __init__(self, settings: WatchOptions, send: Callable[[Message], None], losses: Losses) -> None:
         """Read ``losses``, which are watched already."""
         self._settings, self._send, self.losses = settings, send, losses
-        losses.wants_largest = True
+        losses.at_once = True
         self.found: NotFinite | None = None
         """The first step that is not finite so far."""
         self.bad: FirstBad | None = None
         """The same, for the health's file."""
-        self._recent: deque[tuple[int, dict[int, torch.Tensor]]] = deque(maxlen=KEPT)
-        """Largest magnitudes of gradients, on the device."""
         self._model: Callable[[], nn.Module | None] = lambda: None
         self._function = False
         self._file: HealthFile | None = None
@@ -87,25 +76,17 @@ class LongWatch:
     def before_step(self, step: int) -> None:
         """Look at the loss. Waits for the forward, which the GPU has done long before the host is here."""
         if self.found is None and not finite(self.losses.step):
-            self._look_at_gradients()
-            if self.found is None:
-                self._look_at_weights(self._base + step)
+            self._found(self._base + step)
         self._stop()
 
     def stepped(self, optimizer: Optimizer, step: int, *, sample: bool) -> None:
         """Note the end of a step; with ``sample``, health may be sampled from now on."""
-        if self.found is None and self.losses.largest:
-            self._recent.append((self._base + step, self.losses.largest))
         if self._sampling:
             self._end_sample(step)
         self.losses.next_step()
         if self._file is not None and sample and step >= self._due:
             self._begin_sample(self._file, optimizer, step)
         self._stop()
-
-    def ended(self) -> None:
-        self._look_at_gradients()
-        self.release()
 
     def release(self) -> None:
         if self._sampler is not None and self._sampling:
@@ -115,42 +96,17 @@ class LongWatch:
         if self._settings.stop_on_nan and self.found is not None:
             raise SystemExit(STOPPED)
 
-    # Values that are not finite
-
-    def _look_at_weights(self, step: int) -> None:
-        model = self._model()
-        spoiled = spoiled_weight(model, frozen=False) if model is not None else None
-        if spoiled is not None:
-            self._report(step, "loss", spoiled, spoiled[3], "It was not finite before this step.")
-        else:
-            self._report(step, "loss", None, "", "All weights are finite." if model is not None else "")
-
-    def _look_at_gradients(self) -> None:
-        while self.found is None and self._recent:
-            step, largest = self._recent.popleft()
-            spoiled = [place for place, each in largest.items() if not math.isfinite(float(each))]
-            parameters, model = self.losses.parameters, self._model()
-            bad = {id(parameters[place]) for place in spoiled}
-            of = [] if model is None else [each for each in owners(model) if id(each[2]) in bad]
-            if of:
-                last = next(each for each in of if each[1] is of[-1][1])
-                note = f"{len(of)} of {plural(len(largest), 'gradient')} are not finite, up to this layer."
-                self._report(step, "gradient", last, f"gradient of its {last[3]}", note)
-            elif spoiled:
-                self._report(step, "gradient", None, "", "")
-
-    def _report(self, step: int, what: str, owner: Owner | None, tensor: str, note: str) -> None:
-        name, fp8, started = None, None, ""
-        if owner is not None:
-            name = cleaned(owner[0]) or "the model"
-            fp8 = any(each.use == "training" for each in recognise(owner[1], {}))
-            kind = f"{type(owner[1]).__name__}, {'FP8' if fp8 else 'not FP8'}"
-            started = f"It started in {name} ({kind}): {tensor}."
-        where = f"{started} {note}".strip()
-        told = f"step {step:,}: the {what} is not finite. {where}".strip()
-        self.found = NotFinite(step=step, what="loss" if what == "loss" else "gradients", where=where)
+    def _found(self, step: int) -> None:
+        """Tell of the first step that is not finite, and of its first weight that is not."""
+        model, weight = self._model(), None
+        if model is not None:
+            weight = spoiled_weight(model, frozen=True) or spoiled_weight(model, frozen=False)
+        where = str(weight or ("All weights are finite." if model is not None else ""))
+        told = f"step {step:,}: the loss is not finite. {where}".strip()
+        self.found = NotFinite(step=step, what="loss", where=where)
+        layer, tensor, fp8 = (weight.module, weight.name, weight.fp8) if weight else (None, None, None)
+        self.bad = FirstBad(step, "loss", layer, tensor, fp8, told)
         self._send(Message(progress=told, note=told))
-        self.bad = FirstBad(step, what, name, tensor or None, fp8, told)
         if self._file is not None:
             self._file.append(self.bad)
 

@@ -323,7 +323,7 @@ class ScriptObserver:
 
     def stop_watching(self) -> None:
         if self.long is not None:
-            self.guarded(self.long.ended)
+            self.long.release()
         self.losses.end()
 
     def closed(self) -> int:
@@ -359,9 +359,8 @@ class ScriptObserver:
         if step is None:
             return None
         model = self.model()
-        spoiled = spoiled_weight(model, frozen=True) if model is not None else None
-        where = f"The frozen {spoiled[0]}.{spoiled[3]} was not finite before training." if spoiled else ""
-        return NotFinite(step=step, what="loss", where=where)
+        frozen = spoiled_weight(model, frozen=True) if model is not None else None
+        return NotFinite(step=step, what="loss", where=str(frozen or ""))
 
     def tell(self) -> None:
         """Send all facts so far, with the first step that was not finite."""

@@ -97,6 +97,6 @@ class WatchOptions(NamedTuple):
     every: int | None = None
     """Steps between its samples; None if the sampler chooses."""
     stop_on_nan: bool = False
-    """Stop the script at the first loss or gradient that is not finite."""
+    """Stop the script at the first loss that is not finite."""
     rank: int | None = None
     """Of this process in a job of several; None if it is alone."""

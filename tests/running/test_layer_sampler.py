@@ -63,7 +63,7 @@ class Training:
     def judged(self, path: Path) -> tuple[Health, HealthVerdict]:
         """Read the file back, and judge it."""
         assert self.watch is not None
-        self.watch.ended()
+        self.watch.release()
         self.watch.losses.end()
         assert self.notes == []
         health = read_health(path)

@@ -279,7 +279,7 @@ WRONG = {
     "-o -mx -m": "no script was named",
     "nosuch.py": "no such file: nosuch.py",
     "--steps 2 train.py": "2 is not in the range x>=3",
-    "-o train.py train.py": "would overwrite",
+    "--save train.py train.py": "would overwrite",
 }
 """What follows ``run`` -> what is said of it."""
 
