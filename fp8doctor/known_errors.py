@@ -6,9 +6,10 @@ import functools
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fp8doctor.code_snippets import with_imports
 
@@ -98,14 +99,11 @@ class KnownError(NamedTuple):
 def known_errors() -> tuple[KnownError, ...]:
     """Read all messages, in the order of their libraries' files."""
     tables = [tomllib.loads(each.read_text("utf-8")) for each in sorted(FOLDER.glob("*.toml"))]
+    more: dict[str, Callable[[Any], Any]] = {"lines": with_imports, "codes": tuple}
     return tuple(
         KnownError(
-            **{
-                "library": table["library"],
-                **each,
-                "lines": with_imports(each["lines"]),
-                "codes": tuple(each.get("codes", ())),
-            }
+            library=table["library"],
+            **{name: more[name](value) if name in more else value for name, value in each.items()},
         )
         for table in tables
         for each in table["error"]
@@ -127,36 +125,20 @@ def recognise_all(text: str) -> tuple[KnownError, ...]:
 
 def fatal_is_known(text: str) -> bool:
     """Return whether the last exception in a text is a known one, or there is none."""
-    cleaned = clean(text)
-    begins = max((match.start() for match in EXCEPTION.finditer(cleaned)), default=0)
-    return any(end > len(" ".join(cleaned[:begins].split())) for *_, end in _found(text))
+    begins, _ = _last_exception(clean(text), with_code=False)
+    return begins == 0 or any(end > begins for _, end in _found(text))
 
 
-def _last_exception(cleaned: str) -> tuple[int, str]:
-    """Return where the last exception begins, and its text with the line of code that raised it.
+def _last_exception(cleaned: str, *, with_code: bool = True) -> tuple[int, str]:
+    """Return where the last exception, or the line of code that raised it, begins, and the text from there.
 
     A text without one is returned whole if it reads like a message, else nothing.
     """
     raised = max((match.start() for match in EXCEPTION.finditer(cleaned)), default=None)
     if raised is None:
         return 0, " ".join(cleaned.split()) if OF_AN_ERROR.search(cleaned) and "?" not in cleaned else ""
-    begins = max(cleaned.rfind("\n", 0, max(raised - 1, 0)), 0)
+    begins = max(cleaned.rfind("\n", 0, max(raised - 1, 0)), 0) if with_code else raised
     return len(" ".join(cleaned[:begins].split())), " ".join(cleaned[begins:].split())
-
-
-def _class_of(told: str, text: str) -> list[tuple[KnownError, int]]:
-    """Find the first class that fits an exception."""
-    for error in known_errors() if len(told) <= LONGEST_EXCEPTION else ():
-        if error.kind == "class" and (match := re.search(error.pattern, told)):
-            return [(_filled(error, match, text), len(text))]
-    return []
-
-
-def _filled(error: KnownError, match: re.Match[str], text: str) -> KnownError:
-    """Write what a match found, and the package whose file raised, into the places of a message."""
-    names = {key.rstrip("0123456789"): found for key, found in match.groupdict().items() if found}
-    packages = FRAME.findall(text)
-    return error.filled({"library": packages[-1], **names} if packages else names)
 
 
 @functools.lru_cache(maxsize=1)
@@ -164,6 +146,13 @@ def _found(text: str) -> list[tuple[KnownError, int]]:
     """Find each known message and where its last occurrence ends."""
     cleaned = clean(text)
     text = " ".join(cleaned.split())
+
+    def filled(error: KnownError, match: re.Match[str]) -> KnownError:
+        """Write what a match found, and the package whose file raised, into the places of a message."""
+        names = {key.rstrip("0123456789"): found for key, found in match.groupdict().items() if found}
+        packages = FRAME.findall(cleaned)
+        return error.filled({"library": packages[-1], **names} if packages else names)
+
     last = {
         error: matches[-1]
         for error in known_errors()
@@ -171,15 +160,18 @@ def _found(text: str) -> list[tuple[KnownError, int]]:
     }
     named = [each.span() for error, each in last.items() if error.kind != "generic"]
     found = [
-        (_filled(error, match, cleaned), match.end())
+        (filled(error, match), match.end())
         for error, match in last.items()
         if not any(_is_of(span, match, error) for span in named)
     ]
     found.sort(key=lambda each: (KINDS.index(each[0].kind), -each[1]))
-    if found and found[0][0].kind in KINDS[:2]:
-        return found
     begins, told = _last_exception(cleaned)
-    return found if any(end > begins for _, end in found) else [*_class_of(told, cleaned), *found]
+    raised = bool(found) and found[0][0].kind in KINDS[:2]
+    if raised or any(end > begins for _, end in found) or len(told) > LONGEST_EXCEPTION:
+        return found
+    classes = [error for error in known_errors() if error.kind == "class"]
+    of_class = ((error, match) for error in classes if (match := re.search(error.pattern, told)))
+    return [*((filled(error, match), len(cleaned)) for error, match in islice(of_class, 1)), *found]
 
 
 def _is_of(named: tuple[int, int], match: re.Match[str], error: KnownError) -> bool:
@@ -197,17 +189,9 @@ def clean(text: str) -> str:
 
 
 def in_a_sentence(text: str) -> str | None:
-    """Explain the most relevant known message in a text and name its page; None without one."""
-    found = recognise(text)
-    if not found:
-        return None
-    return f"{found[0].cause} More: fp8doctor explain {_argument(found[0], text)}"
-
-
-def _argument(error: KnownError, text: str) -> str:
-    """Return what to give ``explain`` for an error in a text: a check's code, or the message's own words."""
-    if error.codes:
-        return error.codes[0]
-    matches = re.finditer(error.pattern, " ".join(clean(text).split()))
-    words = list(matches)[-1].group()
-    return shlex.quote(words) if len(words) <= LONGEST_QUOTE else "< train.log"
+    """Explain the most relevant known message in a text, and name its page; None without one."""
+    for error in recognise(text)[:1]:
+        *_, words = re.finditer(error.pattern, " ".join(clean(text).split()))
+        quoted = shlex.quote(words.group()) if len(words.group()) <= LONGEST_QUOTE else "< train.log"
+        return f"{error.cause} More: fp8doctor explain {next(iter(error.codes), quoted)}"
+    return None

@@ -63,9 +63,6 @@ class Shown:
 
         return as_html(self.page(), template="fragment.html.jinja")
 
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
-
 
 class Comparison(Shown, Struct, frozen=True):
     """Two reports side by side: ``found`` has the numbers, ``reports`` what was compared."""

@@ -10,6 +10,7 @@ import msgspec
 from fp8doctor import api
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.examine import examine
+from fp8doctor.gpus import gpu_spec
 from fp8doctor.report import Report
 from fp8doctor.trial import with_forward
 
@@ -19,4 +20,5 @@ UNGIVEN = dict.fromkeys(("loss", "optimizer", "training_step", "autocast")) | {"
 def looked(model: Any, batch: Any = None, *, assume_gpu: str | None = None, **given: Any) -> Report:
     job = api._job(model, batch, **{**UNGIVEN, **given})
     facts = with_forward(job, examine(job))
-    return Report.of(diagnose(msgspec.structs.replace(facts, assumed_gpu=api._known_gpu(assume_gpu))))
+    gpu = assume_gpu and gpu_spec(assume_gpu).name
+    return Report.of(diagnose(msgspec.structs.replace(facts, assumed_gpu=gpu)))

@@ -106,7 +106,7 @@ def test_what_is_returned_shows_itself(kind: str, results: dict[str, Shown], tmp
     assert result.to_text(80).splitlines()[0].startswith("fp8doctor ")
     hold_sound(result._repr_html_())
     hold_sound(result.to_html())
-    assert result._repr_markdown_().startswith("## fp8doctor ")
+    assert result.to_markdown().startswith("## fp8doctor ")
     result.save(tmp_path / "saved.json")
     assert json.loads((tmp_path / "saved.json").read_bytes())["schema_version"]
 

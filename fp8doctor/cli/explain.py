@@ -1,4 +1,4 @@
-"""The command ``explain``: a check by code, name or a word in it, or an error's text."""
+"""The command ``explain``: a check by code, name or a word of its title, or an error's text."""
 
 from __future__ import annotations
 
@@ -18,26 +18,23 @@ if TYPE_CHECKING:
     from fp8doctor.headings import Heading
     from fp8doctor.known_errors import KnownError
 
-MOST_WORDS = 3
-"""Words of a search; a longer text is an error message."""
+SHORTEST = 3
+"""Characters of a word that is looked for in titles."""
 
 LONGEST_WORD = 40
-"""Characters of a word that is searched for, or repeated in an answer."""
+"""Characters of a word that is repeated in an answer."""
 
 PREFIX = r"[A-Z]{3,5}\d{0,3}"
 """The beginning of a code. In small letters it is a search word."""
-
-OF_AN_ERROR = re.compile(r":|error\b|exception\b|Error|Exception")
-"""What a search does not have."""
 
 ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It knows these messages before it:"
 
 
 @click.command()
-@click.argument("asked", nargs=-1, metavar="CODE...|WORDS|ERROR|-")
+@click.argument("asked", nargs=-1, metavar="CODE...|WORD|ERROR|-")
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
-    """Explain checks (by code, prefix, name or a word in them: CMP001 SHP LoRA) or an error message.
+    """Explain checks (by code, prefix, name or a word of the title: CMP001 SHP) or an error message.
 
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
@@ -57,46 +54,27 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         _show(format, data, f"\n\n{'-' * columns()}\n\n".join(heads))
     elif errors := known_errors.recognise_all(text):
         _show_errors(format, errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
-    elif found := speaking_of(text.lower().split(), catalogue) if not OF_AN_ERROR.search(text) else []:
-        lines = [f"{each.code} {each.name}: {each.title}" for each in found]
-        page = "\n\n".join((*lines, f"More: fp8doctor explain {found[0].code}"))
-        _show(format, {"checks": list(map(summary, found))}, page)
     else:
         raise UserError(_not_known(text, catalogue))
     return OK
 
 
 def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks by code, name or prefix; none unless every word is one."""
+    """Find the checks by code, prefix, name or a word of their titles; none unless every word finds some."""
     found: dict[str, Heading] = {}
     for word in ",".join(asked).replace(" ", ",").split(","):
-        checks = [
-            each
-            for each in catalogue
-            if word.lower() in (each.code.lower(), each.name, *map(str.lower, each.also))
-            or (re.fullmatch(PREFIX, word) and any(key.startswith(word) for key in (each.code, *each.also)))
-        ]
+        checks = [each for each in catalogue if _is_named(each, word)]
         if word and not checks:
             return []
         found |= {check.code: check for check in checks}
     return list(found.values())
 
 
-def speaking_of(words: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks with these few words in a row, or one of them in the heading; the best first."""
-    if not 0 < len(words) <= MOST_WORDS or max(map(len, words)) > LONGEST_WORD:
-        return []
-    phrase, *each_word = (
-        re.compile(rf"(?<!\w){re.escape(each)}(?!\w)", re.IGNORECASE) for each in (" ".join(words), *words)
-    )
-
-    def rank(check: Heading) -> tuple[bool, int, int]:
-        heading = f"{check.area} {check.name} {check.title}"
-        in_heading = sum(bool(word.search(heading)) for word in each_word)
-        in_page = len(phrase.findall(" ".join(check.page.split())))
-        return len(words) > 1 and in_page > 0, in_heading, in_page
-
-    return sorted((each for each in catalogue if any(rank(each))), key=rank, reverse=True)
+def _is_named(check: Heading, word: str) -> bool:
+    keys, lower = (check.code, check.name, *check.also), word.lower()
+    of_prefix = re.fullmatch(PREFIX, word) and any(key.startswith(word) for key in keys)
+    in_title = len(word) >= SHORTEST and lower in re.split(r"\W+", f"{check.area} {check.title}".lower())
+    return bool(lower in map(str.lower, keys) or of_prefix or in_title)
 
 
 def summary(check: Heading) -> dict[str, Any]:

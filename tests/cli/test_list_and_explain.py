@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 
 import pytest
 from click.testing import CliRunner
 
 from fp8doctor import cli, registry
-from fp8doctor.cli.explain import LONGEST_WORD, speaking_of
 from fp8doctor.headings import headings
 from tests.cli.command import TRACEBACK, fp8doctor
 
@@ -92,7 +90,7 @@ def test_a_kind_of_message_comes_with_what_the_message_names() -> None:
     assert "fp8doctor explain SHP001" in shown
 
 
-ASKED = ("CMP001", "ENV001", "amax", "gradient checkpointing", TRACEBACK, "CUBLAS_STATUS_NOT_SUPPORTED")
+ASKED = ("CMP001", "ENV001", "checkpointing", TRACEBACK, "CUBLAS_STATUS_NOT_SUPPORTED")
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -108,32 +106,8 @@ def test_a_page_has_the_width_that_columns_says(asked: str, monkeypatch: pytest.
             assert {line for line in page.splitlines() if line[:4] == "    " and " #" not in line} <= {*lines}
 
 
-def test_explain_looks_for_no_word_as_long_as_a_log() -> None:
-    """Ten megabytes in one word took 12 s to compile as a pattern."""
-    word = max((word for check in headings() for word in check.page.split()), key=len)
-    assert speaking_of(["checkpointing"], headings())
-    assert len(word) > LONGEST_WORD
-    assert speaking_of([word], headings()) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "first"),
-    [
-        ("LoRA", "STP004"),
-        ("checkpointing", "CKP"),
-        ("gradient checkpointing", "CKP"),
-        ("load_in_fp8", "MOD003"),
-        ("max-autotune", "STP001"),
-        ("cuda graphs", "STP001"),
-        ("out of memory", "MEM002"),
-    ],
-)
-def test_explain_finds_the_words_of_a_user(words: str, first: str) -> None:
-    result = fp8doctor("explain", words)
-    assert result.exit_code == 0
-    codes = re.findall(r"^[A-Z]{3,4}\d{3}", result.stdout, re.MULTILINE)
-    assert codes[0].startswith(first)
-    assert result.stdout == fp8doctor("explain", *words.split()).stdout
-    assert json.loads(fp8doctor("explain", words, "--format", "json").stdout)["checks"][0]["code"].startswith(
-        first
-    )
+@pytest.mark.parametrize(("word", "found"), [("checkpointing", "CKP001"), ("Optimizer", "STP007")])
+def test_explain_finds_a_word_of_a_title(word: str, found: str) -> None:
+    result = fp8doctor("explain", word, "--format", "json")
+    data = json.loads(result.stdout)
+    assert found in [each["code"] for each in data.get("checks", [data])]
