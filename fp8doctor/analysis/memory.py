@@ -128,6 +128,10 @@ class Fit(Struct, frozen=True):
     def now(self) -> Peak:
         return self.bf16 if self.form == "BF16" else self.fp8
 
+    def holds(self, peak: Peak) -> bool:
+        """Return whether this peak fits the GPU."""
+        return peak.gib <= USABLE * self.gpu_gib
+
     @property
     def is_too_large(self) -> bool:
         """Whether even the least that the job may take does not fit."""
@@ -135,7 +139,7 @@ class Fit(Struct, frozen=True):
 
     @property
     def may_be_too_large(self) -> bool:
-        return self.now.gib > USABLE * self.gpu_gib
+        return not self.holds(self.now)
 
     @property
     def sentence(self) -> str:
@@ -194,7 +198,7 @@ def stored_weights_fit_in_bf16(facts: Facts) -> bool | None:
         more = sum((2 - BYTES.get(each.dtype, 1)) * each.parameters for each in stored) / GIB
         return peak + more <= USABLE * whole
     found = if_recorded(fit, facts)
-    return None if found is None else found.bf16.gib <= USABLE * found.gpu_gib
+    return None if found is None else found.holds(found.bf16)
 
 
 def recomputing(found: Fit, facts: Facts, regions: Mapping[str, str]) -> Peak | None:

@@ -11,7 +11,7 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
-from fp8doctor.analysis.memory import Fit, fit
+from fp8doctor.analysis.memory import USABLE, Fit, fit
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import visible_gpus
@@ -30,7 +30,6 @@ from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
-from fp8doctor.diagnosis.fitting import to_fit
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding, Outcome
@@ -173,6 +172,7 @@ def answer(
         if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts)
     )
     bf16_ms = compared.bf16.ms.value if compared.bf16 else None
+    memory = if_recorded(fit, facts) if known else None
     said = Answer(
         status=status,
         has_fp8=has_fp8,
@@ -183,8 +183,8 @@ def answer(
         causes=causes[: 1 if fault and (fault.finding or fault.first) else MOST_CAUSES],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
-        memory=if_recorded(fit, facts) if known else None,
-        fits_in_gib=_fits_in(facts) if known else None,
+        memory=memory,
+        fits_in_gib=_fits_in(steps, memory),
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
@@ -216,9 +216,9 @@ def _unchecked(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     return tuple(AREAS.get(each, each) for each in SLOWS if each in areas)
 
 
-def _fits_in(facts: Facts) -> float | None:
-    fitted = to_fit(facts)
-    return fitted[1].gib if fitted and fitted[2] else None
+def _fits_in(steps: Sequence[Step], memory: Fit | None) -> float | None:
+    peaks = [step.peak_gib for step in steps if recorded(step, "peak_gib")]
+    return peaks[-1] if memory and peaks and peaks[-1] <= USABLE * memory.gpu_gib else None
 
 
 def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:

@@ -27,8 +27,7 @@ from fp8doctor.diagnosis.estimate import (
     stays_in_bf16,
     stops_first,
 )
-from fp8doctor.diagnosis.fitting import MAKES_FIT
-from fp8doctor.facts import Arm, Facts, if_recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Finding, Saving
 
@@ -174,7 +173,7 @@ def _with_plan(
     as long with more tokens, which the estimate does not know.
     """
     names, now, bf16_ms = {step.treatment.name for step in steps}, expects.now, expects.bf16_ms
-    if stops_first(facts, findings) or not names.isdisjoint(MAKES_FIT):
+    if stops_first(facts, findings) or any(recorded(each, "peak_gib") for each in steps):
         return found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
     end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms

@@ -16,7 +16,7 @@ from fp8doctor.answer.verdict import GRAVE, Verdict
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, recorded
 from fp8doctor.facts.record import (
     Record,
     UnreadableDocument,
@@ -63,6 +63,8 @@ class Step(Record, frozen=True, kw_only=True):
     """Of one training step. Measured ones are of the way to the plan's end, and add up to its total."""
     together: tuple[str, ...] = ()
     """Names of the treatments that it saves time together with; the first of them has the saving."""
+    peak_gib: float = NOT_RECORDED
+    """The estimated peak after it and those before it; set only if it makes the job fit."""
 
     @property
     def removes_fp8_on_an_estimate(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
-from fp8doctor.analysis.memory import BYTES, USABLE, Fit, Peak, fit, recomputing
+from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit, recomputing
 from fp8doctor.facts import Facts, Network, if_recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
@@ -23,48 +23,34 @@ MOST_GPUS = 1024
 BASE_IN = "base-in-"
 """Begins the names of treatments that store the base in fewer bits."""
 
-MAKES_FIT = frozenset(
-    {
-        "smaller-batch",
-        "checkpointing-on",
-        "optimizer-in-8-bits",
-        f"{BASE_IN}8-bits",
-        f"{BASE_IN}4-bits",
-        "shard",
-    }
-)
-"""Names of the treatments below."""
-
 After = tuple[Treatment, Peak] | None
 """A change and the peak after it; None if it does not apply."""
 
 
-def to_fit(facts: Facts) -> tuple[list[Treatment], Peak, bool] | None:
-    """Choose the fewest changes with which the estimated peak fits; None if it fits now, or is unknown.
+def to_fit(facts: Facts) -> list[tuple[Treatment, Peak]]:
+    """Choose the fewest changes with which the estimated peak fits, each with the peak after it.
 
-    Several GPUs come last, for what nothing makes fit one. Returns the changes, the peak after them, and
-    whether that fits.
+    Several GPUs come last, for what nothing makes fit one. Nothing if it fits now, or is unknown.
     """
     found = if_recorded(fit, facts)
     if found is None or not found.may_be_too_large:
-        return None
+        return []
     for count in range(1, len(CHANGES) + 1):
         for changes in itertools.combinations(CHANGES, count):
-            chosen, peak = _with(changes, facts, found)
-            if peak.gib <= USABLE * found.gpu_gib and len(chosen) == count:
-                return chosen, peak, True
-    chosen, peak = _with((*CHANGES, shards), facts, found)
-    return chosen, peak, peak.gib <= USABLE * found.gpu_gib
+            made = _with(changes, facts, found)
+            if len(made) == count and found.holds(made[-1][1]):
+                return made
+    return _with((*CHANGES, shards), facts, found)
 
 
-def _with(changes: Iterable[Change], facts: Facts, found: Fit) -> tuple[list[Treatment], Peak]:
-    chosen, peak = list[Treatment](), found.now
+def _with(changes: Iterable[Change], facts: Facts, found: Fit) -> list[tuple[Treatment, Peak]]:
+    made, peak = list[tuple[Treatment, Peak]](), found.now
     for change in changes:
         after = if_recorded(change, facts, found, peak)
         if after and after[1].gib < peak.gib - LEAST_SHARE * found.gpu_gib:
-            chosen.append(after[0])
+            made.append(after)
             peak = after[1]
-    return chosen, peak
+    return made
 
 
 def smaller_batch(facts: Facts, found: Fit, peak: Peak) -> After:
@@ -161,7 +147,7 @@ def shards(facts: Facts, found: Fit, peak: Peak) -> After:
     for count in range(2, MOST_GPUS + 1):
         parts = {name: getattr(peak, name) / count for name in ("weights", "gradients", "optimizer")}
         after = peak._replace(**parts)
-        if after.gib <= USABLE * found.gpu_gib:
+        if found.holds(after):
             loops = (in_python(each.name, facts.network) for each in facts.network.blocks)
             lines = [f"for block in {each}:\n    fully_shard(block)" for each in loops]
             code = "\n".join(

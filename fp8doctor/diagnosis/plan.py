@@ -80,10 +80,11 @@ MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
 
 def _fitting(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
     """Put what makes the job fit before all else, and drop what that rules out."""
-    fitted = to_fit(facts) if recorded(facts, "network") else None
-    for each in fitted[0] if fitted else ():
-        yield _step("The estimated peak does not fit into the GPU's memory", each)
-    stored = fitted is not None and any(each.name.startswith(BASE_IN) for each in fitted[0])
+    fitted = to_fit(facts) if recorded(facts, "network") else []
+    for treatment, peak in fitted:
+        step = _step("The estimated peak does not fit into the GPU's memory", treatment)
+        yield replace(step, peak_gib=peak.gib)
+    stored = any(treatment.name.startswith(BASE_IN) for treatment, _ in fitted)
     for step in steps:
         if not fitted or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):
             yield step

@@ -59,10 +59,10 @@ def test_the_changes_that_make_a_job_fit_come_first(
     assert plan[: len(changes)] == changes
     assert (report.verdict.status == "does_not_fit") == bool(changes)
     fitted, found = to_fit(report.facts), fit(report.facts)
-    assert (fitted is not None) == bool(changes)
+    assert [treatment.name for treatment, _ in fitted] == changes
     if fitted and found:
-        assert fitted[1].gib <= USABLE * found.gpu_gib < found.now.gib
-        assert fitted[2]
+        assert report.prescription[len(fitted) - 1].peak_gib == report.answer.fits_in_gib
+        assert fitted[-1][1].gib <= USABLE * found.gpu_gib < found.now.gib
 
 
 class Blocks(nn.Module):
