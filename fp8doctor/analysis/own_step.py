@@ -98,15 +98,12 @@ def finite_steps(facts: Facts) -> FiniteSteps:
     for each in _not_finite(facts, ArmName.AS_IS):
         now = tuple(dict.fromkeys((*(now or ()), *each)))
     bf16 = [not each for each in _not_finite(facts, *BF16_BASELINES)]
-    if now is not None and recorded(facts, "network.linears") and not _holds_fp8(facts):
-        bf16.append(not now)
+    if now is not None and recorded(facts, "network.linears"):
+        network = facts.network
+        fp8 = any(each.use in ("training", "unknown") or stores_fp8(each) for each in network.linears)
+        if not (fp8 or network.get("float8_parameters") or network.get("fp8_calls")):
+            bf16.append(not now)
     return FiniteSteps(now, all(bf16) if bf16 else None)
-
-
-def _holds_fp8(facts: Facts) -> bool:
-    network = facts.network
-    layers = any(each.use in ("training", "unknown") or stores_fp8(each) for each in network.linears)
-    return bool(layers or network.get("float8_parameters") or network.get("fp8_calls"))
 
 
 def _not_finite(facts: Facts, *names: str) -> list[tuple[str, ...]]:

@@ -58,7 +58,10 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
     gemms = [group for group in breakdown.groups if group.operator in BATCHED_GEMM]
     attention = [group for group in breakdown.groups if group.family == "attention" and group not in gemms]
     plain = [group for group in attention if not FUSED.search(group.name)]
-    softmax_ms, gemm_ms = _ms(group for group in plain if is_softmax(group)), _ms(gemms)
+    compiled = [each for each in plain if each.name.startswith("triton_")]
+    softmax = [each for each in compiled if "_softmax" in each.name.replace("log_softmax", "")]
+    softmax += [each for each in plain if each.operator in SOFTMAX and each not in softmax]
+    softmax_ms, gemm_ms = _ms(softmax), _ms(gemms)
     total_ms = _ms(plain) + gemm_ms
     is_little = not works_ms or 100 * total_ms < SHARE_PCT * works_ms
     if is_little or not gemm_ms or 100 * softmax_ms < SOFTMAX_PCT * gemm_ms:
@@ -67,12 +70,6 @@ def plain_attention(arm: Arm) -> PlainAttention | None:
     own_ms = _ms(group for group in gemms if group.family == "gemm_fp32")
     own = own_ms / fp32_ms if fp32_ms else 0.0
     return PlainAttention(total_ms, 100 * total_ms / works_ms, len(plain) < len(attention), own)
-
-
-def is_softmax(group: KernelGroup) -> bool:
-    """Return whether these kernels are a softmax, by operator or compiler's name."""
-    compiled = group.name.startswith("triton_") and "_softmax" in group.name.replace("log_softmax", "")
-    return group.operator in SOFTMAX or compiled
 
 
 def _ms(groups: Iterable[KernelGroup]) -> float:
@@ -119,8 +116,6 @@ class Waterfall(Struct, frozen=True):
 
     of: str
     """Name of the variant."""
-    against: str
-    """Name of the variant that it is compared with."""
     difference_ms: float
     parts_ms: dict[str, float]
     """Part -> difference; together they are ``difference_ms``."""
@@ -181,7 +176,7 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
-    return Waterfall(of.name, against.name, whole, parts, of.step_ms, is_fused)
+    return Waterfall(of.name, whole, parts, of.step_ms, is_fused)
 
 
 def parts_in_words(found: Waterfall) -> str:

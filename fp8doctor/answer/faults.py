@@ -56,7 +56,11 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
         where = "The exception is in the script's output"
         yield Fault("open", FAILED_EARLY, where, was_seen=True, first=EXCEPTION_FIRST)
-    yield from _ended_rank(facts)
+    for end, (words, to_do) in ENDED.items():
+        for each in facts.ranks.processes if recorded(facts, "ranks") else ():
+            if each.get("end") == end:
+                reason = _explained(each.get("error") or UNSEEN)
+                yield Fault("open", words.format(each.rank), reason, was_seen=True, first=to_do)
     if not recorded(facts, "network"):
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return
@@ -86,25 +90,18 @@ EXCEPTION_FIRST = "Solve the exception first"
 EXIT_CODE_FIRST = (
     "Read the launcher's exit code first: -9 is often the host's memory, -11 a crash in native code"
 )
+ENDED = {
+    "raised": ("An exception ended rank {}", EXCEPTION_FIRST),
+    "killed": ("Rank {} was killed", EXIT_CODE_FIRST),
+}
+"""End of a rank -> its words, and what to do first."""
+UNSEEN = "A signal, a crash in native code or os._exit: no exception was seen"
 
 
 def _explained(error: str) -> str:
     """Add the cause of an exception to its words if the message is a known one."""
     known = in_a_sentence(error)
     return f"{error.rstrip('.')}.{f' {known}' if known else ''}"
-
-
-def _ended_rank(facts: Facts) -> Iterator[Fault]:
-    """Name the first rank that raised or was killed."""
-    unseen = "A signal, a crash in native code or os._exit: no exception was seen"
-    for end, words, first in (
-        ("raised", "An exception ended rank {}", EXCEPTION_FIRST),
-        ("killed", "Rank {} was killed", EXIT_CODE_FIRST),
-    ):
-        for each in facts.ranks.processes if recorded(facts, "ranks") else ():
-            if each.get("end") == end:
-                reason = _explained(each.get("error") or unseen)
-                yield Fault("open", words.format(each.rank), reason, was_seen=True, first=first)
 
 
 def non_finite(facts: Facts) -> str:

@@ -172,13 +172,14 @@ def _not_timed(step: Step, view: TrialView) -> str:
 
 def _ended_by(finding: Finding, steps: Sequence[Step]) -> str:
     """Name the fix that ends a finding or its cause; leaving FP8 off ends what only FP8 has."""
-    name = finding.treatment.name if finding.treatment else None
+    name, check = finding.treatment.name if finding.treatment else None, registry.check_of(finding)
+    is_of_fp8_alone = name != OPTIMIZER_LAST and check and check.changes_fp8 and not check.stays_in_bf16
     causes = set() if finding.severity == "info" else set(finding.caused_by)
     ends = (
         lambda step: step.treatment.name == name,
         lambda step: finding.name in step.names,
         lambda step: causes.intersection(step.mends),
-        lambda step: step.treatment.name == STAY_IN_BF16 and _is_of_fp8_alone(finding),
+        lambda step: step.treatment.name == STAY_IN_BF16 and is_of_fp8_alone,
     )
     found = next((number for ends_it in ends for number, step in enumerate(steps, 1) if ends_it(step)), None)
     if found is None:
@@ -186,14 +187,6 @@ def _ended_by(finding: Finding, steps: Sequence[Step]) -> str:
     if finding.name in LESS:
         return f"less with fix {found}"
     return f"{'gone with fix' if steps[found - 1].treatment.name == STAY_IN_BF16 else 'fixed by'} {found}"
-
-
-def _is_of_fp8_alone(finding: Finding) -> bool:
-    """Return whether nothing is left of a problem once the layers run in BF16."""
-    if finding.treatment and finding.treatment.name == OPTIMIZER_LAST:
-        return False
-    check = registry.check_of(finding)
-    return bool(check and check.changes_fp8 and not check.stays_in_bf16)
 
 
 def gains_nothing(finding: Finding) -> bool:
@@ -210,6 +203,10 @@ MARK_OF_OUTCOME: dict[str, Mark] = {
 }
 
 
+GRAVEST_MARK: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
+"""Of an area the first of these marks counts."""
+
+
 def area_marks(
     outcomes: Iterable[Outcome], findings: Iterable[Finding], status: Status, facts: Facts
 ) -> dict[str, Mark]:
@@ -221,18 +218,17 @@ def area_marks(
     watched = facts.get("target.kind") == "script"
     several = watched and facts.get("training.distributed.world_size", 1) > 1
     never = {*(() if watched else ("observed",)), *(() if several else ("ranks",))}
-    troubled, marks = {each.area for each in findings}, dict[str, set[Mark]]()
+    is_slow, marks = status in ("fp8_slower", *GRAVE), dict[str, Mark]()
+    troubled = {each.area for each in findings}
     for each in outcomes:
-        if each.outcome == "crashed":
-            troubled.add(each.area)
-        elif each.outcome != "fires":
-            mark = MARK_OF_OUTCOME.get(each.outcome, "healthy")
-            unexplained = each.area == "step" and status in ("fp8_slower", *GRAVE) and mark == "healthy"
-            aside = unexplained or each.get("missing") in never
-            marks.setdefault(each.area, set()).add("not_applicable" if aside else mark)
-    order: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
-    calm = sorted(marks.keys() - troubled, key=position)
-    return {area: next(mark for mark in order if mark in marks[area]) for area in calm}
+        if each.outcome in ("fires", "crashed"):
+            troubled |= {each.area} if each.outcome == "crashed" else set()
+            continue
+        mark = MARK_OF_OUTCOME.get(each.outcome, "healthy")
+        if each.get("missing") in never or (is_slow and each.area == "step" and mark == "healthy"):
+            mark = "not_applicable"
+        marks[each.area] = min(mark, marks.get(each.area, mark), key=GRAVEST_MARK.index)
+    return {area: marks[area] for area in sorted(marks.keys() - troubled, key=position)}
 
 
 def areas(marks: dict[str, Mark]) -> Iterator[Marked]:

@@ -15,7 +15,7 @@ from fp8doctor.analysis.own_step import own_words, watched_job
 from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates
-from fp8doctor.facts import Facts, Gpu, Linear, Workload, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS, low_precision
 from fp8doctor.wording import percent, plural
@@ -28,6 +28,9 @@ SXM = ("A100", "H100", "H200")
 
 UNKNOWN = "unknown"
 """Stands for a fact that was not recorded."""
+
+WATCHED = ("script", "live")
+"""Kinds of jobs whose steps are the user's own, with a batch of their own."""
 
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
@@ -79,17 +82,12 @@ def model(facts: Facts) -> str:
     """Describe the model, its size and its batch; empty for the environment alone."""
     if not recorded(facts, "target") or facts.target.get("kind") == "environment":
         return ""
-    counted, step = facts.get("network.parameters"), if_recorded(_own_step, facts)
+    counted, steps = facts.get("network.parameters"), facts.get("observed.steps_ms")
     known = [f"{quantity(counted)} parameters"] if counted is not None else []
     known += [_batch(facts)] if recorded(facts, "workload") else []
-    known += [step] if step else []
+    if steps:
+        known.append(f"{median(steps):,.1f} ms/step in {plural(len(steps), 'step')} of {watched_job(facts)}")
     return ": ".join(filter(None, (facts.get("target.name") or "model", ", ".join(known))))
-
-
-def _own_step(facts: Facts) -> str:
-    """Describe the step of the user's script or training, as it ran."""
-    steps = facts.observed.steps_ms
-    return f"{median(steps):,.1f} ms/step in {plural(len(steps), 'step')} of {watched_job(facts)}"
 
 
 def _batch(facts: Facts) -> str:
@@ -100,8 +98,8 @@ def _batch(facts: Facts) -> str:
         text += f", {rows} rows in most layers" if rows not in (None, tokens) else ""
     elif rows or tokens or size:
         text = f"{rows or tokens} rows" if rows or tokens else f"a batch of {size}"
-    elif lacks_batch(workload):
-        return "batch not looked at" if steps_are_watched(facts) else "no synthetic batch"
+    elif _lacks_batch(facts):
+        return "batch not looked at" if facts.get("target.kind") in WATCHED else "no synthetic batch"
     else:
         return "batch unknown"
     count = workload.get("accumulate", 1)
@@ -112,14 +110,9 @@ def _batch(facts: Facts) -> str:
     return f"{text} (synthetic)" if workload.get("batch_source") == "made up" else text
 
 
-def steps_are_watched(facts: Facts) -> bool:
-    """Return whether the steps are the user's own, with a batch of their own."""
-    return facts.get("target.kind") in ("script", "live")
-
-
-def lacks_batch(workload: Workload) -> bool:
+def _lacks_batch(facts: Facts) -> bool:
     """Return whether the step has no batch, and why is known."""
-    return workload.get("batch_source", UNKNOWN) is None and bool(workload.get("note"))
+    return facts.workload.get("batch_source", UNKNOWN) is None and bool(facts.workload.get("note"))
 
 
 def quantity(count: int) -> str:
@@ -267,7 +260,7 @@ def made_up(facts: Facts) -> str:
     if parts := [name for name, holds in synthetic.items() if holds]:
         without = work.get("autocast_source") == "none" and lacks_autocast(facts)
         told.append(f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}.")
-    if lacks_batch(work) and not steps_are_watched(facts):
+    if _lacks_batch(facts) and facts.get("target.kind") not in WATCHED:
         why = (work.note or "").rstrip(".")
         told.append(f"{why[:1].upper()}{why[1:]}.")
     of_source = {"output.loss": "the model's own", "mean": "the mean of the output"}

@@ -80,7 +80,11 @@ def experts_ms(share: Share, options: Options, gpu: GpuSpec) -> float:
         for each in share.layers
         if each.linear.role == "experts" and each.linear.in_features == share.hidden
     )
-    return 4 * _exchange(sent / options.tp, options.ep, options.tp, gpu)
+    sent, ranks, of_host = sent / options.tp, options.ep, max(1, gpu.link_gpus // options.tp)
+    if ranks <= of_host:
+        return 4 * _ring(sent, ranks, options.tp, gpu)
+    own_adapter = NETWORK_GB_S * LINK_EFFICIENCY * 1e6  # for what leaves the host
+    return 4 * sent * (ranks - of_host) / ranks / own_adapter
 
 
 def of_ranks_ms(amount: Amount, each: float, options: Options, gpu: GpuSpec) -> float:
@@ -88,14 +92,6 @@ def of_ranks_ms(amount: Amount, each: float, options: Options, gpu: GpuSpec) -> 
     return _ring(each * amount.dense, options.ranks, options.tp, gpu) + _ring(
         each * amount.experts, options.ranks // options.ep, options.tp * options.ep, gpu
     )
-
-
-def _exchange(bytes_moved: float, ranks: int, inner: int, gpu: GpuSpec) -> float:
-    """Time an all-to-all: each rank sends what leaves its host through its own adapter."""
-    of_host = max(1, gpu.link_gpus // inner)
-    if ranks <= of_host:
-        return _ring(bytes_moved, ranks, inner, gpu)
-    return bytes_moved * (ranks - of_host) / ranks / (NETWORK_GB_S * LINK_EFFICIENCY * 1e6)
 
 
 def _ring(bytes_moved: float, ranks: int, inner: int, gpu: GpuSpec) -> float:
