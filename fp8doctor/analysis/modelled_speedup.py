@@ -165,27 +165,21 @@ def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Es
         after = after or (CACHE_OFF if cached else BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else "")
     forms, bf16 = _compiled_forms(facts), modelled_bf16(facts)
     now, (form, per_tensor) = None if after else modelled_step(facts), next(iter(forms.values()))
-    shared_ms, ran_ms = (run.shared_ms, run.ms) if run else (0.0, None)
-    if run and now and not in_fp8:  # what the watched BF16 step has beyond its model, every form has
-        own_ms = run.ms - shared_ms
-        if 0 < own_ms < now.step_ms:  # if its model is too slow, that of every form is
-            bf16, form, now = (each.scaled(own_ms / now.step_ms) for each in (bf16, form, now))
-        shared_ms = max(shared_ms, run.ms - now.step_ms)
     as_is = now if in_fp8 else None
     quicker = as_is if as_is and as_is.step_ms <= form.step_ms else form
     balanced = bf16.in_balance or quicker.in_balance
     off = OFF_IN_BALANCE if balanced else OFF_FUSED if per_tensor else OFF
-    bf16_ms = bf16.step_ms + shared_ms
-    bf16_ms = bf16_ms if in_fp8 or ran_ms is None else min(bf16_ms, ran_ms)
-    now_ms = ran_ms or (now.step_ms if now else None)
-    best_ms = form.step_ms + shared_ms
-    if as_is and (not run or bf16.step_ms / form.step_ms - bf16.step_ms / as_is.step_ms < MORE):
-        best_ms = ran_ms or quicker.step_ms
-    elif as_is and now_ms:
-        best_ms = min(best_ms, now_ms)
-    modelled_ms = as_is.step_ms + shared_ms if as_is and run else None
-    left_ms = 0.0
+    shared_ms, bf16_ms, now_ms = run.shared_ms if run else 0.0, bf16.step_ms, now.step_ms if now else None
+    if run and now and not in_fp8:  # what the watched BF16 step has beyond its model, every form has
+        shared_ms = max(shared_ms, run.ms - now.step_ms)
+    bf16_ms, best_ms, left_ms, modelled_ms = bf16_ms + shared_ms, form.step_ms + shared_ms, 0.0, 0.0
     if run:
+        now_ms, bf16_ms = run.ms, bf16_ms if in_fp8 else min(bf16_ms, run.ms)
+    if as_is and now_ms:
+        gains = bf16.step_ms / form.step_ms - bf16.step_ms / as_is.step_ms
+        best_ms = now_ms if run and gains < MORE else min(best_ms, now_ms)
+    if run:
+        modelled_ms = as_is.step_ms + shared_ms if as_is else 0.0
         left_ms = run.ms - (modelled_ms or max(best_ms, run.ms - run.idle_ms))
         left_ms = left_ms if left_ms >= EVEN * run.ms else 0.0
 
@@ -208,22 +202,23 @@ def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Es
             low = min(low, 1 - off)  # BF16 covers communication that a shorter step exposes
         return holding(speedup, low, high, "modelled")
 
-    shown = as_is or quicker
-    parts_ms = parts_of(shown.families_ms, bf16.families_ms, shown.idle_ms - bf16.idle_ms)
-    if run:
-        parts_ms["idle"] = 0.0
+    step = as_is or quicker
+    shown: Mapping[Any, float] = step.families_ms
+    idle_ms = step.idle_ms - bf16.idle_ms
     if run and run.families_ms and as_is:
-        parts_ms = parts_of(run.families_ms, bf16.families_ms, max(0.0, run.own_idle_ms - bf16.idle_ms))
+        shown, idle_ms = run.families_ms, max(0.0, run.own_idle_ms - bf16.idle_ms)
+    elif run:
+        idle_ms = 0.0
     return Estimate(
         bf16=bf16,
         bf16_ms=bf16_ms,
         now=bounded(now_ms, off if not in_fp8 or quicker is as_is else max(off, OFF)) if now_ms else None,
         best=bounded(best_ms, off),
         fp8_ms=now_ms if as_is and now_ms else best_ms,
-        parts_ms=parts_ms,
+        parts_ms=parts_of(shown, bf16.families_ms, idle_ms),
         after=after if not in_fp8 else "" if as_is else after or ONLY_COMPILED,
         recipes=() if in_fp8 else tuple(forms),
-        ran_ms=ran_ms,
+        ran_ms=run.ms if run else None,
         left_out_ms=left_ms,
     )
 
