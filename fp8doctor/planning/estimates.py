@@ -121,7 +121,7 @@ class Row(Record, frozen=True, kw_only=True):
 def rows(facts: Facts, gpus: str | Sequence[str], options: Options) -> tuple[Row, ...]:
     """Estimate every recipe on every GPU. Raises `UserError` for what cannot be planned."""
     plain, specs, scale = in_bf16(facts), gpu_specs(gpus), 1.0
-    share = share_of(plain, options.checked())
+    share = share_of(plain, options)
     if options.step_ms is not None:
         base = _bf16(share, options, specs[0])
         if base is None:

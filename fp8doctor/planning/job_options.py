@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -40,18 +40,21 @@ STACKS = {"torchao": "torchao", "te": "transformer_engine"}
 """Name on the command line -> name in `fp8doctor.recipes`."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class Options(Record, frozen=True, kw_only=True):
     """One training job, as asked for. Batch and rows are those of one data-parallel rank."""
 
-    batch: int = 1
-    seq: int = 4096
-    dp: int = 1
-    tp: int = 1
-    cp: int = 1
-    pp: int = 1
-    ep: int = 1
+    batch: Count = 1
+    seq: Count = 4096
+    dp: Count = 1
+    tp: Count = 1
+    cp: Count = 1
+    pp: Count = 1
+    ep: Count = 1
     """Ranks that divide the experts; they are among those of dp and cp."""
-    accumulate: int = 1
+    accumulate: Count = 1
     """Micro-batches per step."""
     sharding: Literal["fsdp", "zero1", "ddp"] = "fsdp"
     """What the data-parallel ranks share: weights, gradients and optimizer; only the optimizer; nothing."""
@@ -59,15 +62,15 @@ class Options(Record, frozen=True, kw_only=True):
     """``selective`` repeats every second matmul and what lies between, as torchtitan's per-op policy."""
     fused_loss: bool = False
     """The loss takes the logits in chunks and keeps none of them, as Liger Kernel's."""
-    lora: int | None = None
+    lora: Count | None = None
     """Rank of the adapters."""
     lora_modules: tuple[str, ...] = ()
     """Last parts of the names of the layers that get them; empty for all in the blocks."""
-    optimizer: str = "adamw"
-    stack: str | None = None
-    """torchao or te; None for both."""
+    optimizer: Literal["adamw", "adamw-fp32", "adamw-master", "adamw-8bit", "sgd"] = "adamw"
+    stack: Literal["torchao", "te"] | None = None
+    """None for both."""
     recipe: str = "all"
-    step_ms: float | None = None
+    step_ms: Annotated[float, msgspec.Meta(gt=0)] | None = None
     """A measured BF16 step on the first GPU, which all times are scaled to."""
 
     @property
@@ -83,24 +86,6 @@ class Options(Record, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """Count the rows of one micro-batch on one GPU."""
         return self.batch * self.seq // self.cp
-
-    def checked(self) -> Options:
-        """Return the options. Raises `UserError` for those that contradict themselves."""
-        for name in ("batch", "seq", "dp", "tp", "cp", "pp", "ep", "accumulate"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} has to be 1 or more, not {getattr(self, name)}")
-        if self.lora is not None and self.lora < 1:
-            raise UserError(f"--lora has to be a rank of 1 or more, not {self.lora}")
-        if self.step_ms is not None and self.step_ms <= 0:
-            raise UserError(f"--step-ms has to be more than 0, not {self.step_ms:g}")
-        if self.seq % self.cp:
-            raise UserError(f"--cp {self.cp} does not divide the sequence of {self.seq:,} tokens")
-        if self.ranks % self.ep:
-            raise UserError(f"--ep {self.ep} does not divide the ranks of --dp and --cp ({self.ranks})")
-        for name, value, known in (("optimizer", self.optimizer, OPTIMIZERS), ("stack", self.stack, STACKS)):
-            if value is not None and value not in known:
-                raise UserError(f"--{name} {value} is not known; known are {', '.join(known)}")
-        return self
 
 
 def options_for(facts: Facts, given: Mapping[str, Any]) -> Options:

@@ -130,6 +130,10 @@ def _not_divided(network: Network, options: Options, blocks: int) -> Iterator[st
             f"fp8doctor knows no attention in {unknown} of the {blocks} blocks of {model}, so it cannot "
             "estimate the step"
         )
+    if options.seq % options.cp:
+        yield f"--cp {options.cp} does not divide the sequence of {options.seq:,} tokens"
+    if options.ranks % options.ep:
+        yield f"--ep {options.ep} does not divide the ranks of --dp and --cp ({options.ranks})"
     heads, of_keys, tp = network.get("heads"), network.get("key_value_heads"), options.tp
     if heads and heads % tp:
         yield f"--tp {tp} does not divide the {heads} heads of attention"

@@ -12,7 +12,7 @@ import fp8doctor
 from fp8doctor import Plan
 from fp8doctor.cost.step_cost import in_fp8, modelled_step, with_linears_compiled
 from fp8doctor.planned import facts_of
-from fp8doctor.planning.estimates import Row, recipe_of
+from fp8doctor.planning.estimates import Row
 from fp8doctor.recipes import TRANSFORMER_ENGINE
 from tests.configurations import LLAMA_8B
 
@@ -210,6 +210,6 @@ def test_every_name_in_a_table_is_explained(plain: Plan) -> None:
     shown = [row for row in plain.rows if not row.why]
     assert {row.stack for row in shown} == {"torchao", "te"}
     for row in shown:
-        recipe = recipe_of(row)
+        recipe = row.of
         assert recipe.name in recipe.words.lower() or not recipe.words or recipe.words in text, recipe.name
     assert TRANSFORMER_ENGINE.words in text
