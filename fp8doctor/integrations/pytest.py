@@ -34,8 +34,10 @@ def fp8doctor() -> Callable[..., Report]:
         **options: Any,
     ) -> Report:
         __tracebackhide__ = True
-        from fp8doctor.integrations import watching
+        from fp8doctor.api import inspect_model
 
-        return watching.examined(model, batch, fail_on, require_fp8=require_fp8, trial=trial, **options)
+        report = inspect_model(model, batch, trial=trial, **options)
+        report.raise_for(fail_on, require_fp8=require_fp8)
+        return report
 
     return examined

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor import registry
-from fp8doctor.api import check_limits, codes, inspect_model
+from fp8doctor.api import check_limits, codes
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import why_not_engaged
@@ -215,15 +215,6 @@ class Heard(ScriptState):
 def check_fail_on(value: Any) -> None:
     if value not in ("never", *SEVERITIES):
         raise UserError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
-
-
-def examined(model: Any, batch: Any, fail_on: FailOn, *, require_fp8: bool, **options: Any) -> Report:
-    """Examine a model and gate it. Raises `UserError` and `ReportFailed`; ``options``: `inspect_model`'s."""
-    __tracebackhide__ = True
-    check_fail_on(fail_on)
-    report = inspect_model(model, batch, **options)
-    report.raise_for(fail_on, require_fp8=require_fp8)
-    return report
 
 
 def _rendered(report: Report, path: Path) -> str:

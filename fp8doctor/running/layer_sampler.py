@@ -34,10 +34,6 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.state.settings import open_autocast
 from fp8doctor.wording import sentence
 
-OF_ALL = "num_items_in_batch"
-"""Argument of transformers' models (4.46 on): the tokens of all micro-batches, by which they divide the
-loss."""
-
 ROWS = 16
 """Multiple that torch's FP8 matmul wants of each side."""
 
@@ -169,8 +165,6 @@ class LayerSampler:
         first = partial(with_tensors, of=lambda each: _first(each, size, count))
         if gradient.ndim:
             gradient = _first(gradient, size, count)
-        elif kwargs.get(OF_ALL) is None:
-            gradient = gradient * count / size  # the mean over the samples
         outputs: list[torch.Tensor] = []
 
         def note(at: int, layer: nn.Module, given: Any, named: Any, output: Any) -> None:
