@@ -183,7 +183,7 @@ def _checked_model(model: Any) -> Any:
             what = f"a name; to examine a file, type: fp8doctor {model}"
         raise WrongType(f"model has to be a torch.nn.Module or a transformers Trainer, not {what}")
     if not any(True for _ in tensors_of(model, "_parameters")):
-        raise UserError(f"the model ({type(model).__name__}) has no parameters, so there is nothing to train")
+        raise UserError(f"the model ({type(model).__name__}) has no parameters to look at, so none to train")
     return model
 
 
