@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -140,7 +139,7 @@ def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -
         id(each) for of in optimizers for group in read(of, "param_groups", ()) for each in group["params"]
     }
     copies = [
-        layer
+        weight
         for each in watch.replacements
         if (layer := each.layer()) is not None
         and id(layer) not in inside
@@ -150,13 +149,9 @@ def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -
         and layer.training
         and id(weight) not in stepped
     ]
-    shapes = Counter(
-        tuple(weight.shape)
-        for place in tree.places
-        if is_a(place.module, nn.Linear) and (weight := tensor(place.module, "weight")) is not None
-    )
-    copied = Counter(tuple(tensor(each, "weight").shape) for each in copies)  # type: ignore[union-attr]
-    return len(copies) if copied <= shapes else 0
+    linears = [tensor(each.module, "weight") for each in tree.places if is_a(each.module, nn.Linear)]
+    shapes = {weight.shape for weight in linears if weight is not None}
+    return len(copies) if {weight.shape for weight in copies} <= shapes else 0
 
 
 def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:

@@ -46,6 +46,10 @@ FP8_ATTENTION = re.compile(
 """Classes of FP8 attention: torchao's wrapper, which axolotl's ``attn_implementation: fp8`` uses."""
 
 
+Held = tuple[str, Tensor, int, str]
+"""Name, tensor, elements and dtype of a parameter, or of a buffer that is one."""
+
+
 def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     config = find_config(tree)
     embeddings = [
@@ -56,42 +60,33 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
     vocabulary, hidden_size = sizes(config, embeddings)
     found = find_layers(tree, gaps)
     blocks = find_blocks(tree, found)
-    packed = {
-        id(layer.weights[0]): elements(layer)
-        for _, layer in found
-        if layer.use == "storage" and len(layer.weights) == 1
+    held: dict[int, Held] = {
+        key: (name, each, whole_size(each), dtype_name(each))
+        for key, (name, each) in tree.parameters.items()
+        if not is_a(each, nn.UninitializedParameter)
     }
-    names: dict[int, str] = {}
-    unique: dict[int, Tensor] = {}
-    for key, (name, parameter) in tree.parameters.items():
-        if not is_a(parameter, nn.UninitializedParameter):
-            names[key], unique[key] = name, parameter
     for place, layer in found:
-        buffer = layer.weights[0] if layer.use == "storage" else None
-        if buffer is not None and is_float8(buffer):
-            names.setdefault(id(buffer), place.name)
-            unique[id(buffer)] = buffer
-    counts = {key: packed.get(key) or whole_size(each) for key, each in unique.items()}
+        weight = layer.weights[0]
+        is_counted = id(weight) in held or is_float8(weight)  # else it is a buffer
+        if layer.use == "storage" and len(layer.weights) == 1 and is_counted:
+            name = held[id(weight)][0] if id(weight) in held else place.name
+            held[id(weight)] = name, weight, elements(layer), dtype_name(stored(weight))
     dtypes: Counter[str] = Counter()
-    for key, each in unique.items():
-        dtypes[dtype_name(stored(each) if key in packed else each)] += counts[key]
-    total = sum(counts.values())
-    held = (each for place in tree.places for each in buffers_of(place.module).values())
-    buffers = [each for each in held if each is not None]
+    for _, _, count, dtype in held.values():
+        dtypes[dtype] += count
+    tensors = [each for _, each, _, _ in held.values()]
+    buffers = (each for place in tree.places for each in buffers_of(place.module).values())
     adapters = [parameters_of(place.module) for place in tree.places if place.adapter == "adapter"]
     tuned = {id(each) for own in adapters for each in own.values()}
-
-    def adapts(key: int) -> bool:
-        return key in tuned or ".lora_" in f".{names[key]}"
-
+    tuned |= {key for key, (name, *_) in held.items() if ".lora_" in f".{name}"}
     return Network(
         kind=class_name(type(tree.root.module)),
         forward_of_torch=forward_of_torch(tree.root.module),
-        parameters=total,
-        trainable_parameters=sum(counts[key] for key, each in unique.items() if each.requires_grad),
-        adapter_parameters=sum(counts[key] for key in filter(adapts, names)),
+        parameters=sum(dtypes.values()),
+        trainable_parameters=sum(count for _, each, count, _ in held.values() if each.requires_grad),
+        adapter_parameters=sum(held[key][2] for key in tuned if key in held),
         dtypes=dict(dtypes),
-        devices=tuple(sorted({each.device.type for each in (*unique.values(), *buffers)})),
+        devices=tuple(sorted({each.device.type for each in (*tensors, *buffers) if each is not None})),
         modules=len(tree.places),
         linears=describe(found, tree, config, vocabulary, blocks, gaps),
         blocks=blocks,
@@ -99,14 +94,14 @@ def examine_network(tree: Tree, gaps: dict[str, str]) -> Network:
         quantization=quantization(tree),
         fp8_calls=fp8_calls(tree),
         hooks=sum(hooks(each) for place in tree.places for each in (*place.wrappers, place.module)),
-        float8_parameters=sum(map(is_float8, unique.values())),
+        float8_parameters=sum(map(is_float8, tensors)),
         wrappers=wrappers(tree.root),
         save_pretrained=not {PRETRAINED, PEFT_MODEL}.isdisjoint(lineage(type(tree.root.module))),
         vocabulary=vocabulary,
         hidden_size=hidden_size,
         heads=_size(config, HEADS),
         key_value_heads=_size(config, KEY_VALUE_HEADS),
-        channel_widths=channel_widths(tree, embeddings, names, unique),
+        channel_widths=channel_widths(tree, embeddings, held),
     )
 
 
@@ -147,18 +142,15 @@ def _size(config: Any, names: Sequence[str]) -> int | None:
     return next((size for name in names if type(size := read(config, name)) is int), None)
 
 
-def channel_widths(
-    tree: Tree, embeddings: list[Place], names: dict[int, str], unique: dict[int, Tensor]
-) -> tuple[int, ...]:
-    found = {
-        each.shape[0] for key, each in unique.items() if each.dim() == 1 and not names[key].endswith("bias")
-    }
-    convolves = any(each.dim() > 2 for each in unique.values())
-    convolutions = filter(is_convolution, tree.places) if convolves else ()
+def channel_widths(tree: Tree, embeddings: list[Place], held: dict[int, Held]) -> tuple[int, ...]:
+    names = {id(each): name for name, each, _, _ in held.values()}
+    tensors = [each for _, each, _, _ in held.values()]
+    found = {each.shape[0] for each in tensors if each.dim() == 1 and not names[id(each)].endswith("bias")}
+    convolutions = filter(is_convolution, tree.places) if any(each.dim() > 2 for each in tensors) else ()
     for places, sides in ((embeddings, slice(-1, None)), (convolutions, slice(2))):
         for place in places:
-            weight = unique.get(id(parameters_of(place.module).get("weight")))
-            found.update(() if weight is None else weight.shape[sides])
+            weight = parameters_of(place.module).get("weight")
+            found.update(weight.shape[sides] if weight is not None and id(weight) in names else ())
     return tuple(sorted(found - {0}))
 
 

@@ -197,10 +197,8 @@ class _Walk:
         if inner is not None:
             self.visit(inner, name, parent, cover, (*wrappers, module))
         else:
-            here: dict[str, Any] = {"name": name, "module": module, "parent": parent}
-            here["adapts"] = adapter_parts(module)
-            trainable = self.trainable
-            place = Place(**here, wrappers=wrappers, trainable_so_far=trainable, **vars(cover))
+            place = Place(name=name, module=module, parent=parent, wrappers=wrappers, **vars(cover))
+            place.adapts, place.trainable_so_far = adapter_parts(module), self.trainable
             self.tree.places.append(place)
             if parent:
                 parent.children.append(place)

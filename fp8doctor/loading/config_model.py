@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp8doctor.errors import UserError, require_torch
-from fp8doctor.facts import Target, Workload
+from fp8doctor.facts import Target
 from fp8doctor.facts.record import UnreadableDocument, decode
 from fp8doctor.files import regular
 from fp8doctor.wording import error_in_words, escaped, quoted
@@ -82,7 +82,7 @@ def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None,
     require_torch(f"building {escaped(name)}", "transformers")
     import transformers
 
-    from fp8doctor.loading.job import Job
+    from fp8doctor.loading.synthetic_batch import job_of
 
     level = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
@@ -93,22 +93,8 @@ def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None,
         transformers.logging.set_verbosity(level)
     limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions"))
     longest: Any = next(filter(_is_size, limits), SEQUENCE)
-    size, length = batch or 1, seq or min(SEQUENCE, longest)
-    return Job(
-        model=model,
-        target=Target(kind="file", name=escaped(name), attribute=None),
-        workload=Workload(
-            batch_source="made up",
-            batch_size=size,
-            sequence_length=length,
-            tokens=size * length,
-            note=f"synthetic: {size} x {length} tokens",
-            loss_source="output.loss",
-            optimizer_source="made up",
-            autocast_source="none",
-            accumulate=1,
-        ),
-    )
+    target = Target(kind="file", name=escaped(name), attribute=None)
+    return job_of(model, target, size=batch or 1, sequence=seq or min(SEQUENCE, longest))
 
 
 def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
