@@ -16,29 +16,34 @@ NONE_MS = 0.05
 def page(found: Comparison, documents: tuple[Document, Document]) -> Page:
     """Lay out the comparison of these reports."""
     one, other = found.steps
-    parts: list[Part] = [Strong(found.summary), _table(found)]
-    if found.families_ms:
-        parts.append(_families(found))
-    elif found.why_no_difference:
-        parts.append(f"What the difference is made of is not known: {found.why_no_difference}.")
-    parts += [
-        f"Differs: {each.what}: {each.first} ({one.name}), {each.second} ({other.name})."
-        for each in found.unlike
+    unknown = found.why_no_difference and not found.families_ms
+    jobs = [job_facts(each.facts, None) for each in documents]
+    told = [
+        (model(each.facts), *(f"{label}: {text}" for label, text in job))
+        for each, job in zip(documents, jobs, strict=True)
     ]
-    parts += [f"Beware: {caution}." for caution in found.cautions]
-    for step, document in zip(found.steps, documents, strict=True):
-        job = (f"{label}: {told}" for label, told in job_facts(document.facts, None))
-        parts.append(f"{step.name}: {' · '.join(filter(None, (model(document.facts), *job)))}")
-    for name, codes in ((other.name, found.appeared), (one.name, found.gone)):
-        if codes:
-            parts.append(f"Found only in {name}: {', '.join(codes)}.")
-    parts += [Quiet(each) for each in [_basis(found)] if each]
+    parts: tuple[Part, ...] = (
+        Strong(found.summary),
+        _table(found),
+        _families(found) if found.families_ms else "",
+        f"What the difference is made of is not known: {found.why_no_difference}." if unknown else "",
+        *(
+            f"Differs: {each.what}: {each.first} ({one.name}), {each.second} ({other.name})."
+            for each in found.unlike
+        ),
+        *(f"Beware: {caution}." for caution in found.cautions),
+        f"{one.name}: {' · '.join(filter(None, told[0]))}",
+        f"{other.name}: {' · '.join(filter(None, told[1]))}",
+        f"Found only in {other.name}: {', '.join(found.appeared)}." if found.appeared else "",
+        f"Found only in {one.name}: {', '.join(found.gone)}." if found.gone else "",
+        Quiet(_basis(found)),
+    )
     files = (
         f"{step.name}: {file}"
         for step, file in zip(found.steps, found.files, strict=True)
         if step.name != file
     )
-    return Page((f"fp8doctor {found.tool.version}", f"{other.name} against {one.name}", *files), tuple(parts))
+    return Page((f"fp8doctor {found.tool.version}", f"{other.name} against {one.name}", *files), parts)
 
 
 def _table(found: Comparison) -> Table:

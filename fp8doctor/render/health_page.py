@@ -26,15 +26,15 @@ def page(judged: Judged, *, verbose: bool = False) -> Page:
     """Lay out one run; ``verbose`` shows all layers."""
     health, verdict = judged
     header = health.headers[-1]
-    heading = (f"fp8doctor {VERSION}", health.name, header.script, header.device)
+    heading = (f"fp8doctor {VERSION}", health.name, header.script, header.device or "")
     by_layer = health.lowest_db()
     worst = sorted(by_layer, key=lambda name: min(by_layer[name].values()))
     parts: list[Part] = [Strong(verdict.summary)]
     for each in verdict.conclusions:
-        parts += [each.text, *([Code(each.code)] if each.code else [])]
+        parts += [each.text, Code(each.code)]
     if by_layer:
         parts += [*_map(health, by_layer, set(by_layer if verbose else worst[:ROWS])), _last(health, worst)]
-    return Page(tuple(filter(None, heading)), (*parts, Quiet(" ".join(_basis(health)))))
+    return Page(heading, (*parts, Quiet(" ".join(_basis(health)))))
 
 
 def as_json(judged: Judged) -> str:

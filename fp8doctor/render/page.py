@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from fp8doctor.answer.items import Mark
 from fp8doctor.answer.items import Marked as Marked
@@ -116,14 +117,14 @@ class Bars(Struct, frozen=True):
         return tuple((name, ms) for name, ms in sums.items() if ms >= NONE_MS)
 
     @property
-    def numbers(self) -> Table | None:
-        """Write the same in numbers; None if no step was profiled."""
+    def numbers(self) -> Table:
+        """Write the same in numbers; without rows if no step was profiled."""
         rows = [
             (each.label, f"{each.ms:,.1f}", *(f"{ms:,.1f}" if ms >= NONE_MS else "-" for ms in each.parts_ms))
             for each in self.rows
             if each.parts_ms
         ]
-        return Table(("ms/step", "all", *COLUMNS), tuple(rows)) if rows else None
+        return Table(("ms/step", "all", *COLUMNS), tuple(rows))
 
 
 class Heatmap(Struct, frozen=True):
@@ -152,17 +153,31 @@ class Heatmap(Struct, frozen=True):
 Part = str | Next | Quiet | Strong | Marks | Code | Table | Bars | Heatmap | Box
 
 
+def present(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Leave out what is empty: a list or table without rows, a paragraph without text, no code."""
+
+    def content(part: Part) -> object:
+        if isinstance(part, Quiet | Strong):
+            return part.text
+        return part.code if isinstance(part, Code) else getattr(part, "rows", part)
+
+    return tuple(part for part in parts if isinstance(part, Box) or content(part))
+
+
 class Section(Struct, frozen=True):
-    """Parts under a heading."""
+    """Parts under a heading; `present` ones."""
 
     title: str
     parts: tuple[Part, ...]
     is_folded: bool = False
     """True for what HTML shows when a reader opens it."""
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "parts", present(self.parts))
+
 
 class Page(Struct, frozen=True):
-    """A page, in reading order."""
+    """A page, in reading order, of what is `present`."""
 
     heading: tuple[str, ...]
     """Short pieces, side by side."""
@@ -172,3 +187,8 @@ class Page(Struct, frozen=True):
     """Of ``-v``, Markdown and HTML."""
     title: str = ""
     """Of the HTML; the first piece of the heading if it is empty."""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "heading", tuple(filter(None, self.heading)))
+        force_setattr(self, "parts", present(self.parts))
+        force_setattr(self, "details", tuple(each for each in self.details if each.parts))

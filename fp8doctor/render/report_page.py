@@ -43,9 +43,8 @@ def page(report: Document, *, quiet: bool = False, held_in: str = "") -> Page:
     if no_model(report):
         return _environment(report, quiet=quiet)
     if quiet:
-        return Page((), (box(report.answer), *_notices(report, notes=False)))
-    name = model(report.facts)
-    heading = (f"fp8doctor {report.tool.version}", *([name] if name else []))
+        return Page((), (box(report.answer), _notices(report, notes=False)))
+    heading = (f"fp8doctor {report.tool.version}", model(report.facts))
     title = f"fp8doctor: {report.facts.get('target.name') or 'the environment'}"
     return Page(heading, tuple(_first(report, held_in)), tuple(_details(report)), title)
 
@@ -55,34 +54,33 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
     told = job_facts(facts, report.verdict.tokens_per_s, report.findings)
     bare = {label for label, each in told if label in BARE and each != UNKNOWN}
     job = (each if label in bare else f"{label} {each}" for label, each in told if label not in BELOW)
+    fault = said.fault.reason if said.fault else ""
+    is_told = not said.fault or in_short(fault) == fault.rstrip(".")
+    fixes = (
+        Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines)
+        for each in said.items
+        if each.number
+    )
+    steps, of_ranks = said.steps, ranks(facts)
     yield side_by_side((*machine(facts, report.modelled_gpu), *job))
     yield box(said)
-    if said.fault and in_short(said.fault.reason) != said.fault.reason.rstrip("."):
-        yield f"{said.fault.reason[:1].upper()}{said.fault.reason[1:]}"
-    if fixes := [each for each in said.items if each.number]:
-        yield Marks(
-            tuple(Marked(None, each.aside, f"Fix {each.number}", each.code, each.lines) for each in fixes)
-        )
-    if steps := said.steps:
-        if steps.rows:
-            yield Bars(steps.rows)
-        yield from (Quiet(each) for each in (steps.method, steps.untimed) if each)
-    if below := tuple(each for each in told if each[0] in BELOW):
-        yield labelled(below)
-    if found := ranks(facts):
-        yield found[0]
-        yield labelled(found[1])
-    yield from _notices(report)
-    if counted := tuple(areas(area_marks(report.outcomes, report.findings, said.status, facts))):
-        yield Marks(counted, in_a_line=True)
-    if apart := made_up(facts):
-        yield Quiet(apart)
-    if report.ignored:
-        yield Quiet(f"Ignored: {'; '.join(f'{code} ({reason})' for code, reason in report.ignored.items())}")
-    yield from _next(report, held_in)
+    yield "" if is_told else f"{fault[:1].upper()}{fault[1:]}"
+    yield Marks(tuple(fixes))
+    if steps:
+        yield from (Bars(steps.rows), Quiet(steps.method), Quiet(steps.untimed))
+    yield labelled(each for each in told if each[0] in BELOW)
+    if of_ranks:
+        yield from (of_ranks[0], labelled(of_ranks[1]))
+    yield _notices(report)
+    counted = areas(area_marks(report.outcomes, report.findings, said.status, facts))
+    yield Marks(tuple(counted), in_a_line=True)
+    yield Quiet(made_up(facts))
+    ignored = "; ".join(f"{code} ({reason})" for code, reason in report.ignored.items())
+    yield Quiet(ignored and f"Ignored: {ignored}")
+    yield _next(report, held_in)
 
 
-def _notices(report: Document, *, notes: bool = True) -> Iterator[Marks]:
+def _notices(report: Document, *, notes: bool = True) -> Marks:
     """List the findings next to the plan, and in one line what is only information."""
     said = report.answer
     lines = [
@@ -95,15 +93,14 @@ def _notices(report: Document, *, notes: bool = True) -> Iterator[Marks]:
             why = f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}"
             lines.append(Marked("unknown", why, code=outcome.code))
     mended = {name for step in said.fixes for name in step.names}
-    infos = [each for each in said.items if each.is_note and each.name not in mended] if notes else []
-    if infos:
+    infos = [each for each in said.items if each.is_note and each.name not in mended]
+    if infos and notes:
         titles = "; ".join(f"{each.title.rstrip('.')} ({each.code})" for each in infos)
         lines.append(Marked("info", f"{plural(len(infos), 'note')}: {titles}"))
-    if lines:
-        yield Marks(tuple(lines))
+    return Marks(tuple(lines))
 
 
-def _next(report: Document, held_in: str) -> Iterator[Part]:
+def _next(report: Document, held_in: str) -> Next:
     """Name the next commands, for a shell or for Python, and the page of a code that is shown."""
     said = report.answer
     codes = [each.code for each in said.items if each.number] + [each.code for each in said.notices]
@@ -117,43 +114,31 @@ def _next(report: Document, held_in: str) -> Iterator[Part]:
     pieces += (
         ["in a shell: fp8doctor report -v report.json"] if held_in else ["-v shows more", "-o report.html"]
     )
-    yield Next(tuple(pieces), said.command if len(said.command) > LONG else "")
+    return Next(tuple(pieces), said.command if len(said.command) > LONG else "")
 
 
 def _details(report: Document) -> Iterator[Section]:
     """Add what the first screen does not say."""
     facts = report.facts
     if steps := report.answer.steps:
-        numbers = Bars(steps.rows).numbers
-        proofs = Table(
-            ("variant",), tuple((each.label, each.rounds) for each in steps.rows if each.rounds), "in"
-        )
-        parts = (numbers, *steps.differences, *steps.notes, *([proofs] if proofs.rows else []))
-        yield Section("The steps in numbers", tuple(each for each in parts if each))
-    if explained := tuple(_explained(report.answer.items)):
-        yield Section("What was found", explained)
+        rounds = tuple((each.label, each.rounds) for each in steps.rows if each.rounds)
+        numbers, proofs = Bars(steps.rows).numbers, Table(("variant",), rounds, "in")
+        yield Section("The steps in numbers", (numbers, *steps.differences, *steps.notes, proofs))
+    yield Section("What was found", tuple(_explained(report.answer.items)))
     if rows := layer_rows(facts.linears(), facts):
         yield Section("Layer by layer", (Table(HEADS, rows, "runs in"), Quiet(LEGEND)), is_folded=True)
-    lines = (*_unread(report), *without_findings(report.outcomes))
-    if lines:
-        yield Section("Checks without a finding", (Marks(lines),), is_folded=True)
-    recorded = (
-        f"Recorded {report.created_at} by fp8doctor {report.tool.version}." if report.created_at else ""
-    )
-    yield Section(
-        "Environment",
-        (side_by_side((*support(facts), *variables(facts))), *([Quiet(recorded)] if recorded else [])),
-        is_folded=True,
-    )
+    unanswered = Marks((*_unread(report), *without_findings(report.outcomes)))
+    yield Section("Checks without a finding", (unanswered,), is_folded=True)
+    recorded = f"Recorded {report.created_at} by fp8doctor {report.tool.version}." * bool(report.created_at)
+    machine = side_by_side((*support(facts), *variables(facts)))
+    yield Section("Environment", (machine, Quiet(recorded)), is_folded=True)
 
 
 def _explained(items: Iterable[Item]) -> Iterator[Part]:
     """Explain each fix and finding; the first screen has its title, and the lines of a fix."""
     for each in items:
         if each.explanation or each.summary:
-            yield Strong(f"{each.code} {each.name}".strip(), each.mark)
-        if each.explanation:
-            yield each.explanation
+            yield from (Strong(f"{each.code} {each.name}".strip(), each.mark), each.explanation)
         if each.summary and each.number is None:
             yield f"Would change it: {each.summary}."
             if each.lines:
@@ -175,6 +160,6 @@ def _environment(report: Document, *, quiet: bool) -> Page:
     checked = Marks((*_unread(report), *without_findings(report.outcomes)))
     return Page(
         (f"fp8doctor {report.tool.version}",),
-        (Strong(verdict, mark), Marks(found), *(() if quiet else (ONLY,))),
+        (Strong(verdict, mark), Marks(found), "" if quiet else ONLY),
         (Section("Machine", (more,)), Section("Checks without a finding", (checked,))),
     )

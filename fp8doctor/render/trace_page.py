@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from fp8doctor.diagnosis.traces import IDLE, Traces, shown
 from fp8doctor.facts.traced import TracedStep
-from fp8doctor.render.page import Page, Quiet, Strong, Table
+from fp8doctor.render.page import Page, Part, Quiet, Strong, Table
 from fp8doctor.wording import percent, plural
 
 FAMILIES: dict[str, str] = {
@@ -35,10 +35,12 @@ def page(document: Traces, *, verbose: bool = False) -> Page:
         f"Look at: {each.text}{f' (fp8doctor explain {each.code})' if each.code else ''}."
         for each in document.hints[0]
     )
-    parts = (*map(Strong, document.summaries), _times(step), *_kernels(step, verbose=verbose), *hints)
-    return Page(
-        (f"fp8doctor {document.tool.version}", *filter(None, _named(step))), (*parts, Quiet(_basis(step)))
+    parts: tuple[Part, ...] = (
+        *map(Strong, document.summaries),
+        _times(step),
+        _kernels(step, verbose=verbose),
     )
+    return Page((f"fp8doctor {document.tool.version}", *_named(step)), (*parts, *hints, Quiet(_basis(step))))
 
 
 def _named(step: TracedStep) -> Iterator[str]:
@@ -66,7 +68,7 @@ def _times(step: TracedStep) -> Table:
     return Table(("ms/step" if step.steps else "ms in all", "", "share"), tuple(rows))
 
 
-def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table | str]:
+def _kernels(step: TracedStep, *, verbose: bool) -> Table:
     """List FP8 matmul kernels and those that no rule knows, or with ``verbose`` all."""
     kernels = step.kernels
     if not verbose:
@@ -80,8 +82,7 @@ def _kernels(step: TracedStep, *, verbose: bool) -> Iterator[Table | str]:
         )
         for each in kernels
     )
-    if rows:
-        yield Table(("work" if verbose else "work (-v shows all)", "count", "ms"), rows, "kernel")
+    return Table(("work" if verbose else "work (-v shows all)", "count", "ms"), rows, "kernel")
 
 
 def _basis(step: TracedStep) -> str:
