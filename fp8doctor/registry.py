@@ -20,7 +20,7 @@ import msgspec
 
 from fp8doctor.areas import AREAS, SEVERITIES, Severity
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Unrecorded, path_of
+from fp8doctor.facts import Facts, Unrecorded, path_of, recorded
 from fp8doctor.facts.record import from_builtins, to_builtins
 from fp8doctor.finding import Finding, NotApplicable, Outcome
 from fp8doctor.retired import RETIRED
@@ -237,6 +237,11 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
     """
     checks = tuple(checks)
     answers = [(each, _answer(each, facts)) for each in checks]
+    if any(
+        each.name == NO_TENSOR_CORES and isinstance(it, Finding) and recorded(it, "breaks")
+        for each, it in answers
+    ):
+        answers = [(each, _without_fp8(each, answer)) for each, answer in answers]
     found: dict[str, list[tuple[str, Finding]]] = {}  # code, former code or name -> what it stands for
     for each, answer in answers:
         if isinstance(answer, Finding):
@@ -258,6 +263,20 @@ def run(checks: Iterable[Check], facts: Facts) -> tuple[tuple[Finding, ...], tup
     never_graver = {each.name for each in checks if each.severity == "info"}
     in_order = sorted(findings, key=lambda each: (each.severity == "info", each.name in never_graver))
     return tuple(in_order), tuple(outcomes.values())
+
+
+NO_TENSOR_CORES = "no-fp8-tensor-cores"
+"""The rule that says that an FP8 step raises on this GPU; other rules of FP8 then say nothing."""
+
+IN_BF16_TOO = ("layers_do_not_learn", "not_finite")
+"""What a finding about FP8 may say of a step without it."""
+
+
+def _without_fp8(check: Check, answer: Finding | Outcome) -> Finding | Outcome:
+    if not isinstance(answer, Finding) or not check.changes_fp8 or answer.get("breaks") in IN_BF16_TOO:
+        return answer
+    reason = "no FP8 step runs on this GPU (GPU002)"
+    return Outcome(code=check.code, outcome="not_applicable", reason=reason, area=check.area)
 
 
 def _answer(check: Check, facts: Facts) -> Finding | Outcome:

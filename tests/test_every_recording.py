@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, timed_on_gpu, uses_fp8
-from fp8doctor.analysis.compile_coverage import compiles_each_block
+from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.memory import Fit
 from fp8doctor.analysis.modelled_speedup import (
     TAKES_NONE,
@@ -199,7 +199,7 @@ def carried_out(names: set[str], view: TrialView) -> list[Arm]:
         compiles = any(traits(name).compiles for name in names)
         converts = {name for name in names if family(name) == "convert"}
         if converts:
-            own = {COMPILE_BLOCKS} if compiles_each_block(view.facts) else set()
+            own = {COMPILE_BLOCKS} if own_compile(view.facts) == "blocks" else set()
             made = names | own
             return [each for each in arms if is_conversion(each.name) and made.issuperset(each.treatments)]
         rest = {name for name in names if traits(name).helps_bf16_too and family(name) != COMPILATION}

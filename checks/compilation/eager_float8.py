@@ -50,7 +50,7 @@ def eager_float8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     which = cost = ""
     if len(eager) < len(fp8):
         more = f" and {len(eager) - 3} more" if len(eager) > 3 else ""
-        names = ", ".join(kit.layers.in_words(linear.name, facts.network) for linear in eager[:3])
+        names = ", ".join(kit.in_python(linear.name, facts.network) for linear in eager[:3])
         which = f"Not compiled: {names}{more}. "
     if balance := kit.cost.eager_balance(facts, eager):
         cost = f"these casts cost {balance.casts_ms:,.0f} ms/step"

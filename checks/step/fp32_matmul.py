@@ -44,7 +44,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     shown = [name for name, ms in of.items() if ms >= kit.step_difference.SHOWN_MS]
     most = sorted(shown, key=lambda name: -of[name])[:3]
     weights = [linear.name for linear in facts.network.linears if linear.multiplies_in == "float32"]
-    launched = [f"{kit.layers.in_words(name, facts.network)} ({of[name]:,.1f} ms)" for name in most]
+    launched = [f"{kit.in_python(name, facts.network)} ({of[name]:,.1f} ms)" for name in most]
     where = f" The launching modules: {', '.join(launched)}." if most else ""
     where += "" if weights else " No Linear has fp32 weights: operands are converted to fp32 before."
     instead = "keep the weights in BF16" if weights else "convert no operand to fp32"

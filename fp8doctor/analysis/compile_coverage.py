@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fp8doctor.analysis.layers import in_its_place, in_python
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
@@ -89,12 +91,16 @@ def blocks_are_compiled(network: Network) -> bool:
     )
 
 
-def compiles_each_block(facts: Facts) -> bool:
-    """Return whether the user compiles each block by itself, with kernels."""
+def own_compile(facts: Facts) -> Literal["", "whole", "blocks"]:
+    """Tell how the user compiles all of the model with kernels; empty if he does not."""
     marks = facts.get("training.compile_marks", ())
-    idle = [each for each in marks if not each.name or each.get("compiles") is False]
-    bare = [each for each in marks if each.get("backend") in BACKENDS_WITHOUT_KERNELS]
-    return recorded(facts, "network.blocks") and blocks_are_compiled(facts.network) and not (idle or bare)
+    if any(mark.get("backend") in BACKENDS_WITHOUT_KERNELS for mark in marks):
+        return ""
+    if any(not mark.name and mark.get("compiles") for mark in marks):
+        return "whole"
+    idle = any(mark.get("compiles") is False for mark in marks)
+    every = recorded(facts, "network.blocks") and blocks_are_compiled(facts.network)
+    return "blocks" if every and not idle else ""
 
 
 def has_loop(blocks: Blocks) -> bool:

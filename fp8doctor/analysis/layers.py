@@ -57,16 +57,6 @@ def in_its_place(name: str, made: str, network: Network) -> str:
     return f"{model}.set_submodule({path.removesuffix(')')}, {value})"
 
 
-def in_words(name: str, network: Network) -> str:
-    """Name a module in a sentence, shorter than in a script: ``model.up[0]``."""
-    parts = (
-        "." + part if part.isidentifier() else f"[{part}]" if part.isdigit() else f"[{part!r}]"
-        for part in name.split(".")
-        if part
-    )
-    return "".join((_model(network), *parts))
-
-
 def _model(network: Network) -> str:
     wrapped = any(each in KEEP_IT_IN_MODULE for each in network.get("wrappers", ()))
     return "model.module" if wrapped else "model"

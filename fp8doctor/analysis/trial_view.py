@@ -22,7 +22,7 @@ from fp8doctor.analysis.arms import (
     timed_on_gpu,
     uses_fp8,
 )
-from fp8doctor.analysis.compile_coverage import compiles_each_block
+from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import LITTLE, Number, holding, interval
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
@@ -125,7 +125,7 @@ class TrialView:
 
     def changes_of(self, of: Arm) -> list[str]:
         """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
-        compiled = is_conversion(of.name) and compiles_each_block(self.facts)
+        compiled = is_conversion(of.name) and own_compile(self.facts) == "blocks"
         changes = all_changes(self.trial, of)
         return [name for name in changes if not (compiled and traits(name).compiles)]
 

@@ -15,7 +15,6 @@ from fp8doctor.answer.commands import run_again
 from fp8doctor.answer.sentences import box
 from fp8doctor.diagnosis.dialects import in_dialect
 from fp8doctor.diagnosis.document import EXPLAIN, Document, Next, Step, Tool, now, read_saved, tool
-from fp8doctor.diagnosis.engagement import without_its_symptoms
 from fp8doctor.diagnosis.plan import make_plan, prescribe
 from fp8doctor.diagnosis.savings import with_measured_savings
 from fp8doctor.facts import Facts
@@ -40,7 +39,6 @@ def diagnose(
     findings, outcomes = registry.run(catalogue, facts)
     view = TrialView(facts)
     findings, outcomes = with_measured_savings(view, findings, outcomes)
-    findings, outcomes = without_its_symptoms(findings, outcomes)
     prescription = make_plan(view, findings)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)

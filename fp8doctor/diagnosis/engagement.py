@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from msgspec.structs import replace
-
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing
@@ -18,7 +14,7 @@ from fp8doctor.analysis.layers import (
 from fp8doctor.analysis.own_step import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
-from fp8doctor.finding import Finding, Outcome
+from fp8doctor.finding import Finding
 from fp8doctor.wording import plural
 
 
@@ -97,32 +93,6 @@ def _state(facts: Facts) -> tuple[bool, str]:
         ),
     )
     return next(((unclear, words) for holds, unclear, words in states if holds), (False, ""))
-
-
-CAUSE = "no-fp8-tensor-cores"
-IN_BF16_TOO = ("layers_do_not_learn", "not_finite")
-"""What a finding about FP8 may say of a step without it."""
-
-
-def without_its_symptoms(
-    findings: Sequence[Finding], outcomes: Sequence[Outcome]
-) -> tuple[tuple[Finding, ...], tuple[Outcome, ...]]:
-    """Drop findings about FP8 if the GPU, or all of them, make an FP8 step raise."""
-    if not any(each.name == CAUSE and recorded(each, "breaks") for each in findings):
-        return tuple(findings), tuple(outcomes)
-    of_fp8 = {check.name for check in registry.discover() if check.changes_fp8}
-    left = [each for each in findings if each.name not in of_fp8 or each.get("breaks") in IN_BF16_TOO]
-    dropped = {each.code for each in findings}.difference(each.code for each in left)
-    reason = "no FP8 step runs on this GPU (GPU002)"
-    kept = (
-        replace(each, caused_by=tuple(code for code in each.caused_by if code not in dropped))
-        for each in left
-    )
-    judged = (
-        replace(each, outcome="not_applicable", reason=reason) if each.code in dropped else each
-        for each in outcomes
-    )
-    return tuple(kept), tuple(judged)
 
 
 def invalidates(finding: Finding) -> bool:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from fp8doctor.analysis.compile_coverage import (
-    BACKENDS_WITHOUT_KERNELS,
-    blocks_are_compiled,
     cache_off,
     compile_all,
     compile_treatment,
     compile_whole,
-    compiles_each_block,
     covered_by_blocks,
     is_inside,
+    own_compile,
 )
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import (
@@ -45,7 +43,7 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.facts import Arm, Facts, Linear, recorded
+from fp8doctor.facts import Arm, Facts, Linear
 from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation
 from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.finding import Treatment
@@ -178,7 +176,7 @@ def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Tr
     converted = [each for each in facts.network.linears if would_be_converted(each)]
     for name in sorted(names, key=lambda each: traits(each).family != "convert"):
         if traits(name).family == "convert":
-            own = keeps_users_compilation(fp8) or compiles_each_block(facts)
+            own = keeps_users_compilation(fp8) or own_compile(facts) == "blocks"
             yield convert(facts, converted_to(fp8), {each.name for each in converted}, before_own=own)
         elif traits(name).compiles:
             found = compile_treatment(facts, converted)
@@ -228,14 +226,6 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     )
 
 
-def _is_compiled(facts: Facts) -> bool:
-    """Return whether the user compiles the whole model, or all of its blocks, with kernels."""
-    marks = facts.get("training.compile_marks", ())
-    whole = any(mark.name == "" and mark.get("compiles") for mark in marks)
-    every = whole or (recorded(facts, "network.blocks") and blocks_are_compiled(facts.network))
-    return every and not any(mark.get("backend") in BACKENDS_WITHOUT_KERNELS for mark in marks)
-
-
 def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
     """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
     own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
@@ -244,7 +234,7 @@ def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
 
 def compiled_as(bf16: Arm | None, facts: Facts) -> list[str]:
     """Write the lines that compile BF16 as in this variant, or as the user does if none was timed."""
-    name, mine = bf16.name if bf16 else "", _is_compiled(facts)
+    name, mine = bf16.name if bf16 else "", bool(own_compile(facts))
     leave = bf16 is not None and replaces_own_compile(bf16, facts)
     if name == ArmName.BF16_AS_COMPILED or (mine and not leave and name not in BF16_FORMS):
         return [KEEP_OWN_COMPILE]
