@@ -86,9 +86,7 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
 
 def expected(facts: kit.Facts) -> int:
     """Count the FP8 matmuls due in a step; 0 if something is, or may be, recomputed, which CKP002 judges."""
-    recomputes = facts.get("trial.recomputed") or any(
-        each.active is not False for each in facts.training.checkpointing
-    )
+    recomputes = any(each.active is not False for each in facts.training.checkpointing)
     sure = kit.expected_fp8_gemms.all_fp8(facts) and not recomputes and kit.layer_gain.is_given(facts)
     return sum(kit.expected_fp8_gemms.due_gemms(facts, facts.network.fp8)) if sure else 0
 

@@ -201,18 +201,15 @@ def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
 
 
 def _checkpointing(facts: Facts) -> str:
-    """Describe checkpointing by the facts, or by the trial's step if only it tells."""
-    found, ran = facts.training.checkpointing, facts.get("trial.recomputed")
-    if ran or any(each.active is True for each in found):
+    found = facts.training.checkpointing
+    if any(each.active is True for each in found):
         lists = [each for each in facts.blocks() if each.get("checkpointed")]
         if lists:
             blocks = plural(sum(each.count for each in lists), "block")
             return f"on in {sum(each.checkpointed for each in lists)} of {blocks}"
         return "on"
-    undecided = next((each for each in found if each.active is not False), None)
-    if undecided is None or (ran is not None and undecided.form == "called_in_forward"):
-        return "off"
-    return "possible (a forward calls checkpoint)"
+    undecided = any(each.active is not False for each in found)
+    return "possible (a forward calls checkpoint)" if undecided else "off"
 
 
 def _lora(facts: Facts) -> str:

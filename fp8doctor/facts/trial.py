@@ -198,8 +198,6 @@ class Trial(Record, frozen=True, kw_only=True):
     gpu: str | None = NOT_RECORDED
     blocks: dict[str, int] = NOT_RECORDED
     """Lists of blocks that were cut -> blocks at full depth; empty if the model was measured whole."""
-    recomputed: tuple[str, ...] = NOT_RECORDED
-    """Outermost modules, by name in the cut, whose forward ran again in an eager step's backward."""
     arms: tuple[Arm, ...] = NOT_RECORDED
     self_check_ratio: float | None = NOT_RECORDED
     """BF16 / its own replica; 1.00 when nothing disturbed the timing."""

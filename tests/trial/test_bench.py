@@ -143,6 +143,26 @@ def test_nothing_of_the_replicas_outlives_the_trial(monkeypatch: pytest.MonkeyPa
     assert [weight() for weight in weights if weight() is not None] == []
 
 
+class InLists(nn.Module):
+    """Blocks without a forward of their own, as in vit_pytorch."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(96, 8)
+        self.blocks = nn.ModuleList(nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)]) for _ in range(blocks))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for first, second in self.blocks:  # type: ignore[misc]
+            x = second(first(x))
+        return x
+
+
+def test_blocks_that_are_lists_are_cut() -> None:
+    of = bench.Bench(of_tokens(InLists(26)), ["blocks"], TrialRun(torch.device("cpu"), Budget(600)))
+    assert [len(base.blocks) for base in of.bases] == [4, 12]  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("mark", "as_one"),
     [

@@ -209,9 +209,8 @@ def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dic
 class Products(TorchFunctionMode):
     """Notes products in FP8 or under an autocast that the forward opens, and rows of layers not called.
 
-    The
-    experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul by
-    all at once given the ends of their rows, a batched one by all with the same rows. Fake ends have no
+    The experts of a 3-D weight are no modules: a loop multiplies by one slice after another, a grouped matmul
+    by all at once given the ends of their rows, a batched one by all with the same rows. Fake ends have no
     numbers: then one entry holds the rows of all. A tensor subclass with experts is not seen.
     """
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ from fp8doctor.examine.compile_marks import compile_mark, step_mark
 from fp8doctor.facts.arm_names import ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.tensors import has_data, tensors
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
@@ -72,8 +70,6 @@ class Bench:
         self.batch = move(job.batch, device)
         self.bases: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.recomputed: tuple[str, ...] = ()
-        """The outermost modules that ran again in the backward of the first step."""
         self.attempts = list(attempts)
         self.samples: Samples = {}
         self.failures: list[str] = []
@@ -136,23 +132,15 @@ class Bench:
         self.optimizers.append(optimizer_for(job, base.parameters(), memo))
         probe = without_compile_marks(self.variant(replicate(self.bases[-1], share=True)[0]))
         give_own_code(probe.model)
-        named = probe.model.named_modules()
-        names = {id(module): f"{cleaned(name)}.".removeprefix(".") for name, module in named}
-        ran, again = set[str](), set[str]()
-
-        def note(module: nn.Module, given: Any) -> None:
-            (again if torch_private.in_backward() else ran).add(names[id(module)])
-
-        with self.guard.armed(), on_calls(probe.model.modules(), note):
+        ran = set[int]()
+        with self.guard.armed(), on_calls(probe.model.modules(), lambda module, given: ran.add(id(module))):
             step = training_step(self.job, probe, self.optimizers[-1], self.device)
             WatchedSteps(step, self.optimizers[-1])()
-        lists = {each: probe.model.get_submodule(each) for each in map(cleaned, cut.kept)}
-        blocks = [f"{name}.{child}" for name, held in lists.items() for child, _ in held.named_children()]
-        missed = sum(not any(each.startswith(f"{cleaned(block)}.") for each in ran) for block in blocks)
+        lists = [probe.model.get_submodule(cleaned(name)) for name in cut.kept]
+        blocks = [block for held in lists for block in held.children()]
+        missed = sum(ran.isdisjoint(map(id, block.modules())) for block in blocks)
         if missed:
             raise NotReplicable(f"a cut to {cut} blocks does not run all of them ({missed} are skipped)")
-        inside = {each for each in again for above in again - {each} if each.startswith(above)}
-        self.recomputed = tuple(each.removesuffix(".") for each in sorted(again - inside))
 
     def variant(self, model: nn.Module) -> Variant:
         return Variant(model, self.batch, self.job.autocast, self.job.around)

@@ -42,7 +42,6 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
     failed = {"trial.arms.breakdown": "; ".join(dict.fromkeys(bench.failures))} if bench.failures else {}
     trial = bench.run.trial(
         blocks={cleaned(stack.name): stack.count for stack in plan.stacks},
-        recomputed=bench.recomputed,
         arms=tuple(
             _arm(plan, each, samples) for each in bench.attempts if each.plan.name != ArmName.SELF_CHECK
         ),
