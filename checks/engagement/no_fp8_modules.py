@@ -53,7 +53,7 @@ PAD = kit.Treatment(
 def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     linears, flag = facts.network.linears, kit.fp8_was_asked_for(facts)
     copied = 0 if flag else kit.fp8_request.converted_a_copy(facts)
-    asked = flag or (None if copied else kit.fp8_request.asked_by_argument(facts)) or CONVERTER
+    asked = flag or CONVERTER
     if asked == CONVERTER and not copied and (reason := not_due(facts)):
         return kit.NotApplicable(reason=reason)
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):

@@ -94,23 +94,10 @@ def asked_by_environment(variables: Mapping[str, str]) -> str | None:
     return "accelerate launch --mixed_precision fp8" if launched else None
 
 
-def asked_by_argument(facts: Facts) -> str | None:
-    """Name the argument that asks a script for FP8; None without one.
-
-    Also None if FP8 matmuls ran, or nobody counted them: a script may multiply in FP8 without layers.
-    """
-    arguments = facts.get("environment.fp8_arguments", ())
-    counted = facts.get("observed.fp8_gemms") == 0
-    return f"The script's argument {arguments[0]}" if arguments and counted else None
-
-
 def converted_a_copy(facts: Facts) -> int:
     """Count the FP8 layers of a converted copy that does not train; 0 if unknown."""
-    converter = of_converter(facts)
-    if converter is None or not recorded(converter, "idle_copies"):
-        return 0
     trains = recorded(facts, "observed") or facts.training.gradients_seen
-    return converter.idle_copies or 0 if trains else 0
+    return facts.get("training.converter.idle_copies") or 0 if trains else 0
 
 
 def converted_nothing(facts: Facts) -> bool:

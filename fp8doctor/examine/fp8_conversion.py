@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -118,40 +118,26 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
     )
 
 
-def examine_converter(watch: ConversionWatch | None, tree: Tree, optimizers: Iterable[Any]) -> Converter:
+def examine_converter(watch: ConversionWatch | None, tree: Tree) -> Converter:
     """Return the known calls of the converter; an early one may be of any model."""
     ran, unwatched = has_run(), watch is None or watch.ran_before
     return Converter(
         called=None if ran and unwatched else ran,
         replaced=None if watch is None else len(watch.replacements),
-        idle_copies=None if watch is None else idle_copies(watch, tree, optimizers),
+        idle_copies=None if watch is None else idle_copies(watch, tree),
     )
 
 
-def idle_copies(watch: ConversionWatch, tree: Tree, optimizers: Iterable[Any]) -> int:
-    """Count converted layers that copy this model's Linears and do not train.
-
-    0 if they do not match the model's shapes. A teacher or an average of weights is frozen or in evaluation
-    mode, and a second trained model has an optimizer.
-    """
+def idle_copies(watch: ConversionWatch, tree: Tree) -> int:
+    """Count converted layers that train, got no gradient, and are of this model's shapes but not in it."""
     inside = {id(place.module) for place in tree.places}
-    stepped = {
-        id(each) for of in optimizers for group in read(of, "param_groups", ()) for each in group["params"]
-    }
-    copies = [
-        weight
-        for each in watch.replacements
-        if (layer := each.layer()) is not None
-        and id(layer) not in inside
-        and (weight := tensor(layer, "weight")) is not None
-        and weight.requires_grad
-        and weight.grad is None
-        and layer.training
-        and id(weight) not in stepped
-    ]
-    linears = [tensor(each.module, "weight") for each in tree.places if is_a(each.module, nn.Linear)]
-    shapes = {weight.shape for weight in linears if weight is not None}
-    return len(copies) if {weight.shape for weight in copies} <= shapes else 0
+    layers = (layer for each in watch.replacements if (layer := each.layer()) is not None)
+    weights = [tensor(each, "weight") for each in layers if id(each) not in inside and each.training]
+    idle = [each for each in weights if each is not None and each.requires_grad and each.grad is None]
+    own = [tensor(each.module, "weight") for each in tree.places if is_a(each.module, nn.Linear)]
+    return (
+        len(idle) if {each.shape for each in idle} <= {each.shape for each in own if each is not None} else 0
+    )
 
 
 def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:

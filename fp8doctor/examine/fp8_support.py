@@ -1,4 +1,4 @@
-"""Try in a process of its own if Accelerate's backend imports; find arguments of a script that ask for FP8.
+"""Try in a process of its own if Accelerate's backend imports.
 
 Importing Transformer Engine or torchao changes a process. A loaded module counts as tried.
 """
@@ -9,10 +9,8 @@ import functools
 import importlib.util
 import json
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from typing import Any
 
@@ -108,23 +106,3 @@ def try_import(module: str, path: tuple[str, ...]) -> str | None:
         return f"the process that imported it ended with code {done.returncode}"
     said = json.loads(answers[-1])
     return None if said is None else scrub(said)
-
-
-ASKED = re.compile(
-    r"(?:^| )(-{0,2})(?:[\w-]+\.)*"
-    r"(?:((?:use-|enable-|with-)?(?:fp8|float8)(?:-training|-linear|-format|-recipe-name)?)(?:[= ]([\w-]*))?"
-    r"|((?:(?:mixed|train|training|compute)-)?precision|converters)[= ](?:fp8|float8)\b)(?=[= ]|$)"
-)
-"""Options that enable FP8 training, alone or with a value (Megatron's ``--fp8-format hybrid``), or that take
-a precision; ``dtype`` may be a checkpoint's or a KV cache's."""
-
-NO = frozenset("false 0 no off n f none null bf16 fp16 fp32".split())
-"""Values of a switch that do not ask for FP8."""
-
-
-def fp8_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return the options that ask for FP8, without their values."""
-    line = " ".join(arguments).lower().replace("_", "-")
-    found = (each for each in ASKED.finditer(line) if each[1] or "=" in each[0])
-    asked = [each for each in found if each[3] not in NO]
-    return () if "--no-fp8" in line else tuple(f"{each[1]}{each[2] or f'{each[4]} fp8'}" for each in asked)

@@ -50,8 +50,6 @@ class Environment(Record, frozen=True, kw_only=True):
     debug_switches: dict[str, bool] = NOT_RECORDED
     """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
     ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
-    fp8_arguments: tuple[str, ...] = NOT_RECORDED
-    """Arguments that ask for FP8, of `fp8doctor.examine.fp8_support`; not recorded without a script."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):

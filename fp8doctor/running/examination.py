@@ -17,7 +17,6 @@ from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.examine import examine, examine_surroundings
 from fp8doctor.examine.environment import variables_put_back
 from fp8doctor.examine.fp8_conversion import ConversionWatch
-from fp8doctor.examine.fp8_support import fp8_arguments
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Target, Training, recorded
@@ -49,7 +48,6 @@ class ScriptExaminer:
         self, settings: WatchOptions, watch: ConversionWatch | None, send: Callable[[Message], None]
     ) -> None:
         self.settings, self.watch, self.send = settings, watch, send
-        self.arguments = fp8_arguments(sys.argv[1:])
         self.target = Target(kind="script", name=settings.script, attribute=None, module=settings.module)
 
     def without_a_step(self, trainer: Any) -> Facts:
@@ -101,8 +99,7 @@ class ScriptExaminer:
                 seen, rows = window.seen_calls(unwrapped(model, refuse=False), wanted)
                 counted = msgspec.structs.replace(facts.workload, rows=rows or NOT_RECORDED)
                 facts = with_seen(msgspec.structs.replace(facts, workload=counted), seen)
-        asked = msgspec.structs.replace(facts.environment, fp8_arguments=self.arguments)
-        return job, msgspec.structs.replace(facts, environment=asked)
+        return job, facts
 
     def _without_a_model(self, why: str) -> Facts:
         facts = examine_surroundings(self.target)

@@ -1,4 +1,4 @@
-"""Try FP8 backends, broken packages in a real process; and which arguments of a script ask for FP8."""
+"""Try FP8 backends, broken packages in a real process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fp8doctor.examine import fp8_support
-from fp8doctor.examine.fp8_support import fp8_arguments, try_backends
+from fp8doctor.examine.fp8_support import try_backends
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
 Install = Callable[[str], None]
@@ -71,31 +71,3 @@ def test_a_try_that_does_not_end_is_a_gap(install: Install, monkeypatch: pytest.
     gaps: dict[str, str] = {}
     assert try_backends({"ACCELERATE_FP8_BACKEND": "TE"}, gaps) is NOT_RECORDED
     assert "0.5 s" in gaps["environment.backend_imports"]
-
-
-ASKS = {
-    "--fp8": "--fp8",
-    "--depth=4 --fp8 --num-iterations=20": "--fp8",
-    "--use_fp8 true": "--use-fp8",
-    "--fp8=True": "--fp8",
-    "--fp8 rowwise": "--fp8",
-    "--fp8 /home/me/data.bin": "--fp8",
-    "--precision fp8": "--precision fp8",
-    "--mixed_precision=fp8": "--mixed-precision fp8",
-    "--trainer.precision=FP8": "--precision fp8",
-    "training.precision=fp8": "precision fp8",
-    "--model.converters float8": "--converters fp8",
-    "--fp8-format hybrid": "--fp8-format",
-    "--fp8=hf_secret": "--fp8",
-}
-ASKS_NOT = (
-    *("--no-fp8", "--fp8 --no-fp8", "--fp8=false", "--fp8 0", "--use-fp8 no", "--precision bf16"),
-    *("--mixed_precision bf16", "--kv-cache-dtype fp8", "--dtype fp8", "--fp8-kv-cache", "--eval-fp8"),
-    *("--token fp8 fp8", "", "--hub-token=hf_secret"),
-)
-
-
-def test_what_asks_for_fp8() -> None:
-    """Nothing else of a command line is kept."""
-    assert {line: " ".join(fp8_arguments(line.split())) for line in ASKS} == ASKS
-    assert not any(fp8_arguments(line.split()) for line in ASKS_NOT)
