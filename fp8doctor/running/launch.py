@@ -94,8 +94,6 @@ def checked_script(arguments: Sequence[str]) -> Script:
         raise UserError(f"no such file: {script.file}")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")
-    if not os.access(sys.executable, os.X_OK):
-        raise UserError(f"cannot start {sys.executable or 'Python'}: this user may not execute it")
     return script
 
 
