@@ -116,6 +116,8 @@ class Waterfall(Struct, frozen=True):
 
     of: str
     """Name of the variant."""
+    against: str
+    """Name of the variant that it is compared with."""
     difference_ms: float
     parts_ms: dict[str, float]
     """Part -> difference; together they are ``difference_ms``."""
@@ -176,7 +178,7 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
-    return Waterfall(of.name, whole, parts, of.step_ms, is_fused)
+    return Waterfall(of.name, against.name, whole, parts, of.step_ms, is_fused)
 
 
 def parts_in_words(found: Waterfall) -> str:
