@@ -21,6 +21,7 @@ from fp8doctor.cost.step_cost import (
     in_bf16,
     in_fp8,
     known_gpu,
+    modelled_saving,
     modelled_step,
     priced_step,
     with_adapters_in_bf16,
@@ -305,8 +306,7 @@ def saved_by_bf16_adapters(facts: Facts) -> Saving | None:
     now, then = modelled_step(known), modelled_step(with_adapters_in_bf16(known))
     if now is None or then is None or now.step_ms <= then.step_ms:
         return None
-    low, high = ((now.step_ms - then.step_ms) * (1 + off) for off in (-OFF_IN_BALANCE, OFF_IN_BALANCE))
-    return Saving(low=low, high=high, basis="modelled", gpu=now.gpu)
+    return modelled_saving(now.step_ms - then.step_ms, now.gpu, OFF_IN_BALANCE)
 
 
 class FasterRecipe(NamedTuple):

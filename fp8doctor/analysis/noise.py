@@ -83,11 +83,6 @@ def script_interval(step: Arm, trial: Trial) -> Number | None:
 BUSY_HOST = "the host was busy"
 
 
-def why_unreliable(trial: Trial) -> str | None:
-    """Explain why the times of a trial cannot be trusted; None if they can."""
-    return "; ".join(disturbances(trial).values()) or None
-
-
 def disturbances(trial: Trial) -> dict[str, str]:
     """Map what makes the times of a trial doubtful, in a few words, to the same with its size."""
     alike, gpu, host = _unlike_its_copy(trial), gpu_contention(trial.get("health")), busy_host(trial)

@@ -103,18 +103,16 @@ class TrialView:
         for each in self.facts.arms() if self.on_gpu else ():
             if not each.tried or not each.step_ms:
                 continue
-            changes, converted = tuple[str, ...](), is_conversion(each.name)
-            if is_total(each) or converted:
-                changes = tuple(self.changes_of(each))
-            elif each.name != ArmName.AS_IS and each is not self.bf16:
-                changes = tuple(sorted(changes_in_bf16(each)))
-                if not changes:
-                    continue
-            rounds = interval(each.rounds_ms)
+            converted = is_conversion(each.name)
+            is_changed = converted or is_total(each)
+            changes = self.changes_of(each) if is_changed else sorted(changes_in_bf16(each))
+            if not (is_changed or changes or each.name == ArmName.AS_IS or each is self.bf16):
+                continue
+            name, rounds = each.name, interval(each.rounds_ms)
             ms = holding(each.step_ms, rounds.low, rounds.high)
-            of_fp8 = converted or (in_fp8 and not is_in_bf16(each.name))
+            of_fp8 = converted or (in_fp8 and not is_in_bf16(name))
             found.append(
-                Variant(each.name, self.words[each.name], of_fp8, ms, len(each.rounds_ms), changes, each)
+                Variant(name, self.words[name], of_fp8, ms, len(each.rounds_ms), tuple(changes), each)
             )
         return found
 
@@ -357,5 +355,5 @@ def is_faster(facts: Facts) -> bool:
 def fp8_pays(facts: Facts) -> bool:
     """Return whether a GPU timed a whole FP8 step that is not clearly slower."""
     view = TrialView(facts)
-    pairs = ((each, view.fair_bf16(each)) for each in view.totals or [] if view.on_gpu)
-    return any(bf16 and speed(each, bf16, facts.trial).side != "slower" for each, bf16 in pairs)
+    pairs = ((each.arm, view.fair_bf16(each.arm)) for each in view.in_fp8)
+    return any(bf16 and speed(of, bf16, facts.trial).side != "slower" for of, bf16 in pairs)

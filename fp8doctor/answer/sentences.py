@@ -24,8 +24,7 @@ Tone = Literal["bad", "good", "plain"]
 
 TEMPLATES = {
     "title.said": "{title}",
-    "title.side": "{fp8} {verb} {size} than BF16",
-    "title.even": "{fp8} {verb} as fast as BF16",
+    "title.side": "{fp8} {verb} {size}",
     "title.open": "Open: {fp8} {verb} {low:.2f}x to {high:.2f}x the speed of BF16",
     "title.whole": "{title}; the whole step {bounds}",
     "title.unknown": "Open: whether {fp8} {verb} faster than BF16",
@@ -147,17 +146,14 @@ def _title(said: Answer) -> Line:
     fp8 = f"{said.low_precision}{' compute' if said.is_compute else ''}"
     if said.fault or said.state:
         return say("title.said", title=said.fault.title if said.fault else said.state)
+    if found is None and (said.has_fp8 or said.compared.now):
+        return say("title.unknown", fp8=said.low_precision, verb=verb)
     if found is None:
-        known = said.has_fp8 or said.compared.now
-        if known:
-            return say("title.unknown", fp8=said.low_precision, verb=verb)
         return say("title.said", title="No FP8 training here")
     if found.side == "open":
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
-    elif found.side == "even":
-        title = say("title.even", fp8=fp8, verb=verb)
     else:
-        title = say("title.side", fp8=fp8, verb=verb, size=_size(found))
+        title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
     if said.whole:
         low, high = said.whole
         at_most = f"at most {in_times(high)} the speed of BF16"
@@ -348,9 +344,5 @@ def _sure(said: Answer) -> Iterator[Line]:
 
 
 def _open(said: Answer) -> Iterator[Line]:
-    """Write what is open, the first with its command: there is one command on a screen."""
-    told = False
     for each in said.open:
-        command = "" if told or not each.command else f": {each.command}"
-        told = told or bool(command)
-        yield say("open.question", what=each.what, command=command)
+        yield say("open.question", what=each.what, command=f": {each.command}" if each.command else "")

@@ -348,5 +348,5 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     )
 
 
-def modelled_saving(ms: float, gpu: str) -> Saving:
-    return Saving(low=ms * (1 - UNCERTAINTY), high=ms * (1 + UNCERTAINTY), basis="modelled", gpu=gpu)
+def modelled_saving(ms: float, gpu: str, off: float = UNCERTAINTY) -> Saving:
+    return Saving(low=ms * (1 - off), high=ms * (1 + off), basis="modelled", gpu=gpu)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fp8doctor.analysis.noise import why_unreliable
+from fp8doctor.analysis.noise import disturbances
 from fp8doctor.analysis.significance import CONFIDENCE, interval
 from fp8doctor.facts import Arm, ArmCut, Breakdown, Trial
 from fp8doctor.facts.arm_names import ArmName, Reason
@@ -53,7 +53,7 @@ def report(bench: Bench, enough_s: float | None) -> Trial:
         enough_s=enough_s,
         elapsed_s=bench.run.budget.elapsed_s,
     )
-    doubts = [doubt] if (doubt := why_unreliable(trial)) else []
+    doubts = [doubt] if (doubt := "; ".join(disturbances(trial).values())) else []
     rounds = min(map(len, samples.values()), default=timer.LEAST_ROUNDS)
     if rounds < timer.LEAST_ROUNDS:
         doubts.append(
