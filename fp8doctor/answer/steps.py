@@ -38,9 +38,6 @@ NONE_MS = 0.05
 UNCLASSIFIED_PCT = 1.0
 """Share of unclassified kernels, in per cent, above which it is shown: the project's goal is 99%."""
 
-UNKNOWN_PARTS = {"trial.arms.breakdown": "Where the time goes", "trial.arms.peak_gib": "Peak memory"}
-"""Gap of the trial's facts -> what is not known of every variant then."""
-
 MANY = 3
 """Variants with one reason that are counted and not named."""
 
@@ -201,10 +198,6 @@ def _notes(steps: Mapping[str, Arm], view: TrialView) -> Iterator[str]:
             aside = f"{label} ({percent(found.unclassified_pct)})"
             told.setdefault("In kernels that no rule knows (in other)", []).append(aside)
     yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
-    gaps = view.trial.get("gaps", {})
-    for path, what in UNKNOWN_PARTS.items():
-        if path in gaps:
-            yield f"{what} is not known of every variant: {gaps[path]}."
     disturbed = (busy_host(view.trial, idle_pct=100 * EVEN), gpu_contention(view.trial.get("health")))
     yield from (f"While timed: {each}." for each in disturbed if each)
 

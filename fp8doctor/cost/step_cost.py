@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, NoNumbers, calls_ms, in_plain_bf16, uncompiled
+from fp8doctor.cost.layer import Call, CallsMs, NoNumbers, calls_ms, in_plain_bf16, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
@@ -136,7 +136,7 @@ def priced_step(
     calls = [call_of(each, facts) for each in facts.network.linears]
     if reason := _unknown_form(facts, calls):
         raise NoNumbers(reason)
-    found = calls_ms(calls, gpu, uncompiled(facts), autocast=_in_bf16_autocast(facts))
+    found = _calls_ms(calls, facts, gpu)
     kinds: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
     families = {family: found.of(family) for family in kinds}
     families["attention"] = attention_ms(facts, gpu)
@@ -153,8 +153,8 @@ def priced_step(
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
 
 
-def _in_bf16_autocast(facts: Facts) -> bool:
-    return bool(facts.get("training.autocast") == "bfloat16")
+def _calls_ms(calls: Iterable[Call], facts: Facts, gpu: GpuSpec) -> CallsMs:
+    return calls_ms(calls, gpu, uncompiled(facts), autocast=facts.get("training.autocast") == "bfloat16")
 
 
 def _unknown_form(facts: Facts, calls: Sequence[Call]) -> str:
@@ -330,11 +330,8 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     now = [replace(each, linear=replace(each.linear, compiled=None)) for each in calls]
     compiled = [replace(each, linear=replace(each.linear, compiled="")) for each in now]
     plain = [replace(each, linear=in_plain_bf16(each.linear)) for each in now]
-    autocast = _in_bf16_autocast(facts)
     try:
-        of_now, of_compiled, of_plain = (
-            calls_ms(form, gpu, uncompiled(facts), autocast=autocast) for form in (now, compiled, plain)
-        )
+        of_now, of_compiled, of_plain = (_calls_ms(form, facts, gpu) for form in (now, compiled, plain))
     except NoNumbers:
         return None
     times = micro_batches(facts)
