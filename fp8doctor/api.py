@@ -26,7 +26,7 @@ from fp8doctor.loading.job import (
     checked_batch,
     is_optimizer,
     is_trainer,
-    plan_of,
+    of_trainer,
 )
 from fp8doctor.loading.synthetic_batch import core, job_of
 from fp8doctor.report import Report
@@ -122,34 +122,23 @@ def check_limits(budget_s: Any, layers: Any = None) -> None:
 def _job(
     model: Any, batch: Any, *, loss: Any, optimizer: Any, training_step: Any, autocast: Any, accumulate: Any
 ) -> Job:
-    """Describe the training of a model. A Trainer's plan supplies missing arguments."""
-    trainer = model if is_trainer(model) else None
-    plan = plan_of(model) if trainer is not None else None
-    root = _checked_model(plan.model if plan else model)
+    """Describe the training of a model. A Trainer supplies missing arguments."""
+    parts = of_trainer(model) if is_trainer(model) else {"model": model}
+    root = _checked_model(parts.pop("model"))
     for name, value in (("loss", loss), ("training_step", training_step)):
         require(value is None or callable(value), name, "callable", value)
     is_one = optimizer is None or is_optimizer(optimizer) or callable(optimizer)
     require(is_one, "optimizer", "an optimizer, or a callable that builds one", optimizer)
-    autocast, accumulate = checked_autocast(autocast), checked_accumulate(accumulate)
-    if plan:
-        optimizer = optimizer if optimizer is not None else plan.optimizer
-        autocast = autocast if autocast is not None else plan.autocast
-        accumulate = accumulate if accumulate != 1 else plan.accumulate
     own_step = training_step is not None
     given = checked_batch(batch, "batch", own_step=own_step) if batch is not None else None
-    return job_of(
-        root,
-        Target(kind="live", name=type(core(root)).__name__, attribute=None),
-        given,
-        size=plan.batch_size if plan else None,
-        sequence=plan.sequence_length if plan else None,
-        accumulate=accumulate,
-        loss=loss,
-        optimizer=optimizer if is_optimizer(optimizer) else None,
-        training_step=training_step,
-        autocast=autocast,
-        trainer=trainer,
-    )
+    if checked_accumulate(accumulate) != 1:
+        parts["accumulate"] = accumulate
+    if checked_autocast(autocast) is not None:
+        parts["autocast"] = autocast
+    if optimizer is not None:
+        parts["optimizer"] = optimizer if is_optimizer(optimizer) else None
+    target = Target(kind="live", name=type(core(root)).__name__, attribute=None)
+    return job_of(root, target, given, loss=loss, training_step=training_step, **parts)
 
 
 def _cut(job: Job, network: Network, layers: int) -> Job:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -43,9 +42,6 @@ VISITED_BY_ROUTER = ("top_k", "k", *VISITED)
 
 DEEPEST_IN_EXPERTS = 6
 """Levels from a layer up to the router's module: adapters, part, expert, list, module."""
-
-TOP_OF = re.compile(r"Top(\d)(?:Router|Gate)$")
-"""Routers named by it: ``SwitchTransformersTop1Router``, ``NllbMoeTop2Router`` (transformers 5.23)."""
 
 PRETRAINED = ("transformers.modeling_utils", "PreTrainedModel")
 
@@ -199,8 +195,6 @@ def visited_experts(place: Place, config: Any) -> int | None:
             for name in VISITED_BY_ROUTER:
                 if type(value := state_of(each.module).get(name)) is int:
                     return value
-            if named := TOP_OF.search(type(each.module).__name__):
-                return int(named[1])
         at = at.parent
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
 

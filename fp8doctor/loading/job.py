@@ -55,18 +55,6 @@ class Job:
     """The `fp8doctor.examine.fp8_conversion.ConversionWatch` of the model file, or None."""
 
 
-@dataclass(frozen=True)
-class TrainerPlan:
-    """A transformers Trainer's settings of the step."""
-
-    model: Any
-    optimizer: Any
-    autocast: Any
-    accumulate: int
-    batch_size: int | None
-    sequence_length: int | None
-
-
 def is_trainer(value: Any) -> bool:
     return any(
         base.__name__ == "Trainer" and str(base.__module__).partition(".")[0] == "transformers"
@@ -83,21 +71,20 @@ def is_optimizer(value: Any) -> bool:
     )
 
 
-def plan_of(trainer: Any) -> TrainerPlan:
+def of_trainer(trainer: Any) -> dict[str, Any]:
+    """Return what a transformers Trainer gives to a job: model, and arguments of ``job_of``."""
     arguments = read(trainer, "args")
     precision = read(read(trainer, "accelerator"), "mixed_precision")
-    if read(arguments, "bf16"):
-        precision = "bf16"
-    elif read(arguments, "fp16"):
-        precision = "fp16"
-    return TrainerPlan(
-        model=_as_trained(trainer, arguments),
-        optimizer=read(trainer, "optimizer"),
-        autocast=autocast_of(precision),
-        accumulate=_positive(read(arguments, "gradient_accumulation_steps")) or 1,
-        batch_size=_positive(read(arguments, "per_device_train_batch_size")),
-        sequence_length=_positive(read(arguments, "max_length")),
-    )
+    asked = next((each for each in ("bf16", "fp16") if read(arguments, each)), precision)
+    return {
+        "model": _as_trained(trainer, arguments),
+        "optimizer": read(trainer, "optimizer"),
+        "autocast": autocast_of(asked),
+        "accumulate": _positive(read(arguments, "gradient_accumulation_steps")) or 1,
+        "size": _positive(read(arguments, "per_device_train_batch_size")),
+        "sequence": _positive(read(arguments, "max_length")),
+        "trainer": trainer,
+    }
 
 
 def autocast_of(precision: Any) -> Any:

@@ -26,18 +26,11 @@ def _gated(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]
     return gate
 
 
-def _squared_relu(x: Tensor) -> Tensor:
-    return functional.relu(x).square()
-
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": _gelu,
     "relu": functional.relu,
-    "srelu": _squared_relu,
     "silu": functional.silu,
     "geglu": _gated(_gelu),
-    "reglu": _gated(functional.relu),
-    "sreglu": _gated(_squared_relu),
     "swiglu": _gated(functional.silu),
 }
 

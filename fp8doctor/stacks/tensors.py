@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +81,6 @@ def _inside(tensor: Tensor) -> list[Tensor]:
     return [getattr(tensor, name) for name in names]
 
 
-_log = logging.getLogger("fp8doctor")
-
 DEEP = 3
 """Depth of objects in objects to search, which may be cyclic. A choice."""
 
@@ -134,13 +131,9 @@ def _of_kind(mapping: Mapping[Any, Any], changed: dict[Any, Any]) -> Any:
     """Copy a mapping with new values; return a dict if it is read-only."""
     if type(mapping) is dict or not isinstance(mapping, MutableMapping):
         return changed
-    try:
-        copied = copy.copy(mapping)
-        for key, each in changed.items():
-            copied[key] = each
-    except Exception:  # of a class of the user's or a library's
-        _log.debug("a %s cannot be written to", type(mapping), exc_info=True)
-        return changed
+    copied = copy.copy(mapping)
+    for key, each in changed.items():
+        copied[key] = each
     return copied
 
 

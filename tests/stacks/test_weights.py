@@ -26,7 +26,7 @@ def test_a_stack_is_asked_where_its_classes_may_be() -> None:
 
     of = {kind: [each.__name__.rpartition(".")[2] for each in stacks_of(kind)] for kind in (nn.Linear, Own)}
     assert of[nn.Linear] == ["torchao", "own", "plain"]
-    assert of[Own] == ["torchao", "stored", "own", "plain"]
+    assert of[Own] == ["torchao", "known_classes", "own", "plain"]
 
 
 def test_finegrained_linear() -> None:
