@@ -76,11 +76,6 @@ class Check(msgspec.Struct, frozen=True):
         """Return the check's page: the docstring of its module, safe to print."""
         return escaped(inspect.cleandoc(self.module.__doc__ or ""), keep="\n")
 
-    @property
-    def title(self) -> str:
-        """Return the first line of the page."""
-        return self.page.partition("\n")[0]
-
 
 _checks: dict[str, Check] = {}
 

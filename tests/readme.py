@@ -14,7 +14,8 @@ from functools import partial
 import click
 
 import fp8doctor
-from fp8doctor import cli, registry
+from fp8doctor import cli
+from fp8doctor.headings import headings
 from fp8doctor.planning.estimates import Row
 from fp8doctor.wording import percent
 from tests import check_pages
@@ -152,7 +153,7 @@ def _best(rows: list[Row]) -> str:
 
 def causes(symptom: str) -> str:
     """The titles of the checks behind a symptom."""
-    titles = {check.code: check.title for check in registry.discover()}
+    titles = {check.code: check.title for check in headings()}
     rows = ((titles[code], f"[{code}](checks/{code}.md)") for code in SYMPTOMS[symptom].split())
     return table(("cause", "check"), rows)
 
