@@ -37,7 +37,7 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
         return None
     if facts.get("assumed_gpu") and any(map(kit.stores_fp8, facts.network.linears)):
         return fits_without(facts)  # FP8 gives such a job no speed
-    without = kit.arms.arm_in_time(facts.trial, OFF)
+    without = kit.arms.arm(facts.trial, OFF)
     with_it = kit.arms.base_of(facts.trial, without) if without else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
     if not without or not with_it or without.peak_gib is None or with_it.peak_gib is None or free is None:

@@ -14,7 +14,7 @@ from fp8doctor.analysis.treatment_table import (
     in_words,
     variant,
 )
-from fp8doctor.facts import Arm, Facts, Trial, Unrecorded, recorded
+from fp8doctor.facts import Arm, Facts, Trial, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
     LEFT_OUT_FOR_TIME,
@@ -52,14 +52,6 @@ def arm(trial: Trial, name: str) -> Arm | None:
 def arm_if_any(facts: Facts, name: str) -> Arm | None:
     """Return the variant of that name, if there was a trial that timed it."""
     return arm(facts.trial, name) if recorded(facts, "trial") else None
-
-
-def arm_in_time(trial: Trial, name: str) -> Arm | None:
-    """Return the variant of that name, if it was timed. Raises `Unrecorded` if only time was lacking."""
-    planned = next((each for each in trial.arms if each.name == name and lacked_time(each)), None)
-    if planned is not None:
-        raise Unrecorded(Arm, "step_ms", f"{name}: {planned.reason}")
-    return arm(trial, name)
 
 
 def lacked_time(planned: Arm) -> bool:

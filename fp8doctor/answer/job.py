@@ -15,7 +15,7 @@ from fp8doctor.analysis.own_step import own_words, watched_job
 from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates
-from fp8doctor.facts import Facts, Gpu, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS, low_precision
 from fp8doctor.wording import percent, plural
@@ -35,7 +35,15 @@ WATCHED = ("script", "live")
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
     """Describe the GPU and the versions that matter."""
-    return (_gpu(facts, product(modelled_gpu)), *_versions(facts))
+    if not recorded(facts, "software"):
+        return _gpu(facts, product(modelled_gpu)), "torch unknown"
+    torch, packages = facts.software.get("torch", UNKNOWN), facts.packages()
+    versions = {
+        label: packages[name].get("version") for name, label in SHOWN_PACKAGES.items() if name in packages
+    }
+    named = {"torch": torch or "missing"} | versions
+    told = (f"{label} {short_version(version or '')}".rstrip() for label, version in named.items())
+    return _gpu(facts, product(modelled_gpu)), *told
 
 
 def _gpu(facts: Facts, modelled: str) -> str:
@@ -61,15 +69,6 @@ def gpu_label(gpu: Gpu) -> str:
 def product(gpu: str) -> str:
     """Name a GPU of the datasheet table as its maker sells it."""
     return f"{gpu} SXM" if gpu in SXM else gpu
-
-
-def _versions(facts: Facts) -> tuple[str, ...]:
-    if not recorded(facts, "software"):
-        return ("torch unknown",)
-    torch, packages = facts.software.get("torch", UNKNOWN), facts.packages()
-    versions = {label: packages[name] for name, label in SHOWN_PACKAGES.items() if name in packages}
-    stacks = (f"{label} {short_version(each.get('version') or '')}" for label, each in versions.items())
-    return (f"torch {short_version(torch) if torch else 'missing'}", *map(str.rstrip, stacks))
 
 
 def short_version(version: str) -> str:
@@ -162,7 +161,13 @@ def _fp8(facts: Facts) -> str:
         how = [STACKS[each].in_words if each in STACKS else each for each in filter(None, stacks)]
         how += map(recipe_in_words, filter(None, recipes)) if low == "FP8" else []
         by = f" ({', '.join(how)})" if how else ""
-        return f"{low}{by} in {len(fp8)} of {of}{_without(linears, fp8)}"
+        inside, names = set(map(id, fp8)), dict[str, None]()  # each layer by what it is called in its block
+        for each in linears:
+            if id(each) not in inside and recorded(each, "name"):
+                words = [part for part in each.name.split(".") if not part.isdigit()] or [each.name]
+                names["adapters" if each.get("adapter") == "adapter" else words[-1]] = None
+        beside = ", ".join([*names][:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
+        return f"{low}{by} in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"
     if stored := sum(map(stores_fp8, linears)):
@@ -171,17 +176,6 @@ def _fp8(facts: Facts) -> str:
         return UNKNOWN
     calls = network.get("fp8_calls", ())
     return f"no FP8 in {of}{f'; outside of them {calls[0]}' if calls else ''}"
-
-
-def _without(linears: Sequence[Linear], fp8: Sequence[Linear]) -> str:
-    """Name the layers that do not train in FP8, each by what it is called in its block."""
-    inside, names = set(map(id, fp8)), dict[str, None]()
-    for each in linears:
-        if id(each) not in inside and recorded(each, "name"):
-            words = [part for part in each.name.split(".") if not part.isdigit()] or [each.name]
-            names["adapters" if each.get("adapter") == "adapter" else words[-1]] = None
-    told = ", ".join([*names][:MOST_NAMES])
-    return f", not in {told}{' ...' if len(names) > MOST_NAMES else ''}" if told else ""
 
 
 def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
