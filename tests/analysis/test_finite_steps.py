@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.own_step import FiniteSteps, finite_steps
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.facts import Arm, Facts, NotFinite, Observation, Trial
+from tests.checks.arms import ran
 from tests.facts_of import DECODER_468M
 
 BOTH = ("loss", "gradients")
@@ -53,8 +54,7 @@ def test_the_fastest_fp8_is_one_without_nan_unless_bf16_has_it_too(
     times = {"as_is": 90.0, "bf16": 60.0, "compiled": 50.0, "broken": 40.0}
     found = {"broken": BOTH, "bf16": of_bf16}
     arms = tuple(
-        Arm(name=name, tried=True, step_ms=ms, treatments=(name,), non_finite=found.get(name, ()))
-        for name, ms in times.items()
+        ran(name, ms, treatments=(name,), non_finite=found.get(name, ())) for name, ms in times.items()
     )
     fastest = TrialView(replace(DECODER_468M, trial=Trial(arms=arms))).fp8
     assert fastest is not None
