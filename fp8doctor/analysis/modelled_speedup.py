@@ -166,14 +166,18 @@ def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Es
         after = after or (CACHE_OFF if cached else BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else "")
     forms, bf16 = _compiled_forms(facts), modelled_bf16(facts)
     now, (form, per_tensor) = None if after else modelled_step(facts), next(iter(forms.values()))
+    shared_ms = run.shared_ms if run else 0.0
+    if run and now and not in_fp8:  # what the watched BF16 step has beyond its model, every form has
+        own_ms = run.ms - shared_ms
+        if 0 < own_ms < now.step_ms:  # if its model is too slow, that of every form is
+            bf16, form, now = (each.scaled(own_ms / now.step_ms) for each in (bf16, form, now))
+        shared_ms = max(shared_ms, run.ms - now.step_ms)
     as_is = now if in_fp8 else None
     quicker = as_is if as_is and as_is.step_ms <= form.step_ms else form
     balanced = bf16.in_balance or quicker.in_balance
     off = OFF_IN_BALANCE if balanced else OFF_FUSED if per_tensor else OFF
-    shared_ms, bf16_ms, now_ms = run.shared_ms if run else 0.0, bf16.step_ms, now.step_ms if now else None
-    if run and now and not in_fp8:  # what the watched BF16 step has beyond its model, every form has
-        shared_ms = max(shared_ms, run.ms - now.step_ms)
-    bf16_ms, best_ms, left_ms, modelled_ms = bf16_ms + shared_ms, form.step_ms + shared_ms, 0.0, 0.0
+    bf16_ms, now_ms = bf16.step_ms + shared_ms, now.step_ms if now else None
+    best_ms, left_ms, modelled_ms = form.step_ms + shared_ms, 0.0, 0.0
     if run:
         now_ms, bf16_ms = run.ms, bf16_ms if in_fp8 else min(bf16_ms, run.ms)
     if as_is and now_ms:

@@ -8,22 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.modelled_speedup import OFF_FUSED, Estimate, modelled_speedup
+from fp8doctor.analysis.modelled_speedup import (
+    OFF_FUSED,
+    Estimate,
+    as_modelled,
+    modelled_speedup,
+    to_convert,
+)
 from fp8doctor.analysis.significance import EVEN
-from fp8doctor.cost.step_cost import in_bf16
+from fp8doctor.cost.step_cost import in_bf16, in_fp8, modelled_step, with_linears_compiled, with_recipe
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document, read_saved
 from fp8doctor.diagnosis.estimate import expected_speedup
-from fp8doctor.facts import NOT_RECORDED, Facts, recorded
-from fp8doctor.facts.arm_names import BF16_BASELINES
+from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
+from fp8doctor.facts.arm_names import BF16_BASELINES, conversion_to
 from research.benchmarks.recorded_steps import JOBS, PATIENTS, off, use, without_trial
 from tests.recordings import files, name_of
+from tests.replays import ALL, replayed
 
 LIKE_TENSORWISE = ({"compile-blocks"}, {"recipe-tensorwise"}, {"cache-off"}, {"convert-tensorwise"})
 """Changes of a variant that leave a model compiled and in FP8 with one scale per tensor."""
@@ -171,5 +178,33 @@ def test_nine_in_ten_conversions_are_within_the_margin_that_is_told() -> None:
         if off(expects.best) == pytest.approx(OFF_FUSED) and use(job.name.partition("-")[2]) == "held out"
     ]
     assert len(errors) >= 30
-    assert quantiles(errors, n=10)[-1] == pytest.approx(OFF_FUSED, abs=0.005)
+    assert 0.8 * OFF_FUSED < quantiles(errors, n=10)[-1] <= OFF_FUSED
     assert [round(each, 2) for each in errors if each > 0.15] == [0.28]
+
+
+LEAN = 0.065
+"""Median error of a recipe's speedup that docs/plan.md tells, at most."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
+@pytest.mark.parametrize("gpu", ["h100", "h200"])
+def test_no_recipe_leans_further_to_one_side_than_is_told(recipe: str, gpu: str) -> None:
+    """Compiled, of steps whose pace the GPU sets; torchao's casts were measured on an H200 alone."""
+    names = {conversion_to(recipe), f"recipe-{recipe.replace('_', '-')}"}
+    errors = []
+    for view in (replayed(path).view for path in ALL if name_of(path).startswith(gpu)):
+        base = view.of("bf16_compiled")
+        arms = [each for each in view.facts.arms() if each.name in names and each.tried and each.step_ms]
+        known = if_recorded(as_modelled, view.facts) if base and arms and view.on_gpu else None
+        if known is None:
+            continue
+        facts = known[0]
+        in_recipe = with_recipe(facts, recipe) if view.uses_fp8 else in_fp8(facts, to_convert(facts), recipe)
+        bf16, fp8 = (
+            modelled_step(with_linears_compiled(form, yes=True)) for form in (in_bf16(facts), in_recipe)
+        )
+        if bf16 and fp8 and fp8.host_ms < 0.8 * fp8.busy_ms:
+            errors.append(bf16.step_ms / fp8.step_ms * arms[0].step_ms / base.step_ms - 1)
+    assert len(errors) >= 5
+    assert abs(median(errors)) <= LEAN
