@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -160,11 +161,11 @@ class Wanted(NamedTuple):
     assume_gpu: str | None = None
     verbose: bool = False
     quiet: bool = False
-    file: str = ""
-    """The user's file, as build servers name it."""
+    code: Path | None = None
+    """The user's file that is looked at."""
     again: tuple[str, str] = ("", "")
     """The words that the user typed, with a trial; empty if no job was named. Printed, never saved."""
-    checks: dict[str, Any] = {}  # noqa: RUF012
+    checks: Mapping[str, Any] = MappingProxyType({})
     """``select``, ``ignore``, ``checks`` and ``reasons`` as `fp8doctor.diagnosis.diagnose` takes them."""
 
 
@@ -178,14 +179,13 @@ def checked_options(options: dict[str, Any], source: Path | None = None, code: P
     out = output(options, source, options.get("baseline"))
     chosen = {name: options[name] for name in ("select", "ignore", "checks")}
     registry.select(registry.discover(chosen["checks"]), chosen["select"], chosen["ignore"])
-    here, file = Path.cwd(), code.absolute() if code and code.is_file() else None
     return Wanted(
         output=out,
         gate=Gate.of(options),
         assume_gpu=options["assume_gpu"],
         verbose=options["verbose"],
         quiet=options["quiet"],
-        file=file.relative_to(here).as_posix() if file and file.is_relative_to(here) else "",
+        code=code,
         again=typed_again(click.get_current_context(silent=True)),
         checks={**chosen, "reasons": options.get("reasons", {})},
     )
@@ -285,9 +285,12 @@ def writer(report: Document, wanted: Wanted) -> Written:
         if format in ("github", "junit"):
             from fp8doctor.render.build_servers import github, junit
 
+            code, here = wanted.code, Path.cwd()
+            path = code.absolute() if code and code.is_file() else here.parent
+            file = path.relative_to(here).as_posix() if path.is_relative_to(here) else ""
             if format == "junit":
-                return junit(report, fail_on=wanted.gate.fail_on, file=wanted.file)
-            return github(report, file=wanted.file)
+                return junit(report, fail_on=wanted.gate.fail_on, file=file)
+            return github(report, file=file)
         quiet = wanted.quiet and format == "text"
         on_screen = terminal and format == "text"
         made = page(_as_typed(report, wanted.again) if on_screen else report, quiet=quiet)

@@ -50,7 +50,9 @@ class Gate(Struct, frozen=True):
         """Read the gate's options. Raises `UserError` for an unusable baseline."""
         given = {name: options[name] for name in cls.__struct_fields__ if options.get(name)}
         given["fail_on"] = options["fail_on"] if options["fail_on"] in SEVERITIES else None
-        return cls(**given | {"baseline": _baseline(options["baseline"])} if "baseline" in options else given)
+        if "baseline" in options:
+            given["baseline"] = _baseline(options["baseline"])
+        return cls(**given)
 
     @property
     def asks(self) -> bool:
