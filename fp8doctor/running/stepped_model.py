@@ -149,17 +149,18 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     """
     wanted = {id(each): whole_size(each) for each in stepped}
     total = sum(wanted.values())
+    if not total:
+        return None
     modules, trainers, optimizers = _alive(living)
     living.note((*modules, *trainers, *optimizers))
     below = {id(child) for module in modules for child in children_of(module).values()}
-    roots = [each for each in modules if id(each) not in below]
-    owned = {id(each): _owned(each, wanted) for each in roots}
-    model = max(roots, key=lambda each: owned[id(each)], default=None)
-    if model is None or not total or owned[id(model)] < MOST * total:
+    chains = [_chain(each, wanted, MOST * total) for each in modules if id(each) not in below]
+    roots = [chain[0] for chain in chains if chain]
+    if not roots:
         return None
+    model = max(roots, key=lambda each: _owned(each, wanted))
     marked, inside = _compiled(modules)
     names = {id(each) for _, each in modules_of(model)}
-    chains = [_chain(each, wanted, MOST * total) for each in roots if owned[id(each)] >= MOST * total]
     called = {id(each): each for chain in chains for each in chain}
     return Ownership(
         model=model,
@@ -178,17 +179,16 @@ def only_trainer(living: LiveObjects) -> Any:
 
 def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
     """Return live modules, Trainers and optimizers, by type: proxies lie about it."""
-    modules, trainers = dict[int, nn.Module](), dict[int, Any]()
+    modules: dict[int, nn.Module] = {}
+    trainers: dict[int, Any] = {}
     optimizers: dict[int, Optimizer] = {}
     look = "transformers" in sys.modules
     for each in living:
         kind = type(each)
-        if issubclass(kind, nn.Module):
-            if "_modules" in state_of(each):
-                modules[id(each)] = each
-        elif issubclass(kind, Optimizer):
-            if "param_groups" in state_of(each):
-                optimizers[id(each)] = each
+        if issubclass(kind, nn.Module) and "_modules" in state_of(each):
+            modules[id(each)] = each
+        elif issubclass(kind, Optimizer) and "param_groups" in state_of(each):
+            optimizers[id(each)] = each
         elif look and kind.__name__.endswith("Trainer") and is_trainer(each):
             trainers[id(each)] = each
     return [*modules.values()], [*trainers.values()], [*optimizers.values()]
@@ -222,9 +222,9 @@ def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _chain(root: nn.Module, wanted: dict[int, int], least: float) -> list[nn.Module]:
-    """Return the modules from a root inwards that own most, to the first replicated."""
+    """Return the modules from a root inwards that own so many elements, to the first replicated."""
     found: list[nn.Module] = []
-    inner: nn.Module | None = root
+    inner: nn.Module | None = root if _owned(root, wanted) >= least else None
     while inner is not None:
         found.append(inner)
         below = () if type(inner).__name__ == REPLICATES else children_of(inner).values()
