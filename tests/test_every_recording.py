@@ -19,10 +19,10 @@ from msgspec.structs import replace
 from fp8doctor import registry
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16, is_finite, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.compile_coverage import own_compile
+from fp8doctor.analysis.layer_gain import gains, losing
 from fp8doctor.analysis.memory import Fit
 from fp8doctor.analysis.modelled_speedup import (
     TAKES_NONE,
-    modelled_speedup,
     to_convert,
 )
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
@@ -34,12 +34,13 @@ from fp8doctor.analysis.treatment_table import (
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView, Variant
+from fp8doctor.answer.answer import UNCOMPILED
 from fp8doctor.answer.sentences import PARTS
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone, why_not_estimated
-from fp8doctor.diagnosis.plan import COMPILATION
+from fp8doctor.diagnosis.plan import COMPILATION, CONVERTS
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -129,7 +130,10 @@ def test_a_recording(path: Path) -> None:
     savings_are_ranges(found.report)
     no_fix_undoes_another(found.report)
     no_doubtful_estimate_removes_fp8(found.report)
-    a_missing_estimate_has_its_own_reason(found.report.facts)
+    a_missing_estimate_has_its_own_reason(found.report)
+    a_variant_has_one_name(found)
+    every_fix_says_what_it_rests_on(found)
+    a_layer_that_loses_loses_in_its_row(found.report.facts)
     every_format_is_sound(found, WIDTHS[ALL.index(path) % len(WIDTHS)])
     if ALL.index(path) % EVERY_FORMAT == 0:
         hold_every_format(found.report)
@@ -338,12 +342,44 @@ def no_doubtful_estimate_removes_fp8(report: Report) -> None:
         assert said.open, "an all-clear of what nobody checked"
 
 
-def a_missing_estimate_has_its_own_reason(facts: Facts) -> None:
+def a_missing_estimate_has_its_own_reason(report: Report) -> None:
     """That a conversion takes nothing is the reason only if it is so."""
+    facts = report.facts
     if not recorded(facts, "network.linears"):
         return
     takes = uses_fp8(facts) or to_convert(facts)
-    assert modelled_speedup(facts) or not takes or why_not_estimated(facts, ()) != TAKES_NONE
+    assert not takes or TAKES_NONE not in (why_not_estimated(facts, ()), report.answer.unknown)
+
+
+def a_variant_has_one_name(found: Replay) -> None:
+    """What is open is called as in the list of variants, and no variant waits for one that was timed."""
+    view, steps = found.view, found.report.answer.steps
+    asked = [each.what for each in found.report.answer.open if each.what.endswith(" is untimed")]
+    asked = [each for each in asked if UNCOMPILED not in each]
+    names = {words.replace(",", "") for words in view.words.values()}
+    for each in asked:
+        words = each.removesuffix(" is untimed").replace(",", "")
+        assert words in names, each
+    timed = {view.words[each.name] for each in found.report.facts.arms() if each.get("tried")}
+    told = steps.untimed if steps else ""
+    assert not [words for words in timed if f"changes {words}, which has no time" in told]
+
+
+def every_fix_says_what_it_rests_on(found: Replay) -> None:
+    """A time, an estimate, or why it has none. What converts layers comes before what compiles them."""
+    fixes = [each for each in found.report.answer.items if each.number]
+    assert all(each.aside for each in fixes)
+    codes = {each.name: each.code for each in found.report.findings}
+    assert all(each.code == codes[each.name] for each in fixes if each.name in codes)
+    names = [step.treatment.name for step in found.report.prescription]
+    compiles = next((at for at, name in enumerate(names) if traits(name).compiles), len(names))
+    assert not [name for name in names[compiles:] if name.startswith(CONVERTS)]
+
+
+def a_layer_that_loses_loses_in_its_row(facts: Facts) -> None:
+    """A layer that a finding calls slower is slower with the fewest casts and with all."""
+    gained, lost = if_recorded(gains, facts) or {}, if_recorded(losing, facts) or {}
+    assert all(gained[name].ms <= gained[name].most_ms < 0 for name in lost)
 
 
 def _set_by(code: str) -> Iterator[tuple[str, str | None]]:

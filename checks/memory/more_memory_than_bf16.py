@@ -59,7 +59,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     forms = (kit.ArmName.BF16_AS_COMPILED, kit.ArmName.BF16_COMPILED) if compiled else (kit.ArmName.BF16,)
     bf16 = next((found for form in forms if (found := kit.arms.arm(facts.trial, form))), None)
     partly = not compiled and any(linear.compiled is not None for linear in fp8)
-    alike = "both compiled" if compiled else "BF16 not compiled" if partly else "both not compiled"
+    alike = "both under torch.compile" if compiled else "BF16 not compiled" if partly else "both not compiled"
     if bf16 is None or not bf16.peak_gib:
         return kit.NotApplicable(reason="the trial did not measure BF16 in the form of your step")
     extra = now.peak_gib - bf16.peak_gib

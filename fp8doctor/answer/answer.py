@@ -14,10 +14,11 @@ from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import USABLE, Fit, fit
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
 from fp8doctor.analysis.own_step import as_is
-from fp8doctor.analysis.recipe_support import visible_gpus
+from fp8doctor.analysis.recipe_support import assumed_gpus, visible_gpus
+from fp8doctor.analysis.recipe_support import has_fp8 as has_fp8_cores
 from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits, variant
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_first, whole_speedup
 from fp8doctor.answer.commands import run_again, timed, with_more_time
@@ -168,8 +169,11 @@ def answer(
     else:
         status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
     causes = tuple(_causes(view, findings, steps, fault, state, speedup))
+    gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
     nothing = known and (
-        if_recorded(nothing_to_convert, facts.network) or if_recorded(trains_in_16_bits, facts)
+        if_recorded(nothing_to_convert, facts.network)
+        or if_recorded(trains_in_16_bits, facts)
+        or (gpus and not any(if_recorded(has_fp8_cores, each) for each in gpus))
     )
     bf16_ms = compared.bf16.ms.value if compared.bf16 else None
     memory = if_recorded(fit, facts) if known else None
@@ -228,6 +232,8 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     nothing = view.trial.get("reason") if view.on_gpu and not tried else None
     if why := (untimed and untimed.get("reason")) or nothing:
         return f"the step was not timed: {why.rstrip('.')}"
+    if view.left_out_bf16 or view.own_fp8_left_out:
+        return ""  # what has to be timed first is open
     return f"only the step {after} can be estimated" if after else why_not_estimated(view.facts, findings)
 
 
@@ -333,8 +339,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     decides, late_first = next(filter(None, forms), None), None if said.is_decided else view.late_first
 
     def untimed_form(of: Arm | None) -> str:
-        words = variant(of.name, said.has_fp8, low=low) if of else ""
-        return f"{words}{',' * (',' in words)} was not timed"
+        words = view.words[of.name] if of else ""
+        return f"{words}{',' * (',' in words)} is untimed"
 
     questions = (
         (decides, untimed_form(decides)),

@@ -75,7 +75,9 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     if memory and memory.is_too_large:
         yield Fault("does_not_fit", "It does not fit into the GPU's memory (estimated)", memory.sentence)
     if told := if_recorded(non_finite, facts):
-        yield Fault("not_finite", BROKEN["not_finite"], told, broken.get("not_finite"), was_seen=True)
+        names = " and ".join(finite_steps(facts).now or ())
+        title = BROKEN["not_finite"] if "loss" in names else f"The {names} are not finite"
+        yield Fault("not_finite", title, told, broken.get("not_finite"), was_seen=True)
     if if_recorded(uses_fp8, facts):
         if why := if_recorded(why_fp8_does_not_run, facts):
             why = why.removeprefix("FP8 does not run: ")
@@ -108,7 +110,8 @@ def non_finite(facts: Facts) -> str:
     seen = finite_steps(facts)
     if not seen.now:
         return ""
-    bf16 = {True: "BF16 is finite", False: "in BF16 too", None: "BF16 was not looked at"}[seen.bf16]
+    too = f"in {'a form of ' * seen.depends_on_form}BF16 too"
+    bf16 = {True: "BF16 is finite", False: too, None: "BF16 was not looked at"}[seen.bf16]
     where = (facts.get("not_finite.where") or "").partition(". ")[0].rstrip(".")
     where = f"{where[:1].lower()}{where[1:]}" if where.startswith("The ") else where
     return f"NaN or infinity in the {' and '.join(seen.now)}; {where or bf16}"

@@ -86,7 +86,8 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
     by_name = {each.name: each for each in findings}
     for number, step in enumerate(steps, 1):
         found = by_name.get(next(iter(step.names), ""))
-        also = f" Also fixes {', '.join(step.mends[1:])}." if step.mends[1:] else ""
+        others = [each for each in step.mends if each != step.code]
+        also = f" Also fixes {', '.join(others)}." if others else ""
         yield Item(
             number=number,
             mark=MARK_OF_SEVERITY.get(found.severity if found else None, "info"),
@@ -127,7 +128,8 @@ def _fix_aside(step: Step, steps: Sequence[Step], view: TrialView) -> str:
     numbers, saving = {each.treatment.name: number for number, each in enumerate(steps, 1)}, step.saving_ms
     beside = " and ".join(f"fix {numbers[each]}" for each in step.together if each in numbers)
     if saving is None:
-        gives = f"its saving is counted in {beside}" if beside else if_recorded(_not_timed, step, view) or ""
+        gives = f"its saving is counted in {beside}" if beside else if_recorded(_not_timed, step, view)
+        gives = gives or "by rule, saving unknown"
     else:
         begins = saving.from_ms  # a model is converted, then compiled
         later = steps[numbers[step.treatment.name] :] if begins else ()

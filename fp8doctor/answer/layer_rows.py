@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from fp8doctor.analysis.layer_gain import gains
 from fp8doctor.analysis.layers import flops_share_pct, layer_label
+from fp8doctor.analysis.step_difference import signed
 from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
@@ -22,8 +23,8 @@ HEADS = ("layer", "count", "shape", "FLOPs", "FP8 ms", "alone ms", "compiled")
 """Of a row, besides what it runs in."""
 
 LEGEND = (
-    "FP8 ms: what FP8 changes of a step in these layers. Alone: the matmuls of one of them, in BF16 | in FP8 "
-    "+ its casts. - is not known."
+    "FP8 ms: what FP8 changes of a step in these layers, with the fewest casts to with all of them. Alone: "
+    "one layer's matmuls in BF16 | in FP8 + its casts. Compiled: under torch.compile. - is not known."
 )
 
 
@@ -37,11 +38,13 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
     gained, shapes, rows = if_recorded(gains, facts) or {}, _shapes(facts), []
     for (name, shape, compiled, how), members in alike.items():
         names = [each.get("name", "") for each in members]
-        ms = [gained[each].ms for each in names if each in gained]
+        found = [gained[each] for each in names if each in gained]
         share = if_recorded(flops_share_pct, members, facts)
-        flops, saved = percent(share) if share else "-", f"{-sum(ms):+.3f}".replace("-", "−") if ms else "-"
+        ends = [sum(each.most_ms for each in found), sum(each.ms for each in found)] if found else []
+        told = dict.fromkeys(signed(-ms, 2) for ms in ends)
+        flops, costs = percent(share) if share else "-", " to ".join(told) or "-"
         alone = next((if_recorded(_alone, shapes[each]) or "-" for each in names if each in shapes), "-")
-        rows.append((name, str(len(members)), shape, flops, saved, alone, compiled, how))
+        rows.append((name, str(len(members)), shape, flops, costs, alone, compiled, how))
     return tuple(rows)
 
 

@@ -35,10 +35,10 @@ TEMPLATES = {
     "why.cost": "{title}: {ms:,.1f} ms",
     "why.parts": "{parts} ms{where}",
     "why.unknown": "No estimate: {reason}",
-    "fix.order": "In this order:",
+    "fix.order": "In order:",
     "fix.step": "{summary}",
     "fix.nothing": "Nothing to change for speed",
-    "fix.unchecked": "Nothing found; not checked: {areas}",
+    "fix.unchecked": "Nothing found so far",
     "fix.beside": "Nothing for speed; below: {codes}",
     "fix.open": "Nothing until this is known",
     "then.mended": "{mended}",
@@ -146,7 +146,7 @@ def _title(said: Answer) -> Line:
     fp8 = f"{said.low_precision}{' compute' if said.is_compute else ''}"
     if said.fault or said.state:
         return say("title.said", title=said.fault.title if said.fault else said.state)
-    if found is None and (said.has_fp8 or said.compared.now):
+    if found is None and (said.has_fp8 or (said.compared.now and not said.takes_no_fp8)):
         return say("title.unknown", fp8=said.low_precision, verb=verb)
     if found is None:
         return say("title.said", title="No FP8 training here")
@@ -264,7 +264,7 @@ def _fix(said: Answer) -> Iterator[Line]:
     elif said.takes_no_fp8 or (found is not None and found.side == "slower"):
         yield say("fix.step", summary="Train in BF16")
     elif found is not None and found.side in ("even", "faster") and said.unchecked:
-        yield say("fix.unchecked", areas=", ".join(said.unchecked))
+        yield say("fix.unchecked")
     elif found is not None and found.side in ("even", "faster") and not said.open:
         codes = [each.code for each in said.notices if each.mark in ("warning", "bad")]
         codes = codes or [each.code for each in said.causes if each.code]

@@ -99,10 +99,14 @@ def timed_steps(view: TrialView) -> Steps | None:
     arms.sort(key=lambda each: order.index(each.name) if each.name in order else len(order))
     timed = {words[each.name]: each for each in arms if each.tried and each.step_ms}
     rows = tuple(_row(each, label, view, script_interval(each, trial)) for label, each in timed.items())
-    late: dict[str, list[str]] = {}
+    late, by_name = dict[str, list[str]](), {each.name: each for each in trial.arms}
     for each in arms:
         if not (each.tried and each.step_ms):
-            why = shorten(sentence_of(each) or "no reason given", LONGEST_REASON, placeholder=" ...")
+            base = by_name.get(each.get("base") or "")
+            why = sentence_of(each)
+            if base is not None and not base.get("tried"):
+                why = f"it changes {words[base.name]}, which has no time"
+            why = shorten(why or "no reason given", LONGEST_REASON, placeholder=" ...")
             late.setdefault(why.removeprefix("it "), []).append(words[each.name])
     told = [
         f"{' · '.join(names) if len(names) < MANY else f'{len(names)} more variants'} ({why})"

@@ -50,6 +50,10 @@ class TimedStep(Record, frozen=True, kw_only=True):
     """True if it was predicted from cuts of the model."""
     missing: str = ""
     """Why there is no time; empty if there is one."""
+    estimated_ms: float | None = None
+    """If there is none."""
+    estimated_for: str = ""
+    """The GPU of the estimate."""
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -126,6 +130,14 @@ def timed_step(facts: Facts, name: str) -> TimedStep:
         on_cpu=timed_on_cpu(facts) if is_copy else facts.get("observed.clock") == "host",
         predicted=is_copy and bool(facts.get("trial.blocks")),
     )
+
+
+def _with_estimate(step: TimedStep, document: Document) -> TimedStep:
+    """Add what the report estimates of a step that was not timed."""
+    compared = document.answer.compared if document.answer and not step.step_ms else None
+    if compared is None or compared.now is None:
+        return step
+    return replace(step, estimated_ms=compared.now.ms.value, estimated_for=compared.gpu)
 
 
 def cpu_times(*steps: TimedStep) -> str:
@@ -210,7 +222,10 @@ _COMPARED: dict[str, Callable[[Facts], str]] = {
 def compared(first: Document, second: Document, files: tuple[str, str]) -> Comparison:
     """Compare the steps of two reports, which were saved as ``files``."""
     documents = first, second
-    one, other = (timed_step(each.facts, name) for each, name in zip(documents, labels(*files), strict=True))
+    one, other = (
+        _with_estimate(timed_step(each.facts, name), each)
+        for each, name in zip(documents, labels(*files), strict=True)
+    )
     speedup = _speedup(one, other)
     arms = [None if timed_on_cpu(each.facts) else as_is(each.facts) for each in documents]
     parts = [if_recorded(breakdown_of, arm) if arm else None for arm in arms]
@@ -255,7 +270,12 @@ def _summary(
 ) -> str:
     if not one.step_ms or not other.step_ms:
         untimed = [f"{step.name} has no time: {step.missing}" for step in (one, other) if not step.step_ms]
-        return f"Nothing can be compared: {'; '.join(untimed)}."
+        if not one.estimated_ms or not other.estimated_ms:
+            return f"Nothing can be compared: {'; '.join(untimed)}."
+        gpus = " and ".join(dict.fromkeys(each.estimated_for for each in (one, other)))
+        both = f"{other.name} takes {other.estimated_ms:,.1f} ms/step, {one.name} {one.estimated_ms:,.1f}"
+        ratio = times(one.estimated_ms, other.estimated_ms)
+        return f"Nothing was timed. Estimated for {gpus}: {both}: {ratio} of its speed."
     faster = times(one.step_ms, other.step_ms)
     if on_cpu := cpu_times(one, other):
         ratio = on_cpu

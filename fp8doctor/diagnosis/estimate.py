@@ -8,7 +8,6 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layer_gain import crossing
 from fp8doctor.analysis.modelled_speedup import (
-    TAKES_NONE,
     Estimate,
     estimate,
     modelled_host_bound,
@@ -59,11 +58,12 @@ def _keeps_layers(finding: Finding) -> bool:
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why there is no estimate of a job's FP8, or why it has none."""
-    return why_not_engaged(facts) or f"No estimate: {why_not_estimated(facts, findings)}."
+    reason = why_not_estimated(facts, findings)
+    return why_not_engaged(facts) or f"No estimate{reason and f': {reason}'}."
 
 
 def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
-    """Say why the cost model has no speedup for a job, nor for its conversion."""
+    """Say why the cost model has no speedup for a job, nor for its conversion; empty if it has one."""
     others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
     if others and if_recorded(modelled_speedup, facts, fixed=True) is not None:
         return "a fix changes which layers run in FP8, or their shapes"
@@ -75,7 +75,7 @@ def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
         return str(missing)
     except Unrecorded as missing:
         return f"{path_of(missing)} was not recorded"
-    return TAKES_NONE
+    return ""
 
 
 def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]) -> Estimate | None:

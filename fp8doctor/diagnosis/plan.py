@@ -71,7 +71,19 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     else:
         chosen = if_recorded(_untimed, proposed, view.facts, findings, broken)
     steps = proposed if chosen is None else chosen
-    return tuple(_fitting(if_recorded(_with_a_start, steps, view, findings) or steps, view.facts))
+    steps = if_recorded(_with_a_start, steps, view, findings) or steps
+    return tuple(_fitting(_converted_first(steps), view.facts))
+
+
+CONVERTS = "convert-"
+"""How the name of a treatment begins that converts layers."""
+
+
+def _converted_first(steps: Sequence[Step]) -> Sequence[Step]:
+    """Put what converts layers before what compiles them."""
+    at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
+    late = [step for step in steps[at:] if step.treatment.name.startswith(CONVERTS)]
+    return [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
 
 
 MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
@@ -189,7 +201,8 @@ def _without_fp8(
     undone = [step for step in others if is_undone(step)]
     worst = [step for step in undone if broken.intersection(step.names)]
     for head in (worst or (undone if not gives_up.code else []))[:1]:
-        gives_up = replace(gives_up, code=head.code, title=head.title)
+        names = dict.fromkeys((*head.names[:1], *gives_up.names))
+        gives_up = replace(gives_up, code=head.code, title=head.title, names=tuple(names))
     return [step for step in others if step not in undone], _fixing_too(gives_up, [*worst, *undone])
 
 

@@ -53,6 +53,7 @@ def _table(found: Comparison) -> Table:
     ms = _both(one.step_ms, other.step_ms, 1, *spreads)
     rows = (
         (f"ms/step{' (CPU)' if one.on_cpu and other.on_cpu else ''}", *ms),
+        ("ms/step, estimated", *_both(one.estimated_ms, other.estimated_ms, 1)),
         ("tokens/s", *_both(one.tokens_per_s, other.tokens_per_s, 0)),
         ("peak memory, GiB", *_both(one.peak_gib, other.peak_gib, 1)),
     )

@@ -78,8 +78,7 @@ REASONS = (
         is_stacked,
         "are 3-D expert weights, which a converter of nn.Linear does not see",
         "convert-experts",
-        "convert the expert weights too, with torchao's grouped matmul (a prototype), before you create the "
-        "optimizer",
+        "convert the experts too by torchao's grouped matmul (a prototype as of 0.18), before the optimizer",
         "quantize_(model, Float8TrainingOpConfig(), filter_fn=lambda module, name: "
         'type(module).__name__ == "{kind}")',
     ),
