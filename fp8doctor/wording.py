@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MESSAGE_LENGTH = 300
 """Characters of a user's exception that fit into a sentence; details hold more."""
 
@@ -103,3 +105,11 @@ def labels(first: str, second: str) -> tuple[str, str]:
 def capital(text: str) -> str:
     """Capitalize a sentence unless its first word may be a file's name."""
     return f"T{text[1:]}" if text.startswith("the ") else text
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Ask for the nearest known name; empty if none is near."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name[:200], [*known], 1)
+    return f"; did you mean {escaped(near[0])}?" if near else ""

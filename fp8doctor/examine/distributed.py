@@ -12,12 +12,12 @@ from torch import Tensor
 from fp8doctor.examine.walk import Place, Tree
 from fp8doctor.facts import Distributed
 from fp8doctor.stacks import sharding_private, torch_private
-from fp8doctor.stacks.looking import class_name, parameters_of, read
+from fp8doctor.stacks.looking import Ancestor, class_name, lineage, parameters_of, read
 from fp8doctor.stacks.transformer_engine import amax_group
 
-WRAPPERS: dict[str, Literal["DDP", "FSDP1"]] = {
-    "torch.nn.parallel.distributed.DistributedDataParallel": "DDP",
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "FSDP1",
+WRAPPERS: dict[Ancestor, Literal["DDP", "FSDP1"]] = {
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): "DDP",
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel"): "FSDP1",
 }
 """Class -> common name."""
 
@@ -51,9 +51,8 @@ def wrapper(tree: Tree) -> tuple[Literal["DDP", "FSDP1", "FSDP2"], str] | None:
     """Return the data-parallel wrapper (``replicate`` leaves none) and its module."""
     for place in tree.places:
         for each in (*place.wrappers, place.module):
-            for kind, name in WRAPPERS.items():
-                if any(class_name(base) == kind for base in type(each).__mro__):
-                    return name, place.name
+            for known in WRAPPERS.keys() & {*lineage(type(each))}:
+                return WRAPPERS[known], place.name
         if is_fsdp2(place):
             return "FSDP2", place.name
     return None
@@ -81,8 +80,7 @@ def is_fsdp2(place: Place) -> bool:
 
 def gathered_as(place: Place) -> str | None:
     """Return the dtype of FSDP's weights in the forward, by the nearest shard."""
-    at: Place | None = place
-    while at is not None:
+    for at in place.upwards():
         policies = [read(each, "mixed_precision") for each in at.wrappers]
         if is_fsdp2(at):
             policies.append(sharding_private.fsdp2_policy(at.module))
@@ -90,8 +88,7 @@ def gathered_as(place: Place) -> str | None:
             if (dtype := read(policy, "param_dtype")) is not None:
                 return str(dtype).removeprefix("torch.")
         if is_fsdp2(at):
-            return None
-        at = at.parent
+            break
     return None
 
 
@@ -103,13 +100,11 @@ def tensor_parallel(place: Place, weight: Tensor) -> tuple[int, int]:
     divided = [1, 1]
     if weight.ndim != 2 or pieces(weight) is None:
         return 1, 1
-    at: Place | None = place
-    while at is not None and not is_fsdp2(at):
-        at = at.parent
+    managed = any(map(is_fsdp2, place.upwards()))
     mesh = weight.device_mesh  # type: ignore[attr-defined]
     names = mesh.mesh_dim_names or ("",) * mesh.ndim
     for i, placement in enumerate(weight.placements):  # type: ignore[attr-defined]
-        if placement.is_shard() and (at is None or "tp" in names[i]):
+        if placement.is_shard() and (not managed or "tp" in names[i]):
             divided[placement.dim] *= mesh.size(i)
     return divided[0], divided[1]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import msgspec
@@ -155,13 +156,11 @@ def role(place: Place, layer: Layer, is_head: bool) -> Literal["body", "head", "
 
 def chooses_experts(place: Place, layer: Layer) -> bool:
     """Tell if a layer has an output for each expert next to it or its holder."""
-    holder = place.parent
-    for level in range(2):
-        if holder is None or (level and place.parent and not place.parent.outputs <= {layer.out_features}):
+    for level, holder in enumerate(islice(place.upwards(), 1, 3)):
+        if level and place.parent and not place.parent.outputs <= {layer.out_features}:
             return False
         if layer.out_features in holder.experts_below:
             return True
-        holder = holder.parent
     return False
 
 
@@ -187,15 +186,11 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 
 
 def visited_experts(place: Place, config: Any) -> int | None:
-    at: Place | None = place
-    for _ in range(DEEPEST_IN_EXPERTS):
-        if at is None:
-            break
+    for at in islice(place.upwards(), DEEPEST_IN_EXPERTS):
         for each in (at, *(child for child in at.children if child.name.endswith(ROUTER_NAMES))):
             for name in VISITED_BY_ROUTER:
                 if type(value := state_of(each.module).get(name)) is int:
                     return value
-        at = at.parent
     return next((value for name in VISITED if type(value := read(config, name)) is int), None)
 
 

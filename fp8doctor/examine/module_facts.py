@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -208,10 +209,8 @@ def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]
     """Find the outermost lists of two or more similar modules with linear layers."""
     inside: Sides = defaultdict(list)
     for owner, layer in found_layers:
-        above = owner.parent
-        while above:
+        for above in islice(owner.upwards(), 1, None):
             inside[id(above)].append((layer.in_features, layer.out_features))
-            above = above.parent
     layers = {id(owner) for owner, _ in found_layers}
     found, chosen = [], set()
     for place in tree.places:

@@ -77,6 +77,13 @@ class Place(Cover):
     trainable_so_far: bool = False
     """This or an earlier module in the tree's order has a trainable parameter."""
 
+    def upwards(self) -> Iterator[Place]:
+        """Yield this place and those above it."""
+        at: Place | None = self
+        while at is not None:
+            yield at
+            at = at.parent
+
     @property
     def lineage(self) -> tuple[Ancestor, ...]:
         return lineage(type(self.module))

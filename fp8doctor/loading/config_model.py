@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from fp8doctor.errors import UserError, require_torch
 from fp8doctor.facts import Target
 from fp8doctor.facts.record import UnreadableDocument, decode
 from fp8doctor.files import regular
-from fp8doctor.wording import error_in_words, escaped, quoted
+from fp8doctor.wording import did_you_mean, error_in_words, escaped, quoted
 
 if TYPE_CHECKING:
     from fp8doctor.loading.job import Job
@@ -100,22 +100,18 @@ def config_job(source: Mapping[str, Any] | str, name: str, *, batch: int | None,
 def _config(source: Mapping[str, Any] | str, transformers: Any) -> Any:
     """Make the configuration of the model's text part, whose weights are not quantized."""
     known = list(transformers.CONFIG_MAPPING.keys())
+    data = {"model_type": source} if isinstance(source, str) else dict(source)
+    kind, version = data["model_type"], transformers.__version__
+    problem = f"transformers {version} does not know the architecture"
     if isinstance(source, str):
         bare = source.lower().removesuffix("config").replace("-", "_")
         kinds = {name.lower().replace("-", "_"): name for name in known}
-        kind = kinds.get(source.lower().replace("-", "_")) or kinds.get(bare)
-        if kind is None:
-            instead = _near(source, known, "name a config.json, its folder, or llama")
-            raise UserError(f"no file or architecture is named {escaped(source)}{instead}")
-        data = {"model_type": kind}
-    else:
-        data = dict(source)
-        kind = data["model_type"]
+        kind = kinds.get(source.lower().replace("-", "_")) or kinds.get(bare, source)
+        problem = "no file or architecture is named"
     if kind not in known:
-        raise UserError(
-            f"transformers {transformers.__version__} does not know the architecture {quoted(kind)}"
-            f"{_near(kind, known, 'name a model file, or install the version that has it')}"
-        )
+        instead = "; name a config.json, its folder, a model file or llama, or install a newer transformers"
+        raise UserError(f"{problem} {quoted(kind)}{did_you_mean(kind.lower(), known) or instead}")
+    data["model_type"] = kind
     given = {key: value for key, value in data.items() if key not in ("auto_map", "quantization_config")}
     refuse_too_many_layers(given)
     try:
@@ -156,13 +152,6 @@ def _built(config: Any, transformers: Any) -> Any:
     if empty:
         raise UserError(f"{empty[0]} of this {kind} has no elements; look at the sizes in the configuration")
     return model
-
-
-def _near(name: str, known: Sequence[str], instead: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name[:40].lower(), known, 1)
-    return f"; did you mean {near[0]}? If not, {instead}" if near else f"; {instead}"
 
 
 def _is_size(value: Any) -> bool:

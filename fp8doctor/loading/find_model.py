@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 import traceback
@@ -17,7 +16,7 @@ from fp8doctor.errors import UserError
 from fp8doctor.loading.job import is_optimizer
 from fp8doctor.loading.target import BUILDERS
 from fp8doctor.stacks.looking import modules_of, tensors_of
-from fp8doctor.wording import error_in_words, escaped
+from fp8doctor.wording import did_you_mean, error_in_words, escaped
 
 LONGEST_DETAIL = 20_000
 """Characters of a traceback to show. A choice."""
@@ -44,11 +43,8 @@ def find(module: ModuleType, attribute: str | None, file: str) -> ModelCandidate
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
-            near = difflib.get_close_matches(
-                part, [name for name in dir(value) if not name.startswith("__")], n=3, cutoff=0.5
-            )
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            raise UserError(f"{file} has no {attribute}{hint}")
+            names = [name for name in dir(value) if not name.startswith("__")]
+            raise UserError(f"{file} has no {attribute}{did_you_mean(part, names)}")
         value = getattr(value, part)
     if not callable(value):
         raise UserError(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from fp8doctor.errors import UserError, WrongType
+from fp8doctor.errors import UserError, require
 from fp8doctor.facts import Target, Workload
 from fp8doctor.stacks.looking import read
 from fp8doctor.stacks.tensors import tensors
@@ -114,35 +114,30 @@ def checked_autocast(value: Any) -> Any:
     """Check the autocast's dtype. Raises `UserError`."""
     import torch
 
-    if value is None or value in (torch.bfloat16, torch.float16):
-        return value
-    if isinstance(value, torch.dtype):
+    is_dtype = value is None or isinstance(value, torch.dtype)
+    require(is_dtype, "autocast", "a dtype such as torch.bfloat16", value)
+    if value not in (None, torch.bfloat16, torch.float16):
         raise UserError(f"autocast is {value}; torch.autocast takes torch.bfloat16 or torch.float16")
-    raise WrongType(f"autocast has to be a dtype such as torch.bfloat16, not {type(value).__name__}")
+    return value
 
 
 def checked_accumulate(value: Any) -> int:
     """Check the micro-batches per step. Raises `UserError`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise WrongType(f"accumulate has to be a whole number, not {type(value).__name__}")
+    require(type(value) is int, "accumulate", "a whole number", value)
     if value < 1:
         raise UserError(f"accumulate has to be 1 or more, not {value}")
-    return value
+    return int(value)
 
 
 def checked_batch(value: Any, what: str, *, own_step: bool) -> Any:
     """Check a batch; a list is only for the user's own step. Raises `WrongType`."""
     import torch
 
-    if isinstance(value, (Mapping, tuple, torch.Tensor)):
-        return value
     moves = not isinstance(value, (type, torch.nn.Module)) and callable(getattr(value, "to", None))
-    if (own_step or not isinstance(value, list)) and (moves or any(True for _ in tensors(value))):
-        return value
-    raise WrongType(
-        f"{what} has to be a mapping (keyword arguments), a tuple (positional arguments) or a tensor, "
-        f"not {type(value).__name__}"
-    )
+    holds = (own_step or not isinstance(value, list)) and (moves or any(True for _ in tensors(value)))
+    kinds = "a mapping (keyword arguments), a tuple (positional arguments) or a tensor"
+    require(holds or isinstance(value, (Mapping, tuple, torch.Tensor)), what, kinds, value)
+    return value
 
 
 def _positive(value: Any) -> int | None:

@@ -17,7 +17,6 @@ from fp8doctor.stacks.looking import (
     buffers_of,
     children_of,
     home,
-    method,
     modules_of,
     parameters_of,
     read,
@@ -171,8 +170,7 @@ def _longest_sequence(model: Any) -> int | None:
 
 def _text_config(model: Any) -> Any:
     config = read(model, "config")
-    ask = method(config, "get_text_config")
-    return ask() if ask else config
+    return read(config, "text_config", config)
 
 
 def _is_of_positions(name: str) -> bool:
@@ -255,10 +253,10 @@ def job_of(
 def core(model: Any) -> Any:
     while True:
         inner = wrapped_child(model)
-        ask = method(model, "get_base_model") if home(type(model)).startswith("peft.") else None
-        if inner is None and ask is not None:
-            inner = ask()
-        if inner is None or inner is model:
+        if inner is None and home(type(model)).startswith("peft."):
+            held = children_of(model)
+            inner = held.get("base_model", held.get("model"))
+        if inner is None:
             return model
         model = inner
 

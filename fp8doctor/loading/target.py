@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import os
 import re
 import traceback
@@ -15,7 +14,7 @@ from types import CodeType
 
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Target
-from fp8doctor.wording import error_in_words, escaped
+from fp8doctor.wording import did_you_mean, error_in_words, escaped
 
 OTHER_FILES = {
     ".ipynb": "is a notebook; call fp8doctor.inspect_model(model) in one of its cells",
@@ -77,16 +76,8 @@ def locate(target: str) -> Source:
         raise UserError(f"{escaped(name)} is not a regular file")
     if is_module and not name.endswith(".py"):
         return Source(None, name, attribute)
-    raise UserError(f"no such file: {escaped(name)}{_near(path)}")
-
-
-def _near(path: Path) -> str:
-    try:
-        names = [each.name for each in path.parent.iterdir() if each.suffix == ".py"]
-    except OSError:
-        return ""
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {escaped(str(path.parent / near[0]))}?" if near else ""
+    others = path.parent.glob("*.py") if path.parent.is_dir() else ()
+    raise UserError(f"no such file: {escaped(name)}{did_you_mean(str(path), map(str, others))}")
 
 
 def compiled(path: Path) -> tuple[ast.Module, CodeType]:

@@ -175,14 +175,6 @@ def forward_of(module: Any) -> Any:
     return state_of(module).get("forward", read_class(type(module), "forward"))
 
 
-def method(thing: Any, name: str) -> Any:
-    """Return a method that one of `LIBRARIES` wrote, or None."""
-    owner, found = _on_class(type(thing), name)
-    if owner is None or _package(owner) not in LIBRARIES or not isinstance(found, FunctionType):
-        return None
-    return MethodType(found, thing)
-
-
 @functools.cache
 def _module() -> tuple[type, Callable[[Any], dict[str, Any]]]:
     """Return ``nn.Module`` and the getter of its instances' dictionaries."""
