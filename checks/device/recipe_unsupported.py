@@ -50,7 +50,7 @@ def recipe_unsupported(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | No
         return kit.NotApplicable(reason="no FP8 layer names its recipe")
     reasons = {}
     for (stack, recipe), needed in wanted.items():
-        if why := kit.recipe_support.unmet(stack, recipe, needed, gpu, facts):
+        if why := kit.recipe_support.unmet(stack, needed, gpu, facts):
             reasons[stack, recipe] = why
     if not reasons:
         return None

@@ -39,8 +39,8 @@ def has_bf16(gpu: Gpu) -> bool:
     return gpu.vendor == "amd" or capability(gpu) >= FIRST_WITH_BF16
 
 
-def capability(gpu: Gpu) -> tuple[int, ...]:
-    return tuple(int(part) for part in (gpu.compute_capability or "0.0").split(".") if part.isdigit())
+def capability(gpu: Gpu) -> VersionNumbers:
+    return numbers(gpu.compute_capability or "0.0")
 
 
 def visible_gpus(facts: Facts) -> list[Gpu] | None:
@@ -58,7 +58,7 @@ def assumed_gpus(facts: Facts) -> list[Gpu]:
     return [Gpu(name=spec.name, vendor="nvidia", compute_capability=spec.compute_capability)]
 
 
-def unmet(stack: str, recipe: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
+def unmet(stack: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
     """Explain why a recipe does not run: a need, or the try's exception; None if it seems to."""
     if gpu.vendor == "amd":
         known = wanted.amd if wanted.amd is not None else STACKS.get(stack, Stack(name=stack)).amd
@@ -97,7 +97,7 @@ def runs_on(facts: Facts, recipe: Recipe) -> list[Gpu]:
         if gpu.visible
         and has_fp8(gpu)
         and not (gpu.vendor == "amd" and recipe.granularity == "block" and recipe.amd is None)
-        and unmet(recipe.stack, recipe.name, recipe, gpu, facts) is None
+        and unmet(recipe.stack, recipe, gpu, facts) is None
     ]
 
 
@@ -124,14 +124,12 @@ BACKENDS = {"AO": "torchao", "TE": "transformer_engine"}
 
 def _fails_to_import(facts: Facts, stack: str) -> bool:
     """Return whether the import failed in a try, or will for want of a newer cuDNN."""
-    tries = {
-        BACKENDS.get(name): error for name, error in facts.get("environment.backend_imports", {}).items()
-    }
-    if stack in tries:
-        return tries[stack] is not None
-    cudnn = cudnn_version(facts)
+    tried = facts.get("environment.backend_imports", {})
+    for backend, error in tried.items():
+        if BACKENDS.get(backend) == stack:
+            return error is not None
     floor = stack == TRANSFORMER_ENGINE.name and at_least(facts, stack, TE_WITH_CUDNN_FLOOR)
-    return floor and cudnn is not None and cudnn < CUDNN_FLOOR
+    return floor and loads_newest_te(facts) is False
 
 
 def own_recipes(facts: Facts, opened: bool) -> set[str]:
@@ -175,12 +173,18 @@ TE_BESIDE_ANY_CUBLAS = Version("2.17")
 Source: symbols read in the released libraries."""
 
 
+def loads_newest_te(facts: Facts) -> bool | None:
+    """Return whether the cuDNN of torch is new enough for it; None if that is unknown."""
+    cudnn = parsed(facts.get("software.cudnn"))
+    return None if cudnn is None else cudnn >= CUDNN_FLOOR
+
+
 def transformer_engine_line(facts: Facts) -> str:
     """Write the pip line for the newest Transformer Engine that this cuDNN can load."""
-    cudnn = cudnn_version(facts)
-    newest = cudnn is not None and cudnn >= CUDNN_FLOOR
-    bounds = f">={TE_BESIDE_ANY_CUBLAS}" if newest else f">={TE_BESIDE_ANY_CUBLAS},<{TE_WITH_CUDNN_FLOOR}"
-    why = "" if newest else f"   # {TE_WITH_CUDNN_FLOOR} and newer need cuDNN {CUDNN_FLOOR}"
+    bounds, why = f">={TE_BESIDE_ANY_CUBLAS}", ""
+    if not loads_newest_te(facts):
+        bounds += f",<{TE_WITH_CUDNN_FLOOR}"
+        why = f"   # {TE_WITH_CUDNN_FLOOR} and newer need cuDNN {CUDNN_FLOOR}"
     return f'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]{bounds}"{why}'
 
 
@@ -189,10 +193,6 @@ def parsed(version: str | None) -> Version | None:
         return Version(version or "")
     except InvalidVersion:
         return None
-
-
-def cudnn_version(facts: Facts) -> Version | None:
-    return parsed(facts.get("software.cudnn"))
 
 
 def installed(facts: Facts, package: str) -> Version | None:
