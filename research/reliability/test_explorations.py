@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fp8doctor.diagnosis.document import Step
 from fp8doctor.examine import examine
+from fp8doctor.finding import Treatment
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
 from fp8doctor.trial.variant import Place
 from tests.examine.models import llama, lora
 from tests.trial.conducted import conduct
-from tests.trial.test_planning import float8, job, steps
+from tests.trial.test_planning import float8, job
 
 EXPLORED = {
     "checkpointing-off": "as_is",
@@ -32,12 +34,14 @@ def test_every_exploration_runs_and_proves_what_it_says() -> None:
     facts = examine(of)
     planned = plan_variants(facts, [], of)
     explored = {each.name: each.base for each in planned if each.explored}
-    assert explored == {**EXPLORED, "compile-model": "as_is"}
+    assert explored == EXPLORED
     freed = [each.name for each in planned if each.place is Place.NO_CHECKPOINTING]
     assert freed == ["bf16_without_checkpointing", "checkpointing-off"]
+    cure = Treatment(name="adapters-to-bf16", summary="s", code="c")
+    steps = [Step(code="AAA001", mends=("AAA001",), title="t", treatment=cure)]
     tried = [
         plan
-        for plan in plan_variants(facts, steps("adapters-to-bf16"), of)
+        for plan in plan_variants(facts, steps, of)
         if plan.name not in ("bf16_compiled", "bf16_again") and not plan.if_host_waits
     ]
     result = conduct(of, ["base_model.model.model.layers"], tried, TrialRun(torch.device("cpu"), Budget(600)))
