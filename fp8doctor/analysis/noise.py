@@ -26,20 +26,6 @@ TURNED_ROUNDS = 0.25
 """Share of the rounds at either end that a busy host may have turned. For a Flux-like model, 1.04x by plain
 scripts, 13 of 30 rounds had that answer, and the median was 0.96 (H100). A convention of this tool."""
 
-SLOWDOWNS = (
-    "hardware slowdown",
-    "software thermal slowdown",
-    "hardware thermal slowdown",
-    "hardware power brake",
-)
-"""Reasons that mean heat or a failing supply of power. Source: NVML API reference, nvmlClocksEventReasons.
-Reaching the default power limit, a voltage limit or clocks that the owner set are the ordinary state of a GPU
-at work."""
-
-SLOWDOWN_PCT = 10.0
-"""Share of the samples, in per cent, from which a slowdown counts. A convention of this tool: NVML reports
-one while clocks change, and a median over rounds tolerates a few."""
-
 APART, APART_HOST_BOUND = 0.015, 0.10
 """What two processes differ by beyond their rounds, as a share of the step: half of an interval of 90%
 confidence, the second if the trial's step waits for the host. With them nine of ten plain scripts lie in the
@@ -122,15 +108,7 @@ def _baselines(trial: Trial) -> list[Arm]:
 
 def gpu_contention(health: Health | None) -> str:
     """Describe what slowed some rounds on the GPU; empty if NVML saw nothing."""
-    if health is None:
+    others_pct = health.get("other_use_pct") if health is not None else None
+    if others_pct is None or others_pct < TAKEN_PCT:
         return ""
-    shares = health.get("throttled_pct", {})
-    said = [
-        f"{reason} in {share:.0f}% of the samples"
-        for reason, share in shares.items()
-        if reason in SLOWDOWNS and share >= SLOWDOWN_PCT
-    ]
-    others_pct = health.get("other_use_pct")
-    if others_pct is not None and others_pct >= TAKEN_PCT:
-        said.append(f"other processes used up to {others_pct:.0f}% of the GPU")
-    return ", ".join(said)
+    return f"other processes used up to {others_pct:.0f}% of the GPU"

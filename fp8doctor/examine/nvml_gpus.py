@@ -24,20 +24,6 @@ _log = logging.getLogger("fp8doctor")
 
 GIB = 2**30
 
-THROTTLE_REASONS = {
-    0x004: "software power cap",
-    0x008: "hardware slowdown",
-    0x010: "sync boost",
-    0x020: "software thermal slowdown",
-    0x040: "hardware thermal slowdown",
-    0x080: "hardware power brake",
-    0x100: "display clock setting",
-    0x200: "board limit",
-    0x400: "reliability",
-}
-"""Bits of NVML's clock event reasons (nvml.h, nvmlClocksEventReason*). Idle (0x001) and clocks set by the
-owner (0x002) are no throttling."""
-
 
 class NoDriverError(Exception):
     """There is no NVIDIA driver, so no NVIDIA GPU."""

@@ -173,8 +173,6 @@ class Health(Record, frozen=True, kw_only=True):
     samples: int = NOT_RECORDED
     sm_clock_low_mhz: int | None = NOT_RECORDED
     sm_clock_high_mhz: int | None = NOT_RECORDED
-    throttled_pct: dict[str, float] = NOT_RECORDED
-    """Reason why clocks were held back -> share of the samples."""
     other_use_pct: float | None = NOT_RECORDED
     """Most of the GPU that they used at one time; None if NVML does not tell."""
 

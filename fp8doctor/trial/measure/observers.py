@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections import defaultdict
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from fp8doctor.examine.nvml_gpus import THROTTLE_REASONS, open_nvml
+from fp8doctor.examine.nvml_gpus import open_nvml
 from fp8doctor.facts import Health, HostLoad
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
@@ -29,7 +28,8 @@ class Observer:
         self._open = ExitStack()
         self._nvml: Any = None
         self._card: Any = None
-        self._seen: dict[str, list[Any]] = defaultdict(list)
+        self._mhz: list[int] = []
+        self._shares: list[float] = []
         self._looks = self._since = 0
         self._paces_ms: list[float] = []
         if device.type == "cuda":
@@ -58,40 +58,25 @@ class Observer:
 
     def _look_at_gpu(self, card: Any) -> None:
         self._looks += 1
-        reasons = self._ask("DeviceGetCurrentClocksEventReasons", card)
-        if reasons is None:  # drivers before 535 know only the old function
-            reasons = self._ask("DeviceGetCurrentClocksThrottleReasons", card)
-        sample = {
-            "mhz": self._ask("DeviceGetClockInfo", card, self._nvml.NVML_CLOCK_SM),
-            "reasons": reasons,
-        }
-        for name, answer in sample.items():
-            if answer is not None:
-                self._seen[name].append(answer)
+        mhz = self._ask("DeviceGetClockInfo", card, self._nvml.NVML_CLOCK_SM)
+        self._mhz += [] if mhz is None else [mhz]
         # in a container this process cannot be distinguished from the others
         if used := self._ask("DeviceGetProcessUtilization", card, self._since):
             self._since = max(each.timeStamp for each in used)
             latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
             if latest.pop(os.getpid(), None) is not None:
-                self._seen["share"].append(float(sum(latest.values())))
+                self._shares.append(float(sum(latest.values())))
 
     def health(self) -> Health | None:
         """Sum up the samples of the GPU; None on a CPU, not recorded without NVML."""
         if self._device.type != "cuda" or not self._looks:
             unknown: Health | None = None if self._device.type != "cuda" else NOT_RECORDED
             return unknown
-        mhz, reasons = self._seen["mhz"], self._seen["reasons"]
-        held = {
-            reason: 100 * sum(bool(bits & bit) for bits in reasons) / len(reasons)
-            for bit, reason in THROTTLE_REASONS.items()
-            if reasons
-        }
         return Health(
             samples=self._looks,
-            sm_clock_low_mhz=min(mhz, default=None),
-            sm_clock_high_mhz=max(mhz, default=None),
-            throttled_pct={reason: pct for reason, pct in held.items() if pct} if reasons else NOT_RECORDED,
-            other_use_pct=max(self._seen["share"], default=None),
+            sm_clock_low_mhz=min(self._mhz, default=None),
+            sm_clock_high_mhz=max(self._mhz, default=None),
+            other_use_pct=max(self._shares, default=None),
         )
 
     def host(self) -> HostLoad:
