@@ -9,14 +9,13 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor import registry
-from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
+from fp8doctor.analysis.arms import timed_on_gpu
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.answer.verdict import GRAVE, Status
 from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, if_recorded, recorded
-from fp8doctor.facts.no_number import sentence_of
 from fp8doctor.finding import Basis, Finding, Outcome, Saving
 from fp8doctor.wording import plural, rounded_ms
 
@@ -163,11 +162,7 @@ def _not_timed(step: Step, view: TrialView) -> str:
     planned = [each for each in arms if name in each.get("treatments", ())]
     if not timed_on_gpu(view.facts) or not any(each.tried for each in arms) or any(e.tried for e in planned):
         return ""
-    late = next(filter(lacked_time, planned), None)
-    late = (view.own_bf16_left_out if name == STAY_IN_BF16 else None) or late
-    if late:
-        return f"not timed: {(sentence_of(late) or '').removeprefix('it ')}"
-    if planned:
+    if planned or (name == STAY_IN_BF16 and view.own_bf16_left_out):
         return "not timed"  # the table says why
     return f"not timed: {'no part of this trial' if traits(name).runs else 'fp8doctor cannot apply it'}"
 
