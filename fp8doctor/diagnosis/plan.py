@@ -183,13 +183,17 @@ def _untimed(
     return (*mends, *([gives_up] if gives_up else []), *rest)
 
 
+TRAINS_WRONGLY = ("environment", "numerics")
+"""Areas of checks whose findings are about right results before they are about speed."""
+
+
 def _without_fp8(
     others: Sequence[Step], gives_up: Step, broken: frozenset[str], *, recompiles: bool = False
 ) -> tuple[list[Step], Step]:
     """Drop the steps that leaving FP8 off undoes: changes of FP8, and other ways to compile.
 
-    It fixes all their findings. Breakage that is not of FP8 alone stays. If FP8's own breakage ends, that
-    heads it, or else, if no finding proposed it, the first step that it makes pointless.
+    It fixes all their findings. Breakage that is not of FP8 alone stays. If FP8's own breakage ends, or what
+    made it train wrongly, that heads it, or else, if no finding proposed it, the first step that is undone.
     """
 
     def is_undone(step: Step) -> bool:
@@ -200,7 +204,8 @@ def _without_fp8(
 
     undone = [step for step in others if is_undone(step)]
     worst = [step for step in undone if broken.intersection(step.names)]
-    for head in (worst or (undone if not gives_up.code else []))[:1]:
+    wrong = [step for step in undone if any(check.area in TRAINS_WRONGLY for check in fixed_checks(step))]
+    for head in (worst or wrong or (undone if not gives_up.code else []))[:1]:
         names = dict.fromkeys((*head.names[:1], *gives_up.names))
         gives_up = replace(gives_up, code=head.code, title=head.title, names=tuple(names))
     return [step for step in others if step not in undone], _fixing_too(gives_up, [*worst, *undone])
