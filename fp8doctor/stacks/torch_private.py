@@ -124,20 +124,18 @@ def plain_call(module: Any) -> Callable[..., Any]:
     return call
 
 
-def call_code() -> CodeType | None:
-    """Return the code of a module's call with its hooks (2.6 to 2.15)."""
+def _code_of(name: str) -> CodeType | None:
     from torch.nn import Module
 
-    code = read(getattr(Module, "_call_impl", None), "__code__")
+    code = read(getattr(Module, name, None), "__code__")
     return code if isinstance(code, CodeType) else None
 
 
-def outer_call_code() -> CodeType | None:
-    """Return the code of ``Module.__call__`` (2.6 to 2.14)."""
-    from torch.nn import Module
+call_code = partial(_code_of, "_call_impl")
+"""Return the code of a module's call with its hooks (2.6 to 2.15)."""
 
-    code = read(getattr(Module, "_wrapped_call_impl", None), "__code__")
-    return code if isinstance(code, CodeType) else None
+outer_call_code = partial(_code_of, "_wrapped_call_impl")
+"""Return the code of ``Module.__call__`` (2.6 to 2.14)."""
 
 
 # Dynamo's state
