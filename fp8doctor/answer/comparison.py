@@ -68,7 +68,7 @@ class Comparison(Struct, frozen=True):
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
     found = _timed(view, steps) if view.table else None
-    if found and (found.speedup or view.uses_fp8 or not found.bf16):
+    if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.own_fp8_left_out):
         return found
     estimate = if_recorded(_estimated, view.facts, findings, tuple(steps))
     if found and found.bf16 and estimate and estimate.fp8 and estimate.speedup:

@@ -140,7 +140,9 @@ def _times_the_batch(times: int, facts: Facts) -> str:
         steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
         return f"{kind}(..., per_device_train_batch_size={more}{steps})"
     are_rows = facts.get("workload.batch_size") and samples(facts) is None
-    lines = [f"batch_size = {more}   # {'rows' if are_rows else 'samples'}, {size or 'BATCH'} now"]
+    lines = [
+        f"batch_size = {more}   # {'rows' if are_rows else 'samples'} in a micro-batch, {size or 'BATCH'} now"
+    ]
     lines += [f"accumulate = {then}   # micro-batches in a step, {now} now"] if now > 1 else []
     return "\n".join(lines)
 
