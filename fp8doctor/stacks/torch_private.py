@@ -222,6 +222,13 @@ reset_code = partial(_call, "torch._C", "_dynamo.eval_frame.reset_code")
 """Forget the entries of a code object (2.11 and 2.13)."""
 
 
+def mark_dynamic(tensor: Any, side: int) -> None:
+    """Compile for any size of one side of a tensor (2.6 to 2.15)."""
+    import torch
+
+    torch._dynamo.mark_dynamic(tensor, side)
+
+
 # Inductor
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -99,10 +100,12 @@ def time_copies(
     current = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
     try:
         with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
+            now = time.monotonic()
             facts, seen, unseen = rows.watch_copy(job, facts, guarded)
             prescription = propose(facts)
+            until = now + shapes.SHARE * (budget.end - now)
             with_rows = known(replace(guarded, known={"rows": seen}).trial())
-            timed_shapes, untimed = shapes.time_shapes(with_rows, guarded)
+            timed_shapes, untimed = shapes.time_shapes(with_rows, guarded, until)
             gaps = {"trial.rows": unseen, "trial.shapes": untimed}
             missing = {fact: gap for fact, gap in gaps.items() if gap}
             guarded = replace(guarded, known={"rows": seen, "shapes": timed_shapes, "gaps": missing})

@@ -125,6 +125,17 @@ def test_skipped_code_is_not_compiled() -> None:
     assert torch_private.compiled_entries(triple.__code__) == []
 
 
+@pytest.mark.slow
+def test_a_dynamic_side() -> None:
+    torch._dynamo.reset()
+    function, before = torch.compile(double, backend="eager"), torch_private.frames_compiled()
+    for size in (3, 5, 7):
+        x = torch.ones(size)
+        torch_private.mark_dynamic(x, 0)
+        function(x)
+    assert torch_private.frames_compiled() == before + 1
+
+
 def test_inductor() -> None:
     importlib.import_module("torch._inductor.async_compile").AsyncCompile.pool()
     assert "pool" in torch_private.compile_pools()

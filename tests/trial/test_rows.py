@@ -25,7 +25,7 @@ from fp8doctor.trial.layers.seen_calls import CallsSeen
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.examine.models import llama, qwen3_moe
-from tests.trial.test_shapes import CPU, TOKENS, job
+from tests.trial.test_shapes import CPU, TOKENS, in_time, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -247,6 +247,7 @@ def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
 def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
     of: Callable[[], Job], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    in_time(monkeypatch)
     monkeypatch.setattr(conductor, "timed", lambda *given: given[-1].trial(arms=()))
     made, told = of(), list[Any]()
     found = conductor.time_copies(

@@ -1,8 +1,15 @@
-"""The shapes of real converted models, timed on a CPU: by what a GPU runs, with the host's clock."""
+"""The shapes of real converted models, timed on a CPU: the very code that a GPU runs, with the host's clock.
+
+The deadline runs on a clock of the tests: how fast this machine is decides nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,13 +17,16 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+from torchao.float8.float8_training_tensor import LinearMMConfig
 
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, LayerShape, Linear, Target, Trial, Workload, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
+from fp8doctor.trial.layers import linear_operations as operations
 from fp8doctor.trial.layers import shapes
-from fp8doctor.trial.measure import timer
+from fp8doctor.trial.measure import budget, timer
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from fp8doctor.trial.planning import plan_variants
@@ -30,7 +40,25 @@ TOKENS = 48
 
 @pytest.fixture(autouse=True)
 def few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_time(monkeypatch)
+
+
+def in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shape is left out for the time: a clock begins at 0 and is a millisecond later whenever it is
+    read. No casts are compiled, unless with `quick_compiler`."""
     monkeypatch.setattr(shapes, "ROUNDS", shapes.FEWEST_ROUNDS)
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": float("inf")})
+    ticks = itertools.count()
+    stopped = SimpleNamespace(monotonic=lambda: next(ticks) * 1e-3, perf_counter=time.perf_counter)
+    monkeypatch.setattr(shapes, "time", stopped)
+    monkeypatch.setattr(budget, "time", stopped)
+
+
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo for real, which decides what is compiled again, and its graphs run as they are."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 0.0})
 
 
 class Block(nn.Module):
@@ -63,9 +91,9 @@ def job(model: nn.Module) -> Job:
     )
 
 
-def probed(model: nn.Module) -> tuple[LayerShape, ...]:
+def probed(model: nn.Module, seconds: float = 5.0) -> tuple[LayerShape, ...]:
     facts = examine(job(model))
-    found, _ = shapes.time_shapes(facts, TrialRun(CPU, Budget(600)))
+    found, _ = shapes.time_shapes(facts, TrialRun(CPU, Budget(seconds)), until=seconds)
     return found
 
 
@@ -91,10 +119,10 @@ def test_every_distinct_shape_is_timed_once_the_largest_first() -> None:
 def test_every_gemm_of_a_shape_is_timed_apart(
     recipe: str, in_fp8: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def turns(operations: Mapping[tuple[str, str], object], *_: object) -> dict[tuple[str, str], float]:
-        return {each: 1.0 if each[1] == "fp8" else 4.0 for each in operations}
+    def turns(bench: object, operations: Mapping[str, object], flushes: int = 0) -> dict[str, float]:
+        return {each: 1.0 if each.endswith("fp8") else 4.0 for each in operations}
 
-    monkeypatch.setattr(shapes, "turns", turns)
+    monkeypatch.setattr(shapes.Timer, "turns", turns)
     for shape in probed(decoder(recipe, frozen=recipe == "tensorwise")):
         gemms = 3 if shape.trained else 2
         in_bf16 = max(gemms - in_fp8, 0)
@@ -102,25 +130,87 @@ def test_every_gemm_of_a_shape_is_timed_apart(
         assert shape.fp8_ms == gemms - in_bf16 + 4.0 * in_bf16, "the GEMM that stays in BF16 is a part of it"
 
 
+@pytest.mark.gate("tensorwise")
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
+def test_casts_are_compiled_once_for_each_kind(recipe: str, quick_compiler: None) -> None:
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    found = probed(decoder(recipe, frozen=recipe != "rowwise_with_gw_hp"), seconds=60)
+    assert [shape.casts_ms is not None and shape.casts_ms > 0 for shape in found] == [True] * len(found)
+    assert [shape.reason for shape in found] == [None] * len(found)
+    assert counters["stats"]["unique_graphs"] - before == len({shape.trained for shape in found})
+
+
+def test_shapes_of_a_graph_that_took_all_the_time_have_their_casts_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A GPU's first graph also loads the compiler, and a Llama's shapes are all in one."""
+    now, compiled = [0.0], list[bool]()
+
+    def compiled_casts(recipe: str, trained: bool, example: object) -> Callable[..., object]:
+        compiled.append(trained)
+        now[0] += 9.0
+        return lambda *_: None
+
+    monkeypatch.setattr(shapes, "COMPILING_S", {"cpu": 3.0})
+    monkeypatch.setattr(shapes, "compiled_casts", compiled_casts)
+    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr(shapes, "time", clock)
+    found = probed(decoder(frozen=True))
+    assert compiled == [True]
+    assert {shape.trained for shape in found if shape.casts_ms is not None} == {True}
+    assert [shape.trained for shape in found if shape.casts_ms is None] == [False] * 4
+
+
 def test_operands_are_laid_out_as_in_training() -> None:
     shape = LayerShape(m=48, k=64, n=32, recipe="tensorwise", trained=True)
-    of = shapes.Operands.of(shape, CPU)
-    bf16, fp8 = shapes.bf16_gemms(of, True), shapes.fp8_gemms(of, shape, True)
+    of = operations.Operands.of(shape, CPU)
+    bf16, fp8 = operations.bf16_gemms(of, True), operations.fp8_gemms(of, shape, True)
     made = [(bf16[each]().shape, fp8[each]().shape) for each in bf16]  # type: ignore[attr-defined]
     assert made == [((48, 32),) * 2, ((48, 64),) * 2, ((32, 64),) * 2]
     exact, rounded = bf16["output"](), fp8["output"]()
     assert (exact - rounded).norm() / exact.norm() < 0.1  # type: ignore[operator]
 
 
+def test_casts_are_those_of_torchao() -> None:
+    of = operations.Operands(
+        *(torch.randn(side, dtype=torch.bfloat16) for side in ((48, 64), (32, 64), (48, 32)))
+    )
+    input, weight, gradient = of.input, of.weight, of.gradient
+    made = operations.casts("tensorwise", True, *operations.cast_arguments(of))
+    wanted = [(input, torch.float8_e4m3fn), (gradient, torch.float8_e5m2), (weight, torch.float8_e4m3fn)]
+    expected = [
+        hp_tensor_to_float8_dynamic(tensor, dtype, LinearMMConfig())._data.float() for tensor, dtype in wanted
+    ]
+    into, grad, weights, again, into_t, grad_t = (each.float() for each in made)
+    assert all(torch.equal(a, b) for a, b in zip((into, grad, weights), expected, strict=True))
+    assert torch.equal(again, weights.t())
+    assert torch.equal(into_t, into.t())
+    assert torch.equal(grad_t, grad.t())
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "delayed", "current"])
+def test_every_operand_of_an_fp8_gemm_is_cast(recipe: str) -> None:
+    shape = LayerShape(m=48, k=64, n=32, recipe=recipe, trained=True)
+    tensors = operations.cast_arguments(operations.Operands.of(shape, CPU))
+    sides = lambda trained: sorted(tuple(each.shape) for each in operations.casts(recipe, trained, *tensors))  # noqa: E731
+    forward = [(32, 64), (48, 32), (48, 64), (64, 32)]
+    assert sides(False) == forward
+    assert sides(True) == (
+        forward if recipe == "rowwise_with_gw_hp" else sorted([*forward, (64, 48), (32, 48)])
+    )
+
+
 def test_an_fp8_gemm_that_fails_costs_the_fp8_of_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    gemm = shapes.scaled_mm
+    gemm = operations.scaled_mm
 
     def narrow_fails(a: torch.Tensor, b: torch.Tensor, *rest: Any, **fields: Any) -> torch.Tensor:
         if b.shape[1] == 16:
             raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
         return gemm(a, b, *rest, **fields)
 
-    monkeypatch.setattr(shapes, "scaled_mm", narrow_fails)
+    monkeypatch.setattr(operations, "scaled_mm", narrow_fails)
     found = {shape.layers[0]: shape for shape in probed(decoder())}
     assert (found["0.k"].fp8_ms, found["0.k"].casts_ms, found["0.k"].reason) == (
         None,
