@@ -6,6 +6,7 @@ What only the machine itself knows, such as its name, is `fp8doctor.facts.scrub`
 from __future__ import annotations
 
 import functools
+import ipaddress
 import re
 from collections.abc import Callable
 
@@ -142,6 +143,14 @@ IP4 = rf"""(?x) (?!127\.0\.0\.1\b|0\.0\.0\.0\b) (?:
 """Four numbers may be a version of a library: an address is private, has a port, or is said to be one."""
 
 IP4_SAID = rf"({BEFORE_ADDRESS})(?!127\.0\.0\.1\b|0\.0\.0\.0\b){QUAD}(?!\.?\w)"
+IP6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){1,7}:?[0-9A-Fa-f]{1,4}(?::{1,2}[0-9A-Fa-f]{1,4}){0,7}(?![\w:])"
+MAC = r"(?<![\w:-])(?:[0-9A-Fa-f]{2}[:-]){5}[0-9A-Fa-f]{2}(?![\w:-])"
+
+IP4_ALONE = r"((?:[\w.+-]+[ ]*[=:(]*[ ]*)?)(?<![\w.=<>~-])(10\.(?:\d{1,3}\.){2}\d{1,3})(?![\w.])"
+"""An address of a private network behind a word, which may be a package's."""
+
+VERSIONED = re.compile(r"(?i)nvidia|\bcu[a-z]|-cu\d|version|driver|release|toolkit|rand|lib")
+"""Words behind which four numbers are a version."""
 
 HOST_SAID = r"""(?x)
       ( \b (?: MASTER_ADDR | HOSTNAME | SLURMD_NODENAME | SLURM_JOB_NODELIST | SLURM_NODELIST | hostname
@@ -206,8 +215,24 @@ def _value(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group is not None) + SECRET
 
 
+def _six(match: re.Match[str]) -> str:
+    """Remove an IPv6 address, and not a slice of a list or a time of day."""
+    text = match[0]
+    groups = [group for group in text.split(":") if group]
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return text
+    said = len(groups) > 2 or re.fullmatch("(?i)fe80|f[cd]..", groups[0])
+    return ADDRESS if said else text
+
+
 def _folder(match: re.Match[str]) -> str:
     return f"{match[1]}/{USER}/{match[3]}" if match[2] else f"{match[1]}/{USER}"
+
+
+def _private(match: re.Match[str]) -> str:
+    return match[0] if VERSIONED.search(match[1]) else match[1] + ADDRESS
 
 
 REPLACEMENTS: tuple[tuple[str, str, Replacement], ...] = (
@@ -221,8 +246,11 @@ REPLACEMENTS: tuple[tuple[str, str, Replacement], ...] = (
     (rf"(?i)(?:{PASSWORD}|pwd|key|token|secret|credentials?|pass|pat){ASSIGN}", ASSIGNED, _value),
     (r"(?<![\w-])--?\w", OPTION, _value),
     ("@", MAILBOX, EMAIL),
+    ("[:-]..[:-]", MAC, ADDRESS),
     (r"(?:\d+\.){3}", IP4_SAID, rf"\1{ADDRESS}"),
     (r"(?:\d+\.){3}|ip-\d", IP4, ADDRESS),
+    (r"\b10\.", IP4_ALONE, _private),
+    (":[0-9A-Fa-f:]", IP6, _six),
     (
         "ADDR|HOSTNAME|NODE|hostname|nodename|internal|cluster|localdomain|corp|intra",
         HOST_SAID,
