@@ -11,8 +11,8 @@ with gradient checkpointing and 93.9 ms without (`h200-checkpointed_needlessly`)
     model.config.use_cache = False          # checkpointing had kept the KV cache off
 
 Keep it for some of the blocks if not all fit. timm and open_clip have `model.set_grad_checkpointing(False)`,
-a Trainer `gradient_checkpointing=False`. For `--assume-gpu` the peak is estimated. Ignore it if your longest
-batches need more memory than this one: the peak is that batch's only.
+a Trainer `gradient_checkpointing=False`. Before a trial the peak is estimated, and half of the GPU has to
+stay free. Ignore it if your longest batches need more memory than this one: the peak is that batch's only.
 https://github.com/axolotl-ai-cloud/axolotl/issues/2926
 https://docs.pytorch.org/docs/stable/checkpoint.html
 """
@@ -27,35 +27,38 @@ OFF = kit.treatment_table.CHECKPOINTING_OFF
 USABLE = kit.fp8_weights.USABLE
 
 FEWEST = 0.25  # share of the blocks that have to be able to keep their activations: a choice
+ESTIMATED = 0.5  # share of the GPU that an estimated peak may fill; activations were up to 0.7 off (`memory`)
 
 
-@kit.check("CKP001", "checkpointing-not-needed", severity="warning")
+@kit.check("CKP001", "checkpointing-not-needed", severity="warning", explained_by=["CKP002"])
 def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return kit.NotApplicable(reason="no activation checkpointing")
     if (OFF,) in kit.trial_view.TrialView(facts).too_large:
         return None
-    if facts.get("assumed_gpu") and any(map(kit.stores_fp8, facts.network.linears)):
-        return fits_without(facts)  # FP8 gives such a job no speed
-    without = kit.arms.arm(facts.trial, OFF)
-    with_it = kit.arms.base_of(facts.trial, without) if without else None
+    if not kit.own_step.ran_on_a_gpu(facts):
+        return fits_without(facts)
+    alone, plan = (kit.arms.arm_if_any(facts, name) for name in (OFF, kit.ArmName.PRESCRIBED))
+    without = alone or (plan if plan and OFF in plan.get("treatments", ()) else None)
+    with_it = kit.arms.base_of(facts.trial, alone) if alone else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
-    if not without or not with_it or without.peak_gib is None or with_it.peak_gib is None or free is None:
+    if not without or without.peak_gib is None or free is None or (alone and not with_it):
         return kit.NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
-    cost = kit.arms.ratio(with_it, without)
-    if cost.low <= 1 or cost.value - 1 < kit.EVEN or without.peak_gib > USABLE * free:
+    cost = kit.arms.ratio(with_it, alone) if alone and with_it else None
+    if without.peak_gib > USABLE * free or (cost and (cost.low <= 1 or cost.value - 1 < kit.EVEN)):
         return None
+    with_words = f" and at {with_it.peak_gib:.1f} GiB with it" if with_it else ""
     return kit.Finding(
         title="Activation checkpointing is on, and the step fits without it",
-        explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it and at {with_it.peak_gib:.1f} "
-        f"GiB with it; this GPU has {free:.1f} GiB free. Batches longer than the timed one need more.",
+        explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it{with_words}; this GPU has "
+        f"{free:.1f} GiB free. Batches longer than the timed one need more.",
         evidence={
-            "cost_ratio": cost.value,
-            "cost_ratio_low": cost.low,
-            "cost_ratio_high": cost.high,
-            "step_ms": with_it.step_ms,
-            "step_without_ms": without.step_ms,
-            "peak_gib": with_it.peak_gib,
+            "cost_ratio": cost.value if cost else None,
+            "cost_ratio_low": cost.low if cost else None,
+            "cost_ratio_high": cost.high if cost else None,
+            "step_ms": with_it.step_ms if with_it else None,
+            "step_without_ms": alone.step_ms if alone else None,
+            "peak_gib": with_it.peak_gib if with_it else None,
             "peak_without_gib": without.peak_gib,
             "free_gib": free,
         },
@@ -64,18 +67,19 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
 
 
 def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    """Estimate how many blocks can keep their activations on a GPU that is not here."""
+    """Estimate how many blocks can keep their activations; only a base stored in FP8 may fill the GPU."""
     found = kit.memory.fit(facts)
     without = kit.memory.recomputing(found, facts, {}) if found else None
     blocks = sum(each.checkpointed for each in facts.network.blocks)
     if found is None or without is None or not blocks:
         return kit.NotApplicable(reason="no estimate of its memory: that needs blocks and their rows")
-    now, most, room = found.now.gib, without.gib, USABLE * found.gpu_gib
+    may_fill = USABLE if any(map(kit.stores_fp8, facts.network.linears)) else ESTIMATED
+    now, most, room = found.now.gib, without.gib, may_fill * found.gpu_gib
     share = (room - now) / (most - now) if most > room else 1.0
     keep = math.floor(share * blocks)
-    if keep < FEWEST * blocks:
-        return None
     fits = keep == blocks
+    if keep < FEWEST * blocks or (may_fill == ESTIMATED and not fits):
+        return None
     step = "and the step fits without it" if fits else f"and {keep} of {blocks} blocks fit without it"
     fewer = kit.Treatment(
         name="checkpoint-fewer-blocks",

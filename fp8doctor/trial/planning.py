@@ -112,6 +112,11 @@ class VariantPlanner:
             by_block=forms[-1] == COMPILE_BLOCKS if forms else base.by_block,
         )
 
+    def alone(self, as_is: VariantPlan, proposal: Treatment) -> VariantPlan:
+        plan = self.on(as_is, [proposal], proposal.name)
+        off = proposal.name == CHECKPOINTING_OFF and not as_is.fp8  # with FP8 the plan is without it
+        return replace(plan, place=Place.NO_CHECKPOINTING) if off else plan
+
     def bf16(self, form: ArmName) -> VariantPlan:
         return VariantPlan(
             form,
@@ -322,7 +327,7 @@ def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[
         *([] if in_fp8 else planner.conversions(as_is)),
         replace(planner.bf16(ArmName.BF16), name=ArmName.SELF_CHECK),
         *planner.whole(base),
-        *(planner.on(as_is, [each], each.name) for each in proposals if len(proposals) > 1 or base is as_is),
+        *(planner.alone(as_is, each) for each in proposals if len(proposals) > 1 or base is as_is),
         *planner.tried_unasked(base, proposals, alike),
     ]
     return sorted(found, key=lambda each: (each.place, each.place is Place.OTHER_BF16 and not each.compiled))

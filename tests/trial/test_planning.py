@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
+from fp8doctor.diagnosis.diagnose import hypotheses
 from fp8doctor.diagnosis.document import Step, read_saved
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Gpu, Target, Workload
@@ -30,6 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_round", "one_thread
 TESTS = Path(__file__).parents[1]
 PATIENTS = TESTS / "patients" / "recorded"
 TOKENS = {"input_ids": torch.arange(32).reshape(2, 16), "labels": torch.arange(32).reshape(2, 16)}
+OFF = "checkpointing-off"
 BASELINES = {"as_is": None, "bf16": None, "bf16_compiled": None, "bf16_again": None}
 
 
@@ -84,6 +86,23 @@ def test_bf16_with_the_changes_that_help_it_too_comes_before_the_prescription() 
     assert made.config._attn_implementation == "sdpa"
     assert not [each for each in made.modules() if "Float8" in type(each).__name__]
     assert "bf16_prescribed" not in plans(of, "compile-blocks")
+
+
+def test_checkpointing_that_memory_does_not_need_is_off_in_the_plan_and_its_bf16() -> None:
+    """Alone it came last, and no budget reached it: LoRA of a 3B, 8.4 of 140 GiB used (H200)."""
+    model = float8(llama(use_cache=False).bfloat16())
+    model.gradient_checkpointing_enable()
+    of = job(model)
+    for gib, planned in ((140.0, True), (0.001, False)):
+        gpu = Gpu(name="a GPU", vendor="nvidia", compute_capability="9.0", memory_gib=gib, visible=True)
+        rows = {layer.name: (32,) for layer in examine(of).network.linears}
+        work = Workload(accumulate=1, batch_size=2, sequence_length=16, tokens=32, rows=rows)
+        facts = msgspec.structs.replace(examine(of), gpus=(gpu,), workload=work)
+        found = {plan.name: plan for plan in plan_variants(facts, hypotheses(facts), of)}
+        for name in ("prescribed", "bf16_without_checkpointing"):
+            assert (
+                name in found and found[name].place is Place.PLAN and OFF in found[name].treatments
+            ) == planned
 
 
 def on_gpu(facts: Facts, compute_capability: str, cuda: str) -> Facts:
