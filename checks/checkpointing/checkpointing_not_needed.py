@@ -30,7 +30,7 @@ FEWEST = 0.25  # share of the blocks that have to be able to keep their activati
 ESTIMATED = 0.5  # share of the GPU that an estimated peak may fill; activations were up to 0.7 off (`memory`)
 
 
-@kit.check("CKP001", "checkpointing-not-needed", severity="warning", explained_by=["CKP002"])
+@kit.check("CKP001", "checkpointing-not-needed", severity="warning")
 def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if all(each.active is False for each in facts.training.checkpointing):
         return kit.NotApplicable(reason="no activation checkpointing")
@@ -68,6 +68,8 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
 
 def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     """Estimate how many blocks can keep their activations; only a base stored in FP8 may fill the GPU."""
+    if any(kit.stack_of(each).under_autocast and each.checkpointed for each in facts.network.fp8):
+        return kit.NotApplicable(reason="Transformer Engine's layers are recomputed, which CKP002 looks at")
     found = kit.memory.fit(facts)
     without = kit.memory.recomputing(found, facts, {}) if found else None
     blocks = sum(each.checkpointed for each in facts.network.blocks)
