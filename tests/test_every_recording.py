@@ -133,6 +133,7 @@ def test_a_recording(path: Path) -> None:
     a_missing_estimate_has_its_own_reason(found.report)
     a_variant_has_one_name(found)
     every_fix_says_what_it_rests_on(found)
+    what_leaves_fp8_off_is_headed_by_the_error_that_it_ends(found.report)
     a_layer_that_loses_loses_in_its_row(found.report.facts)
     every_format_is_sound(found, WIDTHS[ALL.index(path) % len(WIDTHS)])
     if ALL.index(path) % EVERY_FORMAT == 0:
@@ -374,6 +375,15 @@ def every_fix_says_what_it_rests_on(found: Replay) -> None:
     names = [step.treatment.name for step in found.report.prescription]
     compiles = next((at for at, name in enumerate(names) if traits(name).compiles), len(names))
     assert not [name for name in names[compiles:] if name.startswith(CONVERTS)]
+
+
+def what_leaves_fp8_off_is_headed_by_the_error_that_it_ends(report: Report) -> None:
+    errors = {each.name: each.code for each in report.findings if each.severity == "error"}
+    for step in report.prescription:
+        ends = [errors[name] for name in step.names if name in errors]
+        if step.treatment.name == STAY_IN_BF16 and ends:
+            assert step.code in ends
+            assert step.names[0] in errors
 
 
 def a_layer_that_loses_loses_in_its_row(facts: Facts) -> None:

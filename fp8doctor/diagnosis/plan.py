@@ -72,7 +72,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
         chosen = if_recorded(_untimed, proposed, view.facts, findings, broken)
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, findings) or steps
-    return tuple(_fitting(_converted_first(steps), view.facts))
+    return tuple(_fitting(_headed(_converted_first(steps), findings), view.facts))
 
 
 CONVERTS = "convert-"
@@ -127,10 +127,14 @@ def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[
 
 def _rank(finding: Finding) -> tuple[object, ...]:
     gives_up = finding.treatment is not None and finding.treatment.name == STAY_IN_BF16
+    return gives_up, *_gravity(finding)
+
+
+def _gravity(finding: Finding) -> tuple[object, ...]:
     urgent = recorded(finding, "breaks"), finding.severity == "error", invalidates(finding)
     saved = finding.saving_ms.middle if finding.saving_ms else 0.0
     severity = SEVERITIES.index(finding.severity or "info")
-    return gives_up, *(not each for each in urgent), -saved, -severity, finding.code
+    return *(not each for each in urgent), -saved, -severity, finding.code
 
 
 def _step_of(group: list[Finding], facts: Facts | None) -> Step:
@@ -192,8 +196,8 @@ def _without_fp8(
 ) -> tuple[list[Step], Step]:
     """Drop the steps that leaving FP8 off undoes: changes of FP8, and other ways to compile.
 
-    It fixes all their findings. Breakage that is not of FP8 alone stays. If FP8's own breakage ends, or what
-    made it train wrongly, that heads it, or else, if no finding proposed it, the first step that is undone.
+    It fixes all their findings. Breakage that is not of FP8 alone stays. If no finding proposed it, the first
+    step that is undone heads it.
     """
 
     def is_undone(step: Step) -> bool:
@@ -203,12 +207,27 @@ def _without_fp8(
         return changes_fp8_alone(step) or (not broken.intersection(step.names) and (compiles or fp8))
 
     undone = [step for step in others if is_undone(step)]
-    worst = [step for step in undone if broken.intersection(step.names)]
-    wrong = [step for step in undone if any(check.area in TRAINS_WRONGLY for check in fixed_checks(step))]
-    for head in (worst or wrong or (undone if not gives_up.code else []))[:1]:
+    for head in undone[:1] if not gives_up.code else []:
         names = dict.fromkeys((*head.names[:1], *gives_up.names))
         gives_up = replace(gives_up, code=head.code, title=head.title, names=tuple(names))
-    return [step for step in others if step not in undone], _fixing_too(gives_up, [*worst, *undone])
+    return [step for step in others if step not in undone], _fixing_too(gives_up, undone)
+
+
+def _headed(steps: Iterable[Step], findings: Sequence[Finding]) -> Iterator[Step]:
+    """Head what leaves FP8 off by the gravest that it ends: breakage, an error, what trained wrongly."""
+    grave = [
+        each
+        for each in findings
+        if recorded(each, "breaks") or each.severity == "error" or each.area in TRAINS_WRONGLY
+    ]
+    for step in steps:
+        ended = [each for each in grave if each.name in step.names]
+        if step.treatment.name != STAY_IN_BF16 or not ended:
+            yield step
+            continue
+        head = min(ended, key=_gravity)
+        names = dict.fromkeys((head.name, *step.names))
+        yield replace(step, code=head.code, title=head.title, names=tuple(names))
 
 
 def _by_the_filter(planned: Sequence[Step], facts: Facts) -> list[Step]:
