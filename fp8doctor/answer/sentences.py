@@ -327,8 +327,9 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
         clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
-        other = "BF16" if said.has_fp8 else said.low_precision
-        timed = f"your step was timed, {other} is " if clock else "nothing was timed, "
+        fp8 = said.compared.fp8
+        form = "BF16" if said.has_fp8 or fp8 is None else fp8.words
+        timed = f"your step was timed, {form} is " if clock else "nothing was timed, "
         likely = "the side likely, the size open" if found.has_open_size else "likely"
         gpu = said.compared.gpu or "this GPU"
         yield say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
