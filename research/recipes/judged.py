@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
+UNTIMED = "GiB at the peak without checkpointing, by the estimate; no source timed the step without it"
 EAGER = "torchao asks for torch.compile (its example: for competitive performance); "
 JUDGED = {
-    ("torchtitan-deepseek-v3-671b-float8", "SHP002"): (
-        "rightly",
-        "kv_b_proj reads 512 features; torchao's own filter for rowwise leaves out 1,024 and fewer",
-    ),
     ("torchtitan-deepseek-v3-671b-float8", "CMP001"): (
         "rightly",
         f"{EAGER}the registry compiles the loss alone, and its converter warns of that itself",
@@ -26,10 +23,6 @@ JUDGED = {
         "rightly",
         "Accelerate 1.15 reads ACCELERATE_FP8_BACKEND, and nothing reads FP8_BACKEND",
     ),
-    ("llama-factory-llama3-8b-fp8-fsdp", "SHP003"): (
-        "not judged",
-        "1,024 tokens a micro-batch; whether they are enough once it is compiled, no source settles",
-    ),
     ("llama-factory-llama3-8b-fp8-fsdp", "CMP001"): (
         "rightly",
         f"{EAGER}the file does not compile, and LLaMA-Factory does not by itself",
@@ -43,7 +36,7 @@ JUDGED = {
         "rightly",
         "as above: 768 tokens; Transformer Engine's modules launch more slowly than the GPU computes",
     ),
-    ("lightning-fabric-transformer", "SHP002"): (
+    ("lightning-fabric-transformer", "SHP003"): (
         "rightly",
         "35 rows: a weight is read to be cast and again by each GEMM, which takes longer than in BF16",
     ),
@@ -51,6 +44,11 @@ JUDGED = {
         "rightly",
         "weights and images are fp32 and no autocast of torch is open, so what is not in FP8 runs in fp32",
     ),
+    ("torchtitan-llama3-8b-mxfp8", "CKP001"): ("not judged", f"79.6 of 180 {UNTIMED}"),
+    ("axolotl-gemma3-1b", "CKP001"): ("not judged", f"11.1 of 80 {UNTIMED}"),
+    ("axolotl-llama-1b-lora", "CKP001"): ("not judged", f"7.0 of 80 {UNTIMED}"),
+    ("trl-dpo-qwen2-0.5b", "CKP001"): ("not judged", f"19.0 of 80 {UNTIMED}"),
+    ("trl-dpo-qwen2-0.5b-lora", "CKP001"): ("not judged", f"16.0 of 80 {UNTIMED}"),
 }
 """Recipe and code -> the judgment, and the reason."""
 

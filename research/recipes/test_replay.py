@@ -8,7 +8,7 @@ import pytest
 
 from research.recipes.judged import JUDGED
 from research.recipes.parts import Recipe
-from research.recipes.replay import KINDS, MARK, PAGE, RECIPES, address, replayed, row
+from research.recipes.replay import ALARMS, KINDS, MARK, PAGE, RECIPES, address, codes, replayed, row
 from tests.markdown import table
 from tests.test_every_recording import a_missing_estimate_has_its_own_reason
 
@@ -24,9 +24,13 @@ HANDFUL = (
 FINDINGS = PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
 
 
-def test_a_missing_estimate_has_its_own_reason() -> None:
+def test_every_alarm_is_judged_and_a_missing_estimate_has_its_own_reason() -> None:
+    alarms = set[tuple[str, str]]()
     for recipe in RECIPES:
-        a_missing_estimate_has_its_own_reason(replayed(recipe).facts)
+        report = replayed(recipe)
+        a_missing_estimate_has_its_own_reason(report)
+        alarms |= {(recipe.name, code) for code in codes(report, *ALARMS)}
+    assert alarms == JUDGED.keys()
 
 
 @pytest.mark.parametrize(
