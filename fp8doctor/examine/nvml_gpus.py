@@ -40,16 +40,32 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Any, Any]:
             driver = str(nvml.nvmlSystemGetDriverVersion())
             return _gpus_of_nvml(nvml, torch, gaps), driver
     except NoDriverError:
-        vendor: Literal["nvidia", "amd"] = "amd" if torch and torch.version.hip else "nvidia"
-        known = torch and (vendor == "amd" or torch.cuda.is_initialized())
+        return _without_nvml(torch, gaps), None
     except Exception as error:
-        _log.debug("the GPUs cannot be asked", exc_info=True)
-        gaps["gpus"] = gaps["software.driver"] = scrub(f"the GPUs cannot be asked: {error}")
+        gaps["software.driver"] = _cannot_be_asked(error, gaps)
         return NOT_RECORDED, NOT_RECORDED
-    if vendor == "amd" and not torch.cuda.is_initialized() and torch.cuda.device_count():
-        gaps["gpus"] = "torch has not initialized HIP in this process, and to ask would do so"
-        return NOT_RECORDED, None
-    return _gpus_of_torch(torch, vendor) if known else (), None
+
+
+def _without_nvml(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
+    """List the devices that torch has initialized itself, where no driver of NVIDIA's answers."""
+    vendor: Literal["nvidia", "amd"] = "amd" if torch and torch.version.hip else "nvidia"
+    unknown: tuple[Gpu, ...] = NOT_RECORDED
+    try:
+        if torch and torch.cuda.is_initialized():
+            return _gpus_of_torch(torch, vendor)
+        if vendor == "amd" and torch.cuda.device_count():
+            gaps["gpus"] = "torch has not initialized HIP in this process, and to ask would do so"
+            return unknown
+    except Exception as error:
+        _cannot_be_asked(error, gaps)
+        return unknown
+    return ()
+
+
+def _cannot_be_asked(error: Exception, gaps: dict[str, str]) -> str:
+    _log.debug("the GPUs cannot be asked", exc_info=True)
+    gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
+    return gaps["gpus"]
 
 
 def installed_torch() -> Any:
