@@ -109,7 +109,7 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if now is not None and now.get("peak_gib") is not None:
         return kit.NotApplicable(reason="the trial measured the step's memory")
     optimizer = (facts.get("training.optimizer") or "").rpartition(".")[2]
-    memory = kit.memory.estimated_peak(facts)
+    memory = kit.memory.estimated_peak(facts) if facts.network.dtypes else None
     if memory is None:
         return kit.NotApplicable(reason=f"fp8doctor does not know what {optimizer} keeps per parameter")
     if max(memory.in_both, memory.fp8_copies) < LEDGER_GIB:
