@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -37,6 +36,7 @@ class Channel:
         os.set_inheritable(number, False)
         self._number, self._pipe = number, os.fstat(number).st_ino
         self._owner, self._reader_takes_s = os.getpid(), reader_takes_s
+        self._whole = True
 
     @property
     def forked(self) -> bool:
@@ -45,16 +45,23 @@ class Channel:
 
     def send(self, message: msgspec.Struct) -> None:
         """Send one message; do nothing if the reader is gone."""
-        line = memoryview(b"\n" + msgspec.json.encode(message) + b"\n")  # the last may have broken off
-        with contextlib.suppress(OSError):
-            while line and os.fstat(self._number).st_ino == self._pipe:
+        start = b"" if self._whole else b"\n"  # an exception of the user's interrupted the last line
+        line = memoryview(start + msgspec.json.encode(message) + b"\n")  # whose parts are no copies
+        try:
+            if os.fstat(self._number).st_ino != self._pipe:
+                return
+            self._whole = False
+            while line:
                 if not select.select([], [self._number], [], self._reader_takes_s)[1]:
                     return
                 line = line[os.write(self._number, line[: select.PIPE_BUF]) :]
+            self._whole = True
+        except OSError:
+            self._whole = True
 
 
 def lines_of(number: int, ended: Callable[[], bool], tick_s: float) -> Iterator[bytes | float]:
-    """Yield lines, empty ones aside, and at every tick the clock (`time.monotonic`) up to which all was read.
+    """Yield the lines, and at every tick the clock (`time.monotonic`) up to which all was read.
 
     It ends with the writing process, not with the pipe: user code may close the pipe, and a process that it
     forked may keep it open.
@@ -72,8 +79,7 @@ def lines_of(number: int, ended: Callable[[], bool], tick_s: float) -> Iterator[
         if chunk:
             *whole, tail = chunk.split(b"\n")
             for part in whole:
-                if line := b"".join([*rest, part]):
-                    yield line
+                yield b"".join([*rest, part])
                 rest = []
             rest.append(tail)
         elif last:

@@ -42,6 +42,9 @@ BUDGET_S = 90.0
 90 s leave out compiled BF16 or the variant with all fixes in one of nine recorded trials; 60 s would leave
 one of them out in all nine (H200, torch 2.11)."""
 
+ABOUT = 1.1
+"""Tolerance: a time is "about" another up to this multiple."""
+
 
 @dataclass(frozen=True)
 class Doing:
@@ -98,10 +101,13 @@ class Course:
 
     def clock(self) -> str:
         """Format the elapsed time and, if there is a budget, the expected total."""
-        spent = f"{time.monotonic() - self._began:.0f} s"
+        now = time.monotonic()
+        spent = f"{now - self._began:.0f} s"
         if self._ends is None:
             return spent
-        return f"{spent} of about {self._ends - self._began:.0f} s"
+        about_s = self._ends - self._began
+        between = " of" if now - self._began <= ABOUT * about_s else ", longer than"
+        return f"{spent}{between} about {about_s:.0f} s"
 
     def line(self) -> str:
         """Format the start of a stage for output without a clock."""

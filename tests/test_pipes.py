@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
 from fp8doctor.pipes import Channel
-from fp8doctor.running.script_messages import Message
-from fp8doctor.running.startup.sitecustomize import Attached
+from fp8doctor.running.attached import _Attached
+from fp8doctor.running.script_messages import Message, WatchOptions
 
 
 @pytest.fixture
@@ -27,7 +25,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 def test_a_message(pipe: tuple[int, int]) -> None:
     Channel(pipe[1]).send(Message(note="a\nb"))
-    assert os.read(pipe[0], 100) == b'\n{"note":"a\\nb"}\n'
+    assert os.read(pipe[0], 100) == b'{"note":"a\\nb"}\n'
 
 
 def test_a_reader_who_does_not_read(pipe: tuple[int, int]) -> None:
@@ -49,20 +47,35 @@ def test_another_file_in_its_place(pipe: tuple[int, int]) -> None:
         os.close(each)
 
 
+def test_a_line_that_was_broken_off(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, write = Channel(pipe[1]), os.write
+
+    def interrupted(number: int, data: bytes) -> int:
+        write(number, data[:5])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            channel.send(Message(note="lost"))
+    channel.send(Message(note="whole"))
+    assert os.read(pipe[0], 200).split(b"\n")[1] == b'{"note":"whole"}'
+
+
 @pytest.mark.parametrize("reused", [False, True])
 def test_a_script_that_closed_all_files_ends_at_once(reused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     listen, tell = os.pipe()
     wait, reported = os.pipe()
-    attached = Attached(tell, wait, "{}")
+    settings = WatchOptions("train.py", 3, 2, stop=False, budget_s=None, device=None)
+    attached = _Attached(Channel(tell), wait, settings)
     os.close(wait)
     silent = os.pipe()
     if reused:
         os.dup2(silent[0], wait)
     waits: list[object] = []
-    waiting = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
-    monkeypatch.setattr("fp8doctor.running.startup.sitecustomize.time", waiting)
+    waiting = SimpleNamespace(select=lambda *given: waits.append(given))
+    monkeypatch.setattr("fp8doctor.running.attached.select", waiting)
     attached.ended()
     assert not waits
-    assert json.loads(os.read(listen, 1000)) == {"ended": True, "steps": 0}
     for each in {listen, tell, reported, *silent, *([wait] if reused else [])}:
         os.close(each)

@@ -105,7 +105,7 @@ class Run(ProjectCommand):
     option(
         "--stop-on-nan",
         rare=True,
-        help="Stop the script (exit code 1) at the first loss that is not finite.",
+        help="Stop the script (exit code 1) at the first loss or gradient that is not finite.",
     ),
 )
 @gate_options
@@ -212,7 +212,7 @@ def untimed(facts: Facts, why: str | None) -> Facts:
 
 def failed_early(seen: ScriptState) -> bool:
     """Return whether the script failed before its first step. The report starts with that."""
-    return seen.error is not None and seen.facts is not None and not seen.stepped
+    return seen.error is not None and seen.facts is not None and not (seen.stepped or seen.stepped_in_fork)
 
 
 def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
@@ -232,6 +232,8 @@ def what_was_not_seen(seen: ScriptState, needed: int) -> Iterator[str]:
         no_torch: not seen.torch,
         f"the script ended {after}before {needed} steps were watched: the report is of what was seen until "
         "then": seen.stepped,
+        "no training step was seen: a process that it forked trains, and only the script's own process is "
+        "watched": seen.stepped_in_fork,
         f"no training step was seen: the script failed before its first, {seen.error}": seen.error,
         f"no training step was seen: {NO_STEP}": True,
     }

@@ -32,6 +32,9 @@ COARSE = {"input": 1 / 64, "weight": 1 / 64, "gradient": 1 / 1024}
 """Least use of a delayed scale's range. Healthy, with a history of 1,024 steps: 0.60, 0.93 and 0.011 or more.
 Gradients shrink in a training."""
 
+STALE = 4.0
+"""Use of a scale's range from which saturation is the scale's fault. Healthy: at most 3.0."""
+
 ALIKE = 4.0
 """Largest ratio of a scale's use to that of the history it should come from. A choice."""
 
@@ -44,7 +47,7 @@ RISE, RISE_SHARE = 5.0, 0.05
 NAMED = 3
 """Layers of one fault that a sentence names."""
 
-Kind = Literal["non_finite", "poisoned_history", "saturated", "flushed", "imprecise"]
+Kind = Literal["non_finite", "stale_scale", "poisoned_history", "saturated", "flushed", "imprecise"]
 Status = Literal["healthy", "faults", "diverges", "not_finite", "unknown"]
 
 
@@ -132,14 +135,15 @@ def fault_of(cast: CastHealth, operand: str) -> tuple[Kind, float] | None:
     """Return the fault that one sample of a cast shows, and its amount."""
     if cast.non_finite:
         return "non_finite", cast.non_finite
-    if cast.used is not None and cast.of_history is not None:
-        agrees = cast.of_history / ALIKE < cast.used < ALIKE * cast.of_history
-        if agrees and cast.used < COARSE[operand]:
-            return "poisoned_history", cast.used
+    lost = any(db is not None and db < LEAST_DB[operand] for db in (cast.sqnr_db, cast.typical_db))
+    if cast.used is not None and cast.used < COARSE[operand] and (lost or cast.of_history is not None):
+        agrees = cast.of_history is not None and 1 / ALIKE < cast.used / cast.of_history < ALIKE
+        return "poisoned_history" if agrees else "stale_scale", cast.used
     saturated, flushed = cast.saturated_pct or 0.0, cast.flushed_pct or 0.0
     if saturated >= SATURATED_PCT:
-        return "saturated", saturated
-    if any(db is not None and db < LEAST_DB[operand] for db in (cast.sqnr_db, cast.typical_db)):
+        too_small = cast.used is not None and cast.used >= STALE
+        return ("stale_scale", cast.used or 0.0) if too_small else ("saturated", saturated)
+    if lost:
         return ("flushed", flushed) if flushed >= NAMED_PCT else ("imprecise", cast.lowest_db or 0.0)
     return None
 
@@ -161,8 +165,11 @@ def rise_of(health: Health) -> Rise | None:
 
 def _of_rise(rise: Rise, found: Iterable[Fault]) -> str:
     rose = f"The loss rises since step {rise.since:,}, from {rise.lowest:.4g} to {rise.last:.4g}."
-    if any(each.since < rise.since for each in found):
+    since = min((each.since for each in found), default=rise.since + 1)
+    if since < rise.since:
         return f"{rose} FP8 lost precision before that."
+    if since == rise.since:
+        return f"{rose} FP8 began to lose precision in the same sample: BF16 from a checkpoint would tell."
     return (
         f"{rose} FP8 did not start it: no layer lost precision before. Lower the learning rate or warm it up "
         "longer, and look at the data."
@@ -201,14 +208,16 @@ def _sentence(members: Sequence[Fault]) -> str:
     if not first.lasts:
         when = f"from step {first.since:,} to {max(each.last for each in members):,}"
     its, amount = f"{'its' if len(members) == 1 else 'their'} {first.operand}", first.amount
+    used = percent(100 * amount) if amount < 1 else f"{amount:,.1f} times"
     what = {
         "non_finite": f"{its} has elements that are not finite {when}",
         "saturated": f"{percent(amount)} of {its} is too large for FP8 {when}",
         "flushed": f"{percent(amount)} of {its} has flushed to zero {when}",
         "imprecise": f"{its} is only {amount:.0f} dB above its rounding error {when}",
-        "poisoned_history": f"{its} uses {percent(100 * amount)} of the scale's range {when}: the amax "
-        f"history {'of the checkpoint' if first.restarted else 'still'} holds a value "
-        f"{1 / (amount or 1):,.0f} times as large",
+        "poisoned_history": f"{its} uses {used} of the scale's range {when}: the amax history "
+        f"{'of the checkpoint' if first.restarted else 'still'} holds a value {1 / (amount or 1):,.0f} times "
+        "as large",
+        "stale_scale": f"the scale of {its} is stale {when}: the largest element is {used} of its range",
     }[first.kind]
     return f"{names}{more}: {what}."
 
@@ -217,8 +226,8 @@ def _advice(members: Sequence[Fault], health: Health) -> tuple[str, str]:
     """Return what to do, and the lines."""
     by_name = health.layers
     layers = [by_name[each.layer] for each in members]
-    stacks = {layer.stack for layer in layers}
-    if members[0].kind == "poisoned_history":
+    stacks, kind = {layer.stack for layer in layers}, members[0].kind
+    if kind in ("poisoned_history", "stale_scale"):
         return (
             "Scale by the tensor itself, or keep a shorter history (amax_history_len=16):",
             "from transformer_engine.common.recipe import Float8CurrentScaling\n"

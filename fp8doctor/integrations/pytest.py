@@ -34,10 +34,8 @@ def fp8doctor() -> Callable[..., Report]:
         **options: Any,
     ) -> Report:
         __tracebackhide__ = True
-        from fp8doctor.api import inspect_model
+        from fp8doctor.integrations import watching
 
-        report = inspect_model(model, batch, trial=trial, **options)
-        report.raise_for(fail_on, require_fp8=require_fp8)
-        return report
+        return watching.examined(model, batch, fail_on, require_fp8=require_fp8, trial=trial, **options)
 
     return examined

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor import registry
-from fp8doctor.api import check_limits, codes
+from fp8doctor.api import check_limits, codes, inspect_model
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import why_not_engaged
@@ -21,7 +21,7 @@ from fp8doctor.facts import Facts, Target
 from fp8doctor.files import write_text
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.report import Report, ReportFailed
-from fp8doctor.running.script_messages import Message, ScriptState, WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.stages import STEPS, WARMUP
 from fp8doctor.wording import error_in_words, plural
 
@@ -82,10 +82,8 @@ class Watching:
             "", steps, warmup, stop=False, budget_s=budget_s, device=device, health=file, every=every
         )
         self._observer: ScriptObserver | None = None
-        """Watches now; None before, after, and in other processes."""
         self._heard = Heard()
         self._over = False
-        """The report is made, or cannot be made."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what watches: a copy has watched nothing."""
@@ -107,14 +105,10 @@ class Watching:
             return
         self._abandon()
         self._heard = Heard()
-        self._observer = observer = ScriptObserver(self._heard, self._options._replace(script=target.name))
+        options = self._options._replace(script=target.name)
+        self._observer = observer = ScriptObserver(self._heard, options)
         observer.begin(target, converted=any(is_fp8(each) for _, each in modules_of(model)))
         weakref.finalize(self, observer.release).atexit = False
-
-    def _converted(self) -> None:
-        """Stop watching conversions: compiled code, which guards hooks, will run."""
-        if self._observer is not None:
-            self._observer.conversions_end()
 
     def _stepped(self, optimizer: Any) -> None:
         """Note an optimizer step; report after the window's last."""
@@ -122,7 +116,7 @@ class Watching:
             self._observer.stepped(optimizer)
             if self._observer.done and not self._over:
                 self._guarded(self._observer.time_copies)
-                self._finish(gate=True)
+                self._finish()
 
     def _paused(self) -> None:
         """Leave out what ran between two steps, such as an evaluation."""
@@ -132,30 +126,35 @@ class Watching:
     def _end(self, *, failed: bool = False) -> None:
         """Report at the end of the training, if the window was still open."""
         observer = self._observer
-        if observer is not None and not self._over:
-            if not (observer.done or observer.complete):
-                needed = self._options.warmup + self._options.steps
-                self._heard.notes.append(
-                    f"the training ended after {plural(observer.steps, 'step')}, before {needed} were "
-                    "watched: the report is of what was seen until then"
-                    if observer.steps
-                    else "no training step was seen"
-                )
-            self._guarded(observer.closed)
-            self._finish(gate=not failed)
+        if observer is None or self._over:
+            self._abandon()
+            return
+        if not (observer.done or observer.complete):
+            needed = self._options.warmup + self._options.steps
+            self._heard.notes.append(
+                f"the training ended after {plural(observer.steps, 'step')}, before {needed} were watched: "
+                "the report is of what was seen until then"
+                if observer.steps
+                else "no training step was seen"
+            )
+        self._guarded(observer.closed)
         self._abandon()
+        self._finish(gate=not failed)
 
-    def _finish(self, *, gate: bool) -> None:
+    def _finish(self, *, gate: bool = True) -> None:
         """Report. Only samples of FP8's health go on."""
         self._converted()
         if self._observer is not None and self._observer.long is None:
             self._abandon()
         self._over = True
         self._guarded(self._report)
-        if gate and self.report is not None:
-            self.report.raise_for(self._fail_on, require_fp8=self._require_fp8)
-        elif gate and self._require_fp8:
-            raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
+        if gate:
+            hold(self.report, self._fail_on, self._require_fp8)
+
+    def _converted(self) -> None:
+        """Stop watching conversions: compiled code, which guards hooks, will run."""
+        if self._observer is not None:
+            self._observer.conversions_end()
 
     def _abandon(self) -> None:
         observer, self._observer = self._observer, None
@@ -188,12 +187,14 @@ class Watching:
             say(f"fp8doctor: it could not go on: {error_in_words(error)}")
 
 
-class Heard(ScriptState):
+class Heard:
     """Takes the observer's messages in the training's own process."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.owner, self.late = os.getpid(), False
+        self.owner = os.getpid()
+        self.facts: Facts | None = None
+        self.notes: list[str] = []
+        self.late = False
 
     @property
     def forked(self) -> bool:
@@ -201,9 +202,12 @@ class Heard(ScriptState):
 
     def send(self, message: Message) -> None:
         """Keep what the report needs."""
-        self.take(message)
-        if self.late:
-            self.print_notes()
+        if message.facts is not None:
+            self.facts = Facts.from_dict(message.facts)
+        if message.note is not None:
+            self.notes.append(message.note)
+            if self.late:
+                self.print_notes()
 
     def print_notes(self) -> None:
         """Print the notes so far, and from now on each at once."""
@@ -215,6 +219,23 @@ class Heard(ScriptState):
 def check_fail_on(value: Any) -> None:
     if value not in ("never", *SEVERITIES):
         raise UserError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
+
+
+def examined(model: Any, batch: Any, fail_on: FailOn, *, require_fp8: bool, **options: Any) -> Report:
+    """Examine a model and gate it. Raises `UserError` and `ReportFailed`; ``options``: `inspect_model`'s."""
+    __tracebackhide__ = True
+    check_fail_on(fail_on)
+    report = inspect_model(model, batch, **options)
+    hold(report, fail_on, require_fp8)
+    return report
+
+
+def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> None:
+    """Raise `ReportFailed` if the report fails the gate."""
+    if report is not None:
+        report.raise_for(fail_on, require_fp8=require_fp8)
+    elif require_fp8:
+        raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
 
 
 def _rendered(report: Report, path: Path) -> str:

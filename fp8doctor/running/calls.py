@@ -161,5 +161,11 @@ class _Mark:
     def __set__(self, module: Any, value: Any) -> None:
         object.__getattribute__(module, "__dict__")[COMPILED_CALL] = value
 
+    def __delete__(self, module: Any) -> None:
+        try:
+            del object.__getattribute__(module, "__dict__")[COMPILED_CALL]
+        except KeyError:
+            raise AttributeError(COMPILED_CALL) from None
+
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(None), ()

@@ -65,33 +65,32 @@ class ScriptExaminer:
             return None, self._without_a_model(NO_OWNER)
         captured = window.captured if window else None
         model: nn.Module = captured.module if captured is not None else owner.model
+        loss = captured.loss() if captured is not None else None
+        accumulate = window.usual_calls if window is not None else 1
         unseen = "" if window and window.seen else NO_CALL if window else NOT_SEEN_YET
-        why_no_batch = captured.problem or "" if captured is not None else unseen or NO_CALL
-        if window is not None and not window.marked:
-            why_no_batch = COMPILED_FUNCTION
+        autocast = window.autocast if window else None
         unused = window is not None and compiled_nothing()
         job = job_of(
             model,
             self.target,
             captured.batch if captured is not None else None,
-            why_none=why_no_batch,
-            accumulate=window.usual_calls if window is not None else 1,
+            why_none=_why_no_batch(window),
+            accumulate=accumulate,
             unused_marks=unused,
             compiled_elsewhere=wrappers_of(model, owner) if unused else (),
-            loss=captured.loss() if captured is not None else None,
+            loss=loss,
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
-            autocast=window.autocast if window is not None else None,
+            autocast=autocast,
             unseen=unseen,
             opens_autocast=window is not None and window.opened,
             around=captured.around if captured is not None else nullcontext,
             trainer=owner.trainer,
             watched=self.watch,
         )
-        if captured is None:
-            job.workload = msgspec.structs.replace(job.workload, loss_source=NOT_RECORDED)
-        if unseen:
-            job.workload = msgspec.structs.replace(job.workload, autocast_source=NOT_RECORDED)
+        missing = {"loss_source": captured is None, "autocast_source": bool(unseen)}
+        unknown = {name: NOT_RECORDED for name, is_missing in missing.items() if is_missing}
+        job.workload = msgspec.structs.replace(job.workload, **unknown)
         with without_modes(), variables_put_back():
             facts = examine(job)
             if window is not None and captured is not None and recorded(facts, "network.linears"):
@@ -119,6 +118,16 @@ class ScriptExaminer:
 
         with without_modes(), variables_put_back():
             return time_copies(job, facts, settings.device, propose, Budget(budget_s), show) or facts
+
+
+def _why_no_batch(window: StepWindow | None) -> str:
+    if window is None:
+        return NOT_SEEN_YET
+    captured = window.captured
+    if captured is not None and captured.batch is not None:
+        return ""
+    problem = captured.problem if captured is not None else NO_CALL
+    return (problem or NO_CALL) if window.marked else COMPILED_FUNCTION
 
 
 def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:

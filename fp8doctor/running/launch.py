@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 import msgspec
 
+import fp8doctor
 from fp8doctor.errors import UserError
+from fp8doctor.facts import Facts
 from fp8doctor.facts.record import UnreadableDocument, decoder
 from fp8doctor.pipes import lines_of, pipe
 from fp8doctor.running.rank_reports import RankReports, is_running
@@ -62,6 +64,15 @@ class Script:
         return (first[2:] or self.arguments[1]) if self.file is None else self.file.name
 
     @property
+    def folder(self) -> str | None:
+        """Return the folder that Python puts first on ``sys.path``, or None."""
+        if sys.flags.safe_path:
+            return None
+        if self.file is None or self.name == "-":
+            return os.path.abspath("")
+        return os.path.realpath(self.file if self.file.is_dir() else self.file.parent)
+
+    @property
     def command(self) -> list[str]:
         """Return the command that runs the script with this interpreter's options."""
         return [sys.executable, *interpreter_options(sys.orig_argv), *self.arguments]
@@ -94,6 +105,8 @@ def checked_script(arguments: Sequence[str]) -> Script:
         raise UserError(f"no such file: {script.file}")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")
+    if not os.access(sys.executable, os.X_OK):
+        raise UserError(f"cannot start {sys.executable or 'Python'}: this user may not execute it")
     return script
 
 
@@ -114,13 +127,21 @@ class _Pipes(NamedTuple):
         os.close(self.reported)
         os.set_inheritable(self.write, True)
         os.set_inheritable(self.wait, True)
-        startup = str(Path(__file__).resolve().parent / "startup")
+        package = Path(fp8doctor.__file__).resolve().parent
         python_path = os.environ.get("PYTHONPATH")
-        had_path = int(python_path is not None)
+        request = {
+            "channel": self.write,
+            "reported": self.wait,
+            "home": str(package.parent),
+            "folder": script.folder,
+            "python_path": python_path,
+            "settings": settings._asdict(),
+        }
+        folder = str(package / "running" / "startup")
         environment = {
             **os.environ,
-            "FP8DOCTOR_RUN": f"{self.write} {self.wait} {had_path} {json.dumps(settings._asdict())}",
-            "PYTHONPATH": os.pathsep.join(filter(None, (startup, python_path))),
+            "FP8DOCTOR_RUN": json.dumps(request),
+            "PYTHONPATH": os.pathsep.join([folder, *([python_path] if python_path else [])]),
         }
         try:
             os.execve(sys.executable, script.command, environment)
@@ -128,6 +149,10 @@ class _Pipes(NamedTuple):
             raise UserError(
                 f"cannot start {sys.executable}: {error.strerror or error}; the script did not run"
             ) from None
+
+    def close_scripts_ends(self) -> None:
+        os.close(self.write)
+        os.close(self.wait)
 
 
 @dataclass(frozen=True)
@@ -156,7 +181,14 @@ class Run:
         if os.fork():  # else the script's os.wait() would return it
             os._exit(0)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        return self._reported(pipes, process)
+        pipes.close_scripts_ends()
+        os.dup2(2, 1)  # stdout is the script's
+        state = self._listen(pipes.read, process)
+        if self.others is not None:
+            if state.error is not None:  # its launcher names the first rank that ended
+                os.close(pipes.reported)
+            self.others.ended(state, patient=False)
+        return self.report(state)
 
     def below(self) -> int:
         """Run the script as a child, and report; return its failure or the report's code."""
@@ -168,29 +200,19 @@ class Run:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             pipes.become_script(self.script, self.settings)
         threading.Thread(target=_forward_signals, args=(child,), daemon=True).start()
+        pipes.close_scripts_ends()
         stdout = os.dup(1)
-        reported = self._reported(pipes, child)
+        os.dup2(2, 1)
+        state = self._listen(pipes.read, child)
+        if self.others is not None:
+            self.others.ended(state, patient=True)
+        reported = self.report(state)
         os.dup2(stdout, 1)
+        os.close(pipes.reported)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status < 0:
             _die_of(-status)
         return status or reported
-
-    def _reported(self, pipes: _Pipes, process: int) -> int:
-        """Listen until the script has ended, and report; stdout is the script's."""
-        os.close(pipes.write)
-        os.close(pipes.wait)
-        os.dup2(2, 1)
-        state, waits = self._listen(pipes.read, process), True
-        if self.others is not None:
-            waits = state.error is None and not self.others.place.rank
-            if not waits:
-                os.close(pipes.reported)  # its launcher names the first rank that ended; only rank 0 reports
-            self.others.ended(state)
-        code = self.report(state)
-        if waits:
-            os.close(pipes.reported)
-        return code
 
     def _listen(self, listen: int, process: int) -> ScriptState:
         """Listen until the script has ended."""
@@ -200,9 +222,11 @@ class Run:
                 continue
             try:
                 message = messages.decode(line)
-                state.take(message)
+                if message.facts is not None:
+                    state.facts = Facts.from_dict(message.facts)
             except (msgspec.MsgspecError, UnicodeDecodeError, UnreadableDocument):
                 continue  # the line broke off
+            state.take(message)
             if message.progress is not None:
                 self.say(message.progress)
             if message.watched is not None:

@@ -34,6 +34,10 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.state.settings import open_autocast
 from fp8doctor.wording import sentence
 
+OF_ALL = "num_items_in_batch"
+"""Argument of transformers' models (4.46 on): the tokens of all micro-batches, by which they divide the
+loss."""
+
 ROWS = 16
 """Multiple that torch's FP8 matmul wants of each side."""
 
@@ -93,8 +97,13 @@ class LayerSampler:
         for at, (reference, _) in enumerate(self._modules):
             if (module := reference()) is not None:
                 self._weight(at, module)
-        rows = {key: each.read() for key, each in self._numbers.items()}
-        self._numbers.clear()
+        numbers, self._numbers = self._numbers, {}
+        rows: dict[tuple[int, str], CastHealth] = {}
+        for device in {each.numbers[0].device for each in numbers.values()}:
+            of = {key: each for key, each in numbers.items() if each.numbers[0].device == device}
+            read = torch.stack([number.reshape(()) for each in of.values() for number in each.numbers])
+            values = read.reshape(len(of), -1).tolist()
+            rows |= {key: in_words(each, *row) for (key, each), row in zip(of.items(), values, strict=True)}
         places = range(len(self.layers))
         return tuple(
             (rows.get((at, "input")), rows.get((at, "weight")), rows.get((at, "gradient"))) for at in places
@@ -165,6 +174,8 @@ class LayerSampler:
         first = partial(with_tensors, of=lambda each: _first(each, size, count))
         if gradient.ndim:
             gradient = _first(gradient, size, count)
+        elif kwargs.get(OF_ALL) is None:
+            gradient = gradient * count / size  # the mean over the samples
         outputs: list[torch.Tensor] = []
 
         def note(at: int, layer: nn.Module, given: Any, named: Any, output: Any) -> None:
@@ -220,6 +231,20 @@ def rerun(module: nn.Module) -> Iterator[Callable[..., Any]]:
                 numpy.set_state(kept[1])
 
 
+def in_words(cast: Measured, *numbers: float) -> CastHealth:
+    signal, noise, typical, amax, scaled, history, clipped, before, after, finite = numbers
+    return CastHealth(
+        sqnr_db=_db(signal / noise if noise else 0.0),
+        saturated_pct=significant(100 * clipped / max(1, cast.elements)),
+        flushed_pct=significant(100 * max(0.0, before - after) / max(1.0, before)),
+        amax=significant(amax),
+        used=None if cast.most is None else significant(scaled / cast.most),
+        of_history=significant(amax / history) if cast.remembers and history > 0 else None,
+        non_finite=max(round(cast.elements - finite), int(not math.isfinite(amax))),
+        typical_db=_db(typical),
+    )
+
+
 def _db(ratio: float) -> float | None:
     """Convert a ratio of norms to decibels; None for 0, infinity and NaN."""
     return round(20 * math.log10(ratio), 2) if 0 < ratio < math.inf else None
@@ -255,7 +280,7 @@ TINY = 1e-12
 class Measured:
     """Numbers of a cast, on the device until someone reads them."""
 
-    numbers: torch.Tensor
+    numbers: tuple[torch.Tensor, ...]
     """Norms of tensor and rounding error, the median ratio of a row's, the largest magnitude, that times the
     scale in use, the largest in the history; elements clipped, present before and after, and finite."""
     elements: int
@@ -263,20 +288,6 @@ class Measured:
     """Largest number of the FP8 type, if a scale is in use."""
     remembers: bool
     """There is a history."""
-
-    def read(self) -> CastHealth:
-        """Wait for the GPU."""
-        signal, noise, typical, amax, scaled, history, clipped, before, after, finite = self.numbers.tolist()
-        return CastHealth(
-            sqnr_db=_db(signal / noise if noise else 0.0),
-            saturated_pct=significant(100 * clipped / max(1, self.elements)),
-            flushed_pct=significant(100 * max(0.0, before - after) / max(1.0, before)),
-            amax=significant(amax),
-            used=None if self.most is None else significant(scaled / self.most),
-            of_history=significant(amax / history) if self.remembers and history > 0 else None,
-            non_finite=max(round(self.elements - finite), int(not math.isfinite(amax))),
-            typical_db=_db(typical),
-        )
 
 
 def measured(tensor: torch.Tensor, cast: Cast) -> Measured:
@@ -303,7 +314,7 @@ def measured(tensor: torch.Tensor, cast: Cast) -> Measured:
     signal = torch.linalg.vector_norm(scaled, dim=-1) / by_row
     noise = torch.linalg.vector_norm(rounded - scaled, dim=-1) / by_row
     marks = (scaled.abs() > bound(kind), scaled != 0, rounded != 0, part.isfinite())
-    numbers = [
+    numbers = (
         torch.linalg.vector_norm(signal),
         torch.linalg.vector_norm(noise),
         (signal / noise).nanmedian(),
@@ -311,10 +322,9 @@ def measured(tensor: torch.Tensor, cast: Cast) -> Measured:
         amax if cast.scale is None else amax * cast.scale,
         amax if cast.history is None else cast.history.max(),
         *(each.sum(dtype=torch.float32) for each in marks),
-    ]
+    )
     used = most if cast.scale is not None else None
-    stacked = torch.stack([each.reshape(()) for each in numbers])
-    return Measured(stacked, part.numel(), used, cast.history is not None)
+    return Measured(numbers, part.numel(), used, cast.history is not None)
 
 
 def bound(kind: torch.dtype) -> float:

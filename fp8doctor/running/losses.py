@@ -1,4 +1,4 @@
-"""Read the loss of each step when its backward passes begin, and the gradients' norm when they end.
+"""Read the loss and the gradients of each step where its backward passes begin and end.
 
 Nothing waits for the GPU until someone asks: numbers are copied to pinned memory, and an event tells when
 they are there.
@@ -7,9 +7,9 @@ they are there.
 from __future__ import annotations
 
 import math
+import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from fp8doctor.running.patches import Patch
-from fp8doctor.stacks import recognise
-from fp8doctor.stacks.looking import modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, plain
 from fp8doctor.stacks.torch_private import in_backward, without_modes
-from fp8doctor.trial.copies.depth import cleaned
+
+SHARE = 0.004
+"""Largest share of the host's time for reading gradients. Short steps have them read in some steps only."""
 
 
 class Loss:
@@ -56,15 +56,18 @@ class Losses:
         """Of the passes since the last step; a distributed tensor would need a collective."""
         self.passes = 0
         """Since the last step."""
+        self.largest: tuple[list[int], list[torch.Tensor]] | None = None
+        """Indices of parameters, and the largest magnitude of each's gradient after the last pass."""
         self.norm: torch.Tensor | None = None
         """Norm of all gradients after the last pass, if `wants_norm`."""
-        self.wants_norm = False
-        self.at_once = False
-        """Losses are read in the step that they are of."""
+        self.wants_norm = self.wants_largest = False
         self._patch = Patch(torch.autograd, "backward", self._before, self._after)
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._unread: list[tuple[int, list[Loss]]] = []
         self._bad: int | None = None
+        self._rest = 0
+        """Steps to come whose gradients are not read."""
+        self._took_s = self._last_s = 0.0
 
     def begin(self) -> None:
         self._patch.begin()
@@ -76,18 +79,26 @@ class Losses:
         """Read the gradients of these parameters; they are not kept alive."""
         self._parameters = [weakref.ref(each) for each in parameters]
 
+    @property
+    def parameters(self) -> list[torch.Tensor | None]:
+        return [each() for each in self._parameters]
+
     def next_step(self, keep: int | None = None) -> None:
         """Forget this step's numbers; ``keep`` its losses for `first_bad` under this number."""
         if self.step and keep is not None and self._bad is None:
             self._unread.append((keep, self.step))
         self.thread = get_ident()
-        self.step, self.passes, self.norm = [], 0, None
+        self.step, self.passes, self.largest, self.norm = [], 0, None, None
+        now_s = time.perf_counter()
+        step_s, self._last_s = now_s - self._last_s, now_s
+        self._rest = max(0, (math.ceil(self._took_s / (SHARE * step_s)) if self._took_s else self._rest) - 1)
+        self._took_s = 0.0
 
     def first_bad(self) -> int | None:
-        """Return the first kept step with a loss that is not finite. Waits for the GPU."""
+        """Return the first kept step with a loss that is not finite, None if none was seen."""
         unread, self._unread = self._unread, []
         for step, losses in unread:
-            if self._bad is None and not finite(losses):
+            if self._bad is None and not math.isfinite(total(losses) or 0.0):
                 self._bad = step
         return self._bad
 
@@ -100,25 +111,37 @@ class Losses:
         with torch.no_grad():
             for each in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
                 if type(each) is torch.Tensor and each.numel() == 1 and not captured(each):
-                    self.step.append(Loss(each, at_once=self.at_once))
+                    self.step.append(Loss(each, at_once=self.wants_largest))
         return True
 
     def _after(self, heard: bool) -> None:
-        """Read the norm of the gradients, if it is wanted."""
-        groups: dict[tuple[Any, Any], list[torch.Tensor]] = {}
-        for parameter in [each() for each in self._parameters] if self.wants_norm else ():
+        """Read the gradients, if they are wanted."""
+        if not self._parameters or not (self.wants_norm or (self.wants_largest and not self._rest)):
+            return
+        began_s = time.perf_counter()
+        with torch.no_grad():
+            self.largest = self._norms(math.inf)
+            if self.wants_norm:
+                norms = self._norms(2.0)[1]
+                whole = torch.stack([each.to(norms[0].device) for each in norms])
+                self.norm = torch.linalg.vector_norm(whole.nan_to_num(nan=math.inf))
+        if not self.wants_norm:
+            self._took_s += time.perf_counter() - began_s
+
+    def _norms(self, order: float) -> tuple[list[int], list[torch.Tensor]]:
+        groups: dict[tuple[Any, Any], tuple[list[int], list[torch.Tensor]]] = {}
+        for place, parameter in enumerate(self.parameters):
             gradient = None if parameter is None else parameter.grad
             if gradient is not None and gradient.layout == torch.strided and gradient.numel():
                 gradient = local(gradient)
-                groups.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+                places, gradients = groups.setdefault((gradient.device, gradient.dtype), ([], []))
+                places.append(place)
+                gradients.append(gradient)
         norms: list[torch.Tensor] = []
-        with torch.no_grad():
-            for gradients in groups.values():
-                if not captured(gradients[0]):
-                    norms += torch._foreach_norm(gradients, 2.0, dtype=torch.float32)
-            if norms:
-                whole = torch.stack([each.to(norms[0].device) for each in norms])
-                self.norm = torch.linalg.vector_norm(whole.nan_to_num(nan=math.inf))
+        for _, gradients in groups.values():
+            if not captured(gradients[0]):
+                norms += torch._foreach_norm(gradients, order, dtype=torch.float32)
+        return [place for places, _ in groups.values() for place in places], norms
 
 
 def total(losses: list[Loss]) -> float | None:
@@ -127,44 +150,19 @@ def total(losses: list[Loss]) -> float | None:
         return sum(each.read() for each in losses) if losses else None
 
 
-def finite(losses: list[Loss]) -> bool:
-    return math.isfinite(total(losses) or 0.0)
-
-
 AT_ONCE = 1 << 22
 """Elements of a weight that are looked at together: 16 MiB in fp32. A choice."""
 
 
-@dataclass(frozen=True)
-class Weight:
-    """A parameter, and the module that holds it."""
+def spoiled_frozen(model: nn.Module) -> str:
+    """Name the first frozen parameter with NaN or infinity, which no step has written; empty without one.
 
-    module: str
-    name: str
-    kind: str
-    fp8: bool
-    frozen: bool
-
-    def __str__(self) -> str:
-        name = f"{self.module}.{self.name}"
-        if self.frozen:
-            return f"The frozen {name} was not finite before training."
-        return f"{name} ({self.kind}, {'FP8' if self.fp8 else 'not FP8'}) was not finite before this step."
-
-
-def spoiled_weight(model: nn.Module, *, frozen: bool) -> Weight | None:
-    """Find the first parameter with NaN or infinity, frozen or trained.
-
-    Reads the tensors inside a quantized one, in this process alone. Waits for the GPU.
+    Reads the tensors inside a quantized one. Waits for the GPU.
     """
     with torch.no_grad():
-        for path, module in modules_of(model):
-            for name, parameter in parameters_of(module).items():
-                if parameter is None or parameter.requires_grad is frozen:
-                    continue
-                for inner in plain(parameter):
-                    parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
-                    if not all(bool(part.float().isfinite().all()) for part in parts):
-                        fp8 = any(each.use == "training" for each in recognise(module, {}))
-                        return Weight(cleaned(path) or "the model", name, type(module).__name__, fp8, frozen)
-    return None
+        for name, parameter in model.named_parameters():
+            for inner in plain(parameter) if not parameter.requires_grad else ():
+                parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
+                if not all(bool(part.float().isfinite().all()) for part in parts):
+                    return name
+    return ""

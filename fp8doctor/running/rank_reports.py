@@ -17,13 +17,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Rank, Ranks, recorded
+from fp8doctor.facts import Rank, Ranks, recorded
 from fp8doctor.facts.record import decoder
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.running.script_messages import ScriptState
@@ -31,9 +30,14 @@ from fp8doctor.running.script_messages import ScriptState
 NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 """Variables that all ranks of one start of a job share, and no other job of this user."""
 
-MEETS_WITHIN_S = 10.0
-"""Seconds that rank 0 waits after its end for the others, and that they look for its folder. A choice: ranks
-begin and end together."""
+OTHERS_END_WITHIN_S = 10.0
+"""Seconds that rank 0 waits after its end for the others. A choice: ranks end together."""
+
+AFTER_A_CRASH_S = 5.0
+"""The same if rank 0 failed: the launcher ends the others."""
+
+MEETS_WITHIN_S = 3.0
+"""Seconds that a rank looks for rank 0's folder. A choice: the launcher starts both at once."""
 
 TICK_S = 0.05
 
@@ -46,8 +50,18 @@ class RankPlace:
     world_size: int
     of_host: int | None
     """Processes on this host; None if the launcher does not say."""
+    with_rank_0: bool
+    """Rank 0 is on this host, as far as the launcher says."""
     folder: Path
     """Of all ranks of this host."""
+
+    @property
+    def is_safe(self) -> bool:
+        """Tell if the folder is there, and only this user may write to it."""
+        with contextlib.suppress(OSError):
+            found = self.folder.lstat()
+            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+        return False
 
 
 def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
@@ -66,6 +80,7 @@ def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
         rank=rank,
         world_size=world,
         of_host=_number(environment, "LOCAL_WORLD_SIZE"),
+        with_rank_0=_number(environment, "GROUP_RANK") in (None, 0),
         folder=Path(tempfile.gettempdir(), f"fp8doctor-{hashlib.sha256(known.encode()).hexdigest()[:32]}"),
     )
 
@@ -73,6 +88,41 @@ def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else None
+
+
+def rank_of(number: int, state: ScriptState) -> Rank:
+    """Build the record of a rank from its script's state, without single kernels and modules."""
+    facts, observed = state.facts, NOT_RECORDED
+    if facts is not None and recorded(facts, "observed"):
+        observed = facts.observed
+        if recorded(observed, "breakdown"):
+            observed = replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
+    failed = "raised" if state.error is not None else "ended" if state.ended else "killed"
+    return Rank(
+        rank=number,
+        end="running" if state.running else failed,  # type: ignore[arg-type]
+        error=state.error,
+        observed=observed,
+    )
+
+
+def rank_notes(ranks: Ranks, order: list[int]) -> list[str]:
+    """Name the rank that failed first (in ``order`` of their ends), and count those that are elsewhere.
+
+    How each other rank ended is in the report's table.
+    """
+    by_rank, notes = {each.rank: each for each in ranks.processes}, []
+    if first := next((by_rank[each] for each in order if by_rank[each].end in ("raised", "killed")), None):
+        how = f"failed first: {first.error}"
+        if first.end == "killed":
+            how = "ended first, without Python's own end: os._exit, exec, a signal or a crash"
+        notes.append(f"rank {first.rank} of {ranks.world_size} {how}")
+    if elsewhere := ranks.world_size - len(ranks.processes):
+        notes.append(
+            f"{elsewhere} of {ranks.world_size} ranks were not heard of: they are on other hosts, or "
+            "'fp8doctor run' is not in front of them"
+        )
+    return notes
 
 
 class RankMessage(msgspec.Struct):
@@ -89,101 +139,81 @@ class RankReports:
 
     def __init__(self, place: RankPlace) -> None:
         self.place = place
-        if not place.rank:
+        self._messages: dict[int, RankMessage] = {}
+        if place.rank == 0:
             self._remove()  # of a job that was killed
             with contextlib.suppress(OSError):
                 place.folder.mkdir(mode=0o700)
 
     def changed(self, state: ScriptState) -> bool:
         """Write the new state; False if rank 0's folder is not there: not yet, or no more."""
-        beside = self.place.folder / f".{self.place.rank}"
+        rank, folder = self.place.rank, self.place.folder
+        message = RankMessage(rank_of(rank, state), time.monotonic(), tuple(state.notes), os.getpid())
+        self._messages[rank] = message
+        if not rank:
+            return True
         try:
-            if self._is_safe():
-                beside.write_bytes(msgspec.json.encode(self._message(state)))
-                beside.replace(beside.with_name(str(self.place.rank)))
-                return True
+            if not self.place.is_safe:
+                return False
+            beside = folder / f".{rank}"
+            beside.write_bytes(msgspec.json.encode(message))
+            beside.replace(folder / str(rank))
         except OSError:
-            pass
-        return False
+            return False
+        return True
 
-    def ended(self, state: ScriptState) -> None:
-        """Tell the end. Rank 0 waits for the others' and combines all ranks in its state."""
-        place, until = self.place, time.monotonic() + MEETS_WITHIN_S
-        if place.rank:
-            while not self.changed(state) and time.monotonic() < until:  # rank 0 may start later
+    def ended(self, state: ScriptState, *, patient: bool) -> None:
+        """Tell the end. Rank 0 waits for the others' and combines all ranks in its state.
+
+        ``patient``: wait for ranks that run, as the launcher does.
+        """
+        place, began_s = self.place, time.monotonic()
+        told = self.changed(state)
+        if place.rank == 0:
+            failed = state.error is not None or not state.ended
+            within_s = AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S
+            while not self._read_all() and (
+                time.monotonic() < began_s + within_s or (patient and not failed and self._running())
+            ):
                 time.sleep(TICK_S)
-            return
-        own = self._message(state)
-        messages = self._read(own)
-        while self._some_run(messages) and time.monotonic() < until:
-            time.sleep(TICK_S)
-            messages = self._read(own)
-        self._remove()
-        seen = {number: message.rank for number, message in messages.items()}
-        known = {number: Rank(rank=number, end="not_seen") for number in range(place.of_host or 0)} | seen
-        state.ranks = Ranks(
-            world_size=place.world_size, processes=tuple(known[each] for each in sorted(known))
-        )
+            self._remove()
+            self._combine(state)
+        elif place.with_rank_0:
+            while not told and time.monotonic() < began_s + MEETS_WITHIN_S:  # rank 0 may start later
+                time.sleep(TICK_S)
+                told = self.changed(state)
+
+    def _combine(self, state: ScriptState) -> None:
+        """Add all ranks to the state of rank 0, and what they say."""
+        place, messages = self.place, self._messages
+        expected = {*range(place.of_host or 0), *messages}
+        missing = {each: Rank(rank=each, end="not_seen") for each in expected - {*messages}}
+        known = missing | {number: message.rank for number, message in messages.items()}
+        processes = tuple(known[each] for each in sorted(known))
+        state.ranks = Ranks(world_size=place.world_size, processes=processes)
         for number in sorted(messages.keys() - {place.rank}):
             state.notes += [f"rank {number}: {note}" for note in dict.fromkeys(messages[number].notes)]
-        in_order = sorted(messages.values(), key=lambda each: each.at_s)
-        state.notes += rank_notes(state.ranks, [each.rank for each in in_order])
+        state.notes += rank_notes(state.ranks, sorted(messages, key=lambda each: messages[each].at_s))
 
-    def _message(self, state: ScriptState) -> RankMessage:
-        """Describe this rank, without single kernels and modules."""
-        facts = state.facts or Facts()
-        observed = facts.get("observed", NOT_RECORDED)
-        if recorded(facts, "observed.breakdown"):
-            observed = replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
-        end: Any = "raised" if state.error is not None else "ended" if state.ended else "killed"
-        end = "running" if state.running else end
-        rank = Rank(rank=self.place.rank, end=end, error=state.error, observed=observed)
-        return RankMessage(rank, time.monotonic(), tuple(state.notes), os.getpid())
+    def _running(self) -> int:
+        return sum(each.rank.end == "running" for each in self._messages.values())
 
-    def _read(self, own: RankMessage) -> dict[int, RankMessage]:
-        """Read all ranks' files. A rank whose listener is gone was killed."""
-        messages = {own.rank.rank: own}
-        for file in self.place.folder.glob("[0-9]*") if self._is_safe() else ():
+    def _read_all(self) -> bool:
+        """Read the files, and tell if all ranks have ended. A rank whose listener is gone was killed."""
+        for file in self.place.folder.glob("[0-9]*") if self.place.is_safe else ():
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 message = decoder(RankMessage).decode(file.read_bytes())
-                if message.rank.end == "running" and not is_running(message.process):
-                    message.rank = replace(message.rank, end="killed")
-                messages.setdefault(message.rank.rank, message)
-        return messages
-
-    def _some_run(self, messages: dict[int, RankMessage]) -> bool:
-        ended = sum(each.rank.end != "running" for each in messages.values())
-        return ended < (self.place.of_host or self.place.world_size)
-
-    def _is_safe(self) -> bool:
-        """Tell if the folder is there, and only this user may write to it."""
-        with contextlib.suppress(OSError):
-            found = self.place.folder.lstat()
-            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
-        return False
+                known = self._messages.get(message.rank.rank)
+                if known is None or known.at_s < message.at_s:
+                    self._messages[message.rank.rank] = message
+        for message in self._messages.values():
+            if message.rank.end == "running" and not is_running(message.process):
+                message.rank, message.at_s = replace(message.rank, end="killed"), time.monotonic()
+        return len(self._messages) - self._running() >= (self.place.of_host or self.place.world_size)
 
     def _remove(self) -> None:
-        if self._is_safe():
+        if self.place.is_safe:
             shutil.rmtree(self.place.folder, ignore_errors=True)
-
-
-def rank_notes(ranks: Ranks, in_order: list[Rank]) -> list[str]:
-    """Name the rank that failed first (``in_order`` of their ends), and count those that are elsewhere.
-
-    How each other rank ended is in the report's table.
-    """
-    notes = []
-    if first := next((each for each in in_order if each.end in ("raised", "killed")), None):
-        how = f"failed first: {first.error}"
-        if first.end == "killed":
-            how = "ended first, without Python's own end: os._exit, exec, a signal or a crash"
-        notes.append(f"rank {first.rank} of {ranks.world_size} {how}")
-    if elsewhere := ranks.world_size - len(ranks.processes):
-        notes.append(
-            f"{elsewhere} of {ranks.world_size} ranks were not heard of: they are on other hosts, or "
-            "'fp8doctor run' is not in front of them"
-        )
-    return notes
 
 
 def is_running(process: int) -> bool:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from fp8doctor.facts import Facts, Ranks
+if TYPE_CHECKING:
+    from fp8doctor.facts import Facts, Ranks
 
 
-class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What is new of a script; a field that is not set is no news."""
+class News(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What is known of a script, or new; a field that is not set is no news."""
 
     torch: bool = False
     """The script imported torch."""
     stepped: bool = False
     """An optimizer of torch took its first step."""
+    stepped_in_fork: bool = False
+    """The same in a process that the script forked, which is not watched."""
     complete: bool = False
     """The window was watched to its end."""
     ended: bool = False
@@ -25,39 +27,37 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The exception that ends the process, in a line."""
     steps: int | None = None
     """At the end: steps of the optimizer with the most parameters."""
-    facts: dict[str, Any] | None = None
-    """All facts so far."""
+
+
+class Message(News):
+    """News, and what is not kept as it came."""
+
     note: str | None = None
     """A sentence for the end of the report."""
     progress: str | None = None
     """A line to show while the script runs."""
+    facts: dict[str, Any] | None = None
+    """All facts so far."""
     watched: int | None = None
     """The watching is over after this many steps, and the script goes on."""
 
 
-@dataclass
-class ScriptState:
-    """The messages of a script so far; names as in `Message`."""
+class ScriptState(News):
+    """The messages of a script so far."""
 
     facts: Facts | None = None
-    torch: bool = False
-    stepped: bool = False
-    complete: bool = False
-    ended: bool = False
-    error: str | None = None
-    steps: int | None = None
-    notes: list[str] = field(default_factory=list)
     running: bool = False
     """Messages may still come."""
+    notes: list[str] = []
     ranks: Ranks | None = None
     """All processes of the job; None if it has one."""
 
     def take(self, message: Message) -> None:
-        """Add a message. Raises `UnreadableDocument` for its facts."""
-        for name in ("torch", "stepped", "complete", "ended", "error", "steps"):
-            setattr(self, name, getattr(message, name) or getattr(self, name))
-        if message.facts is not None:
-            self.facts = Facts.from_dict(message.facts)
+        """Add a message, but for its facts and progress."""
+        for name in News.__struct_fields__:
+            value = getattr(message, name)
+            if value is not None and value is not False:
+                setattr(self, name, value)
         if message.note is not None:
             self.notes.append(message.note)
 
@@ -97,6 +97,6 @@ class WatchOptions(NamedTuple):
     every: int | None = None
     """Steps between its samples; None if the sampler chooses."""
     stop_on_nan: bool = False
-    """Stop the script at the first loss that is not finite."""
+    """Stop the script at the first loss or gradient that is not finite."""
     rank: int | None = None
     """Of this process in a job of several; None if it is alone."""

@@ -37,6 +37,7 @@ from fp8doctor.stacks.torch_private import (
     loader_iterator,
 )
 from fp8doctor.trial.copies import depth
+from fp8doctor.trial.copies.step import carried_loss
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import CallsSeen, Seen
 from fp8doctor.trial.state.settings import open_autocast
@@ -89,7 +90,7 @@ class StepWindow:
         self._calls = Calls(() if function else modules, self._called, () if function else inside)
         self._waits = Patch(loader_iterator(), "__next__", self._waits_for, self._waited)  # of all iterators
         self._autocasts = Patch(torch.autocast, "__enter__", self._opens)  # Dynamo never traces into it
-        self._thread = get_ident()
+        self._thread, self._waiting_now = get_ident(), 0
         self._done: list[_TimedStep] = []
         self._frames = frames_compiled()
         self.marked = not function and bool(modules)
@@ -119,6 +120,10 @@ class StepWindow:
         if not self._step.calls:
             self._step = _TimedStep(self._clock.now())
 
+    @property
+    def model(self) -> nn.Module | None:
+        return self._model()
+
     def end(self) -> None:
         for each in (self._calls, self._waits, self._autocasts):
             each.end()
@@ -139,7 +144,7 @@ class StepWindow:
             behind_ms=tuple(clock.behind_ms(end) for _, end in spans) if clock.on_gpu else None,
             data_ms=waits_ms if any(each.waits for each in steps) else None,
             before_forward_ms=before if len(before) == len(steps) else None,
-            calls=_if_alike({each.calls for each in steps}),
+            calls=self.calls,
             backwards=_if_alike({each.backwards for each in steps}),
             losses=None
             if None in losses
@@ -147,6 +152,11 @@ class StepWindow:
             compiled=NOT_RECORDED if counters("frames") is None else frames_compiled() - self._frames,
             peak_gib=clock.peak_gib(),
         )
+
+    @property
+    def calls(self) -> int | None:
+        """Training calls of the model per step; None if none was seen or steps differ."""
+        return _if_alike({each.calls for each in self._done})
 
     @property
     def usual_calls(self) -> int:
@@ -168,10 +178,16 @@ class StepWindow:
 
     def _waits_for(self, iterator: Any) -> Moment | None:
         """Return when this thread begins to wait for a batch."""
-        return self._clock.now() if get_ident() == self._thread else None
+        if get_ident() != self._thread:
+            return None
+        began = self._clock.now()
+        self._waiting_now += 1
+        return began
 
     def _waited(self, began: Moment) -> None:
-        self._step.waits.append((began, self._clock.now()))
+        self._waiting_now -= 1
+        if not self._waiting_now:  # a DataLoader may read from another
+            self._step.waits.append((began, self._clock.now()))
 
     def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if in_backward() is not False or not torch.is_grad_enabled():  # recomputed by checkpointing
@@ -194,7 +210,6 @@ class StepWindow:
 
 
 def _if_alike(counts: set[int]) -> int | None:
-    """Return the count of all steps; None if they differ, or nothing was seen."""
     return counts.pop() if len(counts) == 1 and counts != {0} else None
 
 
@@ -234,10 +249,13 @@ class Clock:
             last.event.synchronize()
             self._last = last.event, time.perf_counter()
 
+    def host_ms(self, first: Moment, last: Moment) -> float:
+        return (last.host_s - first.host_s) * 1e3
+
     def ms(self, first: Moment, last: Moment) -> float:
         """Return the GPU's time between two moments, or the host's without a GPU."""
         if not self.on_gpu:
-            return (last.host_s - first.host_s) * 1e3
+            return self.host_ms(first, last)
         return max(0.0, float(first.event.elapsed_time(last.event)))
 
     def behind_ms(self, moment: Moment) -> float:
@@ -264,6 +282,8 @@ class Capture:
         self.batch: Any = None
         self.problem: str | None = None
         """Why there is no batch."""
+        self.own_loss = False
+        """The output carries the loss."""
         self.around = open_autocast()
         self._gradients: dict[int, torch.Tensor] = {}
         if sum(each.numel() * each.element_size() for each in tensors((args, kwargs))) > LARGEST:
@@ -280,11 +300,13 @@ class Capture:
         return own.clone() if self._keep else torch.empty_like(own, device="meta")
 
     def returned(self, output: Any) -> None:
-        """Take the gradient of the output's loss in the backward pass, or of all its tensors without one."""
-        given = [(at, each) for at, each in enumerate(tensors(output)) if each.requires_grad]
-        for at, each in [(at, each) for at, each in given if each.numel() == 1] or given:
-            if each.numel() * each.element_size() <= LARGEST:
-                each.register_hook(partial(self._take, at))  # type: ignore[no-untyped-call]
+        """Take the output's gradients in the backward pass."""
+        self.own_loss = isinstance(carried_loss(output), torch.Tensor)
+        if self.own_loss:
+            return
+        for position, each in enumerate(tensors(output)):
+            if each.requires_grad and each.numel() * each.element_size() <= LARGEST:
+                each.register_hook(partial(self._take, position))  # type: ignore[no-untyped-call]
 
     def _take(self, position: int, gradient: torch.Tensor) -> None:
         with unnoticed():
@@ -293,16 +315,18 @@ class Capture:
     def loss(self) -> Callable[[Any, Any], torch.Tensor] | None:
         """Return a loss that reproduces the captured gradients; None if there are none."""
         gradients = self._gradients
+        if self.own_loss or not gradients:
+            return None
 
         def loss(output: Any, batch: Any) -> torch.Tensor:
-            found = dict(enumerate(tensors(output)))
             parts = [
-                (found[at] * each.to(found[at].device, found[at].dtype)).sum().float()
-                for at, each in gradients.items()
+                (each * gradients[position].to(each.device, each.dtype)).sum()
+                for position, each in enumerate(tensors(output))
+                if position in gradients
             ]
-            return torch.stack(parts).sum()
+            return torch.stack([each.float() for each in parts]).sum()
 
-        return loss if gradients else None
+        return loss
 
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

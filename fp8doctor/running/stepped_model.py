@@ -113,29 +113,31 @@ class Ownership:
 
 
 def owner_of(optimizer: Optimizer, living: LiveObjects) -> Ownership | None:
-    """Find the model that an optimizer trains, also if it steps copies of the parameters."""
+    """Find the model that an optimizer trains, also if it steps copies or some parameters were replaced."""
     living.note([optimizer])
-    stepped = held(optimizer)
-    if (found := owner(stepped, living)) is not None:
-        return found
-    copies = {id(each) for each in stepped}
-    for wrapper in _wrappers(optimizer, living):
-        parameters = [each for each in written_back(wrapper) if id(each) not in copies]
-        if (found := owner(parameters, living)) is not None:
-            living.note([wrapper])
+    for parameters, wrapper in _trained_by(optimizer, living):
+        found = owner(parameters, living)
+        if found is not None:
+            living.note([] if wrapper is None else [wrapper])
             return replace(found, wrapper=wrapper)
     return None
 
 
-def _wrappers(optimizer: Optimizer, living: LiveObjects) -> Iterator[Any]:
-    """Yield objects that step like an optimizer and hold this one."""
+def _trained_by(optimizer: Optimizer, living: LiveObjects) -> Iterator[tuple[list[nn.Parameter], Any]]:
+    """Yield parameters of the model, and the optimizer's wrapper."""
+    stepped = held(optimizer)
+    yield stepped, None
+    copies = {id(each) for each in stepped}
     kinds: dict[type, bool] = {}
     for each in living:
         kind = type(each)
         if kind not in kinds:
             kinds[kind] = all(read_class(kind, name) is not None for name in ("step", "zero_grad"))
         if kinds[kind] and any(value is optimizer for value in state_of(each).values()):
-            yield each
+            yield [parameter for parameter in written_back(each) if id(parameter) not in copies], each
+    trained = [each for each in stepped if each.grad is not None]
+    if 0 < len(trained) < len(stepped):
+        yield trained, None
 
 
 def held(optimizer: Optimizer) -> list[Any]:
@@ -149,23 +151,22 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     """
     wanted = {id(each): whole_size(each) for each in stepped}
     total = sum(wanted.values())
-    if not total:
-        return None
     modules, trainers, optimizers = _alive(living)
     living.note((*modules, *trainers, *optimizers))
     below = {id(child) for module in modules for child in children_of(module).values()}
-    chains = [_chain(each, wanted, MOST * total) for each in modules if id(each) not in below]
-    roots = [chain[0] for chain in chains if chain]
-    if not roots:
+    roots = [each for each in modules if id(each) not in below]
+    owned = {id(each): _owned(each, wanted) for each in roots}
+    model = max(roots, key=lambda each: owned[id(each)], default=None)
+    if model is None or not total or owned[id(model)] < MOST * total:
         return None
-    model = max(roots, key=lambda each: _owned(each, wanted))
     marked, inside = _compiled(modules)
     names = {id(each) for _, each in modules_of(model)}
+    chains = [_chain(each, wanted, MOST * total) for each in roots if owned[id(each)] >= MOST * total]
     called = {id(each): each for chain in chains for each in chain}
     return Ownership(
         model=model,
         callable=tuple(each for key, each in called.items() if key not in inside),
-        inside=tuple(each for wrapper in marked if id(wrapper) in called for each in wrapped_in(wrapper)),
+        inside=tuple(each for wrapper in marked if id(wrapper) in called for each in _wrapped_by(wrapper)),
         compiled=any(id(each) in names for each in marked),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
         optimizers=tuple(optimizers),
@@ -179,16 +180,17 @@ def only_trainer(living: LiveObjects) -> Any:
 
 def _alive(living: LiveObjects) -> tuple[list[nn.Module], list[Any], list[Optimizer]]:
     """Return live modules, Trainers and optimizers, by type: proxies lie about it."""
-    modules: dict[int, nn.Module] = {}
-    trainers: dict[int, Any] = {}
+    modules, trainers = dict[int, nn.Module](), dict[int, Any]()
     optimizers: dict[int, Optimizer] = {}
     look = "transformers" in sys.modules
     for each in living:
         kind = type(each)
-        if issubclass(kind, nn.Module) and "_modules" in state_of(each):
-            modules[id(each)] = each
-        elif issubclass(kind, Optimizer) and "param_groups" in state_of(each):
-            optimizers[id(each)] = each
+        if issubclass(kind, nn.Module):
+            if "_modules" in state_of(each):
+                modules[id(each)] = each
+        elif issubclass(kind, Optimizer):
+            if "param_groups" in state_of(each):
+                optimizers[id(each)] = each
         elif look and kind.__name__.endswith("Trainer") and is_trainer(each):
             trainers[id(each)] = each
     return [*modules.values()], [*trainers.values()], [*optimizers.values()]
@@ -209,12 +211,16 @@ def outside_compiled(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]
 
 
 def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
-    """Count the wanted elements in a module."""
-    mine = {id(each) for _, module in modules_of(root) for each in parameters_of(module).values()}
-    return sum(wanted[each] for each in mine & wanted.keys())
+    mine = {
+        id(parameter)
+        for _, module in modules_of(root)
+        for parameter in parameters_of(module).values()
+        if id(parameter) in wanted
+    }
+    return sum(wanted[each] for each in mine)
 
 
-def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
+def _wrapped_by(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the module in a wrapper, and those further in."""
     while (inner := wrapped_child(module)) is not None:
         yield inner
@@ -222,9 +228,9 @@ def wrapped_in(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _chain(root: nn.Module, wanted: dict[int, int], least: float) -> list[nn.Module]:
-    """Return the modules from a root inwards that own so many elements, to the first replicated."""
+    """Return the modules from a root inwards that own most, to the first replicated."""
     found: list[nn.Module] = []
-    inner: nn.Module | None = root if _owned(root, wanted) >= least else None
+    inner: nn.Module | None = root
     while inner is not None:
         found.append(inner)
         below = () if type(inner).__name__ == REPLICATES else children_of(inner).values()

@@ -23,21 +23,45 @@ class TrialRequest:
     """Folders of third-party checks."""
 
 
-class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What the child tells; a field that is not set is no news."""
+class Begun(msgspec.Struct, tag=True):
+    """The child begins something."""
 
-    doing: Doing | None = None
-    """It begins this."""
+    doing: Doing
     until: float | None = None
     """Clock (``time.monotonic``, the same for all processes) at which the parent ends the trial; None before
     the trial, where each stage has its own limit."""
     arm: str | None = None
-    """Variant that is being built. It is left out if the child dies in it, or if it failed."""
-    facts: dict[str, Any] | None = None
+    """Variant that is being built. It is left out if the child dies in it."""
+
+
+class Examined(msgspec.Struct, tag=True):
     """Everything that is known so far."""
-    mistake: tuple[str, str] | None = None
-    """A `UserError` and its detail."""
-    failed: str | None = None
-    """Why nothing more is known, in a sentence: fp8doctor failed, or the variant left the GPU unusable."""
-    done: bool = False
+
+    facts: dict[str, Any]
+
+
+class Mistake(msgspec.Struct, tag=True):
+    """A `UserError`."""
+
+    message: str
+    detail: str
+
+
+class Lost(msgspec.Struct, tag=True):
+    """A variant left the GPU unusable for this process."""
+
+    arm: str
+    reason: str
+
+
+class Failure(msgspec.Struct, tag=True):
+    """fp8doctor itself failed, in a sentence."""
+
+    sentence: str
+
+
+class Done(msgspec.Struct, tag=True):
     """Nothing more will be sent."""
+
+
+Message = Begun | Examined | Mistake | Lost | Failure | Done

@@ -52,18 +52,18 @@ def main() -> int:
     observer.install()
     stretch()
     assert observer.done
-    observer.release()
+    observer.handle.remove()
     plain, watched = [], []
     for pair in range(PAIRS):
         for with_hook in (pair % 2 == 0, pair % 2 == 1):
-            handle = register_optimizer_step_post_hook(observer.after_step) if with_hook else None
+            handle = register_optimizer_step_post_hook(observer.hook) if with_hook else None
             (watched if with_hook else plain).append(stretch())
             if handle is not None:
                 handle.remove()
     shares = [100 * (mine / theirs - 1) for mine, theirs in zip(watched, plain, strict=True)]
     began = time.process_time()
     for _ in range(CALLS):
-        observer.after_step(optimizer, (optimizer,), {})
+        observer.hook(optimizer, (optimizer,), {})
     hook_us = (time.process_time() - began) / CALLS * 1e6
     step_ms, more = statistics.median(plain), statistics.median(shares)
     print(f"{machine(['torch'])}\n")

@@ -65,4 +65,5 @@ def observer(heard: Heard, stop_on_nan: bool) -> Iterator[ScriptObserver]:
     observer = ScriptObserver(heard, settings)
     observer.install()
     yield observer
+    observer.handle.remove()
     observer.release()

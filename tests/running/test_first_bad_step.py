@@ -1,4 +1,4 @@
-"""The first loss that is not finite: its first weight that is not, and the report that it leads."""
+"""The first loss or gradient that is not finite: the layer where it started, and the report that it leads."""
 
 from __future__ import annotations
 
@@ -64,30 +64,37 @@ def train(model: nn.Module, spoil: Callable[[Any, torch.Tensor], None] | None) -
 
 
 CASES = {
-    weight: (BAD, "blocks.1.down", "weight"),
-    overflow: (BAD, None, None),
-    gradient: (BAD + 1, "blocks.0.up", "weight"),
+    weight: ("loss", "blocks.1.down", "weight"),
+    overflow: ("loss", None, None),
+    gradient: ("gradient", "blocks.1.down", "gradient of its weight"),
 }
-"""What is not finite, the step, and the first weight that is not: clipping spoils all of them."""
+"""What is not finite, and the layer and tensor where it started."""
 
 
 @pytest.mark.parametrize("spoil", CASES)
 @pytest.mark.parametrize("kind", ["fp8", "bf16"])
-def test_the_weight_is_named(kind: str, spoil: Any, observer: ScriptObserver, heard: Heard) -> None:
+def test_the_layer_is_named(kind: str, spoil: Any, observer: ScriptObserver, heard: Heard) -> None:
     model: Any = Net(3) if kind == "bf16" else float8()
     train(model, spoil)
     assert observer.long is not None
+    observer.long.ended()
     said = [each.progress for each in heard.messages if each.progress is not None]
     assert said == [heard.notes[-1]]
-    found = observer.long.bad
+    found = observer.long.found
     assert found is not None
-    assert (found.step, found.layer, found.tensor) == CASES[spoil]
+    assert (found.step, found.what, found.layer, found.tensor) == (BAD, *CASES[spoil])
     assert found.fp8 is (None if found.layer is None else kind == "fp8")
 
 
 @pytest.fixture
 def stop_on_nan() -> bool:
     return True
+
+
+@pytest.fixture(autouse=True)
+def _every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a millisecond would have their gradients read in some steps only."""
+    monkeypatch.setattr(losses, "SHARE", math.inf)
 
 
 @pytest.mark.parametrize(("spoil", "step"), [(overflow, BAD), (gradient, BAD + 1)])
@@ -148,5 +155,4 @@ def test_a_frozen_weight_that_is_not_finite_is_named(frozen: bool) -> None:
     if not frozen:
         model[0] = nn.Linear(64, 64)
         model[0].weight.data.fill_(math.nan)
-    spoiled = losses.spoiled_weight(model, frozen=True)
-    assert (spoiled is not None and spoiled.module) == ("1" if frozen else False)
+    assert losses.spoiled_frozen(model) == ("1.weight" if frozen else "")

@@ -37,13 +37,12 @@ class Training:
         self.wanted = nn.Linear(16, 16).requires_grad_(False)
         self.notes: list[str | None] = []
         self.watch = None
-        self.steps = 0
         if path is not None:
             settings = WatchOptions("train.py", 3, 1, False, None, None, health=str(path), every=every)
             losses = Losses()
             losses.begin()
             self.watch = LongWatch(settings, lambda said: self.notes.append(said.note), losses)
-            self.watch.know(model, self.optimizer, compiled_function=False)
+            self.watch.know(SimpleNamespace(model=model, compiled=False), self.optimizer)  # type: ignore[arg-type]
 
     def run(self, steps: int, before: Callable[[int], Any] = lambda step: None) -> torch.Tensor:
         """Train, calling ``before`` with each step's number."""
@@ -56,15 +55,13 @@ class Training:
             self.optimizer.step()
             self.optimizer.zero_grad()
             if self.watch is not None:
-                self.steps += 1
-                self.watch.stepped(self.optimizer, self.steps, sample=True)
+                self.watch.stepped(self.optimizer, sample=True)
         return loss.detach()
 
     def judged(self, path: Path) -> tuple[Health, HealthVerdict]:
         """Read the file back, and judge it."""
         assert self.watch is not None
-        self.watch.release()
-        self.watch.losses.end()
+        self.watch.ended()
         assert self.notes == []
         health = read_health(path)
         assert [sample.notes for _, sample in health.samples if sample.notes] == []

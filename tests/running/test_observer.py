@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.observer import ScriptObserver
-from fp8doctor.running.script_messages import WatchOptions
+from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.stacks.torch_private import COMPILED_CALL
 from fp8doctor.trial import Budget
 from fp8doctor.trial.measure.bench import Bench
@@ -85,7 +85,7 @@ def test_a_model_that_is_frozen(observer: ScriptObserver, heard: Heard) -> None:
 def test_steps_of_a_forked_process(observer: ScriptObserver, heard: Heard) -> None:
     heard.forked = True
     train(Net(), WARMUP + STEPS)
-    assert heard.messages == []
+    assert heard.messages == [Message(stepped_in_fork=True)]
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_the_copies_run_under_the_scripts_own_fp8_autocast(
 
     with pytest.raises(SystemExit):
         train(model, 100, call=call)
-    observer.release()
+    observer.handle.remove()
     [job] = jobs
     assert not te.FP8GlobalStateManager.enabled
     with Bench(job, [], TrialRun(torch.device("cpu"), Budget(600))).variant(job.model).around():

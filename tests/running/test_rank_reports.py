@@ -16,6 +16,7 @@ from fp8doctor.running import rank_reports
 from fp8doctor.running.rank_reports import (
     RankPlace,
     RankReports,
+    rank_of,
     rank_place,
 )
 from fp8doctor.running.script_messages import ScriptState
@@ -25,6 +26,7 @@ TORCHRUN = {
     "RANK": "1",
     "LOCAL_RANK": "1",
     "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
     "MASTER_ADDR": "localhost",
     "MASTER_PORT": "29500",
     "TORCHELASTIC_RUN_ID": "none",
@@ -40,8 +42,9 @@ def placed(**changes: str) -> RankPlace:
 
 def test_a_process_knows_where_it_stands() -> None:
     place = placed()
-    assert (place.rank, place.world_size, place.of_host) == (1, 4, 2)
-    assert placed(RANK="0", LOCAL_RANK="0") == RankPlace(0, 4, 2, place.folder)
+    assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (1, 4, 2, True)
+    assert placed(RANK="0", LOCAL_RANK="0") == RankPlace(0, 4, 2, True, place.folder)
+    assert not placed(RANK="2", GROUP_RANK="1").with_rank_0
     for other in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         assert placed(**{other: "7"}).folder != place.folder
     for alone in ({}, {"WORLD_SIZE": "1", "RANK": "0"}, {"WORLD_SIZE": "all"}):
@@ -68,7 +71,7 @@ def test_the_lines_for_slurm_say_where_a_process_stands() -> None:
     )
     place = rank_place(dict(line.split("=", 1) for line in told.stdout.splitlines() if "=" in line))
     assert place is not None
-    assert (place.rank, place.world_size, place.of_host) == (9, 16, 8)
+    assert (place.rank, place.world_size, place.of_host, place.with_rank_0) == (9, 16, 8, False)
 
 
 def watched(ms: float) -> Facts:
@@ -76,14 +79,22 @@ def watched(ms: float) -> Facts:
 
 
 def ended(ms: float = 3.0) -> ScriptState:
-    return ScriptState(facts=watched(ms), complete=True, ended=True)
+    return ScriptState(watched(ms), complete=True, ended=True)
+
+
+def test_the_record_of_a_rank() -> None:
+    seen = ScriptState(watched(5.0), complete=True, ended=True, steps=9)
+    rank = rank_of(3, seen)
+    assert (rank.rank, rank.end, rank.error) == (3, "ended", None)
+    assert rank.observed.steps_ms == (5.0, 5.0, 5.0)
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[RankPlace]:
     """Three ranks of one host, and a rank 0 that does not wait."""
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 0.1)
     monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 0.1)
-    return [RankPlace(number, 3, 3, tmp_path / "met") for number in range(3)]
+    return [RankPlace(number, 3, 3, True, tmp_path / "met") for number in range(3)]
 
 
 def ends(seen: ScriptState) -> dict[int, str]:
@@ -94,12 +105,16 @@ def ends(seen: ScriptState) -> dict[int, str]:
 def test_rank_0_may_come_later_and_end_first(
     places: list[RankPlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rank_reports, "OTHERS_END_WITHIN_S", 60.0)
     monkeypatch.setattr(rank_reports, "MEETS_WITHIN_S", 60.0)
-    others = [threading.Thread(target=RankReports(place).ended, args=(ended(),)) for place in places[1:]]
+    others = [
+        threading.Thread(target=RankReports(place).ended, args=(ended(),), kwargs={"patient": False})
+        for place in places[1:]
+    ]
     for each in others:
         each.start()
     own = ended()
-    RankReports(places[0]).ended(own)
+    RankReports(places[0]).ended(own, patient=False)
     for each in others:
         each.join(60.0)
     assert ends(own) == {0: "ended", 1: "ended", 2: "ended"}
@@ -107,23 +122,36 @@ def test_rank_0_may_come_later_and_end_first(
 
 def test_nobody_is_waited_for_for_ever(places: list[RankPlace]) -> None:
     gathering, telling = RankReports(places[0]), RankReports(places[1])
-    telling.changed(ScriptState(facts=watched(10.0), running=True))
+    telling.changed(ScriptState(watched(10.0), running=True))
     own = ended()
-    gathering.ended(own)
+    gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "running", 2: "not_seen"}
-    telling.ended(ScriptState(ended=True))  # there is nobody any more
+    telling.ended(ScriptState(ended=True), patient=False)  # there is nobody any more
     assert not places[0].folder.exists()
 
 
 def test_a_listener_that_is_gone_counts_as_killed(places: list[RankPlace]) -> None:
     gathering = RankReports(places[0])
     if not os.fork():
-        RankReports(places[1]).changed(ScriptState(facts=watched(10.0), running=True))
+        RankReports(places[1]).changed(ScriptState(watched(10.0), running=True))
         os._exit(0)
     os.wait()
     own = ended()
-    gathering.ended(own)
+    gathering.ended(own, patient=False)
     assert ends(own)[1] == "killed"
+
+
+def test_a_gate_waits_for_ranks_that_still_run(places: list[RankPlace]) -> None:
+    gathering, telling = RankReports(places[0]), RankReports(places[1])
+    telling.changed(ScriptState(watched(10.0), running=True))
+    own = ended()
+    waits = threading.Thread(target=gathering.ended, args=(own,), kwargs={"patient": True})
+    waits.start()
+    waits.join(0.3)
+    assert waits.is_alive()
+    telling.ended(ended(10.0), patient=False)
+    waits.join(60.0)
+    assert ends(own) == {0: "ended", 1: "ended", 2: "not_seen"}
 
 
 @pytest.mark.parametrize("others", [False, True])
@@ -137,6 +165,6 @@ def test_what_is_no_rank_is_not_heard(others: bool, places: list[RankPlace]) -> 
         places[0].folder.chmod(0o777)
         assert not RankReports(places[1]).changed(ended())
     own = ended()
-    gathering.ended(own)
+    gathering.ended(own, patient=False)
     assert ends(own) == {0: "ended", 1: "not_seen", 2: "not_seen"}
     assert places[0].folder.exists() is others

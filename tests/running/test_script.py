@@ -52,7 +52,7 @@ def main():
         "names": sorted(vars(main_module)),
         "environment": dict(os.environ),
         "flags": list(sys.flags),
-        "finders": [each.split(" object")[0] for each in map(repr, sys.meta_path) if "Attached" not in each],
+        "finders": [each.split(" object")[0] for each in map(repr, sys.meta_path) if "fp8doctor" not in each],
         "first_file": os.open(os.devnull, os.O_RDONLY),
         "stdin": sys.stdin.read(),
         "pickled": type(pickle.loads(pickle.dumps(Thing()))) is Thing,

@@ -1,0 +1,171 @@
+"""Wait in the script's process for the import of torch, and for the end.
+
+Runs before torch is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from fp8doctor.pipes import Channel
+from fp8doctor.running.patches import without_own_frame
+from fp8doctor.running.script_messages import Message, WatchOptions
+
+READER_TAKES_S = 10.0
+"""Seconds that a script waits at most for the reader of its messages. A choice: the reader only reads."""
+
+REPORT_TAKES_S = 120.0
+"""Seconds that the script's end waits for the report. A choice: the report of an 8B Llama takes seconds on a
+busy host."""
+
+LONGEST_ERROR = 300
+"""Characters of an exception's message."""
+
+STARTUP = os.path.join(os.path.dirname(__file__), "startup", "sitecustomize.py")
+
+
+def attach(request: dict[str, Any], before: Collection[str]) -> None:
+    """Wait for torch and for the end; ``before`` has the modules before ours."""
+    attached = _Attached(
+        Channel(request["channel"], READER_TAKES_S), request["reported"], WatchOptions(**request["settings"])
+    )
+    atexit.register(attached.ended)  # the first to be registered is the last to be called
+    attached.pythons.hide(_shadowed(request["folder"], before))
+    sys.meta_path.insert(0, _TorchFinder(attached.torch_imported))
+
+
+def _shadowed(folder: str | None, before: Collection[str]) -> list[str]:
+    """Name our imported modules that the script's folder has its own version of."""
+    if folder is None:
+        return []
+    known = folder in sys.path_importer_cache
+    new = {name.partition(".")[0] for name in sys.modules} - {*before, *sys.builtin_module_names}
+    found = []
+    for name in sorted(new):
+        spec = PathFinder.find_spec(name, [folder])
+        ours = getattr(sys.modules.get(name), "__file__", None)
+        if spec and spec.origin and not (ours and os.path.realpath(spec.origin) == os.path.realpath(ours)):
+            found.append(name)
+    if not known:
+        sys.path_importer_cache.pop(folder, None)
+    return found
+
+
+class _Attached:
+    def __init__(self, channel: Channel, reported: int, settings: WatchOptions) -> None:
+        os.set_inheritable(reported, False)
+        self.channel, self.reported, self.settings = channel, reported, settings
+        self.pipe = os.fstat(reported).st_ino
+        self.observer: Any = None
+        self.pythons = PythonsOwn()
+
+    def torch_imported(self) -> None:
+        """Start the observer. Its failure never stops the script's import."""
+        if self.channel.forked:
+            return
+        self.channel.send(Message(torch=True))
+        try:
+            with self.pythons:
+                from fp8doctor.running.observer import ScriptObserver
+
+            self.observer = ScriptObserver(self.channel, self.settings)
+            self.observer.install()
+        except Exception as error:
+            said = f"fp8doctor could not watch: {type(error).__name__}: {error}"
+            self.channel.send(Message(note=said))
+
+    def ended(self) -> None:
+        """Report the end, and wait for the report to be written."""
+        if self.channel.forked:
+            return
+        try:
+            if self.observer is not None and isinstance(getattr(sys, "last_value", None), Exception):
+                self.observer.guarded(self.observer.failed)
+            end = Message(ended=True, steps=0, error=_uncaught())
+            if self.observer is not None:
+                end.steps = self.observer.closed()
+            self.channel.send(end)
+            if os.fstat(self.reported).st_ino == self.pipe:
+                select.select([self.reported], [], [], REPORT_TAKES_S)
+        except (KeyboardInterrupt, SystemExit, OSError):
+            pass  # the report is written all the same; or the script has closed all files
+
+
+def _uncaught() -> str | None:
+    """Return the exception that ends the script, in a line."""
+    if (error := getattr(sys, "last_value", None)) is None:
+        return None
+    with suppress(Exception):
+        if text := str(error).strip().partition("\n")[0][:LONGEST_ERROR]:
+            return f"{type(error).__name__}: {text}"
+    return type(error).__name__
+
+
+class PythonsOwn:
+    """Modules of ours that the script's folder has its own version of; in their place within ``with``."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, Any] = {}
+
+    def hide(self, names: Collection[str]) -> None:
+        """Leave these modules and their submodules to the script."""
+        for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+            self._own[name] = sys.modules.pop(name)
+
+    def __enter__(self) -> None:
+        self._scripts = {name: sys.modules[name] for name in self._own if name in sys.modules}
+        sys.modules.update(self._own)
+
+    def __exit__(self, *raised: object) -> None:
+        for name in self._own:
+            sys.modules.pop(name, None)
+        sys.modules.update(self._scripts)
+
+
+class _TorchFinder:
+    """Calls a function after the import of torch, and leaves the import to others."""
+
+    def __init__(self, then: Callable[[], None]) -> None:
+        self.then = then
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find torch with the other finders, and wrap its loader."""
+        if getattr(sys.modules.get("sitecustomize"), "__file__", None) == STARTUP:
+            del sys.modules["sitecustomize"]
+        if name != "torch":
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None and spec.loader is not None:
+                    self._wrap(spec.loader)
+                    return spec
+        return None
+
+    def _wrap(self, loader: Loader) -> None:
+        """Call ``then`` after the module ran; leave no frame in a traceback."""
+        executes = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            try:
+                executes(module)
+            except BaseException as error:
+                without_own_frame(error)
+                raise
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.then()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
