@@ -80,7 +80,7 @@ def test_a_script_that_is_killed_leaves_the_files(tmp_path: Path) -> None:
 def test_a_report_that_cannot_be_written_yet(tmp_path: Path) -> None:
     """The script makes the file's folder anew; the report at the end is written into it."""
     text = WAITS_FOR_THE_REPORT.replace("torch.manual_seed(0)", 'os.rmdir("out")')
-    text = text.replace('print("trained")', 'os.mkdir("out"); print("trained")')
+    text = text.replace('print("trained")', 'time.sleep(3); os.mkdir("out"); print("trained")')
     (tmp_path / "out").mkdir()
     files = ["-o", "out/report.md", "-o", "report.html", "--save", "report.json"]
     arguments = [*script(tmp_path, text), "ended", "report.json"]
