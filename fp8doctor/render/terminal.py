@@ -14,6 +14,9 @@ BOLD, DIM = "1", "2"
 NARROWEST = 40
 """Columns below which nothing is laid out; a narrower terminal breaks the lines by itself."""
 
+UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Unicode categories that a terminal obeys (control, direction, line breaks) or cannot show."""
+
 ASCII = str.maketrans(
     {
         "·": "|",
@@ -49,7 +52,9 @@ def printable(text: str) -> str:
     """Write the text with every character that is not printable replaced by U+FFFD."""
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(each) in UNPRINTABLE else each for each in text
+    )
 
 
 def to_ascii(text: str) -> str:

@@ -101,7 +101,7 @@ def as_text(
 
 def _tied(text: str) -> str:
     """Write one printable line whose numbers stay with their units."""
-    return UNITS.sub(TIED, text if TIED in text else printable_line(text))
+    return UNITS.sub(TIED, printable_line(text))
 
 
 class _Paper:
@@ -147,21 +147,22 @@ class _Paper:
         }
         return layouts[type(part)](part)
 
-    def prose(self, text: str, indent: int = 0, style: str = "") -> list[str]:
-        """Wrap a paragraph between its words; a number stays with its unit."""
-        lines = wrap(_tied(text).split(" "), self.width - indent)
+    def prose(self, text: str, indent: int = 0, style: str = "", *, end: str = "") -> list[str]:
+        """Wrap a paragraph between its words; a number stays with its unit, ``end`` with the last word."""
+        tied = _tied(text) + (f"{TIED}{TIED}{printable_line(end)}" if end else "")
+        lines = wrap(tied.split(" "), self.width - indent)
         return [" " * indent + self.paint(line, style) for line in lines]
 
-    def hanging(self, begin: str, taken: int, text: str, style: str = "") -> Iterator[str]:
+    def hanging(self, begin: str, taken: int, text: str, style: str = "", *, end: str = "") -> Iterator[str]:
         """Write a paragraph behind ``begin``, which takes so many columns; further lines are indented."""
-        first, *rest = self.prose(text, taken, style) or [""]
+        first, *rest = self.prose(text, taken, style, end=end) or [""]
         yield f"{begin}{first.lstrip()}".rstrip() if first.strip() else begin.rstrip()
         yield from rest
 
-    def side(self, pieces: Iterable[str], style: str, joint: str = " · ") -> list[str]:
+    def side(self, pieces: Iterable[str], style: str) -> list[str]:
         """Write short pieces side by side, each kept whole."""
         told = map(_tied, filter(None, pieces))
-        return [self.paint(line, style) for line in wrap(told, self.width, joint=joint)]
+        return [self.paint(line, style) for line in wrap(told, self.width, joint=" · ")]
 
     def next(self, part: Next) -> Iterator[str]:
         begin = self.paint("Next", BOLD) + "  "
@@ -185,8 +186,8 @@ class _Paper:
 
     def marks(self, part: Marks) -> Iterator[str]:
         if part.in_a_line:
-            told = [f"{self.glyph(each.mark)}{TIED}{printable_line(each.text)}" for each in part.rows]
-            yield from self.side(told, "", "  ")
+            told = [f"{self.glyph(each.mark)}{TIED}{_tied(each.text)}" for each in part.rows]
+            yield from wrap(told, self.width, joint="  ")
             return
         margin = max(len(self.glyph(each.mark)) + bool(each.mark) for each in part.rows)
         name = max(columns(printable_line(each.name)) for each in part.rows)
@@ -194,8 +195,8 @@ class _Paper:
         for each in part.rows:
             begin = self.mark(each.mark, margin)
             begin += self.paint(filled_up(printable_line(each.name), name), BOLD) if name else ""
-            code = f"{TIED}{TIED}{each.code}" if each.code not in each.text else ""
-            yield from self.hanging(begin, margin + name, printable_line(each.text) + code)
+            code = each.code if each.code not in each.text else ""
+            yield from self.hanging(begin, margin + name, each.text, end=code)
             yield from (" " * 6 + line for line in printable_lines(each.lines) if line)
 
     def table(self, part: Table) -> Iterator[str]:

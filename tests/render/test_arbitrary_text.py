@@ -87,6 +87,7 @@ def with_name(name: str) -> Report:
 @given(names, st.integers(1, 140), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 @example("日本語" * 40, 40, True, False)
+@example(f"m{text.TIED}\x1b[31m\x1b]0;own\x07.py", 100, True, False)
 def test_text_stays_in_its_columns_and_obeys_nothing(
     name: str, width: int, verbose: bool, ascii: bool
 ) -> None:
@@ -98,6 +99,12 @@ def test_text_stays_in_its_columns_and_obeys_nothing(
     for line in screen.split("\n"):
         assert line == line.rstrip()
         assert columns(line) <= max(width, text.NARROWEST) or line.startswith(" " * 6)
+
+
+def test_a_tie_of_a_name_carries_no_control_character() -> None:
+    screen = text.render(with_name(f"m{text.TIED}\x1b[31m\x1b]0;own\x07.py"), verbose=True)
+    assert not {"\x1b", "\x07"} & {*screen}
+    assert "m\ufffd\ufffd[31m" in screen.partition("\n")[0]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fp8doctor.answer.job import quantity, short_version
-from fp8doctor.render.terminal import columns, filled_up, printable_line, reflow, wrap
+from fp8doctor.render.terminal import columns, filled_up, printable_line, printable_lines, reflow, wrap
 from fp8doctor.wording import percent
 
 
@@ -30,6 +30,10 @@ def test_columns(text: str, width: int) -> None:
 )
 def test_one_harmless_line(text: str, line: str) -> None:
     assert printable_line(text) == line
+
+
+def test_blanks_of_every_kind_stay_in_code() -> None:
+    assert printable_lines("a\xa0b\u202fc\u3000d\x1b") == ["a\xa0b\u202fc\u3000d\ufffd"]
 
 
 def test_what_does_not_fit_is_broken_between_words_then_anywhere() -> None:
