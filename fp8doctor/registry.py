@@ -160,6 +160,8 @@ def import_folder(folder: Path) -> None:
     shown = f"--checks {escaped(str(folder))}"
     if not folder.is_dir():
         raise UserError(f"{shown}: no such folder")
+    if folder.resolve() == Path(folder.resolve().anchor):
+        raise UserError(f"{shown}: that is the root of the file system; name the folder of checks")
     every = (
         path
         for path in (*folder.glob("*.py"), *folder.glob("[!._]*/*.py"))

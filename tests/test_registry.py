@@ -260,7 +260,8 @@ def test_what_is_no_folder_of_checks_is_refused_before_anything_of_it_runs(
     monkeypatch.setattr(registry, "MOST_FILES", 3)
     for at in range(4):
         folder(tmp_path, "raise SystemExit", f"{at}.py")
-    refused = {tmp_path: "more than 3 Python files", tmp_path / "nowhere": "no such folder"}
-    for path, why in refused.items():
+    monkeypatch.setattr(registry, "_import", lambda path: pytest.fail(f"{path} is run"))
+    refused = {tmp_path: "more than 3 Python files", Path("/"): "root of the file system"}
+    for path, why in (refused | {tmp_path / "nowhere": "no such folder"}).items():
         with pytest.raises(UserError, match=why):
             discover([path])
