@@ -56,8 +56,11 @@ SAVED = "saved"
 BYTES = ("json", "html", "junit")
 """Formats that say which encoding they are in."""
 
+PLAIN_SUFFIXES = ("", ".log", ".out")
+"""Suffixes that name no format; text unless another is asked for."""
+
 FORMAT_OF_SUFFIX = {
-    **dict.fromkeys(("", ".txt", ".log", ".out"), "text"),
+    **dict.fromkeys((*PLAIN_SUFFIXES, ".txt"), "text"),
     ".json": "json",
     ".md": "markdown",
     ".html": "html",
@@ -109,13 +112,14 @@ def output(options: dict[str, Any], *sources: Path | None, formats: Sequence[str
 
 def format_of(asked: str | None, path: Path, formats: Sequence[str]) -> str:
     """Return the wanted format, else that of the file's suffix. Raises a usage error without either."""
-    meant = FORMAT_OF_SUFFIX.get(path.suffix.lower())
+    suffix = path.suffix.lower()
+    meant = FORMAT_OF_SUFFIX.get(suffix)
     if asked is None and meant not in formats:
         raise click.UsageError(
             f"The format of {path} is not clear from {path.suffix!r}; give --format "
             f"{', '.join(formats[:-1])} or {formats[-1]}."
         )
-    by_suffix = asked is None or (asked == ON_STDOUT and path.suffix)
+    by_suffix = asked is None or (asked == ON_STDOUT and suffix not in PLAIN_SUFFIXES)
     return meant if by_suffix and meant else asked or "text"
 
 
@@ -285,9 +289,9 @@ def writer(report: Document, wanted: Wanted) -> Written:
         if format in ("github", "junit"):
             from fp8doctor.render.build_servers import github, junit
 
-            code, here = wanted.code, Path.cwd()
-            path = code.absolute() if code and code.is_file() else here.parent
-            file = path.relative_to(here).as_posix() if path.is_relative_to(here) else ""
+            code = wanted.code.absolute() if wanted.code and wanted.code.is_file() else None
+            here = Path.cwd() if code else Path()
+            file = code.relative_to(here).as_posix() if code and code.is_relative_to(here) else ""
             if format == "junit":
                 return junit(report, fail_on=wanted.gate.fail_on, file=file)
             return github(report, file=file)

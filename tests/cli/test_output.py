@@ -73,6 +73,8 @@ def test_a_format_that_is_named_goes_before_the_suffix(saved: Path, tmp_path: Pa
     assert (tmp_path / "r.json").read_text("utf-8").startswith("## fp8doctor")
     beside = fp8doctor("report", saved, "--format", "github", "-o", tmp_path / "x.md")
     assert beside.stdout.startswith("::")
+    assert not fp8doctor("report", saved, "--format", "github", "-o", tmp_path / "x.log").stdout
+    assert (tmp_path / "x.log").read_text("utf-8") == beside.stdout
 
 
 @pytest.mark.slow

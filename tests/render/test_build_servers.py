@@ -71,6 +71,13 @@ def test_every_outcome_is_a_test_case() -> None:
     assert [child.tag for child in verdict] == ["skipped"], "it is open"
 
 
+def test_a_saved_report_names_its_own_file_in_every_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    name = "llama_8b_eager.py"
+    for format, named in (("github", f"file={name},"), ("junit", f"fp8doctor {name}")):
+        assert named in CliRunner().invoke(cli.main, ["demo", "--format", format]).stdout
+
+
 def test_the_formats_are_written_beside_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Annotations go to stdout, the page to the step's summary, the files by their suffixes."""
     summary = tmp_path / "summary.md"
