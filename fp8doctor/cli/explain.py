@@ -1,4 +1,4 @@
-"""The command ``explain``: a check by code, name or a word of its title, or an error's text."""
+"""The command ``explain``: a check by code, name or a word in it, or an error's text."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from fp8doctor.known_errors import KnownError
 
 SHORTEST = 3
-"""Characters of a word that is looked for in titles."""
+"""Characters of words that are looked for."""
 
 LONGEST_WORD = 40
-"""Characters of a word that is repeated in an answer."""
+"""Characters of words that are looked for in pages, or repeated in an answer."""
 
 PREFIX = r"[A-Z]{3,5}\d{0,3}"
 """The beginning of a code. In small letters it is a search word."""
@@ -31,10 +31,10 @@ ENDS_OTHERWISE = "fp8doctor does not know the last exception in this text. It kn
 
 
 @click.command()
-@click.argument("asked", nargs=-1, metavar="CODE...|WORD|ERROR|-")
+@click.argument("asked", nargs=-1, metavar="CODE...|WORDS|ERROR|-")
 @list_options
 def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> int:
-    """Explain checks (by code, prefix, name or a word of the title: CMP001 SHP) or an error message.
+    """Explain checks (by code, prefix, name or a word in them: CMP001 SHP LoRA) or an error message.
 
     With -, or without an argument, read a log from stdin: fp8doctor explain < train.log
     """
@@ -54,13 +54,17 @@ def explain(asked: tuple[str, ...], format: str, checks: tuple[Path, ...]) -> in
         _show(format, data, f"\n\n{'-' * columns()}\n\n".join(heads))
     elif errors := known_errors.recognise_all(text):
         _show_errors(format, errors, catalogue, ends_otherwise=not known_errors.fatal_is_known(text))
+    elif found := [each for each in catalogue if len(text) <= LONGEST_WORD and _has(each.page, text)]:
+        lines = [f"{each.code} {each.name}: {each.title}" for each in found]
+        page = "\n\n".join((*lines, f"More: fp8doctor explain {found[0].code}"))
+        _show(format, {"checks": list(map(summary, found))}, page)
     else:
         raise UserError(_not_known(text, catalogue))
     return OK
 
 
 def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading]:
-    """Find the checks by code, prefix, name or a word of their titles; none unless every word finds some."""
+    """Find the checks by code, prefix or a word of name or title; none unless every word finds some."""
     found: dict[str, Heading] = {}
     for word in ",".join(asked).replace(" ", ",").split(","):
         checks = [each for each in catalogue if _is_named(each, word)]
@@ -71,10 +75,17 @@ def named_by(asked: Sequence[str], catalogue: Sequence[Heading]) -> list[Heading
 
 
 def _is_named(check: Heading, word: str) -> bool:
-    keys, lower = (check.code, check.name, *check.also), word.lower()
+    keys = (check.code, check.name, *check.also)
     of_prefix = re.fullmatch(PREFIX, word) and any(key.startswith(word) for key in keys)
-    in_title = len(word) >= SHORTEST and lower in re.split(r"\W+", f"{check.area} {check.title}".lower())
-    return bool(lower in map(str.lower, keys) or of_prefix or in_title)
+    in_heading = _has(" ".join((check.area, *keys, check.title)), word)
+    return bool(word.lower() in map(str.lower, keys) or of_prefix or in_heading)
+
+
+def _has(text: str, words: str) -> bool:
+    """Return whether a text has these words in a row, in any case."""
+    row = " ".join(words.split())
+    found = re.search(rf"(?<!\w){re.escape(row)}(?!\w)", " ".join(text.split()), re.IGNORECASE)
+    return len(row) >= SHORTEST and found is not None
 
 
 def summary(check: Heading) -> dict[str, Any]:

@@ -106,8 +106,21 @@ def test_a_page_has_the_width_that_columns_says(asked: str, monkeypatch: pytest.
             assert {line for line in page.splitlines() if line[:4] == "    " and " #" not in line} <= {*lines}
 
 
-@pytest.mark.parametrize(("word", "found"), [("checkpointing", "CKP001"), ("Optimizer", "STP007")])
-def test_explain_finds_a_word_of_a_title(word: str, found: str) -> None:
+WORDS = {
+    "checkpointing": "CKP001",
+    "Optimizer": "STP007",
+    "torch.compile": "CMP002",
+    "unaligned": "SHP001",
+    "all-gather": "DST001",
+    "eager float8": "CMP001",
+    "lora": "SHP002",
+    "layers do not learn": "MOD007",
+}
+"""Words of titles, names and pages -> a check that has them."""
+
+
+@pytest.mark.parametrize(("word", "found"), WORDS.items())
+def test_explain_finds_words_of_titles_names_and_pages(word: str, found: str) -> None:
     result = fp8doctor("explain", word, "--format", "json")
     data = json.loads(result.stdout)
     assert found in [each["code"] for each in data.get("checks", [data])]
