@@ -83,7 +83,7 @@ def _parts(facts: Facts) -> Iterator[Marked]:
         mark: Mark = "bad" if unused else "info" if of_cpu else "healthy"
         yield Marked(mark, torch.partition("+")[0] + how, "torch", lines=WITH_CUDA if unused else "")
     driver = software.get("driver", "")
-    if driver or driver is None:
+    if (driver or driver is None) and not software.get("hip"):
         yield Marked("healthy" if driver else "not_applicable", driver or "no NVIDIA driver found", "driver")
     gpus = visible_gpus(facts)
     if gpus is None:

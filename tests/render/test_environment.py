@@ -70,3 +70,9 @@ def test_the_machine_can_train_in_fp8_or_a_command_helps(found: Facts, mark: str
         assert screen.splitlines()[2].startswith(f"{mark} ")
         assert not command or f"  {command}" in screen
     assert command in markdown.render(report)
+
+
+def test_rocm_has_no_nvidia_driver_to_miss() -> None:
+    found = facts(MI300X, torch=ROCM)
+    report = diagnose(replace(found, software=replace(found.software, driver=None)))
+    assert "NVIDIA driver" not in text.render(report)
