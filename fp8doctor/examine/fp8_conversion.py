@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -20,13 +20,24 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
+from fp8doctor.examine.compile_marks import compile_mark
 from fp8doctor.examine.walk import Place, Tree, hooks, trains
 from fp8doctor.facts import Conversion, Converter
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks import recognise
 from fp8doctor.stacks.code_names import names_in
-from fp8doctor.stacks.looking import children_of, is_a, parameters_of, read, tensor
+from fp8doctor.stacks.looking import (
+    children_of,
+    is_a,
+    lineage,
+    parameters_of,
+    read,
+    read_class,
+    state_of,
+    tensor,
+)
+from fp8doctor.stacks.torch_private import OPTIMIZED_MODULE
 from fp8doctor.stacks.torchao import CONVERTER_HOME, CONVERTER_TRACE
 
 _log = logging.getLogger("fp8doctor")
@@ -40,6 +51,10 @@ class Replacement:
     weight: weakref.ref[Any]
     """The predecessor's."""
     hooks: int
+    own_forward: bool
+    compiled: bool
+    wrapped: bool
+    """The predecessor was compiled, and the wrapper still calls it (torch 2.13)."""
     frozen: bool
 
 
@@ -84,9 +99,7 @@ class ConversionWatch:
             old = children_of(parent).get(name)
             replaces = new is not old and is_a(old, nn.Linear) and is_a(new, nn.Module)
             if replaces and old is not None and new is not None and is_fp8(new) and not is_fp8(old):
-                weight: Any = tensor(old, "weight")
-                held = weakref.ref(new), weakref.ref(weight)
-                self.replacements.append(Replacement(*held, hooks(old), not weight.requires_grad))
+                self.replacements.append(replacement(parent, old, new, tensor(old, "weight")))
         except Exception as error:  # the user's conversion goes on, whatever a class of theirs does here
             _log.debug("a replacement could not be read", exc_info=True)
             what = f"a replacement by {type(new).__qualname__} could not be read"
@@ -95,6 +108,19 @@ class ConversionWatch:
 
 def is_fp8(module: nn.Module) -> bool:
     return any(layer.use == "training" for layer in recognise(module, {}))
+
+
+def replacement(parent: nn.Module, old: nn.Module, new: nn.Module, weight: Any) -> Replacement:
+    """Note what is lost unless it is restored."""
+    return Replacement(
+        layer=weakref.ref(new),
+        weight=weakref.ref(weight),
+        hooks=hooks(old),
+        own_forward=read_class(type(old), "forward") is not nn.Linear.forward and not is_a(new, type(old)),
+        compiled=(mark := compile_mark(old, "")) is not None and mark.compiles is not False,
+        wrapped=OPTIMIZED_MODULE in lineage(type(parent)),
+        frozen=not weight.requires_grad,
+    )
 
 
 def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str, str]) -> Any:
@@ -112,8 +138,13 @@ def examine_conversion(tree: Tree, watch: ConversionWatch | None, gaps: dict[str
     ]
     return Conversion(
         linears=len(found),
-        without_hooks=tuple(place.name for place, each in found if each.hooks > hooks(place.module)),
-        unfrozen=tuple(place.name for place, each in found if each.frozen and trains(place.module)),
+        without_hooks=names(place for place, each in found if each.hooks > hooks(place.module)),
+        without_forward=names(
+            place for place, each in found if each.own_forward and "forward" not in state_of(place.module)
+        ),
+        without_compile=names(place for place, each in found if each.compiled and place.compiled is None),
+        bypassed=names(place for place, each in found if each.wrapped and place.wrappers),
+        unfrozen=names(place for place, each in found if each.frozen and trains(place.module)),
         untied=untied(tree, found),
     )
 
@@ -138,6 +169,10 @@ def idle_copies(watch: ConversionWatch, tree: Tree) -> int:
     return (
         len(idle) if {each.shape for each in idle} <= {each.shape for each in own if each is not None} else 0
     )
+
+
+def names(places: Iterable[Place]) -> tuple[str, ...]:
+    return tuple(place.name for place in places)
 
 
 def untied(tree: Tree, found: list[tuple[Place, Replacement]]) -> tuple[tuple[str, str], ...]:

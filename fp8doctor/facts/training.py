@@ -127,6 +127,12 @@ class Conversion(Record, frozen=True, kw_only=True):
     """FP8 layers in the model that took the place of a Linear."""
     without_hooks: tuple[str, ...] = NOT_RECORDED
     """Layers whose predecessor had forward or backward hooks; they have none."""
+    without_forward: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor had a forward of its own; they do not run it."""
+    without_compile: tuple[str, ...] = NOT_RECORDED
+    """Layers whose predecessor was compiled; neither they nor a module above them is."""
+    bypassed: tuple[str, ...] = NOT_RECORDED
+    """Layers inside a ``torch.compile`` wrapper that was made around the predecessor, and calls it still."""
     unfrozen: tuple[str, ...] = NOT_RECORDED
     """Layers that are trainable and whose predecessor was frozen."""
     untied: tuple[tuple[str, str], ...] = NOT_RECORDED

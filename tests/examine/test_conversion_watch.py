@@ -40,10 +40,10 @@ def test_watching_keeps_nothing_alive() -> None:
 def test_a_class_that_cannot_be_read_costs_the_fact_and_not_the_conversion(
     look: Callable[..., Facts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*replaced: object) -> None:
+    def broken(*replaced: nn.Module) -> None:
         raise RuntimeError("a property of the user's")
 
-    monkeypatch.setattr("fp8doctor.examine.fp8_conversion.Replacement", broken)
+    monkeypatch.setattr("fp8doctor.examine.fp8_conversion.replacement", broken)
     with ConversionWatch() as watch:
         model = convert_to_float8_training(nn.Sequential(nn.Linear(32, 32)))
     assert type(model[0]).__name__ == "Float8Linear"

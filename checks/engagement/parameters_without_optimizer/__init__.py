@@ -2,8 +2,8 @@
 
 A converter makes a new layer with the old weight and leaves the rest behind, without a warning. The optimizer
 holds the old Parameters, so layers do not learn. A LoRA base loses `requires_grad=False`, a head its tie to
-the embedding, a layer its hooks. MXFP8 wrappers of torchao 0.17 and 0.18 lose biases, and safetensors cannot
-write wrapped weights. Accelerate wraps torchao's weights for FSDP's
+the embedding, a layer its hooks, `compile()` or a subclass's own forward. MXFP8 wrappers of torchao 0.17 and
+0.18 lose biases, and safetensors cannot write wrapped weights. Accelerate wraps torchao's weights for FSDP's
 float8 all-gather even on one GPU: one SGD step then changed no converted weight.
 
     accelerator = Accelerator(mixed_precision="fp8")   # before
@@ -13,7 +13,7 @@ float8 all-gather even on one GPU: one SGD step then changed no converted weight
 
 In your own code convert first; then tie weights, add hooks, compile, and create the optimizer last. Ignore it
 if another optimizer updates these parameters, if you want untied weights, or never save the model. Lost hooks
-are seen only if fp8doctor loads your model file.
+and forwards are seen only if fp8doctor loads your model file.
 https://github.com/huggingface/accelerate/blob/v1.15.0/src/accelerate/utils/ao.py
 https://github.com/pytorch/ao/issues/4846
 """
@@ -98,7 +98,7 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
     )
 
 
-LOST = "without_hooks unfrozen untied"
+LOST = "without_hooks without_forward without_compile bypassed unfrozen untied"
 
 
 def _converted(layer: kit.Linear, *, outside: int = 0, **seen: Any) -> kit.Facts:

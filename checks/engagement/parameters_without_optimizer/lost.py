@@ -1,4 +1,4 @@
-"""What the new layers of a conversion do not have any more: ties, hooks and biases."""
+"""What the new layers of a conversion do not have any more: ties, hooks, forwards and biases."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ ao#4846."""
 
 CONVERT_FIRST = kit.Treatment(
     name="convert-first",
-    summary="convert first, then add hooks",
-    code="convert_to_float8_training(model)\nmodel.up.register_forward_hook(hook)",
+    summary="convert first, then add hooks and compile",
+    code="convert_to_float8_training(model)\nmodel.up.register_forward_hook(hook)\nmodel.up.compile()",
 )
 
 
@@ -45,16 +45,27 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     seen = facts.training.conversion
     if seen is None or not seen.linears:
         return kit.NotApplicable(reason="no Linear was replaced while fp8doctor loaded a model file")
-    if not seen.without_hooks:
+    lost = {
+        "the conversion dropped the hooks of {}": seen.without_hooks,
+        "the conversion dropped the own forward of {}": seen.without_forward,
+        "the conversion dropped the compile of {}": seen.without_compile,
+        "a compiled wrapper keeps calling the old Linear of {}, in 16 bits": seen.bypassed,
+    }
+    names = [name for each in lost.values() for name in each]
+    if not names:
         return None
-    count = len(seen.without_hooks)
+    summary = "convert plain nn.Linear only, so a subclass keeps its forward"
+    only_plain = kit.conversion.conversion(facts, only="type(layer) is nn.Linear")
+    keep = kit.Treatment(name="keep-subclasses", summary=summary, code=only_plain)
     return kit.Finding(
-        severity="warning",
-        title=f"the conversion dropped the hooks of {kit.plural(count, 'Linear')}",
+        severity="error" if seen.bypassed else "warning",
+        title="; ".join(
+            words.format(kit.plural(len(each), "Linear")) for words, each in lost.items() if each
+        ),
         explanation=f"{kit.plural(seen.linears, 'Linear')} became FP8 layers while the model file was "
-        f"loaded. {count} of them lost hooks that nobody put back.",
-        evidence={"converted": seen.linears, "lost": count, "first": seen.without_hooks[0]},
-        treatment=CONVERT_FIRST,
+        f"loaded. {len(set(names))} of them lost something that nobody put back.",
+        evidence={"converted": seen.linears, "lost": len(names), "first": names[0]},
+        treatment=keep if seen.without_forward else CONVERT_FIRST,
     )
 
 
