@@ -62,7 +62,7 @@ def read(thing: Any, name: str, default: Any = None) -> Any:
         return _described(thing, owner, found, default) if hasattr(type(found), "__get__") else found
     if kind is MethodType:
         return read(thing.__func__, name, default)
-    return default
+    return getattr(thing, name, default) if is_torchscript(kind) else default
 
 
 def read_class(kind: type, name: str) -> Any:
@@ -207,10 +207,18 @@ def _described(thing: Any, owner: type | None, found: Any, default: Any) -> Any:
 
 def _members(module: Any, held: str) -> dict[str, Any]:
     """Return a module's members of one kind, past overrides of its containers."""
-    found = state_of(module).get(held)
+    state = state_of(module)
+    found = state.get(held)
     if type(found) is dict:
         return found
-    return dict(dict.items(found)) if isinstance(found, dict) else {}
+    if isinstance(found, dict):
+        return dict(dict.items(found))
+    if is_torchscript(type(module)):
+        inner = state.get("_actual_script_module")
+        return (
+            _members(inner, held) if inner is not None else dict(found.items() if found is not None else ())
+        )
+    return {}
 
 
 def _package(kind: type) -> str:

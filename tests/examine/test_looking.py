@@ -151,8 +151,12 @@ def test_a_trial_below_an_active_fake_tensor_mode(fake: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torchscript_is_named() -> None:
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torchscript_is_walked_and_named(how: str) -> None:
     inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
-    facts = inspect_model(nn.Sequential(nn.Linear(16, 16), torch.jit.script(inner)), trial=False).facts
+    compiled = torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(2, 16))
+    facts = inspect_model(nn.Sequential(nn.Linear(16, 16), compiled), trial=False).facts
     assert sizes(facts.network) == [("0", 16, 16)]
+    assert facts.network.parameters == 544
+    assert inspect_model(compiled, trial=False).verdict.status == "open"
     assert "TorchScript" in facts.gaps["network.linears"]
