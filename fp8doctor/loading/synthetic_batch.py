@@ -37,8 +37,11 @@ IMAGE = (224, 224)
 TARGETS = ("labels", "targets", "target")
 """Arguments that take the tokens to predict."""
 
-NEEDED = ("timestep", "timesteps", "decoder_input_values", "pixel_values", "input_features")
+NEEDED = ("timestep", "timesteps", "decoder_input_values")
 """Arguments that a model needs, even with a default."""
+
+BESIDES_TEXT = {"pixel_values": "images", "input_features": "sound"}
+"""Arguments that a model which predicts tokens does not need."""
 
 NO_TOKENS = ("Classification", "ForMultipleChoice", "ForNextSentence")
 """In names of transformers' classes whose labels are no tokens: they get none."""
@@ -72,10 +75,14 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         if name != main and (name in NEEDED or (required and name not in TARGETS)):
             raise NoBatchError(f"forward also needs {name!r}")
     if takes_tokens:
+        besides = [what for name, what in BESIDES_TEXT.items() if name in arguments]
+        if besides and not set(TARGETS) & {*arguments}:
+            raise NoBatchError(f"forward takes text and {besides[0]}")
         vocabulary = _vocabulary(model, first)
         length = sequence or min(SEQUENCE, _longest_sequence(model) or SEQUENCE)
         value = _random(model, (size or BATCH, length), vocabulary)
         what = f"random tokens of a vocabulary of {vocabulary}"
+        what += "".join(f", no {each}" for each in besides)
     elif kind in (None, "pixel_values") and (image := _image_shape(model, first)) is not None:
         value, what = _random(model, (size or BATCH, *image)), "random pixels"
     elif kind is None and main not in IMAGES and (width := _width_of_rows(model, first, sequence)):

@@ -51,6 +51,17 @@ def lora() -> nn.Module:
     return peft.get_peft_model(llama(), config)
 
 
+def llava() -> nn.Module:
+    """The image is an argument with a default: text alone runs."""
+    transformers = pytest.importorskip("transformers")
+    text = transformers.LlamaConfig(**SMALL, vocab_size=128)
+    return of_transformers(
+        "LlavaForConditionalGeneration",
+        text_config=text,
+        vision_config=transformers.CLIPVisionConfig(**VISION),
+    )
+
+
 class Decoder(nn.Module):
     """Positions are defined before tokens, and the causal mask bounds the sequence."""
 
@@ -138,6 +149,7 @@ MODELS = {
     "bert": (partial(of_transformers, "BertForSequenceClassification", **BERT), (8, 40, 320)),
     "lora": (lora, (8, 64, 512)),
     "vit": (vit, (8, None, None)),
+    "text and images": (llava, (8, 17, 136)),
     "positions begin behind the padding": (
         partial(of_transformers, "RobertaForMaskedLM", **BERT),
         (8, 38, 304),
