@@ -83,7 +83,11 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
         value = _random(model, (size or BATCH, length), vocabulary)
         what = f"random tokens of a vocabulary of {vocabulary}"
         what += "".join(f", no {each}" for each in besides)
-    elif kind in (None, "pixel_values") and (image := _image_shape(model, first)) is not None:
+    elif (
+        kind in (None, "pixel_values")
+        and "input_ids" not in arguments
+        and (image := _image_shape(model, first)) is not None
+    ):
         value, what = _random(model, (size or BATCH, *image)), "random pixels"
     elif kind is None and main not in IMAGES and (width := _width_of_rows(model, first, sequence)):
         shape = (size or BATCH, sequence, width) if sequence else (size or BATCH * SEQUENCE, width)
@@ -95,7 +99,7 @@ def synthetic_batch(model: Any, size: int | None, sequence: int | None) -> tuple
     batch = {main: value}
     if takes_tokens and not any(each in type(model).__name__ for each in NO_TOKENS):
         batch |= {name: value for name in TARGETS if name in arguments}
-    if "decoder_input_ids" in arguments and not set(TARGETS) & set(batch):
+    if takes_tokens and "decoder_input_ids" in arguments and not set(TARGETS) & set(batch):
         batch["decoder_input_ids"] = value
     made = value if kind is None and len(batch) == 1 else batch
     return made, f"{' x '.join(map(str, value.shape))} {what}"
@@ -195,13 +199,15 @@ def _image_shape(model: Any, first: Any) -> tuple[int, ...] | None:
     if isinstance(size, tuple | list) and len(size) == 3:
         return tuple(size)
     config = read(model, "config")
+    config = read(config, "vision_config", config)
     channels = read(first, "in_channels", read(config, "num_channels"))
-    if type(channels) is not int or len(read(first, "kernel_size", (0, 0))) != 2:
+    dimensions = len(read(first, "kernel_size", (0, 0)))
+    if type(channels) is not int or dimensions != 2 or read(config, "num_frames") is not None:
         return None
     side = next(
         (
             side
-            for owner in (config, model)
+            for owner in (config, *(each for _, each in modules_of(model)))
             for name in ("image_size", "img_size")
             if (side := read(owner, name))
         ),

@@ -186,6 +186,15 @@ def test_models_run_on_it(build: Callable[[], nn.Module], sizes: tuple[int | Non
     assert str(full.note).startswith("synthetic: ")
 
 
+def test_an_encoder_of_images_tells_their_size_and_its_decoder_gets_none() -> None:
+    transformers = pytest.importorskip("transformers")
+    of_both = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**VISION), transformers.BertConfig(**BERT)
+    )
+    batch = made(transformers.VisionEncoderDecoderModel(of_both), size=2).batch
+    assert {name: each.shape for name, each in batch.items()} == {"pixel_values": (2, 3, 32, 32)}
+
+
 def test_an_encoder_decoder_without_a_head_gets_tokens_for_its_decoder() -> None:
     model = of_transformers("T5Model", **T5)
     job = made(model, size=2, sequence=8)
