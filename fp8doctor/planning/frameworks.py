@@ -11,7 +11,7 @@ from fp8doctor.analysis.fp8_request import ALL_GATHER
 from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.code_snippets import with_imports
 from fp8doctor.cost.matmul_counts import is_grouped
-from fp8doctor.diagnosis.dialects import lines_of
+from fp8doctor.diagnosis.dialects import torchtitan_converter
 from fp8doctor.facts import Facts
 from fp8doctor.planning.estimates import Row
 from fp8doctor.planning.form import gathers_fp8
@@ -66,13 +66,12 @@ def _float8(facts: Facts, row: Row, options: Options) -> Iterator[tuple[str, str
     if name == "tensorwise":
         flags = ("enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp")
         gather = "".join(f" --quantize.linear.float8.{each}" for each in flags if gathers)
-        old = lines_of("torchtitan", "convert-tensorwise") or ""
-        yield "torchtitan", old.replace(" --compile.enable", f"{gather} --compile.enable").strip()
+        yield "torchtitan", torchtitan_converter(name, (), gather)
         yield "trl", TRL.format(wrapped="" if gathers else f" {ALL_GATHER}=false")
         gather = "\nfp8_enable_fsdp_float8_all_gather: true\nfsdp_version: 2" if gathers else ""
         yield "axolotl", f"fp8: true{gather}\ntorch_compile: true"
     else:
-        yield "torchtitan", (lines_of("torchtitan", f"convert-{name}") or "").strip()
+        yield "torchtitan", torchtitan_converter(name, ("lm_head",))
 
 
 def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -80,8 +79,7 @@ def _mxfp8(facts: Facts) -> Iterator[tuple[str, str]]:
     experts = [each for each in facts.network.linears if is_grouped(each)]
     lines = quantize_mxfp8([*layers, *experts])
     yield "pytorch", with_imports(f"{lines}\n{compile_treatment(facts, layers).code}")
-    linears = (lines_of("torchtitan", "convert-mxfp8") or "").strip()
-    yield "torchtitan", linears + (TORCHTITAN_EXPERTS if experts else "")
+    yield "torchtitan", torchtitan_converter("mxfp8", ()) + (TORCHTITAN_EXPERTS if experts else "")
 
 
 def _transformer_engine(row: Row, *, experts: bool) -> Iterator[tuple[str, str]]:

@@ -80,3 +80,14 @@ def test_each_row_is_of_a_treatment_and_is_whole(name: str) -> None:
             assert all(isinstance(key, str) for key in yaml.safe_load(code))
         elif name != "torchtitan" and not code.splitlines()[-1].startswith("unset"):
             ast.parse(code)
+
+
+def test_torchtitans_converter_leaves_out_what_the_user_does() -> None:
+    facts = load_report(RECORDED / "h200-decoder_468m.json.gz").facts
+    first = facts.network.fp8[0]
+    own = tuple(replace(each, use="none") if each is first else each for each in facts.network.linears)
+    facts = replace(facts, network=replace(facts.network, linears=own))
+    for recipe, option in (("rowwise", "filter_fqns=["), ("tensorwise", "float8.filter_fqns=")):
+        told = Treatment(name=f"recipe-{recipe}", summary="", code="")
+        _, _, named = from_table("torchtitan", told, facts).code.partition(option)
+        assert first.name in named
