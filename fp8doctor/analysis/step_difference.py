@@ -125,6 +125,8 @@ class Waterfall(Struct, frozen=True):
     """Step of ``of``."""
     is_fused: bool = False
     """True if the cast kernels of ``of`` do norms and activations of ``against`` as well."""
+    fused_ms: float = 0.0
+    """Of the part of the casts, what ``of`` does in them of the norms and activations of ``against``."""
 
     @property
     def shown_ms(self) -> dict[str, float]:
@@ -174,11 +176,11 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     if one is None or other is None or of.step_ms is None or against.step_ms is None:
         return None
     parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
-    is_fused = bool(of.get("graphs_run")) and min(parts["casts"], -parts[NORMS]) >= SHOWN_MS
+    fused_ms = max(0.0, min(parts["casts"], -parts[NORMS])) if of.get("graphs_run") else 0.0
     parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())
-    return Waterfall(of.name, against.name, whole, parts, of.step_ms, is_fused)
+    return Waterfall(of.name, against.name, whole, parts, of.step_ms, fused_ms >= SHOWN_MS, fused_ms)
 
 
 def parts_in_words(found: Waterfall) -> str:
