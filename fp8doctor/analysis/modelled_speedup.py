@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
-from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
 from fp8doctor.cost.layer import NoNumbers
@@ -255,6 +255,8 @@ def _compiled_forms(facts: Facts) -> dict[str, tuple[ModelledStep, bool]]:
             except NoNumbers as missing:
                 reason = str(missing)
     if not found:
+        if not nothing_to_convert(facts.network):
+            modelled_bf16(facts)  # raises if it is the rows that are unknown
         raise NoNumbers(reason)
     return dict(sorted(found.items(), key=lambda each: each[1][0].step_ms))
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from fp8doctor import load_report
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.estimate import expected_speedup
+from fp8doctor.diagnosis.estimate import expected_speedup, why_not_estimated
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding
 from fp8doctor.registry import discover, run
@@ -62,3 +63,9 @@ def test_fp32_weights_that_fsdp2_gathers_in_bf16_multiply_as_bf16_ones_do(look: 
     assert gathered is not None
     assert kept.parts_ms == gathered.parts_ms
     assert kept.bf16.families_ms | {"optimizer": 0.0} == gathered.bf16.families_ms | {"optimizer": 0.0}
+
+
+def test_without_a_batch_the_batch_is_what_is_missing(look: Look) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4096, 4096)).bfloat16()
+    facts = replace(look(model), assumed_gpu="H100")
+    assert why_not_estimated(facts, ()) == "there is no batch to run the model on"
