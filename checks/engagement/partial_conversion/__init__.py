@@ -31,9 +31,6 @@ from .left_out import BY_FILTER, REASONS, Reason
 WORTH_MENTIONING_PCT = 5.0
 """Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
 
-ERROR = 0.09
-"""Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""
-
 MOST = 0.5
 """Part of the convertible FLOPs that a user's own filter must convert. Below it FP8 makes the matmuls at most
 1.3x as fast, and the casts use that up: 5 to 25% of a compiled step on one H200."""
@@ -116,7 +113,8 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
     if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
         return True
     cost = kit.cost.linear_cost(linear, rows, gpu)
-    return cost is not None and cost.bf16_ms - cost.fp8_ms - cost.casts_ms > ERROR * cost.bf16_ms
+    error = kit.layer_gain.ERROR
+    return cost is not None and cost.bf16_ms - cost.fp8_ms - cost.casts_ms > error * cost.bf16_ms
 
 
 def bound(fp8_pct: float, facts: kit.Facts) -> float | None:
