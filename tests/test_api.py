@@ -17,7 +17,6 @@ from torchao.float8 import convert_to_float8_training
 import fp8doctor
 from fp8doctor import inspect_model, load_report
 from fp8doctor.cli.pages import DEMO
-from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
 from fp8doctor.report import Report
 from research.reliability.everything import differences, everything, settings
@@ -325,12 +324,11 @@ def test_a_list_is_for_a_training_step_to_take_apart() -> None:
 
 
 @pytest.mark.parametrize("how", ["script", "trace"])
-def test_a_scripted_part_is_named_and_the_model_still_examined(how: str) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_scripted_part_is_named_and_the_model_still_examined(how: str, whole: bool) -> None:
     inner = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
     part = torch.jit.script(inner) if how == "script" else torch.jit.trace(inner, torch.ones(2, 16))
-    with pytest.raises(UserError, match="no parameters to look at"):
-        inspect_model(part, torch.ones(8, 16))
-    model = nn.Sequential(nn.Linear(16, 16), part)
+    model = part if whole else nn.Sequential(nn.Linear(16, 16), part)
     report = inspect_model(model, torch.ones(8, 16), device="cpu", budget_s=1, progress=False)
     assert report.facts.trial.arms == ()
     assert "torch.jit" in report.facts.trial.reason
