@@ -42,7 +42,8 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Any, Any]:
     except NoDriverError:
         return _without_nvml(torch, gaps), None
     except Exception as error:
-        gaps["software.driver"] = _cannot_be_asked(error, gaps)
+        _log.debug("the GPUs cannot be asked", exc_info=True)
+        gaps["gpus"] = gaps["software.driver"] = scrub(f"the GPUs cannot be asked: {error}")
         return NOT_RECORDED, NOT_RECORDED
 
 
@@ -57,15 +58,10 @@ def _without_nvml(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
             gaps["gpus"] = "torch has not initialized HIP in this process, and to ask would do so"
             return unknown
     except Exception as error:
-        _cannot_be_asked(error, gaps)
+        _log.debug("torch's GPUs cannot be asked", exc_info=True)
+        gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
         return unknown
     return ()
-
-
-def _cannot_be_asked(error: Exception, gaps: dict[str, str]) -> str:
-    _log.debug("the GPUs cannot be asked", exc_info=True)
-    gaps["gpus"] = scrub(f"the GPUs cannot be asked: {error}")
-    return gaps["gpus"]
 
 
 def installed_torch() -> Any:

@@ -30,7 +30,9 @@ def test_fp8_that_the_cost_model_expects_to_lose_is_left_off(compiled: bool, bat
     """Also if compiling it makes it faster, as long as it loses; not if another recipe wins as it is."""
     facts = in_rowwise(compiled=compiled)
     plan = diagnose(replace(facts, workload=replace(facts.workload, batch_source=batch))).prescription
-    assert [step.treatment.name for step in plan] == [ends]
+    names = [step.treatment.name for step in plan]
+    assert names[0] == ends
+    assert (STAY_IN_BF16 in names) == (ends == STAY_IN_BF16), "a recipe may leave layers out too"
 
 
 def with_nan_in(facts: Facts, **found: tuple[str, ...]) -> Facts:
