@@ -40,11 +40,6 @@ def calls_of(linear: Linear, facts: Facts) -> int:
     return max(1, round(sum(seen) / max(seen))) if any(seen) else 1
 
 
-def products_of(linear: Linear, facts: Facts) -> int:
-    """Count the matmuls with these rows in one forward, over all calls; experts share the rows of one."""
-    return calls_of(linear, facts) * (1 if is_grouped(linear) else gemms(linear))
-
-
 def rows_seen(linear: Linear, facts: Facts) -> tuple[int, ...]:
     """Return the rows of every call in one forward; empty if nobody counted them.
 
