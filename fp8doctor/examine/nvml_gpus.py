@@ -48,7 +48,7 @@ def examine_gpus(gaps: dict[str, str]) -> tuple[Any, Any]:
 
 
 def _without_nvml(torch: Any, gaps: dict[str, str]) -> tuple[Gpu, ...]:
-    """List the devices that torch has initialized itself, where no driver of NVIDIA's answers."""
+    """List the devices that torch has initialized itself, if no NVIDIA driver answers."""
     vendor: Literal["nvidia", "amd"] = "amd" if torch and torch.version.hip else "nvidia"
     unknown: tuple[Gpu, ...] = NOT_RECORDED
     try:
