@@ -28,7 +28,6 @@ from fp8doctor.stacks.looking import (
 _log = logging.getLogger("fp8doctor")
 
 HEAD_NAMES = ("head", "score", "classifier")
-ROUTER_NAMES = ("router", "gate")
 
 VISITED = tuple(
     """
@@ -187,7 +186,7 @@ def flops_per_token(place: Place, layer: Layer, trained: bool, config: Any) -> A
 
 def visited_experts(place: Place, config: Any) -> int | None:
     for at in islice(place.upwards(), DEEPEST_IN_EXPERTS):
-        for each in (at, *(child for child in at.children if child.name.endswith(ROUTER_NAMES))):
+        for each in (at, *at.routers):
             for name in VISITED_BY_ROUTER:
                 if type(value := state_of(each.module).get(name)) is int:
                     return value

@@ -37,6 +37,8 @@ REGIONS = ("wrapper", "composable", "whole_forward")
 NUMBERED_EXPERT = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
 """Names of experts that are direct children."""
 
+ROUTER_NAMES = ("router", "gate")
+
 DEEPEST_LIST = 2
 """Levels from a router's siblings to an expert: a list, or a module of lists."""
 
@@ -94,6 +96,10 @@ class Place(Cover):
     def outputs(self) -> frozenset[int | None]:
         weights = [tensor(each.module, "weight") for each in self.children]
         return frozenset(each.shape[0] if each.ndim == 2 else None for each in weights if each is not None)
+
+    @cached_property
+    def routers(self) -> tuple[Place, ...]:
+        return tuple(each for each in self.children if each.name.endswith(ROUTER_NAMES))
 
     @cached_property
     def experts_below(self) -> frozenset[int]:

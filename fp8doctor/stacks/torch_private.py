@@ -241,15 +241,23 @@ forget_cuda_graphs = partial(_call, "torch._inductor.cudagraph_trees", "reset_cu
 """Free every CUDA graph of Inductor in this process (2.11)."""
 
 
+PROGRESS_THREAD = ("torch.hub", "tqdm", "monitor")
+"""tqdm starts it even for a bar that is not shown."""
+
+
 def compile_pools() -> list[str]:
-    """Name Inductor's started worker pools (2.13)."""
+    """Name Inductor's started worker pools, and the thread of the progress that fx shows (2.13)."""
     found = ((name, _pool(name)) for name in ("pool", "process_pool"))
-    return [name for name, pool in found if pool is not None and pool.cache_info().currsize]
+    pools = [name for name, pool in found if pool is not None and pool.cache_info().currsize]
+    return pools if _loaded(*PROGRESS_THREAD) is None else [*pools, "progress"]
 
 
 def stop_pool(name: str) -> None:
-    """Stop a pool, which Inductor restarts at need (2.13)."""
-    if name == "process_pool":
+    """Stop one of these, which torch restarts at need (2.13)."""
+    if name == "progress":
+        _loaded(*PROGRESS_THREAD).exit()
+        _loaded(*PROGRESS_THREAD[:-1]).monitor = None
+    elif name == "process_pool":
         _loaded("torch._inductor.async_compile").shutdown_compile_workers()
     else:
         pool = _pool(name)

@@ -13,7 +13,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from fp8doctor import inspect_model
 from fp8doctor.facts.arm_names import Reason
-from fp8doctor.trial.copies.unsharded import SPLIT
 from tests.checks.distributed.sharded import blocks, processes
 
 X = torch.ones(4, 64)
@@ -56,21 +55,15 @@ def split() -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (split, SPLIT.format("weight")),
-        (DeepSpeedEngine, "it is sharded over processes (DeepSpeedEngine)"),
-        (
-            Talking,
-            "its step talks to other processes (c10d.allreduce_.default), which do not run this copy",
-        ),
-    ],
+    ("make", "named"),
+    [(split, "weight"), (DeepSpeedEngine, "DeepSpeedEngine"), (Talking, "c10d.allreduce_.default")],
 )
-def test_what_needs_the_other_processes_is_not_begun(make: Callable[[], nn.Module], reason: str) -> None:
+def test_what_needs_the_other_processes_is_not_begun(make: Callable[[], nn.Module], named: str) -> None:
     Talking.heard = 0
     with processes(2):
         model = make()
         x = X.to(next(model.parameters()).dtype)
         trial = inspect_model(model, (x,), device="cpu", budget_s=5).facts.trial
-    assert (trial.arms, trial.why, trial.reason) == ((), Reason.NOT_REPLICABLE, reason)
+    assert (trial.arms, trial.why) == ((), Reason.NOT_REPLICABLE)
+    assert named in trial.reason
     assert Talking.heard == 0
