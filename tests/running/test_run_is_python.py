@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.running.forks import run
+from tests.running.test_script import both, script
 
 pytestmark = pytest.mark.slow
 
@@ -172,3 +173,9 @@ def test_a_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
     assert "fp8doctor explain SHP001" in " ".join(err.replace("│", "").split())
     assert "No model was examined   " not in err
     assert "ENV001" in err
+
+
+def test_watching_loads_no_compiler(tmp_path: Path) -> None:
+    asks = "import sys, warnings, torch\nprint('torch._dynamo' in sys.modules, warnings.filters)"
+    plain, watched = both(script(tmp_path, asks), tmp_path)
+    assert watched[:2] == plain[:2]

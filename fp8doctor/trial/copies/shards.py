@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_map
 
 SHARD = "_fp8doctor_shard"
@@ -64,7 +65,8 @@ class InputCastHook:
     def __init__(self, dtype: torch.dtype | None) -> None:
         self._dtype = dtype
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # as FSDP's, around whose module a graph ends
+    # As FSDP's, around whose module a graph ends. torch.compiler.disable would import Dynamo here and now.
+    @_disable_dynamo
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Cast tensors of floating point; None casts none."""
         return tree_map(self._cast, (args, kwargs))
