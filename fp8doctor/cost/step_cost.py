@@ -4,13 +4,13 @@ None if a part has no numbers. Measured on one H200, torch 2.11, torchao 0.18, T
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.cost.layer import Call, CallsMs, NoNumbers, calls_ms, in_plain_bf16, uncompiled
+from fp8doctor.cost.layer import Call, NoNumbers, calls_ms, in_plain_bf16, uncompiled
 from fp8doctor.cost.matmul_counts import (
     TE_RECOMPUTE_HOST_MS,
     calls_of,
@@ -79,8 +79,21 @@ they take turns in being the slower, no kernel runs meanwhile. A convention of t
 and was idle for 15% of its step."""
 
 
-def in_balance(gpu_ms: float, host_ms: float) -> bool:
-    return BALANCE * gpu_ms <= host_ms <= gpu_ms / BALANCE
+class Work(Struct, frozen=True):
+    """A training step as one GPU computes it: all that its time depends on, but for the GPU."""
+
+    calls: tuple[Call, ...]
+    """The Linears of one micro-batch."""
+    attention: tuple[tuple[float, float], ...]
+    """FLOPs of one micro-batch, and the share of the BF16 peak that they reach, of each layer."""
+    loss_bytes: float
+    """Effective bytes of one micro-batch's cross entropy."""
+    optimizer_bytes: float
+    """Effective bytes of one step of the optimizer."""
+    accumulate: int = 1
+    eager_how: str = "eager"
+    """Key of `fp8doctor.cost.layer.BETWEEN_BYTES` for what is not compiled."""
+    autocast: bool = False
 
 
 class ModelledStep(Struct, frozen=True):
@@ -92,6 +105,8 @@ class ModelledStep(Struct, frozen=True):
     step_ms: float
     """The slower of GPU and host."""
     gpu: str
+    calls: list[tuple[Call, dict[Family, float]]]
+    """The Linears of one micro-batch."""
     compiled: bool = False
     """True if `modelled_bf16` compiled all of it."""
 
@@ -101,12 +116,29 @@ class ModelledStep(Struct, frozen=True):
 
     @property
     def in_balance(self) -> bool:
-        return in_balance(self.busy_ms, self.host_ms)
+        return BALANCE * self.busy_ms <= self.host_ms <= self.busy_ms / BALANCE
 
     def scaled(self, by: float) -> ModelledStep:
         families = {family: by * ms for family, ms in self.families_ms.items()}
         busy, host, step = (by * ms for ms in (self.busy_ms, self.host_ms, self.step_ms))
         return replace(self, families_ms=families, busy_ms=busy, host_ms=host, step_ms=step)
+
+
+KINDS: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
+"""What a Linear and the work next to it take."""
+
+
+def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
+    """Model a step on a GPU. Raises `NoNumbers`."""
+    found = calls_ms(work.calls, gpu, work.eager_how, autocast=work.autocast)
+    families = {family: found.of(family) for family in KINDS}
+    families["attention"] = sum(flops / (gpu.bf16_tflops * 1e9 * share) for flops, share in work.attention)
+    families["loss"] = memory_ms(work.loss_bytes, gpu)
+    families = {family: time * work.accumulate for family, time in families.items()}
+    families["optimizer"] = memory_ms(work.optimizer_bytes, gpu)
+    busy, host = sum(families.values()), found.host * work.accumulate
+    step = max(busy + found.gaps * work.accumulate, host)
+    return ModelledStep(families, busy, host, step, gpu.name, found.families)
 
 
 def modelled_step(
@@ -133,37 +165,44 @@ def priced_step(
 ) -> ModelledStep:
     """Model the step on ``gpu``, or the modelled one. Raises `NoNumbers`."""
     gpu = gpu or known_gpu(facts)
-    calls = [call_of(each, facts) for each in facts.network.linears]
-    if reason := _unknown_form(facts, calls):
+    work = work_of(facts, loss=loss)
+    if reason := _unknown_form(facts, work):
         raise NoNumbers(reason)
-    found = _calls_ms(calls, facts, gpu)
-    kinds: tuple[Family, ...] = ("gemm_fp8", "gemm_16bit", "gemm_fp32", "cast", "pointwise")
-    families = {family: found.of(family) for family in kinds}
-    families["attention"] = attention_ms(facts, gpu)
-    families["loss"] = loss_ms(facts, gpu, LOSS_BYTES[loss])
-    accumulate = micro_batches(facts)
-    families = {family: time * accumulate for family, time in families.items()}
-    families["optimizer"] = optimizer_ms(facts.network, gpu)
-    busy, host = sum(families.values()), found.host * accumulate
-    paced_by_gpu = busy + found.gaps * accumulate
-    te = [each for each in calls if each.recomputed and stack_of(each.linear).under_autocast]
+    step = priced(work, gpu)
+    te = [each for each in work.calls if each.recomputed and stack_of(each.linear).under_autocast]
     again = sum(each.count * launches(each.linear) for each in te if each.linear.use == "training")
-    if again and host + TE_RECOMPUTE_HOST_MS * again * accumulate > paced_by_gpu:
+    if again and step.host_ms + TE_RECOMPUTE_HOST_MS * again * work.accumulate > step.step_ms:
         raise NoNumbers("recomputing Transformer Engine's layers takes the host longer than the GPU computes")
-    return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name)
+    return step
 
 
-def _calls_ms(calls: Iterable[Call], facts: Facts, gpu: GpuSpec) -> CallsMs:
-    return calls_ms(calls, gpu, uncompiled(facts), autocast=facts.get("training.autocast") == "bfloat16")
+def work_of(facts: Facts, *, loss: Literal["fp32", "16bit"] = "fp32") -> Work:
+    """Describe the step of a job on one GPU; calls whose rows are unknown have none."""
+    network = facts.network
+    in_fp32 = all(each.dtype == "float32" for each in network.linears)
+    each_trained = FP32_OPTIMIZER_BYTES if in_fp32 else OPTIMIZER_BYTES
+    return Work(
+        calls=tuple(call_of(each, facts) for each in network.linears),
+        attention=tuple(attention(facts)),
+        loss_bytes=LOSS_BYTES[loss] * logits(facts),
+        optimizer_bytes=each_trained * network.get("trainable_parameters", 0),
+        accumulate=micro_batches(facts),
+        eager_how=uncompiled(facts),
+        autocast=in_autocast(facts),
+    )
 
 
-def _unknown_form(facts: Facts, calls: Sequence[Call]) -> str:
+def in_autocast(facts: Facts) -> bool:
+    return bool(facts.get("training.autocast") == "bfloat16")
+
+
+def _unknown_form(facts: Facts, work: Work) -> str:
     """Say what of a step, not of its layers, the model does not know; empty if nothing."""
     if not consists_of_linears(facts.network):
         return "most parameters are outside of Linears, and the cost model has only those"
     if (module := unseen_recompute(facts)) is not None:
         return f"nobody saw which layers {module or 'the model'} recomputes"
-    unknown = [each.linear for each in calls if not each.rows]
+    unknown = [each.linear for each in work.calls if not each.rows]
     if not unknown:
         return ""
     if not step_tokens(facts) and len(unknown) == len(facts.network.linears):
@@ -195,16 +234,16 @@ def consists_of_linears(network: Network) -> bool:
     return bool(network.linears) and 2 * held >= network.parameters
 
 
-def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
-    """Model attention of each layer with a query projection; causal with a vocabulary.
+def attention(facts: Facts) -> Iterator[tuple[float, float]]:
+    """Count the FLOPs of each layer with a query projection, and the share of the peak that they reach.
 
-    A layer that sees more rows than the tokens, such as an encoder next to a decoder, has longer sequences in
-    proportion.
+    Causal with a vocabulary. A layer that sees more rows than the tokens, such as an encoder next to a
+    decoder, has longer sequences in proportion.
     """
     length, tokens = facts.get("workload.sequence_length"), step_tokens(facts)
     if not length or not tokens:
-        return 0.0
-    causal, spent = has_vocabulary(facts.network), 0.0
+        return
+    causal = has_vocabulary(facts.network)
     for linear in facts.network.linears:
         last = linear.layer.rpartition(".")[2]
         if linear.adapter == "adapter" or last not in QUERIES + FUSED_QUERIES:
@@ -218,24 +257,18 @@ def attention_ms(facts: Facts, gpu: GpuSpec) -> float:
         efficiency, (at, half) = ATTENTION_EFFICIENCY[head], ATTENTION_TOKENS[head]
         if causal:
             flops, efficiency = flops / 2, efficiency * (at + half) / at * longest / (longest + half)
-        spent += flops / (gpu.bf16_tflops * 1e9 * efficiency)
-    return spent
+        yield flops, efficiency
 
 
-def loss_ms(facts: Facts, gpu: GpuSpec, bytes_per_logit: float) -> float:
+def logits(facts: Facts) -> float:
+    """Count the logits of a micro-batch's cross entropy; 0 without a vocabulary."""
     heads = (linear for linear in facts.network.linears if linear.role == "head")
-    logits = max((linear.out_features * (rows_of(linear, facts) or 0) for linear in heads), default=0)
-    return memory_ms(bytes_per_logit * logits, gpu) if has_vocabulary(facts.network) else 0.0
+    found = max((linear.out_features * (rows_of(linear, facts) or 0) for linear in heads), default=0)
+    return found if has_vocabulary(facts.network) else 0
 
 
 def has_vocabulary(network: Network) -> bool:
     return network.get("vocabulary") is not None
-
-
-def optimizer_ms(network: Network, gpu: GpuSpec) -> float:
-    trained = network.get("trainable_parameters", 0)
-    in_fp32 = all(linear.dtype == "float32" for linear in network.linears)
-    return memory_ms((FP32_OPTIMIZER_BYTES if in_fp32 else OPTIMIZER_BYTES) * trained, gpu)
 
 
 def with_each(facts: Facts, change: Callable[[Linear], Linear]) -> Facts:
@@ -331,7 +364,10 @@ def eager_balance(facts: Facts, eager: Iterable[Linear]) -> Balance | None:
     compiled = [replace(each, linear=replace(each.linear, compiled="")) for each in now]
     plain = [replace(each, linear=in_plain_bf16(each.linear)) for each in now]
     try:
-        of_now, of_compiled, of_plain = (_calls_ms(form, facts, gpu) for form in (now, compiled, plain))
+        of_now, of_compiled, of_plain = (
+            calls_ms(form, gpu, uncompiled(facts), autocast=in_autocast(facts))
+            for form in (now, compiled, plain)
+        )
     except NoNumbers:
         return None
     times = micro_batches(facts)

@@ -15,9 +15,9 @@ from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kep
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
 from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.analysis.memory import Peak
-from fp8doctor.cost.layer import Call, calls_ms
-from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, attention_ms, in_balance, loss_ms, with_each
-from fp8doctor.gpus import GpuSpec, memory_ms
+from fp8doctor.cost.layer import Call
+from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, Work, attention, logits, priced, with_each
+from fp8doctor.gpus import GpuSpec
 from fp8doctor.planning.job_options import OPTIMIZERS, Options
 from fp8doctor.planning.share import Amount, Layer, Share
 from fp8doctor.recipes import STACKS, TRANSFORMER_ENGINE, Recipe
@@ -126,13 +126,10 @@ def weights_cast(recipe: Recipe, options: Options) -> float:
 class Step(Struct, frozen=True):
     """One step, with its parts in ms."""
 
+    ms: float
     parts: dict[Part, float]
     in_balance: bool
     """Whether host and GPU take about as long, so that the step takes longer than either."""
-
-    @property
-    def ms(self) -> float:
-        return sum(self.parts.values())
 
 
 class Form(Struct, frozen=True):
@@ -179,31 +176,41 @@ class Form(Struct, frozen=True):
             beside=sum(layer.sides) / (linear.in_features + linear.out_features),
         )
 
+    def work(self) -> Work:
+        """Describe the step without communication."""
+        share, options, over = self.share, self.options, self.options.tp * self.options.pp
+        region = "" if options.checkpointing == "full" else None
+        facts = with_each(share.facts, lambda each: replace(each, checkpointed=region))
+        held = share.trained.all if options.sharding == "ddp" else share.trained.sharded(options)
+        return Work(
+            calls=tuple(map(self.call, share.layers)),
+            attention=tuple((flops / over, efficiency) for flops, efficiency in attention(facts)),
+            loss_bytes=LOSS_BYTES["fp32"] * logits(facts) / options.tp,
+            optimizer_bytes=EFFECTIVE * OPTIMIZERS[options.optimizer].moved * held,
+            accumulate=options.accumulate,
+        )
+
     def step(self) -> Step:
         """Model the step. Raises `NoNumbers`."""
-        share, options, gpu = self.share, self.options, self.gpu
-        found = calls_ms(map(self.call, share.layers), gpu, "compiled", autocast=False)
+        found = priced(self.work(), self.gpu)
         parts: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
-        for call, times in found.families:
+        for call, took in found.calls:
             plain_experts = call.linear.role == "experts" and call.linear.use == "none"
             part: Part = "head" if call.linear.role == "head" else "experts" if plain_experts else "matmuls"
-            parts[part] += times["gemm_fp8"] + times["gemm_16bit"]
-            parts["casts"] += times["cast"]
-            parts["pointwise"] += times["pointwise"]
-        region = "" if options.checkpointing == "full" else None
-        checkpointed = with_each(share.facts, lambda each: replace(each, checkpointed=region))
-        parts["attention"] = attention_ms(checkpointed, gpu) / options.tp / options.pp
-        parts["head"] += loss_ms(share.facts, gpu, LOSS_BYTES["fp32"]) / options.tp
-        busy = sum(parts.values())
-        parts = {part: ms * options.accumulate for part, ms in parts.items()}
-        held = share.trained.all if options.sharding == "ddp" else share.trained.sharded(options)
-        parts["optimizer"] = memory_ms(EFFECTIVE * OPTIMIZERS[options.optimizer].moved * held, gpu)
-        on_gpu, on_host = sum(parts.values()), found.host * options.accumulate
-        parts["host"] = max(on_host - on_gpu, found.gaps * options.accumulate)
+            parts[part] += took["gemm_fp8"] + took["gemm_16bit"]
+            parts["casts"] += took["cast"]
+            parts["pointwise"] += took["pointwise"]
+        times, scale = self.options.accumulate, self.scale
+        parts = {part: ms * times for part, ms in parts.items()}
+        parts["attention"], parts["optimizer"] = (found.families_ms[of] for of in ("attention", "optimizer"))
+        parts["head"] += found.families_ms["loss"]
+        parts["host"] = found.step_ms - found.busy_ms
+        busy = (found.busy_ms - parts["optimizer"]) / times
         inside, at_end = self.exposed(busy)
-        parts["communication"] = inside * options.accumulate + at_end
-        parts["bubble"] = (busy + inside) * (options.pp - 1)
-        return Step({part: ms * self.scale for part, ms in parts.items()}, in_balance(on_gpu, on_host))
+        parts["communication"] = inside * times + at_end
+        parts["bubble"] = (busy + inside) * (self.options.pp - 1)
+        ms = found.step_ms + parts["communication"] + parts["bubble"]
+        return Step(ms * scale, {part: each * scale for part, each in parts.items()}, found.in_balance)
 
     def exposed(self, busy_ms: float) -> tuple[float, float]:
         """Model the communication of one micro-batch and of the step's end that ``busy_ms`` does not hide."""
