@@ -159,7 +159,7 @@ def a_plan_arrives_where_it_says(found: Replay, end: Variant) -> None:
     done = {name for each in view.facts.trial.arms for name in each.get("treatments", ()) if each.tried}
     assert end.arm in carried_out(names & (done | {STAY_IN_BF16}), view)
     saved = [each.saving_ms for each in report.prescription if each.saving_ms]
-    whole = round(view.as_is.step_ms, 1) - round(end.arm.step_ms, 1)
+    whole = round(view.as_is.ms.value, 1) - round(end.arm.step_ms, 1)
     assert sum(each.middle for each in saved if each.basis == "measured") == pytest.approx(whole, abs=0.01)
     rows = {row.step for row in found.rows}
     assert {f"{each.to_ms:,.1f}" for each in saved if each.basis == "measured"} <= rows
@@ -167,7 +167,7 @@ def a_plan_arrives_where_it_says(found: Replay, end: Variant) -> None:
         if each.name in BASELINES or is_in_fp8(each):
             alike = end.is_as_is or end.in_fp8 == is_in_fp8(each)
             hidden = alike and speed(each, end.arm, view.facts.trial).low <= 1
-            broken = not is_finite(each) and is_finite(view.bf16)
+            broken = not is_finite(each) and view.bf16.is_finite
             assert hidden or broken or each.step_ms * (1 + SELF_CHECK_TOLERANCE) >= end.arm.step_ms, each.name
 
 
@@ -176,8 +176,9 @@ def the_fastest_fp8_is_the_fastest(view: TrialView) -> None:
     totals = [each for each in view.facts.arms() if each.tried and each.step_ms and is_in_fp8(each)]
     if not (timed(view) and view.uses_fp8 and totals):
         return
-    sound = [each for each in totals if view.bf16.get("non_finite") or not each.get("non_finite")]
-    assert view.fp8 == min(sound, key=lambda each: each.step_ms or 0.0, default=None)
+    sound = [each for each in totals if not (view.bf16.is_finite and each.get("non_finite"))]
+    fastest = min(sound, key=lambda each: each.step_ms or 0.0, default=None)
+    assert (view.fp8 and view.fp8.arm) == fastest
 
 
 def a_gain_is_the_time_now_over_the_end(found: Replay) -> None:
@@ -479,4 +480,4 @@ def a_screen_agrees_with_itself(found: Replay) -> None:
     rows = [row for row in found.rows if row.speed.endswith("x")]
     ones = [row for row in rows if row.speed == "1x"]
     assert len(ones) <= 1
-    assert not ones or ones[0].ms == view.bf16.step_ms
+    assert not ones or ones[0].ms == view.bf16.ms.value

@@ -64,7 +64,7 @@ def in_a_script(path: Path) -> Report | None:
     view = replayed(path).view
     if not view.on_gpu or view.as_is is None or view.uses_fp8:
         return None
-    seen = Observation(clock="cuda", steps_ms=tuple(QUICKER * ms for ms in view.as_is.rounds_ms))
+    seen = Observation(clock="cuda", steps_ms=tuple(QUICKER * ms for ms in view.as_is.arm.rounds_ms))
     return Report.of(diagnose(replace(view.facts, trial=NOT_RECORDED, observed=seen)))
 
 

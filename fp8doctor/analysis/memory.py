@@ -231,7 +231,7 @@ def memory_row(facts: Facts) -> str:
             names = ("weights", "FP8 copies", "gradients", "optimizer", "activations")
             shown = _shown({name: getattr(held, f"{name.lower().replace(' ', '_')}_gib") for name in names})
             told = f" ({', '.join(shown)})" if shown else ""
-        beside = f", {bf16.peak_gib:.1f} in BF16" if bf16 and bf16.get("peak_gib") else ""
+        beside = f", {bf16.arm.peak_gib:.1f} in BF16" if bf16 and bf16.arm.get("peak_gib") else ""
         fits = f"; at least {most:,} samples fit (estimated)" if most and batch and most > batch else ""
         more = ", more if it skips fewer layers" if drops else fits
         return f"{peak_gib:.1f}{of} GiB at the peak{told}{beside}{more}"

@@ -8,10 +8,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
+from fp8doctor.analysis import noise
 from fp8doctor.analysis.arms import (
     all_changes,
-    arm_if_any,
-    base_of,
     changes_in_bf16,
     is_finite,
     is_total,
@@ -23,10 +22,16 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.compile_coverage import own_compile
-from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
+from fp8doctor.analysis.own_step import watched
 from fp8doctor.analysis.significance import LITTLE, Number, holding, interval
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
-from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, family, that_help_bf16_too, traits
+from fp8doctor.analysis.treatment_table import (
+    COMPILE_BLOCKS,
+    family,
+    that_help_bf16_too,
+    traits,
+    variant,
+)
 from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
@@ -35,32 +40,42 @@ from fp8doctor.facts.arm_names import (
     Reason,
     is_conversion,
     is_in_bf16,
+    is_withdrawn,
     keeps_users_compilation,
 )
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.finding import Saving
+from fp8doctor.recipes import low_precision
 
 T = TypeVar("T")
 
 
 class Variant(Struct, frozen=True):
-    """One form of the training step."""
+    """One form of the training step, and its time: timed on a GPU, watched, or estimated."""
 
     name: str
     """As the JSON names it: ``as_is``, ``bf16_compiled``, ``planned``."""
     words: str
     in_fp8: bool
     ms: Number
-    rounds: int = 0
-    """How often it was timed; 0 for an estimate."""
     changes: tuple[str, ...] = ()
     """Treatments that make it of the step as it is, besides leaving FP8 off, converting and compiling."""
     arm: Arm = Arm()
-    """As the trial timed it; empty for an estimate."""
+    """Its rounds and its profile; empty for an estimate."""
 
     @property
     def is_as_is(self) -> bool:
         return self.name == ArmName.AS_IS
+
+    @property
+    def is_finite(self) -> bool:
+        """Return whether no loss or gradient was seen to be NaN or infinite."""
+        return is_finite(self.arm)
+
+    @property
+    def rounds(self) -> int:
+        """Count how often it was timed; 0 for an estimate."""
+        return len(self.arm.get("rounds_ms", ()))
 
 
 def known(method: Callable[[TrialView], T | None]) -> cached_property[T | None]:
@@ -68,8 +83,8 @@ def known(method: Callable[[TrialView], T | None]) -> cached_property[T | None]:
     return cached_property(lambda view: if_recorded(method, view))
 
 
-def _ms(timed: Arm) -> float:
-    return timed.step_ms or 0.0
+def _ms(of: Variant) -> float:
+    return of.ms.value
 
 
 class TrialView:
@@ -96,65 +111,74 @@ class TrialView:
         """Variant -> what a user calls it."""
         return labels(self.facts)
 
-    @known
-    def table(self) -> list[Variant] | None:
-        """The variants that a GPU timed and a user could run: the step as it is, the best BF16, changes."""
-        in_fp8, found = self.uses_fp8, []
-        for each in self.facts.arms() if self.on_gpu else ():
-            if not each.tried or not each.step_ms:
-                continue
-            converted = is_conversion(each.name)
-            is_changed = converted or is_total(each)
-            changes = self.changes_of(each) if is_changed else sorted(changes_in_bf16(each))
-            if not (is_changed or changes or each.name == ArmName.AS_IS or each is self.bf16):
-                continue
-            name, rounds = each.name, interval(each.rounds_ms)
-            ms = holding(each.step_ms, rounds.low, rounds.high)
-            of_fp8 = converted or (in_fp8 and not is_in_bf16(name))
-            found.append(
-                Variant(name, self.words[name], of_fp8, ms, len(each.rounds_ms), tuple(changes), each)
-            )
+    @cached_property
+    def timed(self) -> dict[str, Variant]:
+        """Every variant that was timed, on whatever device, by its name."""
+        in_fp8, found = bool(if_recorded(uses_fp8, self.facts)), dict[str, Variant]()
+        for each in self.facts.arms():
+            if each.get("tried") and (step_ms := each.get("step_ms")):
+                name, rounds = each.name, interval(each.rounds_ms)
+                ms = holding(step_ms, rounds.low, rounds.high)
+                of_fp8 = is_conversion(name) or (in_fp8 and not is_in_bf16(name))
+                found[name] = Variant(name, self.words[name], of_fp8, ms, self.changes_of(each), each)
         return found
+
+    def changes_of(self, of: Arm) -> tuple[str, ...]:
+        """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
+        if is_in_bf16(of.name):
+            return tuple(sorted(changes_in_bf16(of)))
+        compiled = is_conversion(of.name) and own_compile(self.facts) == "blocks"
+        changes = all_changes(self.trial, of)
+        return tuple(name for name in changes if not (compiled and traits(name).compiles))
+
+    @cached_property
+    def table(self) -> list[Variant]:
+        """The variants that a GPU timed and a user could run."""
+        return [
+            each
+            for each in (self.timed.values() if self.on_gpu else ())
+            if each.changes or each.name in BASELINES or is_conversion(each.name)
+            if not is_withdrawn(each.name, *each.arm.get("treatments", ()))
+        ]
 
     @cached_property
     def in_fp8(self) -> list[Variant]:
         """The variants of the table in FP8."""
-        return [each for each in self.table or [] if each.in_fp8]
+        return [each for each in self.table if each.in_fp8]
 
-    def changes_of(self, of: Arm) -> list[str]:
-        """List what turns the step as it is into a variant; blocks that the user compiles stay compiled."""
-        compiled = is_conversion(of.name) and own_compile(self.facts) == "blocks"
-        changes = all_changes(self.trial, of)
-        return [name for name in changes if not (compiled and traits(name).compiles)]
+    @property
+    def as_is(self) -> Variant | None:
+        return self.timed.get(ArmName.AS_IS)
 
-    def of(self, name: str) -> Arm | None:
-        """Return the variant of that name, if it was timed."""
-        return arm_if_any(self.facts, name)
+    @cached_property
+    def watched(self) -> Variant | None:
+        """The step of a watched script, if a GPU ran it."""
+        step = watched(self.facts) if self.facts.get("observed.clock") == "cuda" else None
+        if step is None:
+            return None
+        in_fp8, low = bool(if_recorded(uses_fp8, self.facts)), low_precision(self.facts.linears())
+        words, ms = variant(step.name, in_fp8, low=low), interval(step.rounds_ms)
+        return Variant(step.name, words, in_fp8, ms, arm=step)
 
     @known
-    def as_is(self) -> Arm | None:
-        return self.of(ArmName.AS_IS)
-
-    @known
-    def bf16(self) -> Arm | None:
+    def bf16(self) -> Variant | None:
         """The best BF16 of the same model. Without FP8, also outside of layers, the job as it is counts."""
         names = BF16_BASELINES if self.uses_fp8 or self.facts.get("network.fp8_calls") else BASELINES
-        return min(filter(None, (self.of(name) for name in names)), key=_ms, default=None)
+        return min((self.timed[name] for name in names if name in self.timed), key=_ms, default=None)
 
     @known
-    def totals(self) -> list[Arm] | None:
-        """The timed steps in FP8: as it is, then changed; of a job without FP8 its conversions."""
-        return [each.arm for each in self.in_fp8]
-
-    @known
-    def fp8(self) -> Arm | None:
+    def fp8(self) -> Variant | None:
         """The fastest in FP8, of those that train without NaN if BF16 does."""
-        totals = self.totals or []
-        if self.bf16 is None or is_finite(self.bf16):
-            totals = list(filter(is_finite, totals))
+        totals = self.in_fp8
+        if self.bf16 is None or self.bf16.is_finite:
+            totals = [each for each in totals if each.is_finite]
         return min(totals, key=_ms, default=None)
 
-    def fair_bf16(self, fp8: Arm | None) -> Arm | None:
+    def speed(self, of: Variant, against: Variant) -> Number:
+        """Divide the times of two timed variants, ``against`` / ``of``, with what noise leaves open."""
+        return noise.speed(of.arm, against.arm, self.trial)
+
+    def fair_bf16(self, fp8: Variant | None) -> Variant | None:
         """Find the best BF16 with those changes of an FP8 step that help it too; None if it was not timed.
 
         If it is slower or does not fit, the best BF16 without them.
@@ -162,13 +186,14 @@ class TrialView:
         best = self.bf16
         if fp8 is None or best is None:
             return None
-        shared = that_help_bf16_too(all_changes(self.trial, fp8) if self.uses_fp8 else ())
-        shared -= {*best.get("treatments", ())}  # an autocast that every BF16 has
-        alike = (each for each in self.trial.arms if is_in_bf16(each.name))
-        same = (each for each in alike if changes_in_bf16(each) == shared)
-        planned = next(same, None) if shared else best
-        if planned is None or planned.tried:
-            return min(planned, best, key=_ms) if planned else None
+        shared = that_help_bf16_too(fp8.changes if self.uses_fp8 else ())
+        shared -= {*best.arm.get("treatments", ())}  # an autocast that every BF16 has
+        alike = (each for each in self.trial.arms if shared and is_in_bf16(each.name))
+        planned = next((each for each in alike if changes_in_bf16(each) == shared), None)
+        if planned is None:
+            return None if shared else best
+        if planned.tried:
+            return min(self.timed[planned.name], best, key=_ms)
         return best if why_of(planned) is Reason.DOES_NOT_FIT else None
 
     @known
@@ -179,18 +204,17 @@ class TrialView:
         What is not finite does not count, unless BF16 is not either. None if the step as it is, or every
         BF16, has no time.
         """
-        table = self.table or []
-        now = next((each for each in table if each.is_as_is), None)
+        table, now = self.table, self.as_is
         if now is None or all(each.in_fp8 for each in table):
             return None
-        if any(is_finite(each.arm) for each in table if not each.in_fp8):
-            table = [each for each in table if is_finite(each.arm)]
-        fastest = min(table, key=lambda each: each.ms.value)
+        if any(each.is_finite for each in table if not each.in_fp8):
+            table = [each for each in table if each.is_finite]
+        fastest = min(table, key=_ms)
 
         def is_as_fast(each: Variant) -> bool:
             slower = ratio(each.arm, fastest.arm)
             tied = each.in_fp8 == fastest.in_fp8 and slower.low <= 1
-            return tied or slower.value <= 1 + SELF_CHECK_TOLERANCE
+            return tied or slower.value <= 1 + noise.SELF_CHECK_TOLERANCE
 
         def place(each: Variant) -> tuple[object, ...]:
             other = each.in_fp8 != self.uses_fp8
@@ -199,7 +223,7 @@ class TrialView:
         best = min(filter(is_as_fast, table), key=place)
         if best is now or now not in table:
             return best
-        faster = speed(best.arm, now.arm, self.trial)
+        faster = self.speed(best, now)
         return now if faster.side == "open" or faster.low <= 1 else best
 
     @cached_property
@@ -208,17 +232,17 @@ class TrialView:
         return self.end is not None and not self.end.in_fp8 and self.uses_fp8
 
     @known
-    def bf16_of_the_plan(self) -> Arm | None:
+    def bf16_of_the_plan(self) -> Variant | None:
         """The form of the BF16 that the plan ends in, without its changes; else the fastest."""
         if self.end is None or self.end.in_fp8:
             return self.bf16 if self.on_gpu else None
-        return self.form_of(self.end.arm) or self.end.arm
+        return self.form_of(self.end) or self.end
 
-    def form_of(self, of: Arm) -> Arm | None:
+    def form_of(self, of: Variant) -> Variant | None:
         """Find the baseline that a BF16 variant changes, or changes a change of."""
-        below: Arm | None = of
+        below: Variant | None = of
         while below is not None and below.name not in BASELINES:
-            below = self.of(below.get("base") or "")
+            below = self.timed.get(below.arm.get("base") or "")
         return below
 
     @known
@@ -229,8 +253,8 @@ class TrialView:
         """
         if not self.on_gpu or not self.uses_fp8 or not self.as_is or not self.bf16:
             return None
-        found = speed(self.as_is, self.bf16, self.trial)
-        return None if self.left_out_bf16 and found.high >= 1 else found
+        found = self.speed(self.as_is, self.bf16)
+        return None if self.late_bf16 and found.high >= 1 else found
 
     @known
     def bound(self) -> float | None:
@@ -239,33 +263,43 @@ class TrialView:
         Without FP8 that was profiled they take half their time, as FP8's rate is twice that of BF16. Never
         below a speedup that timing proves. None if the BF16 was not profiled.
         """
-        bf16, totals = self.bf16, sorted(self.totals or [], key=_ms)
-        profile = if_recorded(breakdown_of, bf16) if bf16 and self.on_gpu else None
+        bf16, totals = self.bf16, sorted(self.in_fp8, key=_ms)
+        profile = if_recorded(breakdown_of, bf16.arm) if bf16 and self.on_gpu else None
         if bf16 is None or not profile:
             return None
-        same_job = (each for each in totals if self.fair_bf16(each) is bf16)
+        same_job = (each.arm for each in totals if self.fair_bf16(each) is bf16)
         parts = filter(None, (if_recorded(breakdown_of, each) for each in same_job))
         fp8 = next((each for each in parts if each.families_ms.get("gemm_fp8")), None)
         gemms_ms = part_ms(profile, "GEMMs")
         least_ms = min(part_ms(fp8, "GEMMs"), gemms_ms) if fp8 else gemms_ms / 2
-        proven = (ratio(fair, each).low for each in totals if (fair := self.fair_bf16(each)))
+        proven = (ratio(fair.arm, each.arm).low for each in totals if (fair := self.fair_bf16(each)))
         return max([_ms(bf16) / (_ms(bf16) - gemms_ms + least_ms), *proven])
 
     @cached_property
-    def has_little_to_gain(self) -> bool:
-        """Return whether FP8 would gain less than what matters if its casts were free."""
-        return self.bound is not None and self.bound < LITTLE
+    def is_decided(self) -> bool:
+        """Return whether the plan leaves FP8 off, and FP8 would gain little if its casts were free."""
+        return self.gives_up_fp8 and self.bound is not None and self.bound < LITTLE
 
     @cached_property
     def savings(self) -> dict[str, Saving]:
         """Treatments that were timed alone on a GPU -> what they save."""
         found: dict[str, Saving] = {}
-        for alone in self.facts.arms() if self.on_gpu else ():
-            if not alone.tried or len(alone.get("treatments", ())) != 1 or is_in_bf16(alone.name):
-                continue
-            if base := base_of(self.trial, alone):
-                found.setdefault(alone.treatments[0], measured_saving(self.trial, base, alone))
+        for alone in self.timed.values() if self.on_gpu else ():
+            base, names = self.base_of(alone), alone.arm.get("treatments", ())
+            if base and len(names) == 1 and not is_in_bf16(alone.name):
+                found.setdefault(names[0], self.saving(base, alone))
         return found
+
+    def base_of(self, of: Variant) -> Variant | None:
+        """Return the variant that ``of`` changes (default ``as_is``), if both were timed."""
+        name = None if of.name in BASELINES else of.arm.get("base", ArmName.AS_IS)
+        return self.timed.get(name or "")
+
+    def saving(self, before: Variant, after: Variant) -> Saving:
+        """Return what a change saves of a step on this trial's GPU."""
+        return measured_saving(self.trial, before.arm, after.arm)
+
+    # --- what has no time ---
 
     @cached_property
     def too_large(self) -> dict[tuple[str, ...], Arm]:
@@ -283,59 +317,50 @@ class TrialView:
         return {each.name: each for each in self.facts.arms() if recorded(each, "name") and lacked_time(each)}
 
     @known
-    def late_first(self) -> Arm | None:
-        """The first variant that had no time although it comes before all fixes and other recipes."""
-        conversions = [each.name for each in self.trial.arms if is_conversion(each.name)]
-        names = (ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1], ArmName.BF16_COMPILED)
-        return next((self.late[name] for name in names if name in self.late), None)
-
-    @known
-    def left_out_bf16(self) -> Arm | None:
+    def late_bf16(self) -> Arm | None:
         """The compiled BF16 that had no time and may be the fastest.
 
         That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed.
         """
-        timed = any(self.of(name) for name in (ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED))
+        forms = ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED
         own = self.late.get(ArmName.BF16_AS_COMPILED)
-        return own or (None if timed else self.late.get(ArmName.BF16_COMPILED))
+        return own or (self.late.get(ArmName.BF16_COMPILED) if self.timed.keys().isdisjoint(forms) else None)
 
     @known
     def own_bf16_left_out(self) -> Arm | None:
         """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
-        late = self.left_out_bf16
+        late = self.late_bf16
         compiles = any(linear.get("compiled") is not None for linear in self.facts.linears())
         own = late and (compiles or late.name == ArmName.BF16_AS_COMPILED)
         return late if own and self.uses_fp8 else None
 
-    @cached_property
-    def own_fp8_left_out(self) -> Arm | None:
-        """The FP8 in a BF16 job's own compiled form, if only time kept every such form from being timed.
+    @known
+    def late_fp8(self) -> Arm | None:
+        """The FP8 that had no time, and that staying in BF16 waits for.
 
-        None if another form is faster than BF16 anyway.
+        Of a job without FP8 the form that the user compiles, unless one was timed or FP8 wins anyway. Of
+        another that plans to leave FP8 off all fixes together, else what compiles it if nothing did.
         """
-        wins = self.fp8 and self.bf16 and _ms(self.fp8) < _ms(self.bf16)
-        if wins or any(_is_own_conversion(each.name) for each in self.totals or []):
+        if not self.uses_fp8:
+            wins = self.fp8 and self.bf16 and _ms(self.fp8) < _ms(self.bf16)
+            if wins or any(_is_own_conversion(each.name) for each in self.in_fp8):
+                return None
+            return next((each for name, each in self.late.items() if _is_own_conversion(name)), None)
+        if not self.gives_up_fp8 or self.is_decided:
             return None
-        return next((each for name, each in self.late.items() if _is_own_conversion(name)), None)
-
-    @cached_property
-    def deciding_fp8(self) -> Arm | None:
-        """The FP8 that a plan in BF16 waits for, and that the budget left no time for."""
-        if not self.gives_up_fp8 or self.has_little_to_gain:
-            return None
-        timed = [each for each in self.totals or [] if each is not self.as_is]
-        late = list(filter(is_total, self.late.values()))
+        changed = [each for each in self.in_fp8 if not each.is_as_is]
+        late = [each for each in self.late.values() if is_total(each)]
         planned = [each for each in late if each.name == ArmName.PRESCRIBED]
-        compiled = [] if any(map(_compiles, timed)) else list(filter(_compiles, late))
-        return next(iter(planned or compiled or ([] if timed else late)), None)
+        compiled = [] if any(_compiles(each.arm) for each in changed) else list(filter(_compiles, late))
+        return next(iter(planned or compiled or ([] if changed else late)), None)
 
     @cached_property
     def fp8_is_undecided(self) -> bool:
         """Return whether a plan in BF16 rests on FP8 that has no time, or that noise hides."""
-        bf16 = self.fair_bf16(self.fp8)
-        noise = bf16 and self.fp8 and speed(self.fp8, bf16, self.trial).side == "open"
-        hidden = noise and self.gives_up_fp8 and not self.has_little_to_gain
-        return bool(self.deciding_fp8 or hidden)
+        if not self.gives_up_fp8 or self.is_decided:
+            return False
+        fp8, bf16 = self.fp8, self.fair_bf16(self.fp8)
+        return bool(self.late_fp8 or (fp8 and bf16 and self.speed(fp8, bf16).side == "open"))
 
 
 def _is_own_conversion(name: str) -> bool:
@@ -355,5 +380,5 @@ def is_faster(facts: Facts) -> bool:
 def fp8_pays(facts: Facts) -> bool:
     """Return whether a GPU timed a whole FP8 step that is not clearly slower."""
     view = TrialView(facts)
-    pairs = ((each.arm, view.fair_bf16(each.arm)) for each in view.in_fp8)
-    return any(bf16 and speed(of, bf16, facts.trial).side != "slower" for of, bf16 in pairs)
+    pairs = ((each, view.fair_bf16(each)) for each in view.in_fp8)
+    return any(bf16 and view.speed(of, bf16).side != "slower" for of, bf16 in pairs)

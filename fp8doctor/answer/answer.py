@@ -12,7 +12,7 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import USABLE, Fit, fit
-from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances, speed
+from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import assumed_gpus, visible_gpus
 from fp8doctor.analysis.recipe_support import has_fp8 as has_fp8_cores
@@ -32,7 +32,7 @@ from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
 from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
+from fp8doctor.facts.arm_names import ArmName, is_conversion
 from fp8doctor.finding import Basis, Finding, Outcome
 from fp8doctor.recipes import low_precision
 
@@ -194,7 +194,7 @@ def answer(
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
         unknown="" if speedup or fault or state or not known else _unknown(view, findings, compared.after),
         takes_no_fp8=not has_fp8 and bool(nothing),
-        is_decided=view.gives_up_fp8 and view.has_little_to_gain,
+        is_decided=view.is_decided,
         steps=if_recorded(timed_steps, view),
         is_cut=view.on_gpu and bool(facts.get("trial.blocks")),
         errors=len(errors),
@@ -232,7 +232,7 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     nothing = view.trial.get("reason") if view.on_gpu and not tried else None
     if why := (untimed and untimed.get("reason")) or nothing:
         return f"the step was not timed: {why.rstrip('.')}"
-    if view.left_out_bf16 or view.own_fp8_left_out:
+    if view.late_bf16 or view.late_fp8:
         return ""  # what has to be timed first is open
     return f"only the step {after} can be estimated" if after else why_not_estimated(view.facts, findings)
 
@@ -304,9 +304,9 @@ def _doubts(view: TrialView) -> Iterator[str]:
     yield from found
     pairs = ((view.bf16, view.as_is), (view.fair_bf16(view.fp8), view.fp8))
     unsure = (
-        busy_host(trial, (bf16, fp8), 100 * EVEN)
+        busy_host(trial, (bf16.arm, fp8.arm), 100 * EVEN)
         for bf16, fp8 in pairs
-        if bf16 and fp8 and (gives := if_recorded(speed, fp8, bf16, trial)) and gives.side == "open"
+        if bf16 and fp8 and view.speed(fp8, bf16).side == "open"
     )
     if not found and any(unsure):
         yield BUSY_HOST
@@ -331,12 +331,11 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     if is_eager and not (measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)):
         untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
     forms = (
-        view.left_out_bf16 if said.leaves_fp8 or not is_slower else None,
-        view.deciding_fp8,
-        view.own_fp8_left_out,
+        view.late_bf16 if said.leaves_fp8 or not is_slower else None,
+        view.late_fp8,
         view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
     )
-    decides, late_first = next(filter(None, forms), None), None if said.is_decided else view.late_first
+    decides, late_first = next(filter(None, forms), None), None if said.is_decided else _late_first(view)
 
     def untimed_form(of: Arm | None) -> str:
         words = view.words[of.name] if of else ""
@@ -357,6 +356,13 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         if is_open:
             yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
             return
+
+
+def _late_first(view: TrialView) -> Arm | None:
+    """Return the first variant that had no time although it comes before all fixes and other recipes."""
+    conversions = [each.name for each in view.facts.arms() if is_conversion(each.name)]
+    names = (ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1], ArmName.BF16_COMPILED)
+    return next((view.late[name] for name in names if name in view.late), None)
 
 
 def _not_known(said: Answer, speedup: Number | None) -> str:

@@ -12,9 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import Estimate
-from fp8doctor.analysis.noise import speed
-from fp8doctor.analysis.own_step import watched
-from fp8doctor.analysis.significance import Number, holding, interval
+from fp8doctor.analysis.significance import Number, holding
 from fp8doctor.analysis.step_difference import REST, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView, Variant
@@ -27,7 +25,7 @@ from fp8doctor.diagnosis.estimate import (
     stays_in_bf16,
     stops_first,
 )
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Finding, Saving
 
@@ -68,35 +66,28 @@ class Comparison(Struct, frozen=True):
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
     found = _timed(view, steps) if view.table else None
-    if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.own_fp8_left_out):
+    if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.late_fp8):
         return found
-    estimate = if_recorded(_estimated, view.facts, findings, tuple(steps))
+    estimate = if_recorded(_estimated, view, findings, tuple(steps))
     if found and found.bf16 and estimate and estimate.fp8 and estimate.speedup:
         bf16_ms, speedup = found.bf16.ms.value, estimate.speedup
         ms = Number(bf16_ms / speedup.value, bf16_ms / speedup.high, bf16_ms / speedup.low, "modelled")
         return replace(found, fp8=replace(estimate.fp8, ms=ms), speedup=speedup, gpu=estimate.gpu)
-    return found or estimate or _watched(view.facts)
+    now = view.watched
+    return found or estimate or Comparison(now=now, fp8=now if now and now.in_fp8 else None)
 
 
 def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
     """Compare what a GPU timed."""
-    trial, rows = view.facts.trial, {each.name: each for each in view.table or []}
-
-    def row(of: Arm | None) -> Variant | None:
-        return rows.get(of.name) if of else None
-
-    now, bf16 = row(view.as_is), row(view.bf16)
-    fp8 = now if view.uses_fp8 else None if view.own_fp8_left_out else row(view.fp8)
-    against = row(view.fair_bf16(fp8.arm)) if fp8 and not view.uses_fp8 else bf16
-    speedup = view.speedup
-    if fp8 and against and not view.uses_fp8:
-        speedup = speed(fp8.arm, against.arm, trial)
+    now, bf16 = view.as_is, view.bf16
+    fp8 = now if view.uses_fp8 else None if view.late_fp8 else view.fp8
+    speedup = view.speedup if view.uses_fp8 else view.speed(fp8, bf16) if fp8 and bf16 else None
     end = view.end if view.end and steps else now
     if view.own_bf16_left_out and stays_in_bf16(steps):
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
     changed = end if end is not now else None
-    fair = row(view.fair_bf16(changed.arm)) if changed and changed.in_fp8 else None
-    parts = if_recorded(waterfall, fp8.arm, against.arm) if speedup and fp8 and against else None
+    fair = view.fair_bf16(changed) if changed and changed.in_fp8 else None
+    parts = if_recorded(waterfall, fp8.arm, bf16.arm) if speedup and fp8 and bf16 else None
     return Comparison(
         now=now,
         bf16=bf16,
@@ -104,30 +95,20 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
         end=end,
         speedup=speedup,
         lacks_fair_bf16=changed is not None and changed.in_fp8 and fair is None,
-        gain=speed(changed.arm, now.arm, trial) if now and changed else None,
-        best_fp8=row(view.fp8) if view.gives_up_fp8 and steps else None,
-        end_speedup=speed(changed.arm, fair.arm, trial) if changed and fair else None,
+        gain=view.speed(changed, now) if now and changed else None,
+        best_fp8=view.fp8 if view.gives_up_fp8 and steps else None,
+        end_speedup=view.speed(changed, fair) if changed and fair else None,
         is_fair=fair is not None and fair is not bf16,
         parts_ms=parts.shown_ms if parts else {},
     )
 
 
-def _watched(facts: Facts) -> Comparison:
-    """Take the step of a watched script, if a GPU ran it."""
-    step = watched(facts) if facts.get("observed.clock") == "cuda" else None
-    if step is None:
-        return Comparison()
-    in_fp8 = any(each.get("use") == "training" for each in facts.linears())
-    now = Variant(step.name, "as you run it", in_fp8, interval(step.rounds_ms), len(step.rounds_ms))
-    return Comparison(now=now, fp8=now if in_fp8 else None)
-
-
-def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
+def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:
     """Compare estimates with each other, and with the watched step if there is one; None without numbers."""
-    expects = expected_speedup(facts, findings)
+    expects = expected_speedup(view.facts, findings)
     if expects is None:
         return None
-    bf16_ms, ran = expects.bf16_ms, _watched(facts).now if expects.ran_ms else None
+    bf16_ms, ran = expects.bf16_ms, view.watched if expects.ran_ms else None
     converts = bool(expects.recipes)
     compiled = expects.bf16.compiled and bf16_ms >= expects.bf16.step_ms
     bf16 = _of(ArmName.BF16_COMPILED, "compiled BF16" if compiled else "BF16", False, bf16_ms)
@@ -152,7 +133,7 @@ def _estimated(facts: Facts, findings: Sequence[Finding], steps: Sequence[Step])
         as_is=expects.now.value if expects.now and not expects.after else None,
         after=expects.after,
     )
-    return _with_plan(found, expects, facts, findings, steps) if steps else found
+    return _with_plan(found, expects, view.facts, findings, steps) if steps else found
 
 
 def _of(name: str, words: str, in_fp8: bool, ms: float) -> Variant:

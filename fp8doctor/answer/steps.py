@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 from textwrap import shorten
 
 from msgspec import Struct
 
-from fp8doctor.analysis.arms import arm, is_finite
-from fp8doctor.analysis.noise import busy_host, gpu_contention, script_interval, speed
-from fp8doctor.analysis.own_step import watched, watched_job
-from fp8doctor.analysis.significance import EVEN, Number, interval
+from fp8doctor.analysis.arms import arm
+from fp8doctor.analysis.noise import busy_host, gpu_contention, script_interval
+from fp8doctor.analysis.own_step import watched_job
+from fp8doctor.analysis.significance import EVEN, Number
 from fp8doctor.analysis.step_difference import parts_in_words, signed, waterfall, with_attention_together
-from fp8doctor.analysis.treatment_table import variant
-from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step_ms
-from fp8doctor.facts import Arm, Breakdown, Facts, Rank, if_recorded, recorded
+from fp8doctor.facts import Breakdown, Facts, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
-from fp8doctor.recipes import low_precision
 from fp8doctor.wording import percent, plural, times
 
 COLUMNS = {
@@ -97,11 +95,12 @@ def timed_steps(view: TrialView) -> Steps | None:
         if not is_withdrawn(each.name, *each.get("treatments", ())) or (each.tried and each.name in bases)
     ]
     arms.sort(key=lambda each: order.index(each.name) if each.name in order else len(order))
-    timed = {words[each.name]: each for each in arms if each.tried and each.step_ms}
-    rows = tuple(_row(each, label, view, script_interval(each, trial)) for label, each in timed.items())
+    by_words = {words[each.name]: view.timed[each.name] for each in arms if each.name in view.timed}
+    timed = [*by_words.values()]
+    rows = tuple(_row(each, view, script_interval(each.arm, trial)) for each in timed)
     late, by_name = dict[str, list[str]](), {each.name: each for each in trial.arms}
     for each in arms:
-        if not (each.tried and each.step_ms):
+        if each.name not in view.timed:
             base = by_name.get(each.get("base") or "")
             why = sentence_of(each)
             if base is not None and not base.get("tried"):
@@ -113,106 +112,104 @@ def timed_steps(view: TrialView) -> Steps | None:
         for why, names in late.items()
     ]
     untimed = f"Not timed: {'; '.join(told)}." if told else ""
-    method = _method(view, [*timed.values()]) if timed else ""
+    method = _method(view, timed) if timed else ""
     return Steps(rows, method, untimed, tuple(_differences(view)), tuple(_notes(timed, view)))
 
 
 def _of_a_script(view: TrialView) -> Steps | None:
     """Write the step of a watched script, what it waited for data among its idle time."""
-    facts, step = view.facts, watched(view.facts)
-    if step is None or not recorded(step, "breakdown") or facts.observed.clock != "cuda":
+    step = view.watched
+    if step is None or not recorded(step.arm, "breakdown"):
         return None
-    label = variant(step.name, bool(if_recorded(lambda: view.uses_fp8)), low=low_precision(facts.linears()))
-    steps = plural(len(step.rounds_ms), "step")
-    method = f"Timed: {steps} of {watched_job(facts)} on the GPU; one more was profiled."
-    row = _row(step, label, view, interval(step.rounds_ms))
-    return Steps((row,), method, notes=tuple(_notes({label: step}, view)))
+    steps = plural(step.rounds, "step")
+    method = f"Timed: {steps} of {watched_job(view.facts)} on the GPU; one more was profiled."
+    return Steps((_row(step, view, step.ms),), method, notes=tuple(_notes([step], view)))
 
 
-def _profile(step: Arm, view: TrialView) -> Breakdown | None:
+def _profile(step: Variant, view: TrialView) -> Breakdown | None:
     """Return the parts of a step on a GPU: a CPU's operators are no kernels."""
     on_cpu = view.trial.get("device") == "cpu"
-    return None if on_cpu or not recorded(step, "breakdown") else with_attention_together(step)
+    return None if on_cpu or not recorded(step.arm, "breakdown") else with_attention_together(step.arm)
 
 
-def _row(step: Arm, label: str, view: TrialView, known: Number | None) -> Row:
-    profiled = _profile(step, view)
+def _row(step: Variant, view: TrialView, known: Number | None) -> Row:
+    profiled, peak_gib = _profile(step, view), step.arm.get("peak_gib")
     families = profiled.families_ms if profiled else {}
     busy = [sum(families.get(each, 0.0) for each in column) for column in COLUMNS.values()]
     speed, side = _speed(view, step)
     counts = {
-        "round": len(step.get("rounds_ms", ())),
-        "FP8 matmul": step.get("fp8_gemms"),
-        "graph": step.get("graphs_run"),
+        "round": step.rounds,
+        "FP8 matmul": step.arm.get("fp8_gemms"),
+        "graph": step.arm.get("graphs_run"),
     }
     return Row(
-        label=label,
-        ms=step.step_ms or 0.0,
-        step=f"{step.step_ms:,.1f}",
+        label=step.words,
+        ms=step.ms.value,
+        step=f"{step.ms.value:,.1f}",
         spread=f"± {(known.high - known.low) / 2:,.1f}" if known else "",
         speed=speed,
         side=side,
-        memory=f"{step.peak_gib:.1f}" if step.get("peak_gib") else "",
+        memory=f"{peak_gib:.1f}" if peak_gib else "",
         parts_ms=(*busy[:-1], profiled.idle_ms) if profiled else (),
         is_reliable=profiled is not None and profiled.reliable,
         rounds=", ".join(plural(count, noun) for noun, count in counts.items() if count),
     )
 
 
-def _speed(view: TrialView, step: Arm) -> tuple[str, str]:
+def _speed(view: TrialView, step: Variant) -> tuple[str, str]:
     """Write a step's speed as a multiple of the best BF16's, and its side of the BF16 with its changes."""
     best = view.bf16
-    if not is_finite(step):
+    if not step.is_finite:
         return "NaN", "bad"
     if best is None or step is best:
         return "1x" if best else "", "plain"
-    if speed(step, best, view.trial).side == "open":
+    if view.speed(step, best).side == "open":
         return "noisy", "plain"
-    shown, is_fp8 = times(best.step_ms, step.step_ms), any(each.arm is step for each in view.in_fp8)
-    if not is_fp8:
+    shown = times(best.ms.value, step.ms.value)
+    if step not in view.in_fp8:
         return shown, "plain"
     fair = view.fair_bf16(step)
-    side = speed(step, fair, view.trial).side if fair else ""
+    side = view.speed(step, fair).side if fair else ""
     return shown if fair else "", {"faster": "good", "slower": "bad"}.get(side, "plain")
 
 
 def _differences(view: TrialView) -> Iterator[str]:
     """Divide the difference of each FP8 step that was profiled from the best BF16."""
     bf16 = view.bf16
-    for each in view.totals or [] if bf16 and view.on_gpu else ():
-        fair = each.name == ArmName.AS_IS or view.fair_bf16(each) is bf16
-        if bf16 and fair and (found := if_recorded(waterfall, each, bf16)):
+    for each in view.in_fp8 if bf16 else ():
+        fair = each.is_as_is or view.fair_bf16(each) is bf16
+        if bf16 and fair and (found := if_recorded(waterfall, each.arm, bf16.arm)):
             parts = f"{signed(found.difference_ms)} ms = {parts_in_words(found)}"
-            yield f"{view.words[each.name]}, against {view.words[bf16.name]}: {parts}."
+            yield f"{each.words}, against {bf16.words}: {parts}."
 
 
-def _notes(steps: Mapping[str, Arm], view: TrialView) -> Iterator[str]:
+def _notes(steps: Iterable[Variant], view: TrialView) -> Iterator[str]:
     """Say what is wrong with the parts of the steps, and what may have changed the times."""
     told: dict[str, list[str]] = {}
-    for label, each in steps.items():
+    for each in steps:
         if (found := _profile(each, view)) is None:
             continue
         if not found.reliable:
-            aside = f"{label} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
+            aside = f"{each.words} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
             told.setdefault("Unreliable parts", []).append(aside)
         elif f"{found.scale:.2f}" != "1.00":
-            aside = f"{label} (profiled, its kernels took {found.scale:.2f} times as long)"
+            aside = f"{each.words} (profiled, its kernels took {found.scale:.2f} times as long)"
             told.setdefault("Scaled down to the step", []).append(aside)
         if found.unclassified_pct > UNCLASSIFIED_PCT:
-            aside = f"{label} ({percent(found.unclassified_pct)})"
+            aside = f"{each.words} ({percent(found.unclassified_pct)})"
             told.setdefault("In kernels that no rule knows (in other)", []).append(aside)
     yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
     disturbed = (busy_host(view.trial, idle_pct=100 * EVEN), gpu_contention(view.trial.get("health")))
     yield from (f"While timed: {each}." for each in disturbed if each)
 
 
-def _method(view: TrialView, timed: Sequence[Arm]) -> str:
+def _method(view: TrialView, timed: Sequence[Variant]) -> str:
     """Write the basis: ``Timed: 4 variants in turn on NVIDIA H200, 15 rounds, the whole model.``"""
     trial = view.trial
     parts = [f"{plural(len(timed), 'variant')} in turn on {trial.gpu or 'the CPU'}"]
-    if rounds := max(len(each.get("rounds_ms", ())) for each in timed):
+    if rounds := max(each.rounds for each in timed):
         parts.append(plural(rounds, "round"))
-    blocks, cuts = trial.get("blocks", {}), (each.blocks for each in timed[0].get("cuts", ()))
+    blocks, cuts = trial.get("blocks", {}), (each.blocks for each in timed[0].arm.get("cuts", ()))
     depths = [" + ".join(map(str, each.values())) for each in (*cuts, blocks)]
     of = f"extrapolated from {' and '.join(depths[:-1])} of {depths[-1]} blocks"
     parts.append(of if blocks else "the whole model")
@@ -223,7 +220,7 @@ def _method(view: TrialView, timed: Sequence[Arm]) -> str:
     alike = trial.get("self_check_ratio")
     alone = "; no step was timed against its own copy" if len(timed) > 1 else ""
     copies = f"; two copies of one step differ by {100 * abs(alike - 1):.1f}%" if alike else alone
-    larger = any(each.get("tokens_ratio", 1.0) > 1 for each in timed)
+    larger = any(each.arm.get("tokens_ratio", 1.0) > 1 for each in timed)
     per_batch = " A larger batch's times are for as many tokens as the others'." if larger else ""
     return f"Timed: {', '.join(parts)}{copies}.{per_batch}"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import base_of, uses_fp8
+from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for, runs_in_fp32
@@ -275,7 +275,7 @@ def _to_the_end(
     first: list[Step] = []
     little = view.bound is not None and view.bound < 1 + EVEN and not end.in_fp8
     if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
-        recompiles = replaces_own_compile(end.arm, view.facts)
+        recompiles = replaces_own_compile(end.name, view.facts)
         kept, gives_up = _without_fp8(kept, _giving_up(proposed, view), broken, recompiles=recompiles)
         first = [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
@@ -293,14 +293,9 @@ def _to_the_end(
 
 def _settled(view: TrialView) -> set[str]:
     """Name the treatments that were timed, or need too much memory together."""
-    trial = view.facts.trial
-    timed = {
-        name
-        for each in trial.arms
-        if each.tried and recorded(each, "treatments") and base_of(trial, each)
-        for name in each.treatments
-    }
-    every = (each.get("treatments", ()) for each in trial.arms if each.name == ArmName.PRESCRIBED)
+    rows = (each for each in view.timed.values() if view.base_of(each))
+    timed = {name for each in rows for name in each.arm.get("treatments", ())}
+    every = (each.get("treatments", ()) for each in view.trial.arms if each.name == ArmName.PRESCRIBED)
     return timed.union(*(each for each in every if each in view.too_large))
 
 
@@ -318,14 +313,14 @@ def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
     assert now is not None
     assert bf16 is not None
     if end.in_fp8:
-        title = f"With all fixes a step takes {end.arm.step_ms:,.1f} ms, the best BF16 {bf16.step_ms:,.1f} ms"
-        for each in treatments_of(facts, end.arm.name, end.changes):
+        title = f"With all fixes a step takes {end.ms.value:,.1f} ms, the best BF16 {bf16.ms.value:,.1f} ms"
+        for each in treatments_of(facts, end.name, end.changes):
             yield _step(title, each)
             title = f"Timed with {each.name}" if traits(each.name).family == "convert" else title
-    elif end.arm.name in BF16_BASELINES:
-        title = f"Compiled, a step takes {end.arm.step_ms:,.1f} ms instead of {now.step_ms:,.1f} ms"
+    elif end.name in BF16_BASELINES:
+        title = f"Compiled, a step takes {end.ms.value:,.1f} ms instead of {now.ms.value:,.1f} ms"
         treatment = compile_treatment(facts, list(facts.network.linears))
-        code = "\n".join(compiled_as(end.arm, facts))
+        code = "\n".join(compiled_as(end.name, facts))
         yield _step(title, replace(treatment, summary=_compile_what(facts), code=code))
 
 

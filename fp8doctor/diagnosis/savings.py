@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor.analysis.arms import changes_in_bf16, is_finite, measured_saving, saved_ms
+from fp8doctor.analysis.arms import saved_ms
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, STAY_IN_BF16, family, traits
-from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.facts import Arm, if_recorded
+from fp8doctor.facts import if_recorded
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
 from fp8doctor.finding import Finding, Outcome, Saving
 from fp8doctor.wording import minus
@@ -64,7 +64,7 @@ def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
     name, end = finding.treatment.name, view.end
     if name == STAY_IN_BF16:
         fp8 = view.fp8 if view.uses_fp8 else None
-        return measured_saving(view.facts.trial, fp8, view.bf16) if fp8 and view.bf16 else None
+        return view.saving(fp8, view.bf16) if fp8 and view.bf16 else None
     alone = view.savings.get(name)
     if view.gives_up_fp8 and traits(name).helps_bf16_too:
         return None
@@ -74,8 +74,8 @@ def _saved_alone(view: TrialView, finding: Finding) -> Saving | None:
 class Link(Struct, frozen=True):
     """A part of the way from the step as it is to the plan's end."""
 
-    before: Arm
-    after: Arm
+    before: Variant
+    after: Variant
     names: frozenset[str]
     """Treatments that make ``after`` of ``before``, together if there are several."""
 
@@ -118,7 +118,7 @@ def _with_its_part(
     leads = step.treatment.name == names[0] and not untimed
     return replace(
         step,
-        saving_ms=measured_saving(view.facts.trial, link.before, link.after) if leads else None,
+        saving_ms=view.saving(link.before, link.after) if leads else None,
         together=tuple(name for name in names if name != step.treatment.name),
     )
 
@@ -132,8 +132,8 @@ def way(view: TrialView) -> tuple[Link, ...]:
     now, done, end = view.as_is, frozenset[str](), view.end
     if end is None:
         return ()
-    stops = [(made, each) for made, each in _stops(view) if made]
-    whole = next((made for made, each in stops if each.name == end.arm.name), done)
+    stops = [(made, each) for each in view.timed.values() if (made := _made(view, each))]
+    whole = next((made for made, each in stops if each is end), done)
     first = whole & {STAY_IN_BF16}
     links: list[Link] = []
     while now is not None and done < whole:
@@ -142,19 +142,14 @@ def way(view: TrialView) -> tuple[Link, ...]:
             for made, each in stops
             if done < made < whole
             and first <= made
-            and saved_ms(now, each).low > 0
-            and minus(each.step_ms, end.arm.step_ms) > 0
-            and (is_finite(each) or not is_finite(end.arm))
+            and saved_ms(now.arm, each.arm).low > 0
+            and minus(each.ms.value, end.ms.value) > 0
+            and (each.is_finite or not end.is_finite)
         ]
-        made, after = min(nearer, key=lambda stop: (len(stop[0]), stop[1].step_ms), default=(whole, end.arm))
+        made, after = min(nearer, key=lambda stop: (len(stop[0]), stop[1].ms.value), default=(whole, end))
         links.append(Link(now, after, made - done))
         now, done = after, made
     return tuple(links)
-
-
-def _stops(view: TrialView) -> list[tuple[frozenset[str], Arm]]:
-    """List the timed variants, each with what makes it of the step as it is."""
-    return [(_made(view, each), each) for each in view.trial.arms if each.tried and each.step_ms]
 
 
 def _kind(name: str, view: TrialView) -> str:
@@ -163,14 +158,13 @@ def _kind(name: str, view: TrialView) -> str:
     return family(COMPILE_BLOCKS) if compiles and not view.uses_fp8 else name
 
 
-def _made(view: TrialView, of: Arm) -> frozenset[str]:
+def _made(view: TrialView, of: Variant) -> frozenset[str]:
     """Name what makes a variant of the step as it is; empty if no plan leads through it."""
     if of.name == ArmName.WITHOUT_ADAPTERS:
         return frozenset()
     if not is_in_bf16(of.name):
-        return frozenset(_kind(name, view) for name in view.changes_of(of))
+        return frozenset(_kind(name, view) for name in of.changes)
     bf16 = view.bf16_of_the_plan
-    changes = changes_in_bf16(of)
-    if bf16 is None or (of.name != bf16.name and not (changes and view.form_of(of) == bf16)):
+    if bf16 is None or (of is not bf16 and not (of.changes and view.form_of(of) is bf16)):
         return frozenset()
-    return changes | {_kind(STAY_IN_BF16, view)}
+    return frozenset((*of.changes, _kind(STAY_IN_BF16, view)))

@@ -43,7 +43,7 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.cost.matmul_counts import micro_batches
-from fp8doctor.facts import Arm, Facts, Linear
+from fp8doctor.facts import Facts, Linear
 from fp8doctor.facts.arm_names import ArmName, keeps_users_compilation
 from fp8doctor.facts.arm_names import recipe_of as converted_to
 from fp8doctor.finding import Treatment
@@ -203,7 +203,7 @@ def compile_stored(facts: Facts, stored: Sequence[Linear]) -> Treatment | None:
 LEAVE_OUT_OWN_COMPILE = "# leave out your own torch.compile"
 KEEP_OWN_COMPILE = "# leave your own torch.compile as it is"
 
-BF16_FORMS = {
+BF16_FORMS: dict[str, str] = {
     ArmName.BF16: "",
     ArmName.BF16_AS_COMPILED: ", under your own torch.compile",
     ArmName.BF16_WHOLE: ", compiled as one graph",
@@ -218,34 +218,34 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     """
     view = TrialView(facts)
     bf16 = view.own_bf16_left_out or view.bf16_of_the_plan
-    how = BF16_FORMS.get(ArmName(bf16.name), ", compiled") if bf16 else ", compiled"
+    form = bf16.name if bf16 else ""
+    how = BF16_FORMS.get(form, ", compiled")
     runs = any(each.get("use") == "training" and each.get("engaged") is not False for each in facts.linears())
     begin = "go back to" if runs else "train in" if fp8_was_asked_for(facts) else "stay in"
     return Treatment(
         name=STAY_IN_BF16,
         summary=f"{begin} BF16{' for now' if for_now else ''}{how}{why and f': {why}'}",
-        code="\n".join([_without_fp8(facts), *compiled_as(bf16, facts)]),
+        code="\n".join([_without_fp8(facts), *compiled_as(form, facts)]),
     )
 
 
-def replaces_own_compile(bf16: Arm, facts: Facts) -> bool:
+def replaces_own_compile(form: str, facts: Facts) -> bool:
     """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
     own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
-    return own and bf16.name != ArmName.BF16_AS_COMPILED and TrialView(facts).own_bf16_left_out is None
+    return own and form != ArmName.BF16_AS_COMPILED and TrialView(facts).own_bf16_left_out is None
 
 
-def compiled_as(bf16: Arm | None, facts: Facts) -> list[str]:
+def compiled_as(form: str, facts: Facts) -> list[str]:
     """Write the lines that compile BF16 as in this variant, or as the user does if none was timed."""
-    name, mine = bf16.name if bf16 else "", bool(own_compile(facts))
-    leave = bf16 is not None and replaces_own_compile(bf16, facts)
-    if name == ArmName.BF16_AS_COMPILED or (mine and not leave and name not in BF16_FORMS):
+    mine, leave = bool(own_compile(facts)), bool(form) and replaces_own_compile(form, facts)
+    if form == ArmName.BF16_AS_COMPILED or (mine and not leave and form not in BF16_FORMS):
         return [KEEP_OWN_COMPILE]
-    if bf16 is None:
+    if not form:
         return ["model = torch.compile(model)   # or block by block"]
     lines = compile_all(facts.network) if facts.network.blocks else ["model = torch.compile(model)"]
     if facts.network.blocks and facts.get("training.use_cache"):
         lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
-    lines = {ArmName.BF16: [], ArmName.BF16_WHOLE: compile_whole(facts.network)}.get(ArmName(name), lines)
+    lines = {ArmName.BF16: [], ArmName.BF16_WHOLE: compile_whole(facts.network)}.get(ArmName(form), lines)
     return [*([LEAVE_OUT_OWN_COMPILE] if leave or (mine and lines) else []), *lines]
 
 
