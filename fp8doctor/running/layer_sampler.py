@@ -26,7 +26,7 @@ from fp8doctor.running.calls import Calls
 from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.stepped_model import outside_compiled
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
-from fp8doctor.stacks.looking import class_name, lineage, modules_of, parameters_of
+from fp8doctor.stacks.looking import class_name, lineage, modules_of, parameters_of, tensors_of
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
@@ -204,8 +204,8 @@ def _why_unseen(module: nn.Module, stack: str, region: Module | None) -> str | N
     if not casts_of(module):
         return NO_SCALES
     whole = region() if region is not None else None
-    parts = () if whole is None else (*whole.modules(), *whole.parameters())
-    homes = {home for kind in {type(each) for each in parts} for home, _ in lineage(kind)}
+    parts = () if whole is None else (*modules_of(whole), *tensors_of(whole, "_parameters"))
+    homes = {home for kind in {type(each) for _, each in parts} for home, _ in lineage(kind)}
     homes.discard(torch_private.CHECKPOINT_WRAPPERS)
     return SHARDED if any(home.startswith("torch.distributed") for home in homes) else None
 
@@ -219,7 +219,7 @@ def _hook(hooks: ExitStack, module: nn.Module | None, hook: Callable[..., None])
 def rerun(module: nn.Module) -> Iterator[Callable[..., Any]]:
     """Give a call of the module that is not compiled and changes neither buffers nor random numbers."""
     inner, numpy = behind_compile(module) or module, sys.modules.get("numpy.random")
-    buffers = {name: each.clone() for name, each in inner.named_buffers()}
+    buffers = {name: each.clone() for name, each in tensors_of(inner, "_buffers")}
     kept = random.getstate(), numpy.get_state() if numpy else None
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):

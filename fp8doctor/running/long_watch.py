@@ -36,7 +36,7 @@ from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import recognise
-from fp8doctor.stacks.looking import modules_of
+from fp8doctor.stacks.looking import modules_of, tensors_of
 from fp8doctor.stacks.tensors import local, stored
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
@@ -189,7 +189,7 @@ class LongWatch:
             self._sampler = LayerSampler(model, compiled_function=self._function)
             counted, path = _steps_of(optimizer), Path(self._settings.health or "")
             self._base = last_step(path) if counted is None else max(0, counted - self._steps)
-            device = next((each.device for each in model.parameters()), torch.device("cpu"))
+            device = next((each.device for _, each in tensors_of(model, "_parameters")), torch.device("cpu"))
             name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
             settings, step, layers = self._settings, self._base + self._steps, tuple(self._sampler.layers)
             torch_version = str(torch.__version__)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.patches import Patch
+from fp8doctor.stacks.looking import tensors_of
 from fp8doctor.stacks.tensors import captured, local, plain
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 
@@ -160,7 +161,7 @@ def spoiled_frozen(model: nn.Module) -> str:
     Reads the tensors inside a quantized one. Waits for the GPU.
     """
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in tensors_of(model, "_parameters"):
             for inner in plain(parameter) if not parameter.requires_grad else ():
                 parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
                 if not all(bool(part.float().isfinite().all()) for part in parts):

@@ -29,6 +29,7 @@ from fp8doctor.running.calls import Calls
 from fp8doctor.running.losses import Loss, Losses, total
 from fp8doctor.running.patches import Patch, unnoticed
 from fp8doctor.running.stepped_model import Ownership, outside_compiled
+from fp8doctor.stacks.looking import tensors_of
 from fp8doctor.stacks.tensors import tensors, with_tensors
 from fp8doctor.stacks.torch_private import (
     counters,
@@ -85,7 +86,7 @@ class StepWindow:
         self._compiled: tuple[int, ...] = ()
         modules = owner.callable if owner is not None else ()
         inside = owner.inside if owner is not None and compiled_nothing() else ()
-        parameter = next((each for module in modules for each in module.parameters()), None)
+        parameter = next((each for module in modules for _, each in tensors_of(module, "_parameters")), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
         self._calls = Calls(() if function else modules, self._called, () if function else inside)
         self._waits = Patch(loader_iterator(), "__next__", self._waits_for, self._waited)  # of all iterators
@@ -196,7 +197,7 @@ class StepWindow:
         step.calls += 1
         if step.first_call is None:
             step.first_call = self._clock.now()
-            device = next((each.device.type for each in module.parameters()), "cpu")
+            device = next((each.device.type for _, each in tensors_of(module, "_parameters")), "cpu")
             if torch.is_autocast_enabled(device):
                 self.autocast = torch.get_autocast_dtype(device)
         if self.captured is None and len(self._done) == self.steps - 1:

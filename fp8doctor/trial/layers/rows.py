@@ -23,7 +23,7 @@ from fp8doctor.cost import micro_batches
 from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
-from fp8doctor.stacks.looking import class_name
+from fp8doctor.stacks.looking import class_name, modules_of
 from fp8doctor.stacks.tensors import has_data, is_float8, tensors
 from fp8doctor.stacks.torch_private import FAKE_TENSOR, storage_of
 from fp8doctor.trial.copies import depth
@@ -178,7 +178,7 @@ def found(
 
     Both by their names in the whole model. A part of a fused module, such as ``mlp.fc1``, has its rows.
     """
-    modules = {cleaned(name): module for name, module in model.named_modules()}
+    modules = {cleaned(name): module for name, module in modules_of(model)}
     kept_blocks = _kept_blocks(original, plan, model)
     layers, weights = {}, {}
     for name in wanted:
@@ -194,7 +194,7 @@ def found(
 
 
 def _kept_blocks(original: nn.Module, plan: depth.Plan, model: nn.Module) -> dict[str, str]:
-    modules = {cleaned(name): module for name, module in model.named_modules()}
+    modules = {cleaned(name): module for name, module in modules_of(model)}
     blocks = {}
     for stack in plan.stacks:
         name = cleaned(stack.name)

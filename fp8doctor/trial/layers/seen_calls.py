@@ -21,6 +21,7 @@ from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGI
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.code_names import names_in
+from fp8doctor.stacks.looking import modules_of
 from fp8doctor.stacks.te_private import autocast_is_open
 from fp8doctor.stacks.tensors import tensors
 from fp8doctor.stacks.torch_private import Unknown, call_code
@@ -153,7 +154,7 @@ class CallsSeen:
         Nobody reported calls inside the ``compiled`` modules, given by id. ``kept_blocks`` maps the prefix of
         every block's names in the whole model to that of the block that ran for it.
         """
-        names = {id(module): cleaned(name) for name, module in model.named_modules()}
+        names = {id(module): cleaned(name) for name, module in modules_of(model)}
         at: dict[str, list[int]] = {}
         for each in (*names, *(each for each in self._ran if each not in names)):  # others are around it
             at.setdefault(names.get(each, ""), []).append(each)
