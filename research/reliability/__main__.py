@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
-from research.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
+from research.reliability import command_lines, faults, growth, saved_reports, scripts, secrets, trees, trials
 from research.reliability.count import Count, Enough
 from tests.markdown import table
 
@@ -35,6 +35,7 @@ PARTS: dict[str, Part] = {
     "deletions": saved_reports.deletions,
     "damages": lambda folder: saved_reports.damages(5_000, folder),
     "command-lines": lambda folder: command_lines.command_lines(1_600, folder),
+    "scripts": lambda folder: scripts.scripts(list(scripts.SCRIPTS), folder),
     "secrets": lambda folder: secrets.scrubbed(),
     "growth": lambda folder: growth.growth(50, trial=False),
     "growth-with-trials": lambda folder: growth.growth(50, trial=True),
