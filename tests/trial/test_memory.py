@@ -122,16 +122,19 @@ def test_the_peak_at_full_depth_is_not_below_the_true_one(
 
 
 @pytest.mark.parametrize(("rounded", "more"), [(0.0, 0.0), (0.25, 0.5)])
+@pytest.mark.parametrize("workspaces", [0.0, 0.25])
 def test_the_peak_is_that_of_the_arm_alone(
-    rounded: float, more: float, monkeypatch: pytest.MonkeyPatch
+    rounded: float, more: float, workspaces: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Copies that an arm keeps, and gradients that nobody clears, were allocated before the step; they are
-    the arm's own. Weights take what the allocator gives them."""
+    """Copies that an arm keeps, the batch, gradients that nobody clears, and what cuBLAS took for an arm
+    before were allocated before the step; they are the arm's own. Weights take what the allocator gives
+    them."""
     model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
     optimizer = torch.optim.SGD([model[0].weight], momentum=0.9)
+    batch = {"x": torch.ones(32, 32)}
 
     def train() -> torch.Tensor:
-        loss = model(torch.ones(32, 32)).sum()
+        loss = model(batch["x"]).sum()
         watch.at_backward()
         loss.backward()
         optimizer.step()
@@ -144,27 +147,31 @@ def test_the_peak_is_that_of_the_arm_alone(
     bench._rounding = rounded
     bench.job = Job(nn.Identity(), Target(kind="live", name="Sequential"), Workload())
     bench.guard = Guard(bench.job)
+    allocated_gib = [5.0 + workspaces]
     for name, answer in {
-        "synchronize": None,
-        "reset_peak_memory_stats": None,
-        "memory_allocated": 5 * 2**30,  # before the step
-        "max_memory_allocated": 7 * 2**30,
-        "memory_stats": {},
+        "synchronize": lambda device=None: None,
+        "reset_peak_memory_stats": lambda device=None: None,
+        "memory_allocated": lambda device=None: allocated_gib[-1] * 2**30,
+        "max_memory_allocated": lambda device=None: (7.0 + workspaces) * 2**30,
+        "memory_stats": lambda device=None: {},
     }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device=None, answer=answer: answer)
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: allocated_gib.append(5.0), raising=False
+    )
     monkeypatch.setattr(memory, "gib", lambda tensors, device: gib(tensors, CPU))
-    watch = MemoryWatch(OTHER)
+    watch = MemoryWatch(OTHER, batch)
     found = bench._warm(train, model, optimizer, watch).memory
     weight = 4 * 32 * 32 / 2**30
-    floor = (4 + more) * weight
+    floor = (4 + more) * weight + weight  # a batch is as large as a weight
     assert found == StepMemory(
         2 * weight,
         0.0,
         weight,
         2 * weight,
-        peak_gib=pytest.approx(floor + 2.0),
+        peak_gib=pytest.approx(floor + 2.0 + workspaces),
         backward_gib=pytest.approx(floor),
-        forward_peak_gib=pytest.approx(floor + 2.0),
+        forward_peak_gib=pytest.approx(floor + 2.0 + workspaces),
     )
 
 

@@ -212,7 +212,7 @@ class Bench:
         replica = replicate(self.bases[number], share=True)[0]
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
-        optimizer, memory = self._optimizer(variant, number), MemoryWatch(self.device)
+        optimizer, memory = self._optimizer(variant, number), MemoryWatch(self.device, self.batch)
         step = training_step(self.job, variant, optimizer, self.device, memory.at_backward)
         buffers: Buffers = {}
 

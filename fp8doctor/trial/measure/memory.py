@@ -1,7 +1,7 @@
 """Measure a variant's memory, divide its peak, and extrapolate it.
 
 Weights, FP8 copies, optimizer state and gradients are counted when the optimizer begins its step; activations
-are the rest of the peak.
+are the rest of the peak, with the batch and cuBLAS's workspaces.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8doctor.facts import MemoryParts
-from fp8doctor.stacks import fp8_copies
+from fp8doctor.stacks import fp8_copies, torch_private
 from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
 
@@ -54,10 +54,13 @@ class StepMemory:
 
 
 class MemoryWatch:
-    """Watches the memory of a variant's steps; `begin` starts the one that counts."""
+    """Watches the memory of a variant's steps; `begin` starts the one that counts.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    ``batch`` is what they are fed with, which is there before and after them.
+    """
+
+    def __init__(self, device: torch.device, batch: Any = None) -> None:
+        self._device, self._batch = device, batch
         self._begun: tuple[int, float] | None = None
         """Bytes allocated, and GiB of gradients that existed, when the step began."""
         self._backward = self._forward_peak = 0
@@ -86,8 +89,13 @@ class MemoryWatch:
         return gib(gradients, self._device)
 
     def begin(self) -> None:
-        """Begin the step that counts; nothing on a CPU."""
+        """Begin the step that counts; nothing on a CPU.
+
+        It makes cuBLAS's workspaces again, so they are in its peak: 64 to 66 MiB, which 32 of 32 peaks lacked
+        (H200, torch 2.11, research/benchmarks/results/new_jobs_2026-11-29_h200.md).
+        """
         if self._device.type == "cuda":
+            torch_private.clear_cublas_workspaces()
             torch.cuda.reset_peak_memory_stats(self._device)
             self._begun = torch.cuda.memory_allocated(self._device), self._now_gib()
 
@@ -111,7 +119,8 @@ class MemoryWatch:
         if begun is None or rounding is None:
             return held
         allocated, kept_gib = begun
-        own_gib = held.static_gib + rounding * held.weights_gib + kept_gib - allocated / 2**30
+        batch_gib = gib(tensors(self._batch), self._device)
+        own_gib = held.static_gib + rounding * held.weights_gib + kept_gib + batch_gib - allocated / 2**30
         return replace(
             held,
             peak_gib=own_gib + torch.cuda.max_memory_allocated(self._device) / 2**30,
