@@ -97,10 +97,11 @@ def exposed_communication(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         return None
     how = HIDE.get(facts.get("training.distributed.wrapper") or "")
     summary, code = how or LARGER
-    to = f" to {most:.1f}" if kit.watched.counts(most - least, step) else ""
+    ends = [least, most] if kit.watched.counts(most - least, step) else [least]
+    takes = " to ".join(f"{ms:,.1f}" for ms in ends)
+    share = f" ({kit.percent(100 * least / step)})" if len(ends) == 1 else ""
     return kit.Finding(
-        title=f"Exposed communication takes {least:.1f}{to} of {step:,.1f} ms/step "
-        f"({kit.percent(100 * least / step)})",
+        title=f"Exposed communication takes {takes} of {step:,.1f} ms/step{share}",
         explanation="Measured in one profiled step. This is the rank that waits least; the slowest waits "
         f"{most:,.1f} ms. FP8 shortens the matmuls, not this.",
         evidence={"exposed_ms": least, "longest_ms": most, "step_ms": step},

@@ -155,6 +155,9 @@ def labels(facts: Facts) -> dict[str, str]:
     """Name every variant by what it changes, and by what the variant changes that it is built on."""
     fp8, own = recorded(facts, "network") and uses_fp8(facts), own_words(facts)
     low = low_precision(facts.linears())
+    compiled = any(
+        each.get("compiled") is not None for each in facts.linears()
+    )  # not only a library's functions
     arms = {each.name: each for each in facts.arms()}
     found = {}
     for name, of in arms.items():
@@ -167,7 +170,12 @@ def labels(facts: Facts) -> dict[str, str]:
             if base and name != ArmName.AS_IS and name not in VARIANTS:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
-        if is_in_bf16(name) and of.get("graphs_run") and not any("compile" in each for each in words):
+        if (
+            is_in_bf16(name)
+            and compiled
+            and of.get("graphs_run")
+            and not any("compile" in each for each in words)
+        ):
             words.append("compiled")
         found[name] = ", ".join(words)
     return found

@@ -96,6 +96,9 @@ PART_NAMES = {
 }
 """Part -> its name on a screen; the others are shown as they are."""
 
+UNEXPLAINED = "unexplained"
+"""What a watched step takes longer than the cost model's."""
+
 IDLE, REST = "idle", "unclassified"
 """The GPU had nothing to do; kernels that no rule knows, and whatever else keeps the parts from adding up."""
 

@@ -159,7 +159,8 @@ def answer(
     errors = [each for each in findings if each.severity == "error"]
     fault = fault_of(facts, findings)
     if fault is None and errors and speedup is None:
-        fault = Fault("open", errors[0].title.rstrip("."), "", errors[0])
+        why = errors[0].explanation.partition(". ")[0].rstrip(".")
+        fault = Fault("open", errors[0].title.rstrip("."), why, errors[0])
     has_fp8 = bool(known and if_recorded(uses_fp8, facts))
     state = if_recorded(without_fp8, facts) or "" if known else ""
     if fault:
@@ -196,7 +197,7 @@ def answer(
         takes_no_fp8=not has_fp8 and bool(nothing),
         is_decided=view.is_decided,
         steps=if_recorded(timed_steps, view),
-        is_cut=view.on_gpu and bool(facts.get("trial.blocks")),
+        is_cut=bool(view.table and facts.get("trial.blocks")),
         errors=len(errors),
         unchecked=_unchecked(outcomes) if speedup and speedup.basis != "measured" else (),
     )
@@ -256,7 +257,8 @@ def _causes(
     yield from (Cause(each) for each in waits if each)
     told = {found.name} if found else set[str]()
     told |= {each.name for each in findings if state and each.area == "engagement"}
-    costs = [each for each in map(_cause, _explaining(view, findings, steps)) if each.name not in told]
+    costs = [_cause(each, view) for each in _explaining(view, findings, steps)]
+    costs = [each for each in costs if each.name not in told]
     of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
     of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
     most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
@@ -288,9 +290,11 @@ def _explaining(
             yield each
 
 
-def _cause(of: Finding | Step) -> Cause:
-    """Name a cause with what its fix was timed to save."""
+def _cause(of: Finding | Step, view: TrialView) -> Cause:
+    """Name a cause with what its fix was timed to save; in FP8, also if the plan leaves that."""
     saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
+    if view.gives_up_fp8 and isinstance(of, Step):
+        saving = view.savings.get(of.treatment.name)
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
     return Cause(of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else None)
 
@@ -370,7 +374,7 @@ def _not_known(said: Answer, speedup: Number | None) -> str:
     if speedup is None:
         return f"how fast {said.low_precision} is on a GPU"
     if speedup.side in ("open", "even"):
-        return "the estimate allows both"
+        return "which is faster"
     return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import Estimate
 from fp8doctor.analysis.significance import Number, holding
-from fp8doctor.analysis.step_difference import REST, waterfall
+from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
@@ -128,7 +128,9 @@ def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
         fp8=fp8,
         end=None if steps else now,
         speedup=speedup,
-        parts_ms=expects.parts_ms | {REST: rest} if speedup and (converts or not expects.after) else {},
+        parts_ms=expects.parts_ms | {UNEXPLAINED if ran else REST: rest}
+        if speedup and (converts or not expects.after)
+        else {},
         gpu=expects.gpu,
         as_is=expects.now.value if expects.now and not expects.after else None,
         after=expects.after,

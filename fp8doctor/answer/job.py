@@ -167,7 +167,9 @@ def _fp8(facts: Facts) -> str:
                 words = [part for part in each.name.split(".") if not part.isdigit()] or [each.name]
                 names["adapters" if each.get("adapter") == "adapter" else words[-1]] = None
         beside = ", ".join([*names][:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
-        return f"{low}{by} in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
+        ran = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
+        where = "in" if ran else "set up in"  # no step was seen
+        return f"{low}{by} {where} {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"
     if stored := sum(map(stores_fp8, linears)):

@@ -13,7 +13,7 @@ from typing import Literal
 from msgspec import Struct
 
 from fp8doctor.analysis.significance import Number
-from fp8doctor.analysis.step_difference import PART_NAMES, REST, signed
+from fp8doctor.analysis.step_difference import PART_NAMES, REST, UNEXPLAINED, signed
 from fp8doctor.answer.answer import Answer, Cause
 from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.verdict import GRAVE
@@ -66,7 +66,7 @@ MENDED = {
 }
 """Status -> what a fix of its fault brings before any speed."""
 
-PARTS = PART_NAMES | {REST: "rest"}
+PARTS = PART_NAMES | {REST: "rest", UNEXPLAINED: "unexplained"}
 """Part of the difference -> its name; the rest holds the smaller parts too, unlike ``other`` of the table."""
 
 
@@ -318,7 +318,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     found = said.speedup
     if said.fault:
         seen = "the fault was seen when the job ran" if said.fault.was_seen else "read from the job"
-        doubts = ", but the times may be off" if said.doubts and said.fixes else ""
+        doubts = f", but the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return
     if found is None or said.state:
