@@ -64,6 +64,11 @@ class Recipe(Struct, frozen=True, kw_only=True):
     treatment: str = ""  # name of the treatment that changes to it
     converts: bool = False  # the trial converts a model without FP8 with it
 
+    @property
+    def host_timed(self) -> bool:
+        """Return whether the host was ever timed launching it: nobody here had a Blackwell."""
+        return self.first < (10, 0)
+
 
 class Stack(Struct, frozen=True, kw_only=True):
     """The properties of one FP8 implementation, except how its layers are recognized."""

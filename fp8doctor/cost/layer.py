@@ -212,6 +212,8 @@ class CallsMs(NamedTuple):
     host: float
     gaps: float
     """Idle time between the kernels."""
+    untimed: str
+    """Recipe whose launches nobody timed; empty without one."""
 
     def of(self, family: Family) -> float:
         return sum(parts[family] for _, parts in self.families)
@@ -286,7 +288,7 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
 
 def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: bool) -> CallsMs:
     """Model calls on the GPU, one by one, and launch them all. Raises `NoNumbers`."""
-    times, host, kernels = [], 0.0, 0.0
+    times, host, kernels, untimed = [], 0.0, 0.0, ""
     for call in calls:
         linear = call.linear
         parts = layer_ms(call, gpu, eager_how, autocast=autocast)
@@ -299,7 +301,9 @@ def calls_ms(calls: Iterable[Call], gpu: GpuSpec, eager_how: str, *, autocast: b
             launch = stack.eager if linear.compiled is None else stack.compiled
             host += call.count * launches(linear, call.weights_cast) * launch.host_ms
             kernels += count * launch.kernels
-    return CallsMs(times, host, GAP_MS * kernels)
+            recipe = RECIPES.get((linear.stack, recipe_on(linear, gpu) or ""), UNKNOWN)
+            untimed = untimed if recipe.host_timed else recipe.words
+    return CallsMs(times, host, GAP_MS * kernels, untimed)
 
 
 class LinearCost(NamedTuple):

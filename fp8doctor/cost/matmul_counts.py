@@ -58,10 +58,15 @@ def rows_of_one(linear: Linear, rows: int) -> int:
     return ceil(rows / gemms(linear)) if is_grouped(linear) else rows
 
 
+def one_by_one(linear: Linear) -> bool:
+    """Return whether the host launches each expert: those of a te.GroupedLinear, which Dynamo leaves out."""
+    te = TRANSFORMER_ENGINE.name in (linear.get("stack"), linear.get("kind", "").partition(".")[0])
+    return te and is_grouped(linear)
+
+
 def in_one_kernel(linear: Linear) -> int:
     """Return how many experts one kernel multiplies: all, or one in Transformer Engine."""
-    te = TRANSFORMER_ENGINE.name in (linear.get("stack"), linear.get("kind", "").partition(".")[0])
-    return gemms(linear) if is_grouped(linear) and not te else 1
+    return gemms(linear) if is_grouped(linear) and not one_by_one(linear) else 1
 
 
 def launches(linear: Linear, share: float = 1.0) -> float:
@@ -69,9 +74,9 @@ def launches(linear: Linear, share: float = 1.0) -> float:
 
     ``share`` of the experts' launches are made: in FP8 those are the casts of weights, which may be kept.
     """
-    if not is_grouped(linear):
-        return gemms(linear)
-    return 1.0 if in_one_kernel(linear) > 1 else 1.0 + share * gemms(linear) / EXPERTS_PER_LAUNCH
+    if one_by_one(linear):
+        return 1.0 + share * gemms(linear) / EXPERTS_PER_LAUNCH
+    return 1.0 if is_grouped(linear) else gemms(linear)
 
 
 def routed_rows(linear: Linear, facts: Facts) -> int | None:

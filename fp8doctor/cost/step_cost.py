@@ -16,6 +16,7 @@ from fp8doctor.cost.matmul_counts import (
     calls_of,
     launches,
     micro_batches,
+    one_by_one,
     routed_rows,
     rows_of,
     rows_seen,
@@ -137,8 +138,10 @@ def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
     families = {family: time * work.accumulate for family, time in families.items()}
     families["optimizer"] = memory_ms(work.optimizer_bytes, gpu)
     busy, host = sum(families.values()), found.host * work.accumulate
-    step = max(busy + found.gaps * work.accumulate, host)
-    return ModelledStep(families, busy, host, step, gpu.name, found.families)
+    paced_by_gpu = busy + found.gaps * work.accumulate
+    if found.untimed and host > paced_by_gpu:
+        raise NoNumbers(f"the host may set the pace, and nobody timed it launching {found.untimed}")
+    return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name, found.families)
 
 
 def modelled_step(
@@ -292,10 +295,13 @@ def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -
 
 
 def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
-    """Compile every Linear of the job but a head in 16 bits, as the printed lines do; or none."""
+    """Compile every Linear of the job but a head in 16 bits, as the printed lines do; or none.
+
+    A te.GroupedLinear stays uncompiled: Dynamo breaks its graphs at Transformer Engine's experts.
+    """
 
     def compiled(linear: Linear) -> Linear:
-        is_left = not yes or (linear.role == "head" and linear.use != "training")
+        is_left = not yes or (linear.role == "head" and linear.use != "training") or one_by_one(linear)
         return replace(linear, compiled=None if is_left else "")
 
     return with_each(facts, compiled)
