@@ -26,12 +26,20 @@ from fp8doctor.running.calls import Calls
 from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.stepped_model import outside_compiled
 from fp8doctor.stacks import Cast, casts_of, recognise, torch_private
-from fp8doctor.stacks.looking import class_name, lineage, modules_of, parameters_of, tensors_of
+from fp8doctor.stacks.looking import (
+    class_name,
+    lineage,
+    modules_of,
+    parameters_of,
+    state_of,
+    tensors_of,
+)
 from fp8doctor.stacks.tensors import captured, local, subclass, tensors, with_tensors
 from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.stacks.transformer_engine import STACK as TRANSFORMER_ENGINE
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.state.settings import open_autocast
+from fp8doctor.trial.state.users import contents, restore
 from fp8doctor.wording import sentence
 
 OF_ALL = "num_items_in_batch"
@@ -217,8 +225,12 @@ def _hook(hooks: ExitStack, module: nn.Module | None, hook: Callable[..., None])
 
 @contextmanager
 def rerun(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    """Give a call of the module that is not compiled and changes neither buffers nor random numbers."""
+    """Give a call of the module that is not compiled and changes neither its modules nor random numbers.
+
+    What its forward does elsewhere (it prints, it counts in a list of another object) happens once more.
+    """
     inner, numpy = behind_compile(module) or module, sys.modules.get("numpy.random")
+    states = [(state, contents(state)) for _, each in modules_of(inner) if (state := state_of(each))]
     buffers = {name: each.clone() for name, each in tensors_of(inner, "_buffers")}
     kept = random.getstate(), numpy.get_state() if numpy else None
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
@@ -226,6 +238,8 @@ def rerun(module: nn.Module) -> Iterator[Callable[..., Any]]:
         try:
             yield lambda *args, **kwargs: torch.func.functional_call(inner, buffers, args, kwargs)
         finally:
+            for state, before in states:
+                restore(state, before)
             random.setstate(kept[0])
             if numpy:
                 numpy.set_state(kept[1])

@@ -173,14 +173,29 @@ def test_checkpointed_layers_are_sampled(reentrant: bool, monkeypatch: pytest.Mo
     assert sampled(float8(model=Checkpointed(2)), x) == sampled(float8(blocks=2), x)
 
 
+class Counting(nn.Module):
+    """Its calls decide what it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, list[int]()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        out: torch.Tensor = self.layer(x) * (1 + self.calls % 5)
+        return out
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sampled_training_has_the_same_weights_and_random_numbers(compiled: bool, tmp_path: Path) -> None:
     ends = []
     for path in (None, tmp_path / "health"):
         torch.manual_seed(0)
-        model = float8(model=nn.Sequential(Net(2), nn.Dropout(0.1)))
-        if compiled:
-            model[0].compile(backend="aot_eager")  # type: ignore[index]
+        model = float8(model=nn.Sequential(Net(2), nn.Dropout(0.1), Counting()))
+        for part in (model[0], model[2]) if compiled else ():  # type: ignore[index]
+            part.compile(backend="aot_eager", dynamic=False)
         training = Training(model, path, every=3)
         loss = training.run(12)
         ends.append((loss, torch.rand(1), *(each.detach().clone() for each in model.parameters())))
