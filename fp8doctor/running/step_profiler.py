@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -22,6 +21,7 @@ from fp8doctor.trial.copies.depth import Cut, Plan
 from fp8doctor.trial.measure.evidence import (
     ANOTHER_PROFILER,
     counted,
+    detaching,
     exported,
     quiet_profiler,
     why_not_profiled,
@@ -31,9 +31,6 @@ from fp8doctor.wording import sentence
 
 GAVE_WAY = "another profiler was started in this process"
 CUT_SHORT = "there was no more step after the window"
-
-TEARDOWN = "TEARDOWN_CUPTI"
-"""Variable that Kineto reads when a profile ends (``CuptiActivityApi.cpp``)."""
 
 LONGEST_MS = 10_000.0
 """Longest step to profile, in ms. A choice: a host launches 100,000 kernels per second, and the profile of a
@@ -114,26 +111,6 @@ class StepProfiler:
             host_copies_ms=sum(each.time_ms for each in step.groups if each.name.startswith(COPY_FROM_HOST)),
             breakdown=breakdown(Plan((), (Cut({}),)), [step], median(seen.steps_ms)),
         )
-
-
-@contextmanager
-def detaching() -> Iterator[None]:
-    """Detach CUPTI when the profiler stops.
-
-    Kineto leaves it attached, which slows every later launch: steps of 35 ms took 25% longer (H100, torch
-    2.11). torch keeps it attached with CUDA graphs, because a later profile could crash.
-    """
-    graphs = torch_private.may_hold_cuda_graphs() or any(
-        type(each) is torch.cuda.CUDAGraph for each in gc.get_objects()
-    )
-    if TEARDOWN in os.environ or graphs:
-        yield
-        return
-    os.environ[TEARDOWN] = "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(TEARDOWN, None)
 
 
 def _why_not(step_ms: float) -> str | None:

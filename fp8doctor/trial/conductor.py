@@ -32,6 +32,7 @@ from fp8doctor.trial.layers.seen_calls import without_seen
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.evidence import detached_at_the_end
 from fp8doctor.trial.measure.memory import gpu_gib
 from fp8doctor.trial.measure.profile_step import explain, prove
 from fp8doctor.trial.measure.results import report
@@ -209,12 +210,13 @@ def _timed(bench: Bench) -> Trial:
     timed = [each for each in bench.attempts if each.no_number is None]
     run.begin(Stage.PROFILING)
     run.keep(report(bench, enough_s))
-    explain(bench, timed)
-    run.keep(report(bench, enough_s))
-    for each in timed:
-        if not each.no_number and not each.proof and each.plan.name != ArmName.SELF_CHECK:
-            run.progress(f"checking what {variant_in_a_sentence(each.plan.name)} ran", each.plan.name)
-            prove(bench, each)
+    with nullcontext() if run.own_process else detached_at_the_end(run.device):
+        explain(bench, timed)
+        run.keep(report(bench, enough_s))
+        for each in timed:
+            if not each.no_number and not each.proof and each.plan.name != ArmName.SELF_CHECK:
+                run.progress(f"checking what {variant_in_a_sentence(each.plan.name)} ran", each.plan.name)
+                prove(bench, each)
     return report(bench, enough_s)
 
 

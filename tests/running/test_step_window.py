@@ -3,11 +3,8 @@ profile of a step: the settings of torch's profiler, and the end of CUPTI."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
-from contextlib import suppress
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +19,6 @@ from fp8doctor.running.losses import Losses
 from fp8doctor.running.step_window import Clock
 
 STEPS = 4
-GRAPHS = "torch._inductor.cudagraph_trees"
 
 
 class Machine:
@@ -126,25 +122,6 @@ def test_a_wait_for_data_that_the_gpu_works_through(machine: Machine, gpu_ms: fl
     seen = machine.watched(step)
     assert seen.data_ms is not None
     assert seen.data_ms[1:] == pytest.approx((2 * waited,) * 3)
-
-
-@pytest.mark.parametrize(
-    ("own", "graphs", "inside"), [(None, False, "1"), ("0", False, "0"), (None, True, None)]
-)
-def test_kineto_is_asked_to_detach_while_the_profile_ends(
-    own: str | None, graphs: bool, inside: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not against a setting of the user's own, nor beside CUDA graphs."""
-    monkeypatch.delenv(step_profiler.TEARDOWN, raising=False)
-    monkeypatch.delitem(sys.modules, GRAPHS, raising=False)
-    if own is not None:
-        monkeypatch.setenv(step_profiler.TEARDOWN, own)
-    if graphs:
-        monkeypatch.setitem(sys.modules, GRAPHS, ModuleType(GRAPHS))
-    with suppress(ZeroDivisionError), step_profiler.detaching():
-        seen = os.environ.get(step_profiler.TEARDOWN)
-        raise ZeroDivisionError
-    assert (seen, os.environ.get(step_profiler.TEARDOWN)) == (inside, own)
 
 
 def test_kernels_are_recorded_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
