@@ -39,13 +39,11 @@ def fp8_never_engaged(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | Non
     layers, on_purpose = kit.plural(len(fp8), "FP8 layer"), kit.expected_fp8_gemms.kept_in_bf16(fp8)
     fix: kit.Treatment | None = kit.describe(kit.treatment_table.TE_AUTOCAST, facts)
     severity: kit.Severity | None = None
-    never = kit.own_step.never_ran_in_script(facts)
-    never = never or (kit.recorded(facts, "trial") and kit.own_step.fp8_never_ran(facts.trial))
     if idle and not on_purpose:
         title = f"{len(idle)} of {len(fp8)} FP8 layers ran their last training forward in BF16"
         title += kit.named(idle, len(fp8))
         why = f"The layers themselves note it, such as {idle[0].name}: that forward was outside the autocast."
-    elif never:
+    elif kit.own_step.ran_in_fp8(facts) is False:
         if all(each.get("features", {}).get("emulate") for each in fp8):
             return kit.NotApplicable(reason="these layers emulate FP8, which uses no FP8 matmul")
         title = f"No FP8 matmul ran in a training step with {layers}"

@@ -59,22 +59,6 @@ def lacked_time(planned: Arm) -> bool:
     return not planned.get("tried", True) and why_of(planned) in LEFT_OUT_FOR_TIME
 
 
-def is_finite(timed: Arm) -> bool:
-    """Return whether no loss or gradient of a step was seen to be NaN or infinite."""
-    return not timed.get("non_finite")
-
-
-def is_total(each: Arm) -> bool:
-    """Return whether it is a changed step that a user could run."""
-    treatments = each.get("treatments", ())
-    return (
-        each.name != ArmName.AS_IS
-        and not is_in_bf16(each.name)
-        and not is_withdrawn(each.name, *treatments)
-        and bool(treatments)
-    )
-
-
 def changes_in_bf16(of: Arm) -> frozenset[str]:
     """Name what a BF16 variant changes besides leaving FP8 off; empty for a baseline."""
     if of.name == ArmName.BF16_PRESCRIBED or change_in_bf16(of.name):

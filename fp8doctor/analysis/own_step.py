@@ -7,7 +7,7 @@ from typing import NamedTuple
 from fp8doctor.analysis.layers import stores_fp8
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import AS_COPIED, AS_YOU_RUN_IT
-from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Trial, recorded
+from fp8doctor.facts import NOT_RECORDED, Arm, Facts, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.recipes import stack_of
@@ -57,18 +57,18 @@ def watched_job(facts: Facts) -> str:
     return "the training" if facts.get("target.kind") == "live" else "the script"
 
 
-def fp8_never_ran(trial: Trial) -> bool:
-    """Return whether the step as it is ran without a single FP8 matmul."""
-    return any(each.name == ArmName.AS_IS and why_of(each) is Reason.NO_FP8_GEMM for each in trial.arms)
-
-
-def never_ran_in_script(facts: Facts) -> bool:
-    """Return whether the watched script's profiled step has no FP8 matmul.
+def ran_in_fp8(facts: Facts) -> bool | None:
+    """Return whether a step, watched or timed, ran any FP8 matmul; None if no step shows it.
 
     Emulated FP8 has none. A layer that notes itself that it ran in FP8 may have kernels of unknown names.
     """
+    counted, timed = facts.get("observed.fp8_gemms"), as_is(facts)
     fp8 = [each for each in facts.network.fp8 if not each.get("features", {}).get("emulate")]
-    return facts.get("observed.fp8_gemms") == 0 and bool(fp8) and not any(each.get("engaged") for each in fp8)
+    if counted == 0 and fp8 and not any(each.get("engaged") for each in fp8):
+        return False
+    if timed and why_of(timed) is Reason.NO_FP8_GEMM:
+        return False
+    return True if counted or (timed and timed.tried and timed.get("fp8_gemms")) else None
 
 
 def outside_autocast(facts: Facts) -> bool:

@@ -12,8 +12,6 @@ from fp8doctor.analysis import noise
 from fp8doctor.analysis.arms import (
     all_changes,
     changes_in_bf16,
-    is_finite,
-    is_total,
     labels,
     lacked_time,
     measured_saving,
@@ -70,7 +68,7 @@ class Variant(Struct, frozen=True):
     @property
     def is_finite(self) -> bool:
         """Return whether no loss or gradient was seen to be NaN or infinite."""
-        return is_finite(self.arm)
+        return not self.arm.get("non_finite")
 
     @property
     def rounds(self) -> int:
@@ -134,12 +132,12 @@ class TrialView:
     @cached_property
     def table(self) -> list[Variant]:
         """The variants that a GPU timed and a user could run."""
-        return [
-            each
-            for each in (self.timed.values() if self.on_gpu else ())
-            if each.changes or each.name in BASELINES or is_conversion(each.name)
-            if not is_withdrawn(each.name, *each.arm.get("treatments", ()))
-        ]
+        return [each for each in self.timed.values() if self.on_gpu and self.is_of_use(each.arm)]
+
+    def is_of_use(self, of: Arm) -> bool:
+        """Return whether a user could run it: no replica, and nothing of older reports that was withdrawn."""
+        is_job = of.name in BASELINES or is_conversion(of.name) or bool(self.changes_of(of))
+        return is_job and not is_withdrawn(of.name, *of.get("treatments", ()))
 
     @cached_property
     def in_fp8(self) -> list[Variant]:
@@ -317,6 +315,13 @@ class TrialView:
         return {each.name: each for each in self.facts.arms() if recorded(each, "name") and lacked_time(each)}
 
     @known
+    def late_first(self) -> Arm | None:
+        """The first variant that had no time although it comes before all fixes and other recipes."""
+        conversions = [each.name for each in self.trial.arms if is_conversion(each.name)]
+        names = (ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1], ArmName.BF16_COMPILED)
+        return next((self.late[name] for name in names if name in self.late), None)
+
+    @known
     def late_bf16(self) -> Arm | None:
         """The compiled BF16 that had no time and may be the fastest.
 
@@ -349,7 +354,7 @@ class TrialView:
         if not self.gives_up_fp8 or self.is_decided:
             return None
         changed = [each for each in self.in_fp8 if not each.is_as_is]
-        late = [each for each in self.late.values() if is_total(each)]
+        late = [each for name, each in self.late.items() if self.is_of_use(each) and not is_in_bf16(name)]
         planned = [each for each in late if each.name == ArmName.PRESCRIBED]
         compiled = [] if any(_compiles(each.arm) for each in changed) else list(filter(_compiles, late))
         return next(iter(planned or compiled or ([] if changed else late)), None)

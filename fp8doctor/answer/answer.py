@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
@@ -20,19 +19,20 @@ from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.watched import script_overhead, timed_alone, waiting_first, whole_speedup
+from fp8doctor.analysis.watched import timed_alone, whole_speedup
+from fp8doctor.answer.causes import Cause, causes
 from fp8doctor.answer.commands import run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
 from fp8doctor.answer.faults import Fault, fault_of
-from fp8doctor.answer.items import AREAS, Item, gains_nothing, items
+from fp8doctor.answer.items import AREAS, Item, items
 from fp8doctor.answer.steps import Steps, timed_steps
 from fp8doctor.answer.verdict import Open, Status, Verdict
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import is_unclear, without_fp8
+from fp8doctor.diagnosis.engagement import WithoutFP8, without_fp8
 from fp8doctor.diagnosis.estimate import compiles, why_not_estimated
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName, is_conversion
+from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Basis, Finding, Outcome
 from fp8doctor.recipes import low_precision
 
@@ -41,17 +41,6 @@ MOST_CAUSES = 2
 
 MOST_PARTS = 3
 """Parts of the difference that are named, one less with two causes; ``-v`` has them all."""
-
-
-class Cause(Struct, frozen=True):
-    """Why FP8 is slower, or what a fix of the plan is for."""
-
-    title: str
-    code: str = ""
-    name: str = ""
-    """Name of the finding; a code may have several."""
-    ms: float | None = None
-    """What its fix was timed to save."""
 
 
 class Answer(Struct, frozen=True):
@@ -162,14 +151,15 @@ def answer(
         why = errors[0].explanation.partition(". ")[0].rstrip(".")
         fault = Fault("open", errors[0].title.rstrip("."), why, errors[0])
     has_fp8 = bool(known and if_recorded(uses_fp8, facts))
-    state = if_recorded(without_fp8, facts) or "" if known else ""
+    without = (if_recorded(without_fp8, facts) if known else None) or WithoutFP8()
+    state = without.words
     if fault:
         status = fault.status
-    elif known and if_recorded(is_unclear, facts):
+    elif without.is_unclear:
         status = "open"
     else:
         status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
-    causes = tuple(_causes(view, findings, steps, fault, state, speedup))
+    named = tuple(causes(view, findings, steps, fault, state, speedup))
     gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
     nothing = known and (
         if_recorded(nothing_to_convert, facts.network)
@@ -185,7 +175,7 @@ def answer(
         low_precision=low_precision(facts.linears()),
         fault=fault,
         state=state,
-        causes=causes[: 1 if fault and (fault.finding or fault.first) else MOST_CAUSES],
+        causes=named[: 1 if fault and (fault.finding or fault.first) else MOST_CAUSES],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=memory,
@@ -238,67 +228,6 @@ def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:
     return f"only the step {after} can be estimated" if after else why_not_estimated(view.facts, findings)
 
 
-def _causes(
-    view: TrialView,
-    findings: Sequence[Finding],
-    steps: Sequence[Step],
-    fault: Fault | None,
-    state: str,
-    speedup: Number | None,
-) -> Iterator[Cause]:
-    """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
-
-    If FP8 is slower, what FP8 itself costs comes before what BF16 has too.
-    """
-    found = fault.finding if fault else None
-    if fault and fault.reason:
-        yield Cause(fault.reason, *((found.code, found.name) if found else ()))
-    waits = (if_recorded(read, view.facts) for read in (waiting_first, script_overhead))
-    yield from (Cause(each) for each in waits if each)
-    told = {found.name} if found else set[str]()
-    told |= {each.name for each in findings if state and each.area == "engagement"}
-    costs = [_cause(each, view) for each in _explaining(view, findings, steps)]
-    costs = [each for each in costs if each.name not in told]
-    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
-    of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
-    most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
-
-    def place(each: Cause) -> tuple[bool, float]:
-        is_small = each.ms is not None and each.ms < most_ms
-        return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
-
-    said = set[float | None]()  # causes that end with one fix have its saving together
-    for each in sorted(costs, key=place):
-        yield replace(each, ms=None if each.ms in said else each.ms)
-        said.add(each.ms)
-
-
-def _explaining(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]
-) -> Iterator[Finding | Step]:
-    """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
-    yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
-    is_faster = view.speedup is not None and view.speedup.side == "faster"
-    seeks = not is_faster or any(each.severity == "error" for each in findings)
-    undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
-    fixed = {name for step in steps for name in step.names}
-    for each in sorted(findings, key=lambda each: each.name not in undone):
-        costs = each.severity != "info" and not gains_nothing(each)
-        if not costs or (each.area == "memory" and not each.saving_ms):
-            continue
-        if each.name in undone or (seeks and each.name not in fixed):
-            yield each
-
-
-def _cause(of: Finding | Step, view: TrialView) -> Cause:
-    """Name a cause with what its fix was timed to save; in FP8, also if the plan leaves that."""
-    saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
-    if view.gives_up_fp8 and isinstance(of, Step):
-        saving = view.savings.get(of.treatment.name)
-    timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    return Cause(of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else None)
-
-
 def _doubts(view: TrialView) -> Iterator[str]:
     """Say in a few words what may have changed the times; the notes below the table say how much.
 
@@ -334,24 +263,26 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     is_eager = not any(each.get("compiled") is not None for each in facts.linears())
     if is_eager and not (measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)):
         untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
-    forms = (
+
+    def untimed_form(*forms: Arm | None) -> str:
+        words = next((view.words[each.name] for each in forms if each), "")
+        return words and f"{words}{',' * (',' in words)} is untimed"
+
+    decides = untimed_form(
         view.late_bf16 if said.leaves_fp8 or not is_slower else None,
         view.late_fp8,
         view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
     )
-    decides, late_first = next(filter(None, forms), None), None if said.is_decided else _late_first(view)
-
-    def untimed_form(of: Arm | None) -> str:
-        words = view.words[of.name] if of else ""
-        return f"{words}{',' * (',' in words)} is untimed"
-
+    first = untimed_form(None if said.is_decided else view.late_first)
+    end = said.compared.end
+    lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
     questions = (
-        (decides, untimed_form(decides)),
+        (decides, decides),
         (measured and said.status == "open", NOISE),
         (said.leaves_fp8 and view.fp8_is_undecided, NOISE),
         (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
-        (late_first, untimed_form(late_first)),
-        (measured and said.compared.lacks_fair_bf16, "BF16 with the same changes was not timed"),
+        (first, first),
+        (lacks_fair_bf16, "BF16 with the same changes was not timed"),
         (late, late),
         (untimed, f"{', '.join(untimed)}{where}"),
         (said.unchecked and not said.fixes and not said.fault, f"the rest needs a trial{where}"),
@@ -360,13 +291,6 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         if is_open:
             yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
             return
-
-
-def _late_first(view: TrialView) -> Arm | None:
-    """Return the first variant that had no time although it comes before all fixes and other recipes."""
-    conversions = [each.name for each in view.facts.arms() if is_conversion(each.name)]
-    names = (ArmName.BF16_AS_COMPILED, ArmName.PRESCRIBED, *conversions[:1], ArmName.BF16_COMPILED)
-    return next((view.late[name] for name in names if name in view.late), None)
 
 
 def _not_known(said: Answer, speedup: Number | None) -> str:
@@ -400,7 +324,7 @@ def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
     compared, speedup = said.compared, said.speedup
     now, bf16, end = compared.now, compared.bf16, compared.end
     of_fp8 = speedup if said.has_fp8 else None
-    estimate = compared.as_is if said.has_fp8 and not (speedup and speedup.basis == "measured") else None
+    estimated = of_fp8 is not None and of_fp8.basis != "measured" and not compared.after
     gives = compared.end_speedup or (None if said.has_fp8 else speedup)
     low, high = said.whole or (None, None)
     own_ms = now.ms.value if now and now.ms.basis == "measured" else None
@@ -413,7 +337,7 @@ def verdict(said: Answer, facts: Facts, summary: str) -> Verdict:
         speedup_high=of_fp8.high if of_fp8 else None,
         basis=said.basis,
         achievable_speedup=gives.value if gives and (gives.side != "open" or own_ms is None) else None,
-        estimated_speedup=estimate,
+        estimated_speedup=of_fp8.value if of_fp8 and estimated else None,
         step_ms=own_ms,
         bf16_step_ms=bf16.ms.value if bf16 and bf16.ms.basis == "measured" else None,
         best_step_ms=end.ms.value if end else None,

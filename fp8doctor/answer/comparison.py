@@ -25,6 +25,7 @@ from fp8doctor.diagnosis.estimate import (
     stays_in_bf16,
     stops_first,
 )
+from fp8doctor.diagnosis.savings import together
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName, conversion_to
 from fp8doctor.finding import Finding, Saving
@@ -47,18 +48,14 @@ class Comparison(Struct, frozen=True):
     """`now` / `end`."""
     best_fp8: Variant | None = None
     """The fastest FP8 that was timed, if the plan leaves FP8 off."""
-    lacks_fair_bf16: bool = False
-    """True if BF16 with those changes of `end` that help it too was not timed."""
     end_speedup: Number | None = None
-    """BF16 with the changes that help it too / `end`; None if the plan ends in BF16."""
+    """BF16 with the changes that help it too / `end`; None if the plan ends in BF16, or without."""
     is_fair: bool = False
     """True if the BF16 of `end_speedup` has changes that the best one as it is lacks."""
     parts_ms: dict[str, float] = {}
     """Part of the step -> what FP8 takes longer there; together they are `fp8` - `bf16`."""
     gpu: str = ""
     """The GPU that estimates are of."""
-    as_is: float | None = None
-    """The estimated speedup of the step as it is."""
     after: str = ""
     """What has to be done before the step can be estimated, in words."""
 
@@ -94,7 +91,6 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
         fp8=fp8,
         end=end,
         speedup=speedup,
-        lacks_fair_bf16=changed is not None and changed.in_fp8 and fair is None,
         gain=view.speed(changed, now) if now and changed else None,
         best_fp8=view.fp8 if view.gives_up_fp8 and steps else None,
         end_speedup=view.speed(changed, fair) if changed and fair else None,
@@ -132,7 +128,6 @@ def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
         if speedup and (converts or not expects.after)
         else {},
         gpu=expects.gpu,
-        as_is=expects.now.value if expects.now and not expects.after else None,
         after=expects.after,
     )
     return _with_plan(found, expects, view.facts, findings, steps) if steps else found
@@ -198,14 +193,8 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
         held = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     else:
         held = list(filter(is_modelled, steps)) if gain else []
-    known = [step for step in held if step.saving_ms] or held
-    names, saving = [step.treatment.name for step in known], None
+    known, saving = [step for step in held if step.saving_ms] or held, None
     if gain and now and end:
         low, high = now.ms.value - end.ms.high, now.ms.value - end.ms.low
         saving = Saving(low=low, high=high, basis="modelled", gpu=compared.gpu)
-    given = list(steps)
-    for place, step in enumerate(steps):
-        if step in known:
-            others = tuple(name for name in names if name != step.treatment.name)
-            given[place] = replace(step, saving_ms=saving if step is known[0] else None, together=others)
-    return tuple(given)
+    return together(steps, [step.treatment.name for step in known], saving)

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.step_difference import PART_NAMES, REST, UNEXPLAINED, signed
-from fp8doctor.answer.answer import Answer, Cause
+from fp8doctor.answer.answer import Answer
+from fp8doctor.answer.causes import Cause
 from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.verdict import GRAVE
 from fp8doctor.facts.arm_names import ArmName

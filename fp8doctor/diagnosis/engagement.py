@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.fp8_request import converted_nothing
@@ -11,9 +13,8 @@ from fp8doctor.analysis.layers import (
     rehearses_quantization,
     stores_fp8,
 )
-from fp8doctor.analysis.own_step import fp8_never_ran, never_ran_in_script, outside_autocast, watched_job
+from fp8doctor.analysis.own_step import outside_autocast, ran_in_fp8
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, recorded
-from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import Finding
 from fp8doctor.wording import plural
 
@@ -24,12 +25,12 @@ def why_not_engaged(facts: Facts) -> str:
         return "No model was examined, so fp8doctor cannot tell whether FP8 is engaged."
     try:
         if uses_fp8(facts):
-            if not (why := why_fp8_does_not_run(facts)) and not fp8_ran(facts):
+            if not (why := why_fp8_does_not_run(facts)) and ran_in_fp8(facts) is None:
                 outside_autocast(facts)
             return why
         took = ": the filter of the conversion took none" if converted_nothing(facts) else ""
         count = plural(len(facts.network.linears), "Linear")
-        state = without_fp8(facts) or f"No layer of this model trains in FP8 (0 of {count}{took})"
+        state = without_fp8(facts).words or f"No layer of this model trains in FP8 (0 of {count}{took})"
         return f"{state}. To convert it, see 'fp8doctor explain MOD001'."
     except Unrecorded as missing:
         gap = str(facts.get("gaps", {}).get("training.fp8_autocast", "")).rstrip(".")
@@ -38,41 +39,30 @@ def why_not_engaged(facts: Facts) -> str:
 
 def why_fp8_does_not_run(facts: Facts) -> str:
     """Say what prevents every FP8 layer from running in FP8; empty if unknown."""
-    in_fp8 = facts.network.fp8
+    in_fp8, ran = facts.network.fp8, ran_in_fp8(facts)
     if all(linear.get("engaged") is False for linear in in_fp8):
         return f"FP8 does not run: all {len(in_fp8)} FP8 layers ran their last training forward in BF16."
-    if never_ran_in_script(facts):
-        return f"FP8 is set up and does not run: no FP8 matmul was seen in a step of {watched_job(facts)}."
-    if recorded(facts, "trial") and fp8_never_ran(facts.trial):
+    if ran is False:
         return "FP8 is set up and does not run: no FP8 matmul was seen in a training step."
-    if not fp8_ran(facts) and if_recorded(outside_autocast, facts):
+    if ran is None and if_recorded(outside_autocast, facts):
         return f"FP8 does not run: the training step opens no FP8 autocast around {len(in_fp8)} FP8 layers."
     return ""
 
 
-def fp8_ran(facts: Facts) -> bool:
-    """Return whether FP8 matmuls were seen in a step, watched or in a trial."""
-    if facts.get("observed.fp8_gemms"):
-        return True
-    as_is = (each for each in facts.arms() if each.name == ArmName.AS_IS and each.tried)
-    return any(each.get("fp8_gemms") for each in as_is)
+class WithoutFP8(NamedTuple):
+    """What a model has in place of FP8 layers."""
+
+    is_unclear: bool = False
+    """True if FP8 may run all the same, so that nothing is known of its speed."""
+    words: str = ""
+    """Empty if it is plain BF16."""
 
 
-def without_fp8(facts: Facts) -> str:
-    """Say what a model without FP8 layers has in their place; empty if that is plain BF16."""
-    return _state(facts)[1]
-
-
-def is_unclear(facts: Facts) -> bool:
-    """Return whether FP8 may run in a model without FP8 layers, so that nothing is known of its speed."""
-    return _state(facts)[0]
-
-
-def _state(facts: Facts) -> tuple[bool, str]:
-    """Say whether FP8 may run without an FP8 layer, and what the model has in place of such layers."""
+def without_fp8(facts: Facts) -> WithoutFP8:
+    """Say what a model without FP8 layers has in their place."""
     linears = facts.network.linears
     if uses_fp8(facts):
-        return False, ""
+        return WithoutFP8()
     forward, rehearse = sum(map(computes_forward_in_fp8, linears)), sum(map(rehearses_quantization, linears))
     stored, named = (sum(each.use == use for each in linears) for use in ("storage", "unknown"))
     calls, ran = facts.network.get("fp8_calls", ()), facts.get("observed.fp8_gemms")
@@ -92,7 +82,7 @@ def _state(facts: Facts) -> tuple[bool, str]:
             "FP8 takes none of its layers: train in BF16",
         ),
     )
-    return next(((unclear, words) for holds, unclear, words in states if holds), (False, ""))
+    return next((WithoutFP8(unclear, words) for holds, unclear, words in states if holds), WithoutFP8())
 
 
 def invalidates(finding: Finding) -> bool:

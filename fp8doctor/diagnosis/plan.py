@@ -36,7 +36,7 @@ from fp8doctor.answer.faults import fault_of
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.cost.step_cost import in_bf16, modelled_step, with_linears_compiled
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.engagement import invalidates, is_unclear
+from fp8doctor.diagnosis.engagement import invalidates, without_fp8
 from fp8doctor.diagnosis.estimate import (
     changes_fp8,
     changes_fp8_alone,
@@ -328,7 +328,7 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
     facts, fault = view.facts, fault_of(view.facts, findings)
     stops = fault is not None and fault.status != "does_not_fit"
-    if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or is_unclear(facts):
+    if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
     stored = any(each.use == "storage" for each in facts.network.linears)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -83,43 +83,45 @@ class Link(Struct, frozen=True):
 def on_the_way(view: TrialView, plan: Sequence[Step], broken: frozenset[str]) -> tuple[Step, ...]:
     """Give each fix its saving on the way to the plan's end, in the order of that way after ``broken``.
 
-    These savings add up to the plan's. Fixes that save together have one, the first of them. A fix that is no
-    part of the way, or shares it with a change that no fix makes, keeps no saving but an estimate.
+    These savings add up to the plan's. A fix that is no part of the way, or shares it with a change that no
+    fix makes, keeps no saving but an estimate.
     """
     links = way(view)
     if not links:
         return tuple(plan)
     part = {name: number for number, link in enumerate(links) for name in link.names}
-    steps = [(part.get(_kind(step.treatment.name, view), NO_PART), step) for step in plan]
+    place = {step.treatment.name: part.get(_kind(step.treatment.name, view)) for step in plan}
     free = [
-        place
-        for place, (number, step) in enumerate(steps)
-        if number != NO_PART and view.uses_fp8 and not broken.intersection(step.names)
+        step
+        for step in plan
+        if place[step.treatment.name] is not None and view.uses_fp8 and not broken.intersection(step.names)
     ]
-    in_order = sorted((steps[place] for place in free), key=lambda each: each[0])
-    for place, each in zip(free, in_order, strict=True):
-        steps[place] = each
-    return tuple(_with_its_part(step, number, steps, links, view) for number, step in steps)
+    in_order = iter(sorted(free, key=lambda step: place[step.treatment.name] or 0))
+    steps = tuple(next(in_order) if step in free else step for step in plan)
+    for number, link in enumerate(links):
+        names = [name for name, of in place.items() if of == number]
+        if len(names) < len(link.names):
+            place |= dict.fromkeys(names)
+            continue
+        untimed = STAY_IN_BF16 in link.names and view.own_bf16_left_out is not None
+        steps = together(steps, names, None if untimed else view.saving(link.before, link.after))
+    aside = {name for name in view.savings if place.get(name) is None}
+    return tuple(replace(step, saving_ms=None) if step.treatment.name in aside else step for step in steps)
 
 
-NO_PART = -1
-"""Stands for the link of a fix that is no part of the way."""
-
-
-def _with_its_part(
-    step: Step, number: int, steps: Sequence[tuple[int, Step]], links: Sequence[Link], view: TrialView
-) -> Step:
-    names = [each.treatment.name for of, each in steps if of == number]
-    if number == NO_PART or len(names) < len(links[number].names):
-        elsewhere = step.treatment.name in view.savings
-        return replace(step, saving_ms=None) if elsewhere else step
-    link = links[number]
-    untimed = STAY_IN_BF16 in link.names and view.own_bf16_left_out is not None
-    leads = step.treatment.name == names[0] and not untimed
-    return replace(
-        step,
-        saving_ms=view.saving(link.before, link.after) if leads else None,
-        together=tuple(name for name in names if name != step.treatment.name),
+def together(steps: Iterable[Step], names: Collection[str], saving: Saving | None) -> tuple[Step, ...]:
+    """Give the fixes of these names one saving together: the first of them has it."""
+    steps = tuple(steps)
+    shared = [step.treatment.name for step in steps if step.treatment.name in names]
+    return tuple(
+        replace(
+            step,
+            saving_ms=saving if step.treatment.name == shared[0] else None,
+            together=tuple(name for name in shared if name != step.treatment.name),
+        )
+        if step.treatment.name in names
+        else step
+        for step in steps
     )
 
 

@@ -1,0 +1,91 @@
+"""Why FP8 is slower: the fault, a wait that FP8 does not shorten, then what the plan fixes or undoes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from fp8doctor import registry
+from fp8doctor.analysis.significance import Number
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
+from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.analysis.watched import script_overhead, waiting_first
+from fp8doctor.answer.faults import Fault
+from fp8doctor.answer.items import gains_nothing
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.facts import if_recorded
+from fp8doctor.finding import Finding
+
+
+class Cause(Struct, frozen=True):
+    """Why FP8 is slower, or what a fix of the plan is for."""
+
+    title: str
+    code: str = ""
+    name: str = ""
+    """Name of the finding; a code may have several."""
+    ms: float | None = None
+    """What its fix was timed to save."""
+
+
+def causes(
+    view: TrialView,
+    findings: Sequence[Finding],
+    steps: Sequence[Step],
+    fault: Fault | None,
+    state: str,
+    speedup: Number | None,
+) -> Iterator[Cause]:
+    """Name the fault's reason, then a wait that FP8 does not shorten, then what the plan fixes or undoes.
+
+    If FP8 is slower, what FP8 itself costs comes before what BF16 has too.
+    """
+    found = fault.finding if fault else None
+    if fault and fault.reason:
+        yield Cause(fault.reason, *((found.code, found.name) if found else ()))
+    waits = (if_recorded(read, view.facts) for read in (waiting_first, script_overhead))
+    yield from (Cause(each) for each in waits if each)
+    told = {found.name} if found else set[str]()
+    told |= {each.name for each in findings if state and each.area == "engagement"}
+    costs = [_cause(each, view) for each in _explaining(view, findings, steps)]
+    costs = [each for each in costs if each.name not in told]
+    of_fp8 = {each.name for each in registry.discover() if each.changes_fp8}
+    of_fp8 = of_fp8 if speedup and speedup.side == "slower" else set()
+    most_ms = max((each.ms or 0.0 for each in costs), default=0.0)
+
+    def place(each: Cause) -> tuple[bool, float]:
+        is_small = each.ms is not None and each.ms < most_ms
+        return each.name not in of_fp8 or is_small, -(each.ms or 0.0)
+
+    said = set[float | None]()  # causes that end with one fix have its saving together
+    for each in sorted(costs, key=place):
+        yield replace(each, ms=None if each.ms in said else each.ms)
+        said.add(each.ms)
+
+
+def _explaining(
+    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]
+) -> Iterator[Finding | Step]:
+    """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
+    yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
+    is_faster = view.speedup is not None and view.speedup.side == "faster"
+    seeks = not is_faster or any(each.severity == "error" for each in findings)
+    undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
+    fixed = {name for step in steps for name in step.names}
+    for each in sorted(findings, key=lambda each: each.name not in undone):
+        costs = each.severity != "info" and not gains_nothing(each)
+        if not costs or (each.area == "memory" and not each.saving_ms):
+            continue
+        if each.name in undone or (seeks and each.name not in fixed):
+            yield each
+
+
+def _cause(of: Finding | Step, view: TrialView) -> Cause:
+    """Name a cause with what its fix was timed to save; in FP8, also if the plan leaves that."""
+    saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
+    if view.gives_up_fp8 and isinstance(of, Step):
+        saving = view.savings.get(of.treatment.name)
+    timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
+    return Cause(of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else None)
