@@ -53,6 +53,8 @@ class Treatment(Record, frozen=True, kw_only=True):
     """Python (with its imports), shell or YAML lines; none of the user's source code."""
     layers: tuple[str, ...] = ()
     """Names of the changed modules, as in the facts; empty if the name is enough."""
+    tokens: int = NOT_RECORDED
+    """Of a micro-batch afterwards, if it changes them."""
     kind: SnippetKind = "python"
     """``python`` runs unchanged in a training script, a ``sketch`` does not; ``yaml`` is for a framework."""
 

@@ -20,11 +20,9 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import all_changes, changes_in_bf16, timed_on_gpu, uses_fp8
 from fp8doctor.analysis.compile_coverage import own_compile
 from fp8doctor.analysis.layer_gain import gains, losing
+from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.memory import Fit
-from fp8doctor.analysis.modelled_speedup import (
-    TAKES_NONE,
-    to_convert,
-)
+from fp8doctor.analysis.modelled_speedup import TAKES_NONE
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE, speed
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from keyword import iskeyword
 
-from fp8doctor.cost.matmul_counts import rows_seen, step_tokens
+from fp8doctor.cost.matmul_counts import rows_of, rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, Network, recorded
 from fp8doctor.recipes import stack_of
 
@@ -204,6 +204,15 @@ def would_be_converted(
         and (fits_fp8(linear) or (padded and min(linear.in_features, linear.out_features) > FP8_MULTIPLE))
         and (rewritten or is_nn_linear(linear))
     )
+
+
+def to_convert(facts: Facts) -> list[Linear]:
+    """List the BF16 layers that a conversion takes and an FP8 matmul can multiply."""
+    return [
+        linear
+        for linear in facts.network.linears
+        if would_be_converted(linear) and (rows := rows_of(linear, facts)) and rows % FP8_MULTIPLE == 0
+    ]
 
 
 def nothing_to_convert(network: Network) -> bool:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
-from fp8doctor.analysis.layers import FP8_MULTIPLE, nothing_to_convert, would_be_converted
+from fp8doctor.analysis.layers import nothing_to_convert, to_convert
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
 from fp8doctor.cost.layer import NoNumbers
-from fp8doctor.cost.matmul_counts import rows_of, unseen_recompute
+from fp8doctor.cost.matmul_counts import unseen_recompute
 from fp8doctor.cost.step_cost import (
     UNCERTAINTY,
     ModelledStep,
@@ -144,19 +144,24 @@ MORE = 0.01
 """Speedup that compiling everything gives beyond the watched step, from which it counts. A choice."""
 
 
-def modelled_speedup(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Estimate | None:
+def modelled_speedup(
+    facts: Facts, *, fixed: bool = False, run: Run | None = None, shared_ms: float = 0.0
+) -> Estimate | None:
     """Estimate a job as `estimate` does; None if a part has no numbers."""
     try:
-        return estimate(facts, fixed=fixed, run=run)
+        return estimate(facts, fixed=fixed, run=run, shared_ms=shared_ms)
     except NoNumbers:
         return None
 
 
-def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Estimate:
+def estimate(
+    facts: Facts, *, fixed: bool = False, run: Run | None = None, shared_ms: float = 0.0
+) -> Estimate:
     """Estimate FP8 as it is and compiled, or the best conversion. Raises `NoNumbers`.
 
     If findings say that the step is not what it seems, only the step that is ``fixed`` can be modelled. With
-    ``run`` the step as it is takes as long as it did, and every other has its communication too.
+    ``run`` the step as it is takes as long as it did, and every other has its communication too. A job that a
+    fix made another one has no run, but ``shared_ms`` of communication.
     """
     facts, after = as_modelled(facts, fixed=fixed)
     in_fp8 = facts.network.fp8
@@ -166,7 +171,7 @@ def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Es
         after = after or (CACHE_OFF if cached else BY_UNSLOTH if may_be_compiled_by_unsloth(facts) else "")
     forms, bf16 = _compiled_forms(facts), modelled_bf16(facts)
     now, (form, per_tensor) = None if after else modelled_step(facts), next(iter(forms.values()))
-    shared_ms = run.shared_ms if run else 0.0
+    shared_ms = run.shared_ms if run else shared_ms
     if run and now and not in_fp8:  # what the watched BF16 step has beyond its model, every form has
         own_ms = run.ms - shared_ms
         if 0 < own_ms < now.step_ms:  # if its model is too slow, that of every form is
@@ -176,7 +181,7 @@ def estimate(facts: Facts, *, fixed: bool = False, run: Run | None = None) -> Es
     quicker = as_is if as_is and as_is.step_ms <= form.step_ms else form
     balanced = bf16.in_balance or quicker.in_balance
     off = OFF_IN_BALANCE if balanced else OFF_FUSED if per_tensor else OFF
-    bf16_ms, now_ms = bf16.step_ms + shared_ms, now.step_ms if now else None
+    bf16_ms, now_ms = bf16.step_ms + shared_ms, now.step_ms + shared_ms if now else None
     best_ms, left_ms, modelled_ms = form.step_ms + shared_ms, 0.0, 0.0
     if run:
         now_ms, bf16_ms = run.ms, bf16_ms if in_fp8 else min(bf16_ms, run.ms)
@@ -340,12 +345,3 @@ def faster_recipe(facts: Facts) -> FasterRecipe | None:
     now_ms, then_ms = now.fp8_ms, now.bf16_ms / speedup
     low, high = now_ms - then_ms * (1 + OFF), now_ms - then_ms * (1 - OFF)
     return FasterRecipe(best, now_ms, then_ms, Saving(low=low, high=high, basis="modelled", gpu=gpu.name))
-
-
-def to_convert(facts: Facts) -> list[Linear]:
-    """List the BF16 layers that a conversion takes and an FP8 matmul can multiply."""
-    return [
-        linear
-        for linear in facts.network.linears
-        if would_be_converted(linear) and (rows := rows_of(linear, facts)) and rows % FP8_MULTIPLE == 0
-    ]

@@ -1,11 +1,25 @@
-"""One record per treatment that the trial can carry out, without torch; only a user can carry out others."""
+"""One record per treatment: its words, what carries it out on a copy, and what it does to a modelled job.
+
+Only a user can carry out a treatment without a record."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
+from fp8doctor.analysis.layers import to_convert
+from fp8doctor.cost.step_cost import (
+    in_bf16,
+    in_fp8,
+    with_adapters_in_bf16,
+    with_each,
+    with_linears_compiled,
+    with_recipe,
+    with_tokens,
+)
+from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import (
     ArmName,
     change_in_bf16,
@@ -13,6 +27,7 @@ from fp8doctor.facts.arm_names import (
     keeps_users_compilation,
     recipe_of,
 )
+from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, named
 
 CONVERT_BASE_FIRST = "convert-base-first"
@@ -59,6 +74,10 @@ def recipe_after(name: str) -> str:
     return name.removeprefix(_RECIPE).replace("-", "_")
 
 
+Change = Callable[[Facts, Treatment], Facts]
+"""What a treatment does to the facts of a job, as far as the cost model reads them."""
+
+
 class TreatmentRecord(Struct, frozen=True):
     """All that is known of one treatment by its name."""
 
@@ -70,6 +89,7 @@ class TreatmentRecord(Struct, frozen=True):
     helps_bf16_too: bool = False  # BF16 without it is no fair measure of a step that has it
     compiles: bool = False  # it puts compiled regions into the step
     recipe: str | None = None  # the recipe that its FP8 layers have afterwards, if it changes it
+    then: Change | None = None  # None if the cost model does not know what it changes
 
     @property
     def is_an_arm_already(self) -> bool:
@@ -78,17 +98,52 @@ class TreatmentRecord(Struct, frozen=True):
 
 
 def _compiling(name: str, words: str, runs: str = "forms.compile_it") -> TreatmentRecord:
-    return TreatmentRecord(name, words, runs, "compilation", compiles=True)
+    return TreatmentRecord(name, words, runs, "compilation", compiles=True, then=_compiled)
 
 
 def _recipe_change(of: Recipe) -> TreatmentRecord:
     te = of.stack != TORCHAO.name
     runs, changes = ("another_te_recipe", "the autocast") if te else ("another_recipe", "model")
-    return TreatmentRecord(of.treatment, of.words, f"fp8_recipes.{runs}", "recipe", changes, recipe=of.name)
+    return TreatmentRecord(
+        of.treatment,
+        of.words,
+        f"fp8_recipes.{runs}",
+        "recipe",
+        changes,
+        recipe=of.name,
+        then=lambda facts, treatment: with_recipe(facts, of.name),
+    )
+
+
+def _conversion(of: Recipe) -> TreatmentRecord:
+    return TreatmentRecord(
+        f"convert-{of.name}",
+        "",
+        "fp8_recipes.convert",
+        "convert",
+        recipe=of.name,
+        then=lambda facts, treatment: in_fp8(facts, to_convert(facts), of.name),
+    )
+
+
+def _compiled(facts: Facts, treatment: Treatment) -> Facts:
+    return with_linears_compiled(facts, yes=True)
+
+
+def _switched_on(facts: Facts, treatment: Treatment) -> Facts:
+    return with_each(facts, lambda each: replace(each, engaged=None) if each.use == "training" else each)
+
+
+def _kept_in_bf16(facts: Facts, treatment: Treatment) -> Facts:
+    """Take these layers out of FP8; a job that has no FP8 then is another one, with a fix of its own."""
+    kept = in_bf16(facts, treatment.layers)
+    return kept if kept.network.fp8 else facts
 
 
 _ALL = (
-    TreatmentRecord(TE_AUTOCAST, "switched on", "fp8_recipes.te_autocast", "", "the autocast"),
+    TreatmentRecord(
+        TE_AUTOCAST, "switched on", "fp8_recipes.te_autocast", "", "the autocast", then=_switched_on
+    ),
     TreatmentRecord("cache-off", "no KV cache", "forms.cache_off"),
     TreatmentRecord(
         AUTOCAST_BF16,
@@ -99,7 +154,7 @@ _ALL = (
         helps_bf16_too=True,
     ),
     TreatmentRecord(CHECKPOINTING_OFF, "no checkpointing", "forms.checkpointing_off", helps_bf16_too=True),
-    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "forms.keep_in_bf16", "bf16"),
+    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "forms.keep_in_bf16", "bf16", then=_kept_in_bf16),
     TreatmentRecord(
         "fused-optimizer",
         "fused optimizer",
@@ -112,15 +167,18 @@ _ALL = (
     _compiling(COMPILE_MODEL, "compiled whole"),
     _compiling(COMPILE_LAYERS, "layers compiled", "forms.compile_layers"),
     TreatmentRecord(STAY_IN_BF16, "", "forms.stay_in_bf16", "bf16"),
-    TreatmentRecord(ADAPTERS_TO_BF16, "BF16 adapters", "forms.adapters_to_bf16", helps_bf16_too=True),
+    TreatmentRecord(
+        ADAPTERS_TO_BF16,
+        "BF16 adapters",
+        "forms.adapters_to_bf16",
+        helps_bf16_too=True,
+        then=lambda facts, treatment: with_adapters_in_bf16(facts),
+    ),
     TreatmentRecord("attention-sdpa", "fused attention", "forms.attention_sdpa", helps_bf16_too=True),
     TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True),
+    TreatmentRecord(MORE_TOKENS, then=lambda facts, treatment: with_tokens(facts, treatment.tokens)),
     *map(_recipe_change, BY_TREATMENT.values()),
-    *(
-        TreatmentRecord(f"convert-{each.name}", "", "fp8_recipes.convert", "convert", recipe=each.name)
-        for each in RECIPES.values()
-        if each.converts
-    ),
+    *(_conversion(each) for each in RECIPES.values() if each.converts),
 )
 
 TREATMENTS = {each.name: each for each in _ALL if each.runs}
@@ -137,6 +195,14 @@ _BY_NAME = {each.name: each for each in _ALL}
 def traits(name: str) -> TreatmentRecord:
     """Look up a treatment; most that only a user can carry out have only a name."""
     return _BY_NAME.get(name) or TreatmentRecord(name=name)
+
+
+def after(facts: Facts, treatments: Iterable[Treatment]) -> Facts:
+    """Change a job as these treatments do, as far as the cost model knows; the same object if none does."""
+    for each in treatments:
+        change = traits(each.name).then
+        facts = change(facts, each) if change else facts
+    return facts
 
 
 def in_words(name: str) -> str:

@@ -155,8 +155,9 @@ def _with_plan(
         return found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
     end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms
+    planned, more = planned_speedup(facts, findings, steps), MORE_TOKENS in names
+    with_fixes_ms = planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
     if STAY_IN_BF16 not in names:
-        planned, more = planned_speedup(facts, findings, steps), MORE_TOKENS in names
         if (
             planned is None
             or (planned.recipes and not begins_fp8(steps, planned))
@@ -164,14 +165,16 @@ def _with_plan(
         ):
             return found
         over, left_ms = planned.best, planned.left_out_ms
-        end = _of("planned", "with the plan", True, planned.bf16_ms / over.value)
-        if now and not more and over.value / now.value - 1 >= GAIN:
-            most = (bf16_ms + left_ms) / over.low
-            ms = holding(bf16_ms / over.value, bf16_ms / over.high, most, "modelled")
+        end = _of("planned", "with the plan", True, with_fixes_ms / over.value)
+        if now and not more and now_ms / end.ms.value - 1 >= GAIN:
+            most = (with_fixes_ms + left_ms) / over.low
+            ms = holding(with_fixes_ms / over.value, with_fixes_ms / over.high, most, "modelled")
         elif not (more or expects.after or planned.recipes):
             return found  # the plan changes nothing that the cost model knows
     elif now:
-        ms = holding(bf16_ms, now_ms * now.low, now_ms * min(now.high, 1.0), "modelled")
+        share = with_fixes_ms / bf16_ms
+        low, high = share * now_ms * now.low, share * now_ms * min(now.high, 1.0)
+        ms = holding(with_fixes_ms, low, high, "modelled")
     if end is None or ms is None:
         return replace(found, end=end, end_speedup=over)
     gain = now_ms / ms.value  # of the model's error both steps have the same, unless some time is unexplained

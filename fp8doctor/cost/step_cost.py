@@ -295,14 +295,15 @@ def in_fp8(facts: Facts, layers: Iterable[Linear], recipe: str = "tensorwise") -
 
 
 def with_linears_compiled(facts: Facts, *, yes: bool) -> Facts:
-    """Compile every Linear of the job but a head in 16 bits, as the printed lines do; or none.
+    """Compile every Linear as the printed lines do, which leave a head in 16 bits as it is; or none.
 
     A te.GroupedLinear stays uncompiled: Dynamo breaks its graphs at Transformer Engine's experts.
     """
 
     def compiled(linear: Linear) -> Linear:
-        is_left = not yes or (linear.role == "head" and linear.use != "training") or one_by_one(linear)
-        return replace(linear, compiled=None if is_left else "")
+        if yes and linear.role == "head" and linear.use != "training":
+            return linear
+        return replace(linear, compiled="" if yes and not one_by_one(linear) else None)
 
     return with_each(facts, compiled)
 

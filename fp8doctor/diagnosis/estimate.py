@@ -6,49 +6,39 @@ from collections.abc import Iterable, Sequence
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.layer_gain import crossing
-from fp8doctor.analysis.modelled_speedup import (
-    Estimate,
-    estimate,
-    modelled_host_bound,
-    modelled_speedup,
-    to_convert,
-)
+from fp8doctor.analysis.layers import to_convert
+from fp8doctor.analysis.modelled_speedup import Estimate, estimate, modelled_speedup
 from fp8doctor.analysis.treatment_table import (
     ADAPTERS_TO_BF16,
-    KEEP_IN_BF16,
-    MORE_TOKENS,
     OPTIMIZER_LAST,
     OTHER_LAYERS,
     STAY_IN_BF16,
     TO_START,
+    after,
     traits,
 )
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.cost.layer import NoNumbers
-from fp8doctor.cost.step_cost import (
-    in_bf16,
-    with_adapters_in_bf16,
-    with_recipe,
-    with_tokens,
-)
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of
-from fp8doctor.finding import Finding
-from fp8doctor.recipes import BY_TREATMENT
+from fp8doctor.finding import Finding, Treatment
 
 
-def expected_speedup(facts: Facts, findings: Iterable[Finding], *, as_it_ran: bool = True) -> Estimate | None:
-    """Model the speedup of a job's FP8, or of its conversion; None if that is unknown.
+def expected_speedup(
+    facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()
+) -> Estimate | None:
+    """Model the speedup of a job's FP8 with these fixes, or of its conversion; None if that is unknown.
 
     If a finding says that the step is not what it seems, the step with its fix is modelled.
     """
     doubts = list(filter(invalidates, findings))
     if (facts.get("network.fp8_calls") and not uses_fp8(facts)) or not all(map(_keeps_layers, doubts)):
         return None
-    run = watched_run(facts) if as_it_ran else None
-    return if_recorded(modelled_speedup, facts, fixed=bool(doubts), run=run)
+    run, job = watched_run(facts), after(facts, fixes)
+    if job is facts:
+        return if_recorded(modelled_speedup, facts, fixed=bool(doubts), run=run)
+    return if_recorded(modelled_speedup, job, fixed=bool(doubts), shared_ms=run.shared_ms if run else 0.0)
 
 
 def _keeps_layers(finding: Finding) -> bool:
@@ -83,15 +73,9 @@ def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[S
 
     Also None if the plan brings FP8 that it does not compile: a modelled conversion has compiled layers.
     """
-    more = if_recorded(_with_more_tokens, facts, steps)
-    adapters = any(step.treatment.name == ADAPTERS_TO_BF16 for step in steps)
-    facts = with_adapters_in_bf16(more or facts) if adapters else more or facts
-    kept = {name for step in steps if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
-    fewer = in_bf16(facts, kept) if kept else facts
-    of = fewer if fewer.network.fp8 else facts
-    recipe = next((one for step in steps if (one := BY_TREATMENT.get(step.treatment.name))), None)
-    of = with_recipe(of, recipe.name) if recipe else of
-    found = expected_speedup(of, findings, as_it_ran=not (more or kept or recipe or adapters))
+    # what an estimate calls best is compiled and converted already
+    changes = [step.treatment for step in steps if not (compiles(step) or converts(step))]
+    found = expected_speedup(facts, findings, changes)
     if found is None or found.loses or not found.recipes or not any(map(changes_fp8, steps)):
         return found
     return (
@@ -99,15 +83,6 @@ def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[S
         if any(map(compiles, steps)) or all(each.compiled is not None for each in to_convert(facts))
         else None
     )
-
-
-def _with_more_tokens(facts: Facts, steps: Sequence[Step]) -> Facts | None:
-    """Give the job the tokens that the plan asks for; None if it asks for no number."""
-    if not any(step.treatment.name == MORE_TOKENS for step in steps):
-        return None
-    found, bound = crossing(facts), if_recorded(modelled_host_bound, facts)
-    tokens = max(found.tokens if found else 0, (bound.pays_from or 0) if bound else 0)
-    return with_tokens(facts, tokens) if tokens else None
 
 
 def stops_first(facts: Facts, findings: Iterable[Finding]) -> bool:

@@ -12,11 +12,11 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16
 from fp8doctor.analysis.fp8_request import fp8_was_asked_for, runs_in_fp32
+from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
     OFF_IN_BALANCE,
     modelled_speedup,
-    to_convert,
 )
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (

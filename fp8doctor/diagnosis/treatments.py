@@ -127,7 +127,8 @@ def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
     if growth != 1:
         summary += f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times "
         summary += "its size, which changes the training"
-    return Treatment(name=MORE_TOKENS, summary=summary, code=_times_the_batch(times, facts))
+    code = _times_the_batch(times, facts)
+    return Treatment(name=MORE_TOKENS, summary=summary, code=code, tokens=tokens)
 
 
 def _times_the_batch(times: int, facts: Facts) -> str:

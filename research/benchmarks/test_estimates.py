@@ -14,12 +14,12 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import replace
 
+from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import (
     OFF_FUSED,
     Estimate,
     as_modelled,
     modelled_speedup,
-    to_convert,
 )
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.step_cost import in_bf16, in_fp8, modelled_step, with_linears_compiled, with_recipe
