@@ -88,8 +88,9 @@ def in_times(ratio: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Format a count with its noun: 1 block, 24 blocks."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    """Format a count with its noun: 1 block, 24 blocks, 2 batches."""
+    ending = "es" if noun.endswith(("s", "x", "sh", "tch", "nch")) else "s"
+    return f"{count} {noun}{'' if count == 1 else ending}"
 
 
 LONGEST_LABEL = 24

@@ -82,7 +82,7 @@ EVERY_FORMAT = 8
 
 ANSWERED = dict(line.split("\t", 1) for line in ANSWERS.read_text("utf-8").splitlines())
 
-EXPLAIN = re.compile(r"fp8doctor explain (\w+)")
+EXPLAIN = re.compile(r"fp8doctor explain ((?:[A-Z]{3,5}\d{3} ?)+)")
 
 
 SCRIPT = Script((TESTS.parent / "examples" / "plain_loop.py").read_bytes())
@@ -472,7 +472,15 @@ def a_screen_agrees_with_itself(found: Replay) -> None:
     parts = found.page.parts
     shown = {each.code for part in parts if isinstance(part, Marks) for each in part.rows}
     told = " ".join(piece for part in parts if isinstance(part, Next) for piece in part.pieces)
-    assert {*EXPLAIN.findall(told)} <= shown
+    asked = {code for codes in EXPLAIN.findall(told) for code in codes.split()}
+    causes = {each.code for each in report.answer.causes}
+    grave = [each for each in report.findings if each.severity != "info" and each.treatment]
+    assert asked <= shown | causes
+    assert causes & {each.code for each in grave} <= shown | asked
+    for step in report.prescription:
+        if step.treatment.name == STAY_IN_BF16 and not step.code:  # else it heads what only FP8 has
+            checks = [registry.check_of(each) for each in grave if not each.caused_by]
+            assert not any(each.changes_fp8 and not each.stays_in_bf16 for each in checks if each)
     known = {check.code for check in registry.discover()}
     assert {each.code for each in report.findings} <= known
     rows = [row for row in found.rows if row.speed.endswith("x")]

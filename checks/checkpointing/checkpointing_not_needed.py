@@ -48,20 +48,15 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
     if without.peak_gib > USABLE * free or (cost and (cost.low <= 1 or cost.value - 1 < kit.EVEN)):
         return None
     with_words = f" and at {with_it.peak_gib:.1f} GiB with it" if with_it else ""
+    timed = {"step_without_ms": alone.step_ms} if alone else {}
+    if cost and with_it:
+        timed |= {"cost_ratio": cost.value, "cost_ratio_low": cost.low, "cost_ratio_high": cost.high}
+        timed |= {"step_ms": with_it.step_ms, "peak_gib": with_it.peak_gib}
     return kit.Finding(
         title="Activation checkpointing is on, and the step fits without it",
         explanation=f"The step peaks at {without.peak_gib:.1f} GiB without it{with_words}; this GPU has "
         f"{free:.1f} GiB free. Batches longer than the timed one need more.",
-        evidence={
-            "cost_ratio": cost.value if cost else None,
-            "cost_ratio_low": cost.low if cost else None,
-            "cost_ratio_high": cost.high if cost else None,
-            "step_ms": with_it.step_ms if with_it else None,
-            "step_without_ms": alone.step_ms if alone else None,
-            "peak_gib": with_it.peak_gib if with_it else None,
-            "peak_without_gib": without.peak_gib,
-            "free_gib": free,
-        },
+        evidence={**timed, "peak_without_gib": without.peak_gib, "free_gib": free},
         treatment=kit.treatments.checkpointing_off(facts),
     )
 
@@ -91,7 +86,7 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     return kit.Finding(
         title=f"Activation checkpointing is on, {step} (estimated)",
         explanation=f"The estimated peak is {found.now.gib:.1f} GiB, and {without.gib:.1f} GiB without "
-        f"checkpointing; the GPU has {found.gpu_gib:.1f}. A checkpointed block runs its forward twice.",
+        f"checkpointing; the GPU has {found.gpu_gib:.1f}. What a block does not keep, it computes twice.",
         evidence={"blocks": blocks, "blocks_without": keep, "peak_without_gib": round(without.gib, 1)},
         treatment=kit.treatments.checkpointing_off(facts) if fits else fewer,
     )

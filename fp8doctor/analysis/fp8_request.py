@@ -173,12 +173,25 @@ def exported(facts: Facts, **asked: str) -> str:
 
 
 def in_script(facts: Facts, *, config: str = "", takes: str = "") -> str:
-    """Write the Accelerator that converts with this config what ``takes``, a condition, lets through."""
+    """Write what lets Accelerate convert with this config what ``takes``, a condition, lets through."""
     config = config or (ORDINARY if settings(facts) else "")
     arguments = [f"config={config}"] if config else []
     arguments += [f"module_filter_func=lambda layer, name: {takes}"] if takes else []
-    recipe = f", kwargs_handlers=[AORecipeKwargs({', '.join(arguments)})]" if arguments else ""
-    return f'accelerator = Accelerator(mixed_precision="fp8"{recipe})'
+    if not arguments:
+        return 'accelerator = Accelerator(mixed_precision="fp8")'
+    return with_handler(facts, f"AORecipeKwargs({', '.join(arguments)})")
+
+
+HANDLERS = {"AORecipeKwargs": "ao_recipe_handler", "TERecipeKwargs": "te_recipe_handler"}
+"""Class of a handler -> the attribute of an Accelerator (1.15) that keeps it until it converts."""
+
+
+def with_handler(facts: Facts, handler: str) -> str:
+    """Write the line that gives Accelerate a handler; a Trainer made its own, and converts when it trains."""
+    if facts.trainer() and may_have_converted(facts):
+        kept = HANDLERS[handler.partition("(")[0]]
+        return f"trainer.accelerator.{kept} = {handler}   # before trainer.train()"
+    return f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{handler}])'
 
 
 def less_than_fp32_is_wanted(facts: Facts) -> str | None:

@@ -275,9 +275,10 @@ def _to_the_end(
     first: list[Step] = []
     little = view.bound is not None and view.bound < 1 + EVEN and not end.in_fp8
     if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
-        recompiles = replaces_own_compile(end.name, view.facts)
-        kept, gives_up = _without_fp8(kept, _giving_up(proposed, view), broken, recompiles=recompiles)
-        first = [gives_up]
+        recompiles, own = replaces_own_compile(end.name, view.facts), _giving_up(proposed, view)
+        others = [step for step in proposed if step.treatment.name != STAY_IN_BF16]
+        left, gives_up = _without_fp8(others, own, broken, recompiles=recompiles)  # timed or not
+        kept, first = [step for step in kept if step in left], [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
         first = [*_starting(end, view)]
     mends = [step for step in kept if broken.intersection(step.names) or begins_fp8(step)]

@@ -23,6 +23,7 @@ from fp8doctor.analysis.fp8_request import (
     fp8_was_asked_for,
     may_have_converted,
     precision_of,
+    with_handler,
 )
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
 from fp8doctor.analysis.layers import in_python, layer_label, would_be_converted
@@ -160,8 +161,7 @@ def te_recipe(name: str, facts: Facts) -> Treatment:
         f"with te.autocast(enabled=True, recipe={made.config}):\n    output = model(batch)"
     )
     if may_have_converted(facts) and made.name in ("delayed", "mxfp8"):
-        handler = f"TERecipeKwargs(use_mxfp8_block_scaling={made.name == 'mxfp8'})"
-        code = f'accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[{handler}])'
+        code = with_handler(facts, f"TERecipeKwargs(use_mxfp8_block_scaling={made.name == 'mxfp8'})")
     elif may_have_converted(facts):
         code = f"{WITHOUT_ACCELERATE}\n{code}"
     return Treatment(name=name, summary=f"run Transformer Engine with {made.words}", code=code)

@@ -101,14 +101,19 @@ def _notices(report: Document, *, notes: bool = True) -> Marks:
 
 
 def _next(report: Document, held_in: str) -> Next:
-    """Name the next commands, for a shell or for Python, and the page of a code that is shown."""
+    """Name the next commands, for a shell or for Python, with the page of the first code that is shown.
+
+    A cause whose code stands in no line gets its page too.
+    """
     said = report.answer
     codes = [each.code for each in said.items if each.number] + [each.code for each in said.notices]
-    first = next(filter(None, codes), "")
+    of_causes = (each.code for each in said.causes if each.code not in codes)
+    asked = dict.fromkeys((next(filter(None, codes), ""), *of_causes))
     option = "" if said.is_decided else more_time(report.facts)
     pieces = [f'{held_in}.save("report.json")'] if held_in else []
-    if first in {each.code for each in report.findings if each.severity != "info"}:
-        pieces.append(f"fp8doctor explain {first}")
+    grave = {each.code for each in report.findings if each.severity != "info"}
+    if pages := " ".join(each for each in asked if each in grave):
+        pieces.append(f"fp8doctor explain {pages}")
     if option:
         pieces.append(f"{option} to time more variants")
     pieces += (

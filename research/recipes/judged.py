@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-UNTIMED = "GiB at the peak without checkpointing, by the estimate; no source timed the step without it"
 EAGER = "torchao asks for torch.compile (its example: for competitive performance); "
+
 JUDGED = {
+    ("torchtitan-deepseek-v3-671b-float8", "SHP002"): (
+        "rightly",
+        "kv_b_proj reads 512 features and kv_a_proj writes 576; torchao's own filter for rowwise leaves out "
+        "1,024 read and 2,048 written, and fewer",
+    ),
     ("torchtitan-deepseek-v3-671b-float8", "CMP001"): (
         "rightly",
         f"{EAGER}the registry compiles the loss alone, and its converter warns of that itself",
@@ -44,11 +49,30 @@ JUDGED = {
         "rightly",
         "weights and images are fp32 and no autocast of torch is open, so what is not in FP8 runs in fp32",
     ),
-    ("torchtitan-llama3-8b-mxfp8", "CKP001"): ("not judged", f"79.6 of 180 {UNTIMED}"),
-    ("axolotl-gemma3-1b", "CKP001"): ("not judged", f"11.1 of 80 {UNTIMED}"),
-    ("axolotl-llama-1b-lora", "CKP001"): ("not judged", f"7.0 of 80 {UNTIMED}"),
-    ("trl-dpo-qwen2-0.5b", "CKP001"): ("not judged", f"19.0 of 80 {UNTIMED}"),
-    ("trl-dpo-qwen2-0.5b-lora", "CKP001"): ("not judged", f"16.0 of 80 {UNTIMED}"),
+    ("torchtitan-llama3-8b-mxfp8", "CKP001"): (
+        "rightly",
+        "local_batch_size=1, seq_len=8192: 79.6 of 180 GiB at the peak without it by the estimate, with all "
+        "weights and states on one GPU; its selective mode computes norms, attention and casts again",
+    ),
+    ("axolotl-gemma3-1b", "CKP001"): (
+        "rightly",
+        "sequence_len 1024, micro_batch_size 1 and no packing bound every batch: 11.1 of 80 GiB at the peak "
+        "without it by the estimate",
+    ),
+    ("axolotl-llama-1b-lora", "CKP001"): (
+        "rightly",
+        "sequence_len 512, micro_batch_size 2: 7.0 of 80 GiB at the peak without it by the estimate; with 4 "
+        "generations of 128 tokens for each prompt (num_generations) five times the activations, about 25",
+    ),
+    ("trl-dpo-qwen2-0.5b", "CKP001"): (
+        "rightly",
+        "its pairs are at most 2 x 1,024 tokens (DPOConfig's max_length): 19.0 of 80 GiB at the peak without "
+        "it by the estimate, and 2 more for the reference model",
+    ),
+    ("trl-dpo-qwen2-0.5b-lora", "CKP001"): (
+        "rightly",
+        "as above: 16.0 of 80 GiB; the reference is the same model without adapters",
+    ),
 }
 """Recipe and code -> the judgment, and the reason."""
 

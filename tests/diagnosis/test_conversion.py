@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
+from fp8doctor.analysis.conversion import keep_in_bf16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.plan import make_plan
@@ -17,7 +20,7 @@ from fp8doctor.facts import Arm, Distributed, Facts, Target, Workload
 from fp8doctor.loading.job import Job
 from fp8doctor.trial.treatments.apply import carry_out
 from tests.checks.arms import ran, timed
-from tests.examine.models import Stacked, network
+from tests.examine.models import Stacked, llama, network, training
 
 BLOCKS = ran("float8_tensorwise", 90.0, treatments=("convert-tensorwise", "compile-blocks"))
 DDP = Distributed(world_size=2, wrapper="DDP")
@@ -90,3 +93,20 @@ def test_blocks_that_are_compiled_stay_so() -> None:
 def test_nothing_is_converted_that_does_not_pay(arms: tuple[Arm, ...], device: str) -> None:
     steps = conversion_of(of(Stacked().bfloat16(), *arms, device=device))
     assert not [step for step in steps if step.treatment.name.startswith("convert")]
+
+
+@pytest.mark.slow
+def test_a_trainer_gets_the_filter_of_its_own_accelerator(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, forget_accelerate: None
+) -> None:
+    """It makes the Accelerator by itself, and that converts when training begins."""
+    for name, value in {"MIXED_PRECISION": "fp8", "FP8_BACKEND": "AO", "USE_CPU": "1"}.items():
+        monkeypatch.setenv(f"ACCELERATE_{name}", value)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
+    first, then = (Trainer(model=llama(), args=arguments) for _ in range(2))
+    model = first.accelerator.prepare(first.model)
+    out = ("model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj")
+    now = replace(of(model), training=training(model, trainer=first))
+    exec(keep_in_bf16(out, now).code, {"trainer": then})
+    in_fp8 = recipes(then.accelerator.prepare(then.model))
+    assert recipes(model).keys() - in_fp8.keys() == {*out}
