@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from research.reliability import command_lines, faults, growth, saved_reports, secrets, trees, trials
+from research.reliability import command_lines, faults, growth, saved_reports, scripts, secrets, trees, trials
 from research.reliability.__main__ import PAGE, PARTS, cells_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -47,6 +47,10 @@ def test_damaged_reports_are_shown_or_refused(tmp_path: Path) -> None:
 
 def test_random_command_lines_end_as_the_contract_says(tmp_path: Path) -> None:
     assert command_lines.command_lines(120, tmp_path, seed=1).failures == []
+
+
+def test_scripts_end_as_under_python(tmp_path: Path) -> None:
+    assert scripts.scripts(["says what is asked of it", "is preempted"], tmp_path).failures == []
 
 
 def test_every_kind_of_secret_is_scrubbed() -> None:
