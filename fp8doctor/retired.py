@@ -6,6 +6,8 @@ RETIRED = {
     "CKP003": "what recomputation costs FP8 more than BF16 is in the line Why and in the table of variants",
     "CMP007": "every speedup is over the best BF16, compiled or not; the table of variants has all of them",
     "CMP006": "the table of variants has the step compiled block by block, without its seconds to compile",
+    "ENV007": "STP001 names an old Transformer Engine where the host sets the pace",
+    "GPU003": "GPU002 says that the GPU has no FP8",
     "GPU004": "a slowed or shared GPU is named in the line Sure",
     "GPU005": "without a GPU every number is called estimated; 'fp8doctor env' says why torch sees none",
     "LORA001": "the row LoRA has the adapters' share; the table of variants has the step without them",

@@ -32,6 +32,24 @@ def test_a_page_is_found_by_its_code_in_any_case_and_by_its_name() -> None:
     assert not Counter(found["page"].split()) - Counter(page.split())
 
 
+OF_0_1 = """
+CKP001 CKP002 CKP003 CMP001 CMP002 CMP003 CMP004 CMP005 CMP006 CMP007 CMP008 DST001 DST002 DST003 DST004
+DST005 ENV001 ENV002 ENV003 ENV004 ENV005 ENV006 ENV007 ENV008 GPU001 GPU002 GPU003 GPU004 GPU005 LORA001
+LORA002 LORA003 LORA004 MEM001 MEM002 MEM003 MEM004 MEM005 MOD001 MOD002 MOD003 MOD004 MOD005 MOD006
+MOD007 MOD008 MOD009 MOD010 MOD011 MOD012 MOD013 NUM001 NUM002 NUM003 NUM004 SHP001 SHP002 SHP003 SHP004
+SHP005 SHP006 SHP007 SHP008 STP001 STP002 STP003 STP004 STP005 STP006 STP007 STP008 STP009
+"""
+"""Every code that a check had; saved reports with most of them are recordings of this repository."""
+
+
+@pytest.mark.parametrize("code", OF_0_1.split())
+def test_a_code_of_the_past_is_understood(code: str) -> None:
+    page = fp8doctor("explain", code).stdout
+    now = registry.select(registry.discover(), [code])
+    assert any(page.startswith(f"{each.code} ") for each in now) or page.startswith(f"{code} retired")
+    assert not set(now) & set(registry.select(registry.discover(), ignored=[code]))
+
+
 def test_several_codes_and_prefixes_are_explained() -> None:
     shapes = [each.code for each in headings() if each.code.startswith("SHP")]
     for args in (("CMP001", "SHP"), ("cmp001,SHP",), ("eager-float8", "SHP", "CMP001")):
