@@ -101,7 +101,7 @@ def checked_script(arguments: Sequence[str]) -> Script:
     if not arguments or tuple(arguments) == ("-m",):
         raise UserError("no script was named; write 'fp8doctor run train.py ARGS' or 'run -m pkg.train ARGS'")
     script = Script(tuple(arguments))
-    if script.file is not None and script.name != "-" and not script.file.exists():
+    if script.file is not None and script.name != "-" and not os.path.exists(script.file):
         raise UserError(f"no such file: {script.file}")
     if sys.flags.ignore_environment or sys.flags.no_site:
         raise UserError("Python was started with -I, -E or -S, and does not load what would watch the script")

@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -183,10 +184,18 @@ def command_lines(tries: int, folder: Path, seed: int = 0) -> Count:
             args = command_line(how)
             with count.attempt(" ".join(repr(each[:40]) for each in args)) as why:
                 why += wrong_with(args)
-                why += [
-                    f"{name} changed" for name, held in kept.items() if (folder / name).read_bytes() != held
-                ]
+                changed = [name for name, held in kept.items() if (folder / name).read_bytes() != held]
+                why += [f"{name} changed" for name in changed if not is_output_alone(name, args)]
+                for name in changed:
+                    (folder / name).write_bytes(kept[name])
     return count
+
+
+def is_output_alone(name: str, args: list[str]) -> bool:
+    """Whether a command names a file as what it writes, and never as what it reads."""
+    named = {before for before, each in pairwise(["", *args]) if each.partition(":")[0] == name}
+    named |= {each.removesuffix(f"={name}") for each in args if each.endswith(f"={name}")}
+    return bool(named) and named <= {"-o", "--save"}
 
 
 def wrong_with(args: list[str]) -> list[str]:

@@ -278,6 +278,7 @@ WRONG = {
     "-m": "no script was named",
     "-o -mx -m": "no script was named",
     "nosuch.py": "no such file: nosuch.py",
+    "x" * 5000: "no such file: xxx",  # a name that no file can have
     "--steps 2 train.py": "2 is not in the range x>=3",
     "--save train.py train.py": "would overwrite",
 }
