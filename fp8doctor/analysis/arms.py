@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8doctor.analysis.own_step import own_words
+from fp8doctor.analysis.own_step import compiles_any, own_words
 from fp8doctor.analysis.significance import Number, holding, interval
 from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
@@ -138,10 +138,7 @@ def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
 def labels(facts: Facts) -> dict[str, str]:
     """Name every variant by what it changes, and by what the variant changes that it is built on."""
     fp8, own = recorded(facts, "network") and uses_fp8(facts), own_words(facts)
-    low = low_precision(facts.linears())
-    compiled = any(
-        each.get("compiled") is not None for each in facts.linears()
-    )  # not only a library's functions
+    low, compiles = low_precision(facts.linears()), compiles_any(facts)
     arms = {each.name: each for each in facts.arms()}
     found = {}
     for name, of in arms.items():
@@ -154,12 +151,8 @@ def labels(facts: Facts) -> dict[str, str]:
             if base and name != ArmName.AS_IS and name not in VARIANTS:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
-        if (
-            is_in_bf16(name)
-            and compiled
-            and of.get("graphs_run")
-            and not any("compile" in each for each in words)
-        ):
+        ran_compiled = is_in_bf16(name) and compiles and of.get("graphs_run")
+        if ran_compiled and not any("compile" in each for each in words):
             words.append("compiled")
         found[name] = ", ".join(words)
     return found

@@ -46,6 +46,11 @@ def ran_on_a_gpu(facts: Facts) -> bool:
     return bool(arm and arm.get("step_ms") is not None and facts.get("trial.device", "cpu") != "cpu")
 
 
+def compiles_any(facts: Facts) -> bool:
+    """Return whether the user compiles any Linear, not only a library some functions of its own."""
+    return any(each.get("compiled") is not None for each in facts.linears())
+
+
 def own_words(facts: Facts) -> str:
     """Choose words for the step as it is: timed copies of a watched script's step are not how it runs."""
     copied = facts.get("observed.steps_ms") and any(each.tried for each in facts.arms())

@@ -20,7 +20,7 @@ from fp8doctor.analysis.arms import (
     uses_fp8,
 )
 from fp8doctor.analysis.compile_coverage import own_compile
-from fp8doctor.analysis.own_step import watched
+from fp8doctor.analysis.own_step import compiles_any, watched
 from fp8doctor.analysis.significance import LITTLE, Number, holding, interval
 from fp8doctor.analysis.step_difference import breakdown_of, part_ms
 from fp8doctor.analysis.treatment_table import (
@@ -335,8 +335,7 @@ class TrialView:
     def own_bf16_left_out(self) -> Arm | None:
         """The same, if the user compiles: what leaves FP8 off then keeps his own form, without a time."""
         late = self.late_bf16
-        compiles = any(linear.get("compiled") is not None for linear in self.facts.linears())
-        own = late and (compiles or late.name == ArmName.BF16_AS_COMPILED)
+        own = late and (compiles_any(self.facts) or late.name == ArmName.BF16_AS_COMPILED)
         return late if own and self.uses_fp8 else None
 
     @known

@@ -12,7 +12,7 @@ from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
 from fp8doctor.analysis.layers import nothing_to_convert, tokens_of
 from fp8doctor.analysis.memory import USABLE, Fit, fit
 from fp8doctor.analysis.noise import BUSY_HOST, busy_host, disturbances
-from fp8doctor.analysis.own_step import as_is
+from fp8doctor.analysis.own_step import as_is, compiles_any
 from fp8doctor.analysis.recipe_support import assumed_gpus, visible_gpus
 from fp8doctor.analysis.recipe_support import has_fp8 as has_fp8_cores
 from fp8doctor.analysis.significance import EVEN, Number, Side
@@ -260,8 +260,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     untimed = list[str]()
     if not measured and not said.is_settled:
         untimed.append(_not_known(said, speedup))
-    is_eager = not any(each.get("compiled") is not None for each in facts.linears())
-    if is_eager and not (measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)):
+    settled = measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)
+    if not (settled or compiles_any(facts)):
         untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
 
     def untimed_form(*forms: Arm | None) -> str:

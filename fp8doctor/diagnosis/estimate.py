@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layers import to_convert
-from fp8doctor.analysis.modelled_speedup import Estimate, estimate, modelled_speedup
+from fp8doctor.analysis.modelled_speedup import Estimate, estimate
 from fp8doctor.analysis.treatment_table import (
     ADAPTERS_TO_BF16,
     OPTIMIZER_LAST,
@@ -21,51 +21,53 @@ from fp8doctor.analysis.watched import watched_run
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
-from fp8doctor.facts import Facts, Unrecorded, if_recorded, path_of
+from fp8doctor.facts import Facts, Unrecorded, path_of
 from fp8doctor.finding import Finding, Treatment
 
 
 def expected_speedup(
     facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()
 ) -> Estimate | None:
-    """Model the speedup of a job's FP8 with these fixes, or of its conversion; None if that is unknown.
-
-    If a finding says that the step is not what it seems, the step with its fix is modelled.
-    """
-    doubts = list(filter(invalidates, findings))
-    if (facts.get("network.fp8_calls") and not uses_fp8(facts)) or not all(map(_keeps_layers, doubts)):
+    """Model the speedup of a job's FP8 with these fixes, or of its conversion; None if that is unknown."""
+    try:
+        return _expected(facts, findings, fixes)
+    except (NoNumbers, Unrecorded):
         return None
-    run, job = watched_run(facts), after(facts, fixes)
+
+
+def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
+    """Say why the cost model has no speedup for a job, nor for its conversion; empty if it has one."""
+    try:
+        _expected(facts, findings)
+    except NoNumbers as missing:
+        return str(missing)
+    except Unrecorded as missing:
+        return f"{path_of(missing)} was not recorded"
+    return ""
+
+
+def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()) -> Estimate:
+    """Model the step, or that with its fix if a finding says that it is not what it seems.
+
+    Raises `NoNumbers`.
+    """
+    if facts.get("network.fp8_calls") and not uses_fp8(facts):
+        raise NoNumbers("FP8 is in functions, outside of layers")
+    doubts = [each.treatment for each in findings if invalidates(each)]
+    run, job, fixed = watched_run(facts), after(facts, fixes), bool(doubts)
     if job is facts:
-        return if_recorded(modelled_speedup, facts, fixed=bool(doubts), run=run)
-    return if_recorded(modelled_speedup, job, fixed=bool(doubts), shared_ms=run.shared_ms if run else 0.0)
-
-
-def _keeps_layers(finding: Finding) -> bool:
-    """Return whether a finding has a fix after which the same layers run as they seem to."""
-    return finding.treatment is not None and finding.treatment.name not in OTHER_LAYERS
+        found = estimate(facts, fixed=fixed, run=run)
+    else:
+        found = estimate(job, fixed=fixed, shared_ms=run.shared_ms if run else 0.0)
+    if not all(each and each.name not in OTHER_LAYERS for each in doubts):
+        raise NoNumbers("a fix changes which layers run in FP8, or their shapes")
+    return found
 
 
 def why_no_estimate(facts: Facts, findings: Sequence[Finding]) -> str:
     """Say why there is no estimate of a job's FP8, or why it has none."""
     reason = why_not_estimated(facts, findings)
     return why_not_engaged(facts) or f"No estimate{reason and f': {reason}'}."
-
-
-def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
-    """Say why the cost model has no speedup for a job, nor for its conversion; empty if it has one."""
-    others = any(not _keeps_layers(each) for each in filter(invalidates, findings))
-    if others and if_recorded(modelled_speedup, facts, fixed=True) is not None:
-        return "a fix changes which layers run in FP8, or their shapes"
-    if facts.get("network.fp8_calls") and not uses_fp8(facts):
-        return "FP8 is in functions, outside of layers"
-    try:
-        estimate(facts)
-    except NoNumbers as missing:
-        return str(missing)
-    except Unrecorded as missing:
-        return f"{path_of(missing)} was not recorded"
-    return ""
 
 
 def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[Step]) -> Estimate | None:

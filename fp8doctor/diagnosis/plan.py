@@ -18,6 +18,7 @@ from fp8doctor.analysis.modelled_speedup import (
     OFF_IN_BALANCE,
     modelled_speedup,
 )
+from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -196,8 +197,7 @@ def _without_fp8(
 ) -> tuple[list[Step], Step]:
     """Drop the steps that leaving FP8 off undoes: changes of FP8, and other ways to compile.
 
-    It fixes all their findings. Breakage that is not of FP8 alone stays. If no finding proposed it, the first
-    step that is undone heads it.
+    It fixes all their findings. Breakage that is not of FP8 alone stays.
     """
 
     def is_undone(step: Step) -> bool:
@@ -207,27 +207,27 @@ def _without_fp8(
         return changes_fp8_alone(step) or (not broken.intersection(step.names) and (compiles or fp8))
 
     undone = [step for step in others if is_undone(step)]
-    for head in undone[:1] if not gives_up.code else []:
-        names = dict.fromkeys((*head.names[:1], *gives_up.names))
-        gives_up = replace(gives_up, code=head.code, title=head.title, names=tuple(names))
     return [step for step in others if step not in undone], _fixing_too(gives_up, undone)
 
 
 def _headed(steps: Iterable[Step], findings: Sequence[Finding]) -> Iterator[Step]:
-    """Head what leaves FP8 off by the gravest that it ends: breakage, an error, what trained wrongly."""
-    grave = [
-        each
-        for each in findings
-        if recorded(each, "breaks") or each.severity == "error" or each.area in TRAINS_WRONGLY
-    ]
+    """Head what leaves FP8 off by the gravest that it ends: breakage, an error, what trained wrongly.
+
+    Without any by the finding that proposed it, else by the first that it ends.
+    """
+    by_name = {each.name: each for each in findings}
     for step in steps:
-        ended = [each for each in grave if each.name in step.names]
-        if step.treatment.name != STAY_IN_BF16 or not ended:
-            yield step
-            continue
-        head = min(ended, key=_gravity)
-        names = dict.fromkeys((head.name, *step.names))
-        yield replace(step, code=head.code, title=head.title, names=tuple(names))
+        ended = [by_name[name] for name in step.names if name in by_name]
+        grave = [
+            each
+            for each in ended
+            if recorded(each, "breaks") or each.severity == "error" or each.area in TRAINS_WRONGLY
+        ]
+        head = min(grave, key=_gravity, default=None if step.code else next(iter(ended), None))
+        if step.treatment.name == STAY_IN_BF16 and head:
+            names = dict.fromkeys((head.name, *step.names))
+            step = replace(step, code=head.code, title=head.title, names=tuple(names))
+        yield step
 
 
 def _by_the_filter(planned: Sequence[Step], facts: Facts) -> list[Step]:
@@ -369,14 +369,13 @@ def _compiling(facts: Facts) -> Step | None:
 
     Beyond the model's error, and not if the host sets the pace: its work at graph breaks is not modelled.
     """
-    linears, plain = facts.network.linears, in_bf16(facts)
+    plain = in_bf16(facts)
     now, later = modelled_step(plain), modelled_step(with_linears_compiled(plain, yes=True))
     if modelled_speedup(facts) is None or now is None or later is None:
         return None
     off = OFF_IN_BALANCE if now.in_balance else OFF
     faster = now.step_ms / later.step_ms
-    compiled = any(each.compiled is not None for each in linears)
-    if compiled or now.host_ms > now.busy_ms or faster - 1 < off:
+    if compiles_any(facts) or now.host_ms > now.busy_ms or faster - 1 < off:
         return None
     title = f"Compiled, BF16 would be about {in_times(faster)} faster (estimated for {now.gpu})"
     saves = [now.step_ms * (1 - 1 / max(faster / (1 + sign * off), 1)) for sign in (1, -1)]
