@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor.answer.job import product
-from fp8doctor.cost.gemm import amdahl, step_gemms_ms
+from fp8doctor.cost.gemm import amdahl, matmuls_ms
 from fp8doctor.cost.step_cost import (
     eager_balance,
     in_bf16,
@@ -25,6 +25,9 @@ DECODER_468M = [(1024, 1024, 96), (1024, 4096, 48), (4096, 1024, 24)]
 DECODER_8B_WIDE = [(4096, 4096, 16), (4096, 14336, 8), (14336, 4096, 4)]
 """(K, N, layers) of the two decoders that were measured on one H200, torch 2.11, torchao 0.18, November
 2026."""
+
+TENSORWISE = (None, RECIPES["torchao", "tensorwise"])
+"""In BF16, and in FP8."""
 
 
 def test_amdahl() -> None:
@@ -52,22 +55,22 @@ def test_amdahl() -> None:
 def test_gemms_take_about_the_kernel_time_that_was_measured(
     layers: list[tuple[int, int, int]], tokens: int, fp8: bool, measured_ms: float
 ) -> None:
-    times = [(count, step_gemms_ms(tokens, k, n, gpu_spec("H200"), fp8=fp8)) for k, n, count in layers]
-    assert sum(count * (ms or 0.0) for count, ms in times) == pytest.approx(measured_ms, rel=0.15)
+    times = [(count, matmuls_ms(tokens, k, n, gpu_spec("H200"), TENSORWISE[fp8])) for k, n, count in layers]
+    assert sum(count * sum(each) for count, each in times if each) == pytest.approx(measured_ms, rel=0.15)
 
 
 def test_block_scaling_and_four_bits_have_matmuls_of_their_own() -> None:
     """As Transformer Engine's table of a B300 has them; Hopper has no FP4."""
     b300, shape = gpu_spec("B300"), (15872, 4096, 16384)
     te = {name: RECIPES["transformer_engine", name] for name in ("current", "mxfp8", "nvfp4")}
-    current, mx, nv = (step_gemms_ms(*shape, b300, fp8=True, recipe=each) or 0.0 for each in te.values())
+    current, mx, nv = (sum(matmuls_ms(*shape, b300, each) or ()) for each in te.values())
     assert mx / current == pytest.approx(171.9 / 163.5, rel=0.01)
     assert nv / current == pytest.approx(90.3 / 163.5, rel=0.01)
-    assert step_gemms_ms(*shape, gpu_spec("H200"), fp8=True, recipe=te["nvfp4"]) is None
+    assert matmuls_ms(*shape, gpu_spec("H200"), te["nvfp4"]) is None
 
 
 def test_with_few_rows_a_matmul_takes_as_long_as_its_weights_are_read() -> None:
-    bf16, fp8 = (step_gemms_ms(16, 16384, 16384, gpu_spec("H200"), fp8=each) or 0.0 for each in (False, True))
+    bf16, fp8 = (sum(matmuls_ms(16, 16384, 16384, gpu_spec("H200"), each) or ()) for each in TENSORWISE)
     assert fp8 < 0.8 * bf16
 
 

@@ -4,7 +4,7 @@ Experts are left out, because their rows change from step to step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
@@ -170,14 +170,25 @@ def crossing(facts: Facts, of_all: Collection[Gain] | None = None) -> Crossing |
     now, tokens = list(gains(facts).values() if of_all is None else of_all), step_tokens(facts)
     if not now or not tokens or not is_given(facts) or fp8_pays(facts) or not lose_for_sure(now):
         return None
-    more, gpu = tokens, modelled_gpu(facts)
+    gpu, at_present = modelled_gpu(facts), tokens
     layers = [(linear, rows) for linear in judged(facts) if (rows := rows_of(linear, facts))]
-    while (more := more * 2) <= MANY_TOKENS:
-        found = [gain_of(linear, facts, gpu, rows=rows * more // tokens) for linear, rows in layers]
+
+    def with_tokens(more: int) -> float:
+        found = [gain_of(linear, facts, gpu, rows=rows * more // at_present) for linear, rows in layers]
         then = [gain for gain in found if gain is not None]
-        if then and speedup(then) >= PAYS_FROM:
-            timed = all(gain.measured for gain in now)
-            return Crossing(more, speedup(now), speedup(then), timed, now[0].gpu)
+        return speedup(then) if then else 0.0
+
+    if (pays := first_that_pays(tokens, with_tokens)) is None:
+        return None
+    timed = all(gain.measured for gain in now)
+    return Crossing(pays[0], speedup(now), pays[1], timed, now[0].gpu)
+
+
+def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[int, float] | None:
+    """Double the tokens of a micro-batch until FP8 pays, and tell the speedup; None up to `MANY_TOKENS`."""
+    while (tokens := tokens * 2) <= MANY_TOKENS:
+        if (then := speedup_with(tokens)) >= PAYS_FROM:
+            return tokens, then
     return None
 
 

@@ -208,11 +208,12 @@ def would_be_converted(
 
 def to_convert(facts: Facts) -> list[Linear]:
     """List the BF16 layers that a conversion takes and an FP8 matmul can multiply."""
-    return [
-        linear
-        for linear in facts.network.linears
-        if would_be_converted(linear) and (rows := rows_of(linear, facts)) and rows % FP8_MULTIPLE == 0
-    ]
+    return [each for each in facts.network.linears if is_multiplied(each, rows_of(each, facts))]
+
+
+def is_multiplied(linear: Linear, rows: int | None) -> bool:
+    """Return whether a conversion takes the layer and an FP8 matmul these rows."""
+    return would_be_converted(linear) and bool(rows) and (rows or 0) % FP8_MULTIPLE == 0
 
 
 def nothing_to_convert(network: Network) -> bool:

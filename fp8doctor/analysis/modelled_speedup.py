@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.fp8_request import trains_in_16_bits, under_unsloth
-from fp8doctor.analysis.layer_gain import MANY_TOKENS, PAYS_FROM, is_given
+from fp8doctor.analysis.layer_gain import MANY_TOKENS, first_that_pays, is_given
 from fp8doctor.analysis.layers import nothing_to_convert, to_convert
 from fp8doctor.analysis.significance import EVEN, Number, holding
 from fp8doctor.analysis.watched import Run
@@ -303,12 +303,13 @@ def modelled_host_bound(facts: Facts) -> HostBound | None:
     least = 1 + UNCERTAINTY
     if step.host_ms < step.busy_ms * least or found.now.value * least > 1:
         return None
-    pays, tokens = None, 2 * (facts.workload.tokens or MANY_TOKENS)
-    while pays is None and tokens <= MANY_TOKENS:
+
+    def speedup_with(tokens: int) -> float:
         then = modelled_speedup(with_tokens(facts, tokens))
-        pays = tokens if then and then.now and then.now.value >= PAYS_FROM else None
-        tokens *= 2
-    return HostBound(step, bf16.step_ms, found.now.value, pays)
+        return then.now.value if then and then.now else 0.0
+
+    pays = first_that_pays(facts.workload.tokens or MANY_TOKENS, speedup_with)
+    return HostBound(step, bf16.step_ms, found.now.value, pays and pays[0])
 
 
 def saved_by_bf16_adapters(facts: Facts) -> Saving | None:
@@ -332,7 +333,7 @@ class FasterRecipe(NamedTuple):
 def faster_recipe(facts: Facts) -> FasterRecipe | None:
     """Return the fastest recipe, if it is faster than the job's by more than the model's error."""
     now, gpu = modelled_speedup(facts), modelled_gpu(facts)
-    if now is None or not now.now or gpu is None or not is_given(facts):
+    if now is None or not now.now or gpu is None:
         return None
     mine, best, speedup = recipe_of(facts.network.fp8[0]), None, (1 + OFF) * now.now.value
     for each in BY_TREATMENT.values():

@@ -6,13 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
-from fp8doctor.cost.gemm import MULTIPLE, step_gemms_ms
-from fp8doctor.cost.matmul_counts import calls_of, gemms, is_grouped, micro_batches, rows_of, rows_seen
-from fp8doctor.cost.step_cost import modelled_saving, modelled_step
+from fp8doctor.cost.gemm import MULTIPLE
+from fp8doctor.cost.layer import calls_ms
+from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, rows_seen
+from fp8doctor.cost.step_cost import call_of, modelled_saving, modelled_step
 from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Saving, Treatment
 from fp8doctor.gpus import GpuSpec, modelled_gpu
@@ -182,13 +184,13 @@ def slow_in_16_bits(facts: Facts) -> Slow | None:
 
 
 def _gemms_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
-    total = 0.0
-    for linear in linears:
-        sides = (rows_of(linear, facts) or 0, linear.in_features, linear.out_features)
-        m, k, n = map(_padded, sides) if pad else sides
-        once = step_gemms_ms(m, k, n, gpu, fp8=False, weight_gradient=linear.requires_grad is not False)
-        total += (once or 0.0) * gemms(linear) * calls_of(linear, facts) * micro_batches(facts)
-    return total
+    if pad:
+        padded = ((_padded(each.in_features), _padded(each.out_features)) for each in linears)
+        linears = [
+            replace(each, in_features=k, out_features=n) for each, (k, n) in zip(linears, padded, strict=True)
+        ]
+    calls = [call_of(each, facts) for each in linears]
+    return micro_batches(facts) * calls_ms(calls, gpu, "compiled", autocast=True).of("gemm_16bit")
 
 
 def _padded(side: int) -> int:

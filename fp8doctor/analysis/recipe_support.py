@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from packaging.version import InvalidVersion, Version
 
+from fp8doctor import recipes
 from fp8doctor.facts import Facts, Gpu, Linear, recorded
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import (
@@ -67,7 +68,7 @@ def unmet(stack: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
         on = f"it needs {' or '.join(known)}, and {gpu.name} is {gpu.architecture}"
         return on if known else "it runs on no GPU of AMD's"
     have, cuda = capability(gpu), facts.software.cuda
-    if have < wanted.first or (wanted.below and have >= wanted.below):
+    if not recipes.runs_on(wanted, have):
         below = f" and below {dotted(wanted.below)}" if wanted.below else ""
         limit = f"{dotted(wanted.first)} or higher{below}"
         return f"it needs compute capability {limit}, and {gpu.name} has {gpu.compute_capability}"

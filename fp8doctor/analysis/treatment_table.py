@@ -48,19 +48,6 @@ ON_THIS_GPU = {"bf16": "bf16-on-this-gpu", "fp16": "fp16-on-this-gpu"}
 
 COMPILE_STORED = "compile-stored"
 
-OTHER_LAYERS = frozenset({KEEP_IN_BF16, COMPILE_STORED, *ON_THIS_GPU.values()}).union(
-    "convert-before-compile convert-before-lora convert-before-parametrizing convert-experts".split(),
-    "convert-the-rest convert-with-torchao experts-by-grouped-gemm name-backend-and-precision".split(),
-    "one-precision own-filter own-projections pad-dimensions pad-token-groups pad-tokens".split(),
-)
-"""Treatments that change which layers run in FP8, or their shapes, or leave all of them stored."""
-
-TO_START = frozenset({"install-fp8-backend", "name-backend-and-precision", "spell-backend"})
-"""Treatments without which a job of FP8 ends before its first step: its backend is not usable."""
-
-FOR_FP8 = frozenset({MORE_TOKENS, LARGER_BATCH, "look-at-the-trace"})
-"""Treatments that make FP8 pay, or find out why it does not: without a time no part of a plan in BF16."""
-
 _RECIPE = "recipe-"
 
 
@@ -90,6 +77,9 @@ class TreatmentRecord(Struct, frozen=True):
     compiles: bool = False  # it puts compiled regions into the step
     recipe: str | None = None  # the recipe that its FP8 layers have afterwards, if it changes it
     then: Change | None = None  # None if the cost model does not know what it changes
+    other_layers: bool = False  # other layers run in FP8 then, or in other shapes, or all stay stored
+    to_start: bool = False  # a job of FP8 ends before its first step without it: its backend is not usable
+    for_fp8: bool = False  # FP8 pays by it, or it finds out why not: no part of a plan in BF16, if untimed
 
     @property
     def is_an_arm_already(self) -> bool:
@@ -154,7 +144,14 @@ _ALL = (
         helps_bf16_too=True,
     ),
     TreatmentRecord(CHECKPOINTING_OFF, "no checkpointing", "forms.checkpointing_off", helps_bf16_too=True),
-    TreatmentRecord(KEEP_IN_BF16, "some layers in BF16", "forms.keep_in_bf16", "bf16", then=_kept_in_bf16),
+    TreatmentRecord(
+        KEEP_IN_BF16,
+        "some layers in BF16",
+        "forms.keep_in_bf16",
+        "bf16",
+        then=_kept_in_bf16,
+        other_layers=True,
+    ),
     TreatmentRecord(
         "fused-optimizer",
         "fused optimizer",
@@ -175,8 +172,33 @@ _ALL = (
         then=lambda facts, treatment: with_adapters_in_bf16(facts),
     ),
     TreatmentRecord("attention-sdpa", "fused attention", "forms.attention_sdpa", helps_bf16_too=True),
-    TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True),
-    TreatmentRecord(MORE_TOKENS, then=lambda facts, treatment: with_tokens(facts, treatment.tokens)),
+    TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True, for_fp8=True),
+    TreatmentRecord(
+        MORE_TOKENS, then=lambda facts, treatment: with_tokens(facts, treatment.tokens), for_fp8=True
+    ),
+    TreatmentRecord("look-at-the-trace", for_fp8=True),
+    TreatmentRecord("name-backend-and-precision", other_layers=True, to_start=True),
+    TreatmentRecord("install-fp8-backend", to_start=True),
+    TreatmentRecord("spell-backend", to_start=True),
+    *(TreatmentRecord(each, other_layers=True) for each in (COMPILE_STORED, *ON_THIS_GPU.values())),
+    *(
+        TreatmentRecord(each, other_layers=True)
+        for each in (
+            "convert-before-compile",
+            "convert-before-lora",
+            "convert-before-parametrizing",
+            "convert-experts",
+            "convert-the-rest",
+            "convert-with-torchao",
+            "experts-by-grouped-gemm",
+            "one-precision",
+            "own-filter",
+            "own-projections",
+            "pad-dimensions",
+            "pad-token-groups",
+            "pad-tokens",
+        )
+    ),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(_conversion(each) for each in RECIPES.values() if each.converts),
 )

@@ -9,7 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from fp8doctor.gpus import GpuSpec, memory_ms
-from fp8doctor.recipes import Recipe, named
+from fp8doctor.recipes import Recipe
 
 GEMM_EFFICIENCY_BF16 = 0.88
 """Share of the peak rate inside the tiles of a BF16 matmul at the full clock. Fitted, with the tile's part of
@@ -160,21 +160,6 @@ def _grouped_on_blackwell(
         return None
     output, of_input, of_weight = (one / (gpu.fp8_tflops * share) for share in BLACKWELL_GROUPED_MXFP8)
     return output, of_input, of_weight
-
-
-def step_gemms_ms(
-    m: int,
-    k: int,
-    n: int,
-    gpu: GpuSpec,
-    *,
-    fp8: bool,
-    weight_gradient: bool = True,
-    recipe: Recipe | str | None = None,
-) -> float | None:
-    of = recipe if isinstance(recipe, Recipe) else named(recipe)
-    times = matmuls_ms(m, k, n, gpu, of if fp8 else None)
-    return sum(times[: 2 + weight_gradient]) if times else None
 
 
 def scaled_gemm_ms(

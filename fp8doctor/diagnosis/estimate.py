@@ -9,11 +9,8 @@ from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import Estimate, estimate
 from fp8doctor.analysis.treatment_table import (
-    ADAPTERS_TO_BF16,
     OPTIMIZER_LAST,
-    OTHER_LAYERS,
     STAY_IN_BF16,
-    TO_START,
     after,
     traits,
 )
@@ -59,7 +56,7 @@ def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatme
         found = estimate(facts, fixed=fixed, run=run)
     else:
         found = estimate(job, fixed=fixed, shared_ms=run.shared_ms if run else 0.0)
-    if not all(each and each.name not in OTHER_LAYERS for each in doubts):
+    if any(each is None or traits(each.name).other_layers for each in doubts):
         raise NoNumbers("a fix changes which layers run in FP8, or their shapes")
     return found
 
@@ -90,7 +87,7 @@ def planned_speedup(facts: Facts, findings: Iterable[Finding], steps: Sequence[S
 def stops_first(facts: Facts, findings: Iterable[Finding]) -> bool:
     """Return whether the job ends before a step, so that nothing is faster than it is now."""
     errors = (each.treatment for each in findings if each.severity == "error")
-    return any(each and each.name in TO_START for each in errors) and not uses_fp8(facts)
+    return any(each and traits(each.name).to_start for each in errors) and not uses_fp8(facts)
 
 
 def stays_in_bf16(steps: Iterable[Step]) -> bool:
@@ -113,8 +110,7 @@ def converts(step: Step) -> bool:
 
 def is_modelled(step: Step) -> bool:
     """Return whether the model of a fixed FP8 step holds what this step changes."""
-    name = step.treatment.name
-    return traits(name).compiles or name == ADAPTERS_TO_BF16 or changes_fp8(step) or converts(step)
+    return traits(step.treatment.name).then is not None or changes_fp8(step)
 
 
 def changes_fp8(step: Step) -> bool:

@@ -25,7 +25,6 @@ from fp8doctor.analysis.treatment_table import (
     CHECKPOINTING_OFF,
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
-    FOR_FP8,
     KEEP_IN_BF16,
     LARGER_BATCH,
     MORE_TOKENS,
@@ -264,7 +263,8 @@ def _to_the_end(
         """Return whether FP8 was asked for, did not begin, and would by this step."""
         return not view.uses_fp8 and changes_fp8(step)
 
-    dropped = _settled(view) | (FOR_FP8 if view.gives_up_fp8 else set[str]()) | {STAY_IN_BF16}
+    for_fp8 = {step.treatment.name for step in proposed if traits(step.treatment.name).for_fp8}
+    dropped = _settled(view) | (for_fp8 if view.gives_up_fp8 else set[str]()) | {STAY_IN_BF16}
     kept = [
         step
         for step in proposed

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kept_of
 from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
-from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
+from fp8doctor.analysis.layers import is_multiplied
 from fp8doctor.analysis.memory import Peak
 from fp8doctor.cost.layer import Call
 from fp8doctor.cost.step_cost import LOSS_BYTES, OPTIMIZER_BYTES, Work, attention, logits, priced, with_each
@@ -152,7 +152,7 @@ class Form(Struct, frozen=True):
         if linear.role == "experts":  # torchao's converter leaves them out, and rowwise experts are slower
             taken = STACKS[recipe.stack].own_kernels or recipe.name == "mxfp8"
         else:
-            taken = would_be_converted(linear) and layer.rows % FP8_MULTIPLE == 0
+            taken = is_multiplied(linear, layer.rows)
         return taken and not (linear.in_features % recipe.multiple or linear.out_features % recipe.multiple)
 
     def call(self, layer: Layer) -> Call:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor import gpus
 from fp8doctor.cost import gemm, step_cost
-from fp8doctor.cost.gemm import step_gemms_ms
+from fp8doctor.cost.gemm import matmuls_ms
 from fp8doctor.cost.layer import layer_casts_ms
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.recipes import RECIPES, TORCHAO, of_stack
@@ -111,8 +111,9 @@ def of_grid(sweep: dict[str, Any], gpu: gpus.GpuSpec) -> Iterator[tuple[str, ...
         for m, k, n in shapes:
             fp8, in_16bit, rest = found[m, k, n][1:4]
             plain_matmul, plain_rest = plain[m, k, n][2:4]
-            modelled = products * (step_gemms_ms(m, k, n, gpu, fp8=True, recipe=name) or math.nan)
-            in_bf16 = products * (step_gemms_ms(m, k, n, gpu, fp8=False) or math.nan)
+            modelled, in_bf16 = (
+                products * (sum(matmuls_ms(m, k, n, gpu, each) or ()) or math.nan) for each in (recipe, None)
+            )
             cast, moved = rest - plain_rest, layer_casts_ms(recipe, m, k, n, gpu, compiled=True)
             casts_ms = math.nan if moved is None else products * moved
             matmuls.append(modelled / (fp8 + in_16bit))
