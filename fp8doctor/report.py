@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor.areas import SEVERITIES, Severity
-from fp8doctor.diagnosis.comparison import timed_step
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document, Step
+from fp8doctor.diagnosis.two_reports import timed_step
 from fp8doctor.errors import UserError, in_one_sentence, require
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from fp8doctor.diagnosis.comparison import Comparison as Compared
-from fp8doctor.diagnosis.comparison import compared
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.two_reports import Comparison as Compared
+from fp8doctor.diagnosis.two_reports import compared
 from fp8doctor.errors import in_one_sentence
 from fp8doctor.files import write_text
 

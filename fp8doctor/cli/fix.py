@@ -15,9 +15,9 @@ from fp8doctor.cli.console import FOUND, OK, complain, show
 from fp8doctor.cli.delivery import writable
 from fp8doctor.cli.options import READ, option
 from fp8doctor.cli.project import Ungated
-from fp8doctor.diagnosis.comparison import compared, timed_step
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.two_reports import compared, timed_step
 from fp8doctor.errors import UserError
 from fp8doctor.files import digest, regular, write_text
 from fp8doctor.patching import Placed, Script, placed

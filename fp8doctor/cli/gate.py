@@ -13,7 +13,9 @@ from msgspec import Struct
 from fp8doctor.answer.sentences import box
 from fp8doctor.areas import SEVERITIES, Severity
 from fp8doctor.cli.console import FAILED, FOUND, OK, complain
-from fp8doctor.diagnosis.comparison import (
+from fp8doctor.diagnosis.document import Document, read_saved
+from fp8doctor.diagnosis.estimate import why_no_estimate
+from fp8doctor.diagnosis.two_reports import (
     SAME_JOB,
     Comparison,
     checked_baseline,
@@ -21,8 +23,6 @@ from fp8doctor.diagnosis.comparison import (
     unknown_of_job,
     unlike,
 )
-from fp8doctor.diagnosis.document import Document, read_saved
-from fp8doctor.diagnosis.estimate import why_no_estimate
 from fp8doctor.facts import Facts
 
 MAX_REGRESSION_PCT = 5.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fp8doctor.analysis.step_difference import signed
 from fp8doctor.answer.job import job_facts, model
-from fp8doctor.diagnosis.comparison import Comparison
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.two_reports import Comparison
 from fp8doctor.render.page import Page, Part, Quiet, Strong, Table, number
 from fp8doctor.render.trace_page import FAMILIES
 

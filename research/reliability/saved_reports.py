@@ -15,8 +15,8 @@ from typing import Any
 from fp8doctor import load_report
 from fp8doctor.answer.layer_rows import as_json, layer_reports, named
 from fp8doctor.cli.options import FORMATS
-from fp8doctor.diagnosis.comparison import checked_baseline, compared, regression
 from fp8doctor.diagnosis.document import Document
+from fp8doctor.diagnosis.two_reports import checked_baseline, compared, regression
 from fp8doctor.errors import UserError
 from fp8doctor.render import compare_page, why_page
 from research.reliability.count import Count

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.diagnosis.comparison import cautions, timed_step
+from fp8doctor.diagnosis.two_reports import cautions, timed_step
 from fp8doctor.facts import Arm, Facts, Observation, Trial
 from tests.facts_of import DECODER_468M
 from tests.replays import TESTS

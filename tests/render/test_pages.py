@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.diagnosis.comparison import compared
 from fp8doctor.diagnosis.diagnose import replay
 from fp8doctor.diagnosis.document import Tool
 from fp8doctor.diagnosis.traces import Traces, conclude
+from fp8doctor.diagnosis.two_reports import compared
 from fp8doctor.facts.traced import TracedKernel, TracedStep
 from fp8doctor.render import compare_page, trace_page
 from fp8doctor.render.html import as_html
