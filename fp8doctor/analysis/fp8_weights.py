@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fp8doctor.cost.matmul_counts import gemms
-from fp8doctor.facts import Arm, Facts, Linear, recorded
+from fp8doctor.facts import Arm, Facts, Gpu, Linear, recorded
 from fp8doctor.finding import Treatment
+from fp8doctor.gpus import GpuSpec
 from fp8doctor.recipes import TRANSFORMER_ENGINE, of_stack, stack_of
 
 USABLE = 0.9
@@ -21,6 +22,11 @@ MASTER_BYTES = 11.0
 NEEDS_TRANSPOSED = ("8.9", "9.0", "12.0", "12.1")
 """Compute capabilities whose FP8 matmuls take one layout only. Source: ``is_non_tn_fp8_gemm_supported`` in
 ``pytorch/utils.py`` of Transformer Engine 2.20; NVIDIA/TransformerEngine #1880."""
+
+
+def copies_on(gpu: Gpu | GpuSpec | None) -> int:
+    """Count the FP8 copies of a weight: two if the GPU, or none is known, needs a transposed one."""
+    return 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
 
 
 def keeps_copies(linear: Linear) -> bool:
@@ -43,9 +49,8 @@ def compiler_keeps(linear: Linear) -> bool:
 
 
 def copies_gib(facts: Facts, layers: Iterable[Linear]) -> float:
-    """Sum up the FP8 copies: one per weight, or two if the GPU needs Transformer Engine's transposed one."""
-    gpu = next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None)
-    copies = 2 if gpu is None or gpu.compute_capability in NEEDS_TRANSPOSED else 1
+    """Sum up the FP8 copies of Transformer Engine's weights, and of those that FSDP2 gathers in FP8."""
+    copies = copies_on(next((gpu for gpu in facts.get("gpus", ()) if gpu.visible), None))
     return (
         sum(
             (copies * keeps_copies(each) + keeps_transposed(each))

@@ -192,8 +192,8 @@ class Call(Struct, frozen=True):
     """Share of its matmuls and casts that the backward repeats."""
     weights_cast: float = 1.0
     """Share of its weights that is cast."""
-    beside: float = 1.0
-    """Share of the work next to it that is this GPU's."""
+    sides: tuple[float, float] | None = None
+    """Features of input and output whose neighbouring work is this GPU's; None for all of the layer's."""
     fp32: bool = False
     """It multiplies in fp32, as PEFT's adapters do without autocast."""
 
@@ -282,7 +282,7 @@ def layer_ms(call: Call, gpu: GpuSpec, eager_how: str, *, autocast: bool = False
         "gemm_16bit": count * (in_16bit if fp8 else 0.0 if call.fp32 else gemm),
         "gemm_fp32": count * gemm if call.fp32 else 0.0,
         "cast": count * cast,
-        "pointwise": count * around * call.beside,
+        "pointwise": count * around * (sum(call.sides) / (k + n) if call.sides else 1.0),
     }
 
 

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB, LOGIT_BYTES, kept_by_region, kept_of
-from fp8doctor.analysis.fp8_weights import NEEDS_TRANSPOSED
+from fp8doctor.analysis.fp8_weights import copies_on
 from fp8doctor.analysis.layers import is_multiplied
 from fp8doctor.analysis.memory import Peak
 from fp8doctor.cost.layer import Call
@@ -167,13 +167,11 @@ class Form(Struct, frozen=True):
             recipe=own.name if own else None,
             features={},
         )
-        return Call(
-            linear,
-            layer.rows,
-            layer.count,
+        return replace(
+            layer,
+            linear=linear,
             recomputed=0.0 if is_head else RECOMPUTED[self.options.checkpointing],
             weights_cast=weights_cast(own, self.options) if own else 1.0,
-            beside=sum(layer.sides) / (linear.in_features + linear.out_features),
         )
 
     def work(self) -> Work:
@@ -236,8 +234,9 @@ class Form(Struct, frozen=True):
             trained = states
         copies = 0.0
         if self.recipe is not None and STACKS[self.stack].keeps_copies:
-            each = 2 if self.gpu.compute_capability in NEEDS_TRANSPOSED else 1
-            copies = each * sum(one.parameters * one.count for one in share.layers if self.converts(one))
+            copies = copies_on(self.gpu) * sum(
+                one.parameters * one.count for one in share.layers if self.converts(one)
+            )
             if options.checkpointing == "full" and options.accumulate == 1:
                 copies /= share.blocks  # cast again with each block; several micro-batches keep them
         gradients, optimizer = bytes_of.gradient * trained, bytes_of.state * states
@@ -254,7 +253,8 @@ class Form(Struct, frozen=True):
         logits, layers, scattered = 0.0, [], self.stack == TRANSFORMER_ENGINE.name
         for layer in share.layers:
             linear = self.call(layer).linear
-            (part_k, part_n), k, n = layer.sides, linear.in_features, linear.out_features
+            k, n = linear.in_features, linear.out_features
+            part_k, part_n = layer.sides or (k, n)
             if linear.role == "head":
                 logits += 0.0 if options.fused_loss else LOGIT_BYTES["16bit"] * layer.rows * n
                 continue

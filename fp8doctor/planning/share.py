@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import FROM_ATTENTION, owner_of
+from fp8doctor.cost.layer import Call
 from fp8doctor.cost.step_cost import FUSED_QUERIES, QUERIES, call_of, with_tokens
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, Linear, Network
@@ -25,23 +26,11 @@ REPLICATED = ("q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj")
 torchtitan's plan for DeepSeek-V3, in which they have no ColwiseParallel."""
 
 
-class Layer(Struct, frozen=True):
-    """Layers of one shape and kind."""
+class Layer(Call, frozen=True):
+    """The calls of all layers of one shape and kind, as the first of them with its sides on one GPU."""
 
-    linear: Linear
-    """The first of them, with the sides that it has on one GPU."""
-    count: int
-    """Calls of such layers in one forward."""
-    rows: int
-    """Of one call; of experts, over all of them."""
-    sides: tuple[float, float]
-    """Features of its input and output, of the whole layer / the ranks of tensor parallelism."""
-    parameters: float
-    """On one GPU, unless they are sharded."""
-    owner: str
-    """The module that its input belongs to: layers of one owner and width share it."""
-    last: str
-    """Last part of its name."""
+    parameters: float = 0.0
+    """Of each on one GPU, unless they are sharded."""
 
 
 class Amount(NamedTuple):
@@ -90,8 +79,8 @@ def share_of(facts: Facts, options: Options) -> Share:
     found: dict[tuple[object, ...], Layer] = {}
     for linear in network.linears:
         layer = layer_of(linear, facts, options)
-        shape = (layer.rows, *(layer.linear.get(each) for each in ALIKE))
-        key = (*shape, layer.owner.rpartition(".")[2], layer.last)
+        owner, last = owner_of(linear)
+        key = (layer.rows, *(layer.linear.get(each) for each in ALIKE), owner.rpartition(".")[2], last)
         seen = found.get(key)
         found[key] = layer if seen is None else replace(seen, count=seen.count + layer.count)
     for key, each in found.items():
@@ -146,7 +135,7 @@ def _not_divided(network: Network, options: Options, blocks: int) -> Iterator[st
 def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:
     network, experts = facts.network, linear.role == "experts"
     hidden = network.get("hidden_size")
-    owner, last = owner_of(linear)
+    last = owner_of(linear)[1]
     k, n = linear.in_features, linear.out_features
     local_k, local_n = k, n
     if options.tp > 1 and linear.role != "router" and last not in REPLICATED:
@@ -160,12 +149,10 @@ def layer_of(linear: Linear, facts: Facts, options: Options) -> Layer:
     local = max(1, gemms // options.ep) if experts else gemms
     return Layer(
         replace(linear, in_features=local_k, out_features=local_n, gemms=local),
-        call.count,
         max(1, call.rows or options.tokens),
-        (k / options.tp, n / options.tp),
-        linear.parameters * (local_k * local_n * local) / (k * n * gemms),
-        owner,
-        last,
+        call.count,
+        sides=(k / options.tp, n / options.tp),
+        parameters=linear.parameters * (local_k * local_n * local) / (k * n * gemms),
     )
 
 
