@@ -15,19 +15,22 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import lacked_time, timed_on_gpu
 from fp8doctor.analysis.fp8_request import under_unsloth
+from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.memory import fit, memory_row, samples
 from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.step_difference import REST
 from fp8doctor.analysis.treatment_table import LARGER_BATCH, STAY_IN_BF16
+from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.answer.answer import UNCOMPILED
 from fp8doctor.answer.commands import MOST_S
 from fp8doctor.answer.job import ROWS, TOKENS, job_facts
 from fp8doctor.answer.sentences import box
 from fp8doctor.cost import rows_of
+from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.estimate import compiles, converts, expected_speedup
+from fp8doctor.diagnosis.estimate import changes_fp8, compiles, converts, expected_speedup
 from fp8doctor.facts import Arm, Facts, Observation, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason, is_conversion
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -98,6 +101,9 @@ def test_no_claim_is_false(path: Path) -> None:
     time_that_both_forms_have_brings_a_range_nearer_to_1(path)
     advice_can_be_followed(path)
     a_verdict_has_one_clock(path)
+    fp8_of_torchao_begins_compiled(path)
+    layers_that_nothing_compiles_are_estimated_so(path)
+    a_bf16_that_trains_is_the_best(path)
 
 
 def both(path: Path) -> tuple[Report, Report]:
@@ -300,3 +306,36 @@ def a_verdict_has_one_clock(path: Path) -> None:
         assert verdict.tokens_per_s * verdict.step_ms / 1e3 == pytest.approx(of_step, rel=0.02)
     for finding in report.findings:
         assert "speedup_over_best_bf16" not in finding.evidence
+
+
+def fp8_of_torchao_begins_compiled(path: Path) -> None:
+    """A plan that converts an uncompiled model by torchao compiles it too, also after a fault."""
+    for report in every(path):
+        eager = [each for each in if_recorded(to_convert, report.facts) or () if each.compiled is None]
+        begins = any(changes_fp8(step) and "torchao" in step.treatment.code for step in report.prescription)
+        assert report.answer.has_fp8 or not (begins and eager) or any(map(compiles, report.prescription))
+
+
+def layers_that_nothing_compiles_are_estimated_so(path: Path) -> None:
+    """The step whose compilation has no effect is known, and takes as long as without it."""
+    report = unrun(path)
+    idle = [each for each in report.findings if each.name == "compile-without-effect"]
+    if idle and idle[0].evidence["idle_fp8_linears"] == len(report.facts.network.fp8) > 0:
+        eager = with_linears_compiled(report.facts, yes=False)
+        alone, told = if_recorded(modelled_speedup, eager), report.answer.speedup
+        assert alone is None or told is None or told.value == pytest.approx(alone.now.value)
+        assert alone is None or told is not None or len(report.findings) > 1
+
+
+def a_bf16_that_trains_is_the_best(path: Path) -> None:
+    """The best BF16 has no NaN if one has none: planted in the fastest."""
+    found = replayed(path)
+    if not found.view.on_gpu or found.view.bf16 is None:
+        return
+    arms = tuple(
+        replace(each, non_finite=("loss",)) if each.name == found.view.bf16.name else each
+        for each in found.view.facts.trial.arms
+    )
+    view = TrialView(replace(found.view.facts, trial=replace(found.view.facts.trial, arms=arms)))
+    others = [each for each in BF16_BASELINES if each in view.timed and each != found.view.bf16.name]
+    assert not others or view.bf16.is_finite

@@ -160,9 +160,13 @@ class TrialView:
 
     @known
     def bf16(self) -> Variant | None:
-        """The best BF16 of the same model. Without FP8, also outside of layers, the job as it is counts."""
+        """The best BF16 of the same model that trains without NaN, if one does.
+
+        Without FP8, also outside of layers, the job as it is counts.
+        """
         names = BF16_BASELINES if self.uses_fp8 or self.facts.get("network.fp8_calls") else BASELINES
-        return min((self.timed[name] for name in names if name in self.timed), key=_ms, default=None)
+        forms = [self.timed[name] for name in names if name in self.timed]
+        return min([each for each in forms if each.is_finite] or forms, key=_ms, default=None)
 
     @known
     def fp8(self) -> Variant | None:
@@ -199,12 +203,14 @@ class TrialView:
         """The variant that the plan ends in: the fewest changes within 2% of the fastest.
 
         Another precision is a change. In doubt the user's own step stays. Noise ties two of one precision.
-        What is not finite does not count, unless BF16 is not either. None if the step as it is, or every
-        BF16, has no time.
+        What is not finite does not count, unless BF16 is not either, and FP8 is no fix for it. None if the
+        step as it is, or every BF16, has no time.
         """
         table, now = self.table, self.as_is
         if now is None or all(each.in_fp8 for each in table):
             return None
+        if not (self.uses_fp8 or now.is_finite):
+            return now
         if any(each.is_finite for each in table if not each.in_fp8):
             table = [each for each in table if each.is_finite]
         fastest = min(table, key=_ms)

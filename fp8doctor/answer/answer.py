@@ -296,7 +296,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
 def _not_known(said: Answer, speedup: Number | None) -> str:
     """Say what an estimate, or a job without one, leaves open."""
     if speedup is None:
-        return f"how fast {said.low_precision} is on a GPU"
+        is_timed = said.has_fp8 and said.compared.now is not None
+        return f"how fast {'BF16' if is_timed else said.low_precision} is{'' if is_timed else ' on a GPU'}"
     if speedup.side in ("open", "even"):
         return "which is faster"
     return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"

@@ -14,7 +14,7 @@ from fp8doctor.analysis.modelled_speedup import may_be_compiled_by_unsloth
 from fp8doctor.analysis.own_step import own_words, watched_job
 from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.treatment_table import recipe_in_words
-from fp8doctor.diagnosis.engagement import invalidates
+from fp8doctor.diagnosis.engagement import invalidates, why_fp8_does_not_run
 from fp8doctor.facts import Facts, Gpu, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS, low_precision
@@ -167,8 +167,8 @@ def _fp8(facts: Facts) -> str:
                 words = [part for part in each.name.split(".") if not part.isdigit()] or [each.name]
                 names["adapters" if each.get("adapter") == "adapter" else words[-1]] = None
         beside = ", ".join([*names][:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
-        ran = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
-        where = "in" if ran else "set up in"  # no step was seen
+        seen = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
+        where = "in" if seen and not if_recorded(why_fp8_does_not_run, facts) else "set up in"
         return f"{low}{by} {where} {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"

@@ -35,7 +35,7 @@ TEMPLATES = {
     "why.cause": "{title}",
     "why.cost": "{title}: {ms:,.1f} ms",
     "why.parts": "{parts} ms{where}",
-    "why.unknown": "No estimate: {reason}",
+    "why.unknown": "Not known: {reason}",
     "fix.order": "In order:",
     "fix.step": "{summary}",
     "fix.nothing": "Nothing to change for speed",
@@ -216,8 +216,11 @@ def _why(said: Answer) -> Iterator[Line]:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
-    if said.unknown and not said.compared.end_speedup:
-        yield say("why.unknown", reason=said.unknown)
+    unknown = "" if said.compared.end_speedup else said.unknown
+    if said.speedup and said.speedup.basis == "measured" and not (said.causes or said.parts_ms or said.state):
+        unknown = "no step was profiled"
+    if unknown:
+        yield say("why.unknown", reason=unknown)
 
 
 USUAL_WORDS, MOST_WORDS = 14, 24
@@ -281,6 +284,8 @@ def _then(said: Answer) -> Iterator[Line]:
     mends = fault and fault.finding and any(fault.finding.name in step.names for step in said.fixes)
     if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
         yield say("then.mended", mended=MENDED[said.status].format(low=said.low_precision))
+    elif said.status == "not_finite" and end is not None and end.arm.get("tried") and end.is_finite:
+        yield say("then.mended", mended="the loss is finite")
     if said.memory and said.fits_in_gib:
         after, whole = said.fits_in_gib, said.memory.gpu_gib
         yield say("then.mended", mended=f"about {after:,.0f} of {whole:,.0f} GiB (estimated)")

@@ -16,6 +16,7 @@ from fp8doctor.analysis.treatment_table import (
 )
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.cost.layer import NoNumbers
+from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.engagement import invalidates, why_not_engaged
 from fp8doctor.facts import Facts, Unrecorded, path_of
@@ -46,11 +47,14 @@ def why_not_estimated(facts: Facts, findings: Iterable[Finding]) -> str:
 def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatment] = ()) -> Estimate:
     """Model the step, or that with its fix if a finding says that it is not what it seems.
 
-    Raises `NoNumbers`.
+    Layers whose compilation has no effect run uncompiled, which is modelled. Raises `NoNumbers`.
     """
     if facts.get("network.fp8_calls") and not uses_fp8(facts):
         raise NoNumbers("FP8 is in functions, outside of layers")
-    doubts = [each.treatment for each in findings if invalidates(each)]
+    of, invalid = len(facts.network.fp8), list(filter(invalidates, findings))
+    idle = [each for each in invalid if of and each.evidence.get("idle_fp8_linears") == of]
+    facts = with_linears_compiled(facts, yes=False) if idle else facts
+    doubts = [each.treatment for each in invalid if each not in idle]
     run, job, fixed = watched_run(facts), after(facts, fixes), bool(doubts)
     if job is facts:
         found = estimate(facts, fixed=fixed, run=run)

@@ -40,6 +40,7 @@ from fp8doctor.diagnosis.engagement import invalidates, without_fp8
 from fp8doctor.diagnosis.estimate import (
     changes_fp8,
     changes_fp8_alone,
+    compiles,
     expected_speedup,
     fixed_checks,
     planned_speedup,
@@ -56,6 +57,7 @@ from fp8doctor.diagnosis.treatments import (
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding, Saving, Treatment
+from fp8doctor.recipes import TORCHAO
 from fp8doctor.wording import in_times
 
 COMPILATION = "compilation"
@@ -329,7 +331,17 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     """Add what takes a job without FP8 to BF16, to FP8 or to compiled BF16, if nothing of it was timed."""
     facts, fault = view.facts, fault_of(view.facts, findings)
     stops = fault is not None and fault.status != "does_not_fit"
-    if (view.on_gpu and view.as_is is not None) or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
+    timed = view.on_gpu and view.as_is is not None
+    if not (timed or uses_fp8(facts)) and any(map(_converts_by_torchao, steps)):
+        eager = [each for each in to_convert(facts) if each.compiled is None]
+        if eager and not any(map(compiles, steps)):
+            return (
+                *steps,
+                _step(
+                    "FP8 of torchao is slower than BF16 until it is compiled", compile_treatment(facts, eager)
+                ),
+            )
+    if timed or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
     stored = any(each.use == "storage" for each in facts.network.linears)
@@ -342,8 +354,12 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
             more = "# if your script does that: autocast = torch.bfloat16 in the model file"
             treatment = replace(treatment, code=f"{treatment.code}\n{more}")
         in_fp32 = [_step("Its matmuls are in fp32: its weights are, and no autocast is on", treatment)]
-    compiles = [] if asked or added else filter(None, [if_recorded(_compiling, facts)])
-    return (*in_fp32, *added, *steps, *compiles)
+    last = [] if asked or added else filter(None, [if_recorded(_compiling, facts)])
+    return (*in_fp32, *added, *steps, *last)
+
+
+def _converts_by_torchao(step: Step) -> bool:
+    return changes_fp8(step) and TORCHAO.name in step.treatment.code
 
 
 def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:

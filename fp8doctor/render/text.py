@@ -259,7 +259,7 @@ class _Paper:
             yield "  ".join(line).rstrip()
             yield from (self.paint(each, style) for each in more)
         if room:
-            yield from self._legend(part, "± 90% in a run of its own" if spread else "")
+            yield from self._legend(part, "± holds 9 of 10 new runs" if spread else "")
 
     def _fill(self, name: str, count: int = 1) -> str:
         """Draw a piece of this part of a bar."""
