@@ -21,7 +21,6 @@ from __future__ import annotations
 from fp8doctor import kit
 
 OF_ONE_HOST = 8  # ranks with fast links: HGX boards have eight GPUs
-
 EVEN_RANKS = kit.Treatment(
     name="even-ranks",
     summary="give every rank the same work, data and GPU",
@@ -97,11 +96,11 @@ def exposed_communication(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         return None
     how = HIDE.get(facts.get("training.distributed.wrapper") or "")
     summary, code = how or LARGER
-    ends = [least, most] if kit.watched.counts(most - least, step) else [least]
-    takes = " to ".join(f"{ms:,.1f}" for ms in ends)
-    share = f" ({kit.percent(100 * least / step)})" if len(ends) == 1 else ""
+    to, share = "", f" ({kit.percent(100 * least / step)})"
+    if kit.watched.counts(most - least, step):
+        to, share = f" to {most:,.1f}", ""
     return kit.Finding(
-        title=f"Exposed communication takes {takes} of {step:,.1f} ms/step{share}",
+        title=f"Exposed communication takes {least:,.1f}{to} of {step:,.1f} ms/step{share}",
         explanation="Measured in one profiled step. This is the rank that waits least; the slowest waits "
         f"{most:,.1f} ms. FP8 shortens the matmuls, not this.",
         evidence={"exposed_ms": least, "longest_ms": most, "step_ms": step},
