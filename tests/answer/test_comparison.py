@@ -14,7 +14,7 @@ from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import read_saved
 from fp8doctor.diagnosis.estimate import expected_speedup
-from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, Observation, if_recorded
 from tests import replays
 from tests.analysis.test_noise import rounds
 from tests.checks.arms import ran, timed, too_late
@@ -85,6 +85,13 @@ def test_a_time_of_a_cpu_is_no_verdict_on_a_gpu() -> None:
     report = diagnose(timed(DECODER_468M, *arms, device="cpu"), select=["STP"])
     assert report.verdict.basis != "measured"
     assert report.worst() is None
+
+
+@pytest.mark.parametrize(("clock", "step_ms"), [("host", None), ("cuda", 100.0)])
+def test_steps_that_a_cpu_ran_are_no_time_of_a_gpu(clock: str, step_ms: float | None) -> None:
+    seen = Observation(steps_ms=(100.0,) * 5, clock=clock)
+    unknown = replace(DECODER_468M, workload=NOT_RECORDED)  # nothing can be estimated
+    assert diagnose(replace(unknown, observed=seen), select=["STP"]).verdict.step_ms == step_ms
 
 
 def test_fp8_by_block_says_nothing_against_a_graph_of_the_user_that_was_not_timed() -> None:

@@ -57,10 +57,16 @@ WIDE = (70.0, 78.0, 79.0, 80.0, 110.0)
     ("times", "end"),
     [
         ({"as_is": around(100.0), "prescribed": WIDE}, "as_is"),
+        ({"as_is": around(100.0), "bf16_compiled": WIDE}, "as_is"),
         ({"as_is": around(150.0), "compile-blocks": around(82.0), "prescribed": WIDE}, "compile-blocks"),
         ({"as_is": around(150.0), "bf16_compiled": around(82.0), "prescribed": WIDE}, "prescribed"),
     ],
-    ids=["the user's own stays", "noise ties in one precision", "noise alone changes no precision"],
+    ids=[
+        "the user's own stays",
+        "in FP8 too",
+        "noise ties in one precision",
+        "noise alone changes no precision",
+    ],
 )
 def test_noise(times: dict[str, tuple[float, ...]], end: str) -> None:
     assert end_of({"bf16_compiled": around(120.0), **times}).arm.name == end
