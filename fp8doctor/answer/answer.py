@@ -60,8 +60,6 @@ class Answer(Struct, frozen=True):
     items: tuple[Item, ...] = ()
     """The fixes and the other findings, explained."""
     memory: Fit | None = None
-    fits_in_gib: float | None = None
-    """The estimated peak with the fixes that make the job fit; None if it fits, or they are not enough."""
     whole: tuple[float, float] | None = None
     """Bounds of the whole step's speedup if copies without communication were timed; 0 if one is unknown."""
     is_compute: bool = False
@@ -78,8 +76,6 @@ class Answer(Struct, frozen=True):
     """The timed variants."""
     is_cut: bool = False
     """True if models of fewer blocks were timed, and the whole step is the line through their times."""
-    errors: int = 0
-    """Findings that are errors."""
     unchecked: tuple[str, ...] = ()
     """What may slow an estimated step down and could not be checked."""
 
@@ -116,6 +112,12 @@ class Answer(Struct, frozen=True):
     def leaves_fp8(self) -> bool:
         """Return whether the plan leaves FP8 off."""
         return any(step.treatment.name == STAY_IN_BF16 for step in self.fixes)
+
+    @property
+    def fits_in_gib(self) -> float | None:
+        """Return the estimated peak with the fixes that make the job fit; None if they are not enough."""
+        peaks = [step.peak_gib for step in self.fixes if recorded(step, "peak_gib")]
+        return peaks[-1] if self.memory and peaks and peaks[-1] <= USABLE * self.memory.gpu_gib else None
 
     @property
     def is_settled(self) -> bool:
@@ -179,7 +181,6 @@ def answer(
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=memory,
-        fits_in_gib=_fits_in(steps, memory),
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
@@ -188,7 +189,6 @@ def answer(
         is_decided=view.is_decided,
         steps=if_recorded(timed_steps, view),
         is_cut=bool(view.table and facts.get("trial.blocks")),
-        errors=len(errors),
         unchecked=_unchecked(outcomes) if speedup and speedup.basis != "measured" else (),
     )
     return replace(said, open=tuple(_open(view, said))) if known else said
@@ -209,11 +209,6 @@ SLOWS = ("engagement", "shapes", "compilation", "checkpointing", "distributed", 
 def _unchecked(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     areas = {each.area for each in outcomes if each.outcome == "unknown"}
     return tuple(AREAS.get(each, each) for each in SLOWS if each in areas)
-
-
-def _fits_in(steps: Sequence[Step], memory: Fit | None) -> float | None:
-    peaks = [step.peak_gib for step in steps if recorded(step, "peak_gib")]
-    return peaks[-1] if memory and peaks and peaks[-1] <= USABLE * memory.gpu_gib else None
 
 
 def _unknown(view: TrialView, findings: Sequence[Finding], after: str) -> str:

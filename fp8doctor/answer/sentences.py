@@ -134,7 +134,8 @@ def box(said: Answer) -> Box:
 def _tone(said: Answer) -> Tone:
     """Say how an answer looks: bad if the exit code is 1 by default."""
     slower = said.status == "fp8_slower" and said.basis == "measured"
-    if said.fault or said.errors or slower or said.status in GRAVE:
+    errors = any(each.mark == "bad" for each in said.items)
+    if said.fault or errors or slower or said.status in GRAVE:
         return "bad"
     speedup = said.speedup
     whole_open = bool(said.whole and said.whole[0] < 1)
