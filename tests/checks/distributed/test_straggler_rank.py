@@ -70,6 +70,16 @@ def test_computing_is_compared_as_it_was_profiled(own_ms: float, names: bool) ->
         assert (finding.evidence["rank"], finding.evidence["others_ms"]) == (1, pytest.approx(32.0))
 
 
+def test_a_rank_whose_exchange_waits_for_the_others_is_not_the_slow_one() -> None:
+    """Two even ranks of FSDP2 on H200s: kernels are slow beside an exchange that waits."""
+    parts = ({"gemm_fp8": 94.4, "communication": 9.5}, {"gemm_fp8": 110.7, "communication": 36.1})
+    ranks = (
+        seen(number, step=146.7, clock="cuda", breakdown=Breakdown(families_ms=each))
+        for number, each in enumerate(parts)
+    )
+    assert outcome_of(STRAGGLER, job(*ranks)) == "silent"
+
+
 def exposed(*ms: float, wrapper: Any = "DDP", world: int = 2, **more: Any) -> Facts:
     """Profiles with so much communication, of steps of 100 ms."""
     parts = ({"gemm_fp8": 60.0, "communication": each} for each in ms)
