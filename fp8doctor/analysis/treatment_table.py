@@ -130,6 +130,13 @@ def _kept_in_bf16(facts: Facts, treatment: Treatment) -> Facts:
     return kept if kept.network.fp8 else facts
 
 
+CONVERT_OTHERS = """
+convert-before-compile convert-before-lora convert-before-parametrizing convert-experts convert-the-rest
+convert-with-torchao experts-by-grouped-gemm one-precision own-filter own-projections pad-dimensions
+pad-token-groups pad-tokens
+"""
+"""Treatments by hand that convert other layers, or give layers other shapes."""
+
 _ALL = (
     TreatmentRecord(
         TE_AUTOCAST, "switched on", "fp8_recipes.te_autocast", "", "the autocast", then=_switched_on
@@ -143,7 +150,13 @@ _ALL = (
         "the autocast",
         helps_bf16_too=True,
     ),
-    TreatmentRecord(CHECKPOINTING_OFF, "no checkpointing", "forms.checkpointing_off", helps_bf16_too=True),
+    TreatmentRecord(
+        CHECKPOINTING_OFF,
+        "no checkpointing",
+        "forms.checkpointing_off",
+        helps_bf16_too=True,
+        then=lambda facts, treatment: with_each(facts, lambda each: replace(each, checkpointed=None)),
+    ),
     TreatmentRecord(
         KEEP_IN_BF16,
         "some layers in BF16",
@@ -181,24 +194,7 @@ _ALL = (
     TreatmentRecord("install-fp8-backend", to_start=True),
     TreatmentRecord("spell-backend", to_start=True),
     *(TreatmentRecord(each, other_layers=True) for each in (COMPILE_STORED, *ON_THIS_GPU.values())),
-    *(
-        TreatmentRecord(each, other_layers=True)
-        for each in (
-            "convert-before-compile",
-            "convert-before-lora",
-            "convert-before-parametrizing",
-            "convert-experts",
-            "convert-the-rest",
-            "convert-with-torchao",
-            "experts-by-grouped-gemm",
-            "one-precision",
-            "own-filter",
-            "own-projections",
-            "pad-dimensions",
-            "pad-token-groups",
-            "pad-tokens",
-        )
-    ),
+    *(TreatmentRecord(each, other_layers=True) for each in CONVERT_OTHERS.split()),
     *map(_recipe_change, BY_TREATMENT.values()),
     *(_conversion(each) for each in RECIPES.values() if each.converts),
 )

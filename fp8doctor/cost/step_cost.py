@@ -5,7 +5,6 @@ None if a part has no numbers. Measured on one H200, torch 2.11, torchao 0.18, T
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -144,14 +143,12 @@ def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name, found.families)
 
 
-def modelled_step(
-    facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
-) -> ModelledStep | None:
+def modelled_step(facts: Facts, gpu: GpuSpec | None = None) -> ModelledStep | None:
     """Model the step on ``gpu``, or the modelled one; None if numbers are missing."""
     if not recorded(facts, "network.linears"):
         return None
     try:
-        return priced_step(facts, gpu, loss=loss)
+        return priced_step(facts, gpu)
     except NoNumbers:
         return None
 
@@ -163,12 +160,10 @@ def known_gpu(facts: Facts) -> GpuSpec:
     raise NoNumbers("fp8doctor has no datasheet of this GPU")
 
 
-def priced_step(
-    facts: Facts, gpu: GpuSpec | None = None, *, loss: Literal["fp32", "16bit"] = "fp32"
-) -> ModelledStep:
+def priced_step(facts: Facts, gpu: GpuSpec | None = None) -> ModelledStep:
     """Model the step on ``gpu``, or the modelled one. Raises `NoNumbers`."""
     gpu = gpu or known_gpu(facts)
-    work = work_of(facts, loss=loss)
+    work = work_of(facts)
     if reason := _unknown_form(facts, work):
         raise NoNumbers(reason)
     step = priced(work, gpu)
@@ -179,7 +174,7 @@ def priced_step(
     return step
 
 
-def work_of(facts: Facts, *, loss: Literal["fp32", "16bit"] = "fp32") -> Work:
+def work_of(facts: Facts) -> Work:
     """Describe the step of a job on one GPU; calls whose rows are unknown have none."""
     network = facts.network
     in_fp32 = all(each.dtype == "float32" for each in network.linears)
@@ -187,7 +182,7 @@ def work_of(facts: Facts, *, loss: Literal["fp32", "16bit"] = "fp32") -> Work:
     return Work(
         calls=tuple(call_of(each, facts) for each in network.linears),
         attention=tuple(attention(facts)),
-        loss_bytes=LOSS_BYTES[loss] * logits(facts),
+        loss_bytes=LOSS_BYTES["fp32"] * logits(facts),
         optimizer_bytes=each_trained * network.get("trainable_parameters", 0),
         accumulate=micro_batches(facts),
         eager_how=uncompiled(facts),

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost import gemm
 from fp8doctor.cost.gemm import gemm_ms
-from fp8doctor.cost.step_cost import modelled_step
+from fp8doctor.cost.step_cost import LOSS_BYTES, logits, priced, work_of
 from fp8doctor.facts import Blocks, Facts, Linear, Network, Workload
 from fp8doctor.gpus import GpuSpec, gpu_spec
 from tests.recordings import text_of
@@ -99,8 +101,8 @@ def rows() -> list[Row]:
         modelled, roofline = {}, {}
         for step in steps:
             facts = job(model, step)
-            one = modelled_step(facts, gpu, loss=model["loss"])
-            assert one is not None
+            loss_bytes = LOSS_BYTES[model["loss"]] * logits(facts)
+            one = priced(replace(work_of(facts), loss_bytes=loss_bytes), gpu)
             modelled[step["arm"]], roofline[step["arm"]] = one.step_ms, torchao_ms(facts)
         base = next(step for step in steps if step["arm"] == "BF16 compiled")
         label = f"{name}, {layers} layers, {batch} x {length}" + (f", LoRA {rank}" if rank else "")
