@@ -67,11 +67,13 @@ COMPILATION = "compilation"
 def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     """Choose the changes of a job, and put them in order."""
     proposed = prescribe(findings, view.facts)
+    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
+    others = [step for step in proposed if step is not asked]
     broken = frozenset(each.name for each in findings if recorded(each, "breaks"))
     if view.end is not None:
-        chosen = if_recorded(_to_the_end, view.end, proposed, view, broken)
+        chosen = if_recorded(_to_the_end, view.end, others, asked, view, broken)
     else:
-        chosen = if_recorded(_untimed, proposed, view.facts, findings, broken)
+        chosen = if_recorded(_untimed, others, asked, view.facts, findings, broken)
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, findings) or steps
     return tuple(_fitting(_headed(_converted_first(steps), findings), view.facts))
@@ -168,12 +170,14 @@ def _fixing_too(step: Step, others: Iterable[Step]) -> Step:
 
 
 def _untimed(
-    proposed: Sequence[Step], facts: Facts, findings: Sequence[Finding], broken: frozenset[str]
+    proposed: Sequence[Step],
+    gives_up: Step | None,
+    facts: Facts,
+    findings: Sequence[Finding],
+    broken: frozenset[str],
 ) -> tuple[Step, ...]:
     """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
     others = _by_the_filter(proposed, facts)
-    gives_up = next((step for step in others if step.treatment.name == STAY_IN_BF16), None)
-    others = [step for step in others if step is not gives_up]
     expects = if_recorded(planned_speedup, facts, findings, others)
     if expects and expects.loses:
         if not gives_up and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
@@ -254,7 +258,7 @@ def _by_the_filter(planned: Sequence[Step], facts: Facts) -> list[Step]:
 
 
 def _to_the_end(
-    end: Variant, proposed: Sequence[Step], view: TrialView, broken: frozenset[str]
+    end: Variant, proposed: Sequence[Step], asked: Step | None, view: TrialView, broken: frozenset[str]
 ) -> tuple[Step, ...]:
     """List breakage first, then the changes that make the plan's end, then what no variant tried.
 
@@ -266,20 +270,22 @@ def _to_the_end(
         return not view.uses_fp8 and changes_fp8(step)
 
     for_fp8 = {step.treatment.name for step in proposed if traits(step.treatment.name).for_fp8}
-    dropped = _settled(view) | (for_fp8 if view.gives_up_fp8 else set[str]()) | {STAY_IN_BF16}
+    dropped = _settled(view) | (for_fp8 if view.gives_up_fp8 else set[str]())
     kept = [
         step
         for step in proposed
         if step.treatment.name not in dropped - {*end.changes}
-        or (step.treatment.name != STAY_IN_BF16 and broken.intersection(step.names))
+        or broken.intersection(step.names)
         or any(check.area == "numerics" for check in fixed_checks(step))
     ]
     first: list[Step] = []
     little = view.bound is not None and view.bound < 1 + EVEN and not end.in_fp8
     if view.gives_up_fp8 or (little and any(map(begins_fp8, kept))):
-        recompiles, own = replaces_own_compile(end.name, view.facts), _giving_up(proposed, view)
-        others = [step for step in proposed if step.treatment.name != STAY_IN_BF16]
-        left, gives_up = _without_fp8(others, own, broken, recompiles=recompiles)  # timed or not
+        treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
+        gives_up = asked or _step("No FP8 that was timed is faster than BF16 for sure", treatment)
+        gives_up = replace(gives_up, treatment=treatment, saving_ms=None)
+        recompiles = replaces_own_compile(end.name, view.facts)
+        left, gives_up = _without_fp8(proposed, gives_up, broken, recompiles=recompiles)  # timed or not
         kept, first = [step for step in kept if step in left], [gives_up]
     elif not view.uses_fp8 and not end.is_as_is:
         first = [*_starting(end, view)]
@@ -300,14 +306,6 @@ def _settled(view: TrialView) -> set[str]:
     timed = {name for each in rows for name in each.arm.get("treatments", ())}
     every = (each.get("treatments", ()) for each in view.trial.arms if each.name == ArmName.PRESCRIBED)
     return timed.union(*(each for each in every if each in view.too_large))
-
-
-def _giving_up(proposed: Sequence[Step], view: TrialView) -> Step:
-    """Write the step that leaves FP8 off, with the finding that proposed it if there is one."""
-    treatment = stay_in_bf16(view.facts, for_now=view.fp8_is_undecided)
-    own = _step("No FP8 that was timed is faster than BF16 for sure", treatment)
-    asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), own)
-    return replace(asked, treatment=treatment, saving_ms=None)
 
 
 def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
