@@ -46,7 +46,7 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     idle = 100 * parts.idle_ms / step
     eager = [each for each in facts.network.linears if kit.needs_compile(each) and each.compiled is None]
     return kit.Finding(
-        title=f"The GPU is idle for {kit.percent(idle)} of the step, waiting for the host",
+        title=f"The GPU waits for the host for {kit.percent(idle)} of the step",
         explanation=f"The GPU has nothing to do for {parts.idle_ms:,.1f} of {step:,.1f} ms, and "
         f"{kit.percent(parts.host_wait_pct or 0.0)} of its gaps end with a late launch. A step launches "
         f"{parts.kernels:,} kernels of {1e3 * parts.busy_ms / max(parts.kernels, 1):.0f} µs on average."

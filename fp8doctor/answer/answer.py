@@ -291,6 +291,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
 def _not_known(said: Answer, speedup: Number | None) -> str:
     """Say what an estimate, or a job without one, leaves open."""
     if speedup is None:
+        if said.status == "step_raises" and said.fixes:
+            return "apply fix 1, time it"
         is_timed = said.has_fp8 and said.compared.now is not None
         return f"how fast {'BF16' if is_timed else said.low_precision} is{'' if is_timed else ' on a GPU'}"
     if speedup.side in ("open", "even"):

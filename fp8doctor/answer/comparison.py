@@ -195,7 +195,7 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     if stays_in_bf16(steps):
         held = [step for step in steps if step.treatment.name == STAY_IN_BF16]
     else:
-        held = list(filter(is_modelled, steps)) if gain else []
+        held = (list(filter(is_modelled, steps)) or list(steps)) if gain else []
     known, saving = [step for step in held if step.saving_ms] or held, None
     if gain and now and end:
         low, high = now.ms.value - end.ms.high, now.ms.value - end.ms.low

@@ -15,7 +15,7 @@ from fp8doctor.analysis.own_step import own_words, watched_job
 from fp8doctor.analysis.recipe_support import visible_gpus
 from fp8doctor.analysis.treatment_table import recipe_in_words
 from fp8doctor.diagnosis.engagement import invalidates, why_fp8_does_not_run
-from fp8doctor.facts import Facts, Gpu, if_recorded, recorded
+from fp8doctor.facts import Facts, Gpu, Linear, if_recorded, recorded
 from fp8doctor.finding import Finding
 from fp8doctor.recipes import STACKS, low_precision
 from fp8doctor.wording import percent, plural
@@ -161,12 +161,14 @@ def _fp8(facts: Facts) -> str:
         how = [STACKS[each].in_words if each in STACKS else each for each in filter(None, stacks)]
         how += map(recipe_in_words, filter(None, recipes)) if low == "FP8" else []
         by = f" ({', '.join(how)})" if how else ""
-        inside, names = set(map(id, fp8)), dict[str, None]()  # each layer by what it is called in its block
-        for each in linears:
-            if id(each) not in inside and recorded(each, "name"):
-                words = [part for part in each.name.split(".") if not part.isdigit()] or [each.name]
-                names["adapters" if each.get("adapter") == "adapter" else words[-1]] = None
-        beside = ", ".join([*names][:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
+        inside, named = set(map(id, fp8)), [each for each in linears if recorded(each, "name")]
+        every = Counter(map(_called, named))
+        out = Counter(_called(each) for each in named if id(each) not in inside)
+        names = [
+            name if count == every[name] else f"{count} of {every[name]} {name}"
+            for name, count in out.items()
+        ]
+        beside = ", ".join(names[:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
         seen = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
         where = "in" if seen and not if_recorded(why_fp8_does_not_run, facts) else "set up in"
         return f"{low}{by} {where} {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
@@ -178,6 +180,12 @@ def _fp8(facts: Facts) -> str:
         return UNKNOWN
     calls = network.get("fp8_calls", ())
     return f"no FP8 in {of}{f'; outside of them {calls[0]}' if calls else ''}"
+
+
+def _called(linear: Linear) -> str:
+    """Return what a layer is called in its block."""
+    words = [part for part in linear.name.split(".") if not part.isdigit()] or [linear.name]
+    return "adapters" if linear.get("adapter") == "adapter" else words[-1]
 
 
 def _compiled(findings: Sequence[Finding], facts: Facts) -> str:

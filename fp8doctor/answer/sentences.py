@@ -50,8 +50,9 @@ TEMPLATES = {
     "then.range": "{low:.2f}x to {high:.2f}x the speed of {bf16}",
     "then.fp8": "fastest FP8 timed: {ms}",
     "sure.yes": "yes: {interval}, {rounds}",
-    "sure.side": "the side yes, the size no: {interval}, {rounds}{doubts}",
+    "sure.side": "surely {side}, by how much open: {interval}, {rounds}{doubts}",
     "sure.no": "no, {timed}{doubts}",
+    "sure.unknown": "no: {timed}",
     "sure.likely": "{how}: {interval}, estimated for {gpu}",
     "sure.either": "no: {timed}estimated for {gpu}",
     "sure.fault": "yes, {seen}",
@@ -328,16 +329,20 @@ def _sure(said: Answer) -> Iterator[Line]:
         doubts = f", but the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return
-    if found is None or said.state:
+    clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
+    if said.state or said.takes_no_fp8:
+        yield say("sure.fault", seen="read from the job")
+        return
+    if found is None:
+        yield say("sure.unknown", timed="only your step was timed" if clock else "nothing was timed")
         return
     interval = f"{'compute ' if said.is_compute and found.basis == 'measured' else ''}{_interval(found)}"
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
-        clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
         fp8 = said.compared.fp8
         form = "BF16" if said.has_fp8 or fp8 is None else fp8.words
         timed = f"your step was timed, {form} is " if clock else "nothing was timed, "
-        likely = "the side likely, the size open" if found.has_open_size else "likely"
+        likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"
         gpu = said.compared.gpu or "this GPU"
         yield say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
         return
@@ -346,7 +351,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found.side == "open":
         yield say("sure.no", timed=rounds, doubts=doubts)
     elif said.doubts or found.is_wide:
-        yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
+        yield say("sure.side", side=found.side, interval=interval, rounds=rounds, doubts=doubts)
     else:
         yield say("sure.yes", interval=interval, rounds=rounds)
 

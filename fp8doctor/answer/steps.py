@@ -170,7 +170,7 @@ def _speed(view: TrialView, step: Variant) -> tuple[str, str]:
         return shown, "plain"
     fair = view.fair_bf16(step)
     side = view.speed(step, fair).side if fair else ""
-    return shown if fair else "", {"faster": "good", "slower": "bad"}.get(side, "plain")
+    return shown, {"faster": "good", "slower": "bad"}.get(side, "plain")
 
 
 def _differences(view: TrialView) -> Iterator[str]:
