@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit, recomputing
-from fp8doctor.facts import Facts, Network, if_recorded
+from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, MORE_TOKENS
+from fp8doctor.diagnosis.document import Step
+from fp8doctor.diagnosis.estimate import changes_fp8
+from fp8doctor.facts import Facts, Network, if_recorded, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 
@@ -25,6 +28,22 @@ BASE_IN = "base-in-"
 
 After = tuple[Treatment, Peak] | None
 """A change and the peak after it; None if it does not apply."""
+
+
+MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
+"""Treatments that no job needs that does not fit."""
+
+
+def fitted(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
+    """Put what makes the job fit before all else, and drop what that rules out."""
+    made = to_fit(facts) if recorded(facts, "network") else []
+    for treatment, peak in made:
+        title = "The estimated peak does not fit into the GPU's memory"
+        yield Step(code="", mends=(), title=title, treatment=treatment, peak_gib=peak.gib)
+    stored = any(treatment.name.startswith(BASE_IN) for treatment, _ in made)
+    for step in steps:
+        if not made or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):
+            yield step
 
 
 def to_fit(facts: Facts) -> list[tuple[Treatment, Peak]]:

@@ -22,12 +22,9 @@ from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
-    CHECKPOINTING_OFF,
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
-    LARGER_BATCH,
-    MORE_TOKENS,
     STAY_IN_BF16,
     traits,
 )
@@ -45,7 +42,7 @@ from fp8doctor.diagnosis.estimate import (
     fixed_checks,
     planned_speedup,
 )
-from fp8doctor.diagnosis.fitting import BASE_IN, to_fit
+from fp8doctor.diagnosis.fitting import fitted
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
     compiled_as,
@@ -76,7 +73,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
         chosen = if_recorded(_untimed, others, asked, view.facts, findings, broken)
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, findings) or steps
-    return tuple(_fitting(_headed(_converted_first(steps), findings), view.facts))
+    return tuple(fitted(_headed(_converted_first(steps), findings), view.facts))
 
 
 CONVERTS = "convert-"
@@ -88,22 +85,6 @@ def _converted_first(steps: Sequence[Step]) -> Sequence[Step]:
     at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
     late = [step for step in steps[at:] if step.treatment.name.startswith(CONVERTS)]
     return [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
-
-
-MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
-"""Treatments that no job needs that does not fit."""
-
-
-def _fitting(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
-    """Put what makes the job fit before all else, and drop what that rules out."""
-    fitted = to_fit(facts) if recorded(facts, "network") else []
-    for treatment, peak in fitted:
-        step = _step("The estimated peak does not fit into the GPU's memory", treatment)
-        yield replace(step, peak_gib=peak.gib)
-    stored = any(treatment.name.startswith(BASE_IN) for treatment, _ in fitted)
-    for step in steps:
-        if not fitted or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):
-            yield step
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:
