@@ -14,7 +14,7 @@ from fp8doctor.analysis.treatment_table import (
     in_words,
     variant,
 )
-from fp8doctor.facts import Arm, Facts, Trial, recorded
+from fp8doctor.facts import Arm, Facts, Trial, if_recorded, recorded
 from fp8doctor.facts.arm_names import (
     BASELINES,
     LEFT_OUT_FOR_TIME,
@@ -137,9 +137,9 @@ def measured_saving(trial: Trial, base: Arm, changed: Arm) -> Saving:
 
 def labels(facts: Facts) -> dict[str, str]:
     """Name every variant by what it changes, and by what the variant changes that it is built on."""
-    fp8, own = recorded(facts, "network") and uses_fp8(facts), own_words(facts)
+    fp8, own = bool(if_recorded(uses_fp8, facts)), own_words(facts)
     low, compiles = low_precision(facts.linears()), compiles_any(facts)
-    arms = {each.name: each for each in facts.arms()}
+    arms = {each.name: each for each in facts.arms() if recorded(each, "name")}
     found = {}
     for name, of in arms.items():
         alone, base = of.get("treatments", ()), arms.get(of.get("base") or "")

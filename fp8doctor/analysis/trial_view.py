@@ -114,7 +114,8 @@ class TrialView:
         """Every variant that was timed, on whatever device, by its name."""
         in_fp8, found = bool(if_recorded(uses_fp8, self.facts)), dict[str, Variant]()
         for each in self.facts.arms():
-            if each.get("tried") and (step_ms := each.get("step_ms")):
+            known = recorded(each, "name") and recorded(each, "rounds_ms")
+            if known and each.get("tried") and (step_ms := each.get("step_ms")):
                 name, rounds = each.name, interval(each.rounds_ms)
                 ms = holding(step_ms, rounds.low, rounds.high)
                 of_fp8 = is_conversion(name) or (in_fp8 and not is_in_bf16(name))

@@ -62,7 +62,7 @@ class Comparison(Struct, frozen=True):
 
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
-    found = _timed(view, steps) if view.table else None
+    found = if_recorded(_timed, view, tuple(steps)) if view.table else None
     if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.late_fp8):
         return found
     estimate = if_recorded(_estimated, view, findings, tuple(steps))
