@@ -21,7 +21,6 @@ from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.step_difference import REST
 from fp8doctor.analysis.treatment_table import LARGER_BATCH, STAY_IN_BF16
-from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import watched_run
 from fp8doctor.answer.answer import UNCOMPILED
 from fp8doctor.answer.commands import MOST_S
@@ -103,7 +102,6 @@ def test_no_claim_is_false(path: Path) -> None:
     a_verdict_has_one_clock(path)
     fp8_of_torchao_begins_compiled(path)
     layers_that_nothing_compiles_are_estimated_so(path)
-    a_bf16_that_trains_is_the_best(path)
 
 
 def both(path: Path) -> tuple[Report, Report]:
@@ -325,17 +323,3 @@ def layers_that_nothing_compiles_are_estimated_so(path: Path) -> None:
         alone, told = if_recorded(modelled_speedup, eager), report.answer.speedup
         assert alone is None or told is None or told.value == pytest.approx(alone.now.value)
         assert alone is None or told is not None or len(report.findings) > 1
-
-
-def a_bf16_that_trains_is_the_best(path: Path) -> None:
-    """The best BF16 has no NaN if one has none: planted in the fastest."""
-    found = replayed(path)
-    if not found.view.on_gpu or found.view.bf16 is None:
-        return
-    arms = tuple(
-        replace(each, non_finite=("loss",)) if each.name == found.view.bf16.name else each
-        for each in found.view.facts.trial.arms
-    )
-    view = TrialView(replace(found.view.facts, trial=replace(found.view.facts.trial, arms=arms)))
-    others = [each for each in BF16_BASELINES if each in view.timed and each != found.view.bf16.name]
-    assert not others or view.bf16.is_finite

@@ -161,13 +161,9 @@ class TrialView:
 
     @known
     def bf16(self) -> Variant | None:
-        """The best BF16 of the same model that trains without NaN, if one does.
-
-        Without FP8, also outside of layers, the job as it is counts.
-        """
+        """The best BF16 of the same model. Without FP8, also outside of layers, the job as it is counts."""
         names = BF16_BASELINES if self.uses_fp8 or self.facts.get("network.fp8_calls") else BASELINES
-        forms = [self.timed[name] for name in names if name in self.timed]
-        return min([each for each in forms if each.is_finite] or forms, key=_ms, default=None)
+        return min((self.timed[name] for name in names if name in self.timed), key=_ms, default=None)
 
     @known
     def fp8(self) -> Variant | None:
