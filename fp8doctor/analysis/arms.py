@@ -71,7 +71,7 @@ def all_changes(trial: Trial, of: Arm) -> list[str]:
 
     Of a family the last stands: a recipe takes the place of the base's.
     """
-    arms = {each.name: each for each in trial.arms}
+    arms = {each.name: each for each in trial.arms if recorded(each, "name")}
     below: Arm | None = of
     found: dict[str, str] = {}
     while below is not None:

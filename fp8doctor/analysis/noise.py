@@ -92,7 +92,8 @@ def busy_host(trial: Trial, steps: Iterable[Arm] = (), idle_pct: float = HOST_BO
 
     By default the step as it is and BF16.
     """
-    if trial.get("device") == "cpu" or not recorded(trial, "host"):
+    known = recorded(trial, "host.pace_median_ms") and recorded(trial, "host.pace_low_ms")
+    if trial.get("device") == "cpu" or not known:
         return ""
     slowed = trial.host.pace_median_ms / trial.host.pace_low_ms
     waits = (if_recorded(waits_for_the_host, each, idle_pct) for each in steps or _baselines(trial))
@@ -103,7 +104,8 @@ def busy_host(trial: Trial, steps: Iterable[Arm] = (), idle_pct: float = HOST_BO
 
 def _baselines(trial: Trial) -> list[Arm]:
     on_cpu = trial.get("device") == "cpu"
-    return [] if on_cpu else [each for each in trial.get("arms", ()) if each.name in BASELINES and each.tried]
+    arms = () if on_cpu else trial.get("arms", ())
+    return [each for each in arms if each.get("name") in BASELINES and each.get("tried")]
 
 
 def gpu_contention(health: Health | None) -> str:
