@@ -99,7 +99,7 @@ def slow_16_bit_gemm(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None
         title=f"{first.name} ({first.in_features} x {first.out_features}, 16 bits) runs at a sixth of the "
         f"speed, because a side is not a multiple of 8{more}",
         explanation=f"Matmuls of {first.name} take {found.now_ms:,.1f} ms/step now, and "
-        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {kit.padding.PADDED} (estimated for "
+        f"{found.padded_ms:,.1f} ms with sides padded to multiples of {kit.cost.PADDED} (estimated for "
         f"{found.saving.gpu}).",
         evidence={
             "layers": len(found.layers),

@@ -154,6 +154,11 @@ ORDINARY = "Float8LinearConfig(pad_inner_dim=True)"
 """Accelerate's default but for the wrapped weights."""
 
 
+def asks_for_torchao(variables: Mapping[str, str]) -> bool:
+    """Return whether Accelerate converts by torchao if it is asked for FP8: its default."""
+    return variables.get(BACKEND) not in ("TE", "MSAMP")
+
+
 def settings(facts: Facts, **asked: str) -> dict[str, str]:
     """Return the variables that ask for FP8, with the one that keeps torchao's weights ordinary if it is due.
 
@@ -163,7 +168,7 @@ def settings(facts: Facts, **asked: str) -> dict[str, str]:
     sharded = bool(distributed and (distributed.get("wrapper") or "").startswith("FSDP"))
     sharded = sharded or bool(accelerate and accelerate.get("distributed") == "FSDP")
     variables: Mapping[str, str] = facts.variables() | asked
-    due = not sharded and ALL_GATHER not in variables and variables.get(BACKEND) not in ("TE", "MSAMP")
+    due = not sharded and ALL_GATHER not in variables and asks_for_torchao(variables)
     return asked | ({ALL_GATHER: "false"} if due else {})
 
 

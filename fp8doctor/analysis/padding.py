@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.own_step import as_is
 from fp8doctor.analysis.recipe_support import multiple_of, tokens_divisor
-from fp8doctor.cost.gemm import MULTIPLE
+from fp8doctor.analysis.treatment_table import PAD_VOCABULARY
+from fp8doctor.cost.gemm import MULTIPLE, PADDED, padded_side
 from fp8doctor.cost.layer import calls_ms
 from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, rows_seen
 from fp8doctor.cost.step_cost import call_of, modelled_saving, modelled_step
@@ -137,10 +138,6 @@ def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:
     return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
 
 
-PADDED = 64
-"""Elements to pad a 16-bit side to: 128 bytes, as NVIDIA asks on an A100; 8 are enough elsewhere."""
-
-
 class Slow(Struct, frozen=True):
     """16-bit layers whose rows do not begin at 16 bytes, and their matmuls' times in a step."""
 
@@ -185,7 +182,7 @@ def slow_in_16_bits(facts: Facts) -> Slow | None:
 
 def _gemms_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: bool) -> float:
     if pad:
-        padded = ((_padded(each.in_features), _padded(each.out_features)) for each in linears)
+        padded = ((padded_side(each.in_features), padded_side(each.out_features)) for each in linears)
         linears = [
             replace(each, in_features=k, out_features=n) for each, (k, n) in zip(linears, padded, strict=True)
         ]
@@ -193,22 +190,18 @@ def _gemms_ms(linears: Sequence[Linear], facts: Facts, gpu: GpuSpec, *, pad: boo
     return micro_batches(facts) * calls_ms(calls, gpu, "compiled", autocast=True).of("gemm_16bit")
 
 
-def _padded(side: int) -> int:
-    return side if side % MULTIPLE == 0 else round_up(side, PADDED)
-
-
 def pad_in_16_bits(linear: Linear, network: Network) -> Treatment:
     """Pad the vocabulary if the layer is its head, else the layer."""
     sides, vocabulary = (linear.in_features, linear.out_features), network.get("vocabulary")
     if linear.role == "head" and vocabulary and vocabulary in sides:
-        code = f"vocab_size = {_padded(vocabulary)}   # not {vocabulary}: for embedding and head"
+        code = f"vocab_size = {padded_side(vocabulary)}   # not {vocabulary}: for embedding and head"
         if network.get("kind", "").startswith("transformers."):
             resize = f"model.resize_token_embeddings(pad_to_multiple_of={PADDED}, mean_resizing=False)"
-            code = f"{resize}   # {vocabulary} -> {_padded(vocabulary)}"
+            code = f"{resize}   # {vocabulary} -> {padded_side(vocabulary)}"
         summary = (
-            f"pad the model's vocabulary from {vocabulary} to {_padded(vocabulary)}, not the tokenizer's"
+            f"pad the model's vocabulary from {vocabulary} to {padded_side(vocabulary)}, not the tokenizer's"
         )
-        return Treatment(name="pad-vocabulary", summary=summary, code=code)
-    code = f"nn.Linear{sides}  ->  nn.Linear{tuple(map(_padded, sides))}   # {linear.name}"
+        return Treatment(name=PAD_VOCABULARY, summary=summary, code=code)
+    code = f"nn.Linear{sides}  ->  nn.Linear{tuple(map(padded_side, sides))}   # {linear.name}"
     summary = f"pad the layer's sides to multiples of {PADDED}"
     return Treatment(name="pad-dimensions", summary=summary, code=code)

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import to_convert
+from fp8doctor.cost.gemm import padded_side
 from fp8doctor.cost.step_cost import (
     in_bf16,
     in_fp8,
@@ -19,7 +20,7 @@ from fp8doctor.cost.step_cost import (
     with_recipe,
     with_tokens,
 )
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, Linear
 from fp8doctor.facts.arm_names import (
     ArmName,
     change_in_bf16,
@@ -32,6 +33,7 @@ from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, named
 
 CONVERT_BASE_FIRST = "convert-base-first"
 KEEP_IN_BF16 = "keep-in-bf16"
+PAD_VOCABULARY = "pad-vocabulary"
 COMPILE_LAYERS = "compile-layers"
 STAY_IN_BF16 = "stay-in-bf16"
 MORE_TOKENS = "more-tokens"
@@ -130,6 +132,16 @@ def _kept_in_bf16(facts: Facts, treatment: Treatment) -> Facts:
     return kept if kept.network.fp8 else facts
 
 
+def _padded(facts: Facts, treatment: Treatment) -> Facts:
+    """Pad the sides of the heads, whose matmuls are then as fast as their size allows."""
+
+    def padded(each: Linear) -> Linear:
+        sides = {name: padded_side(getattr(each, name)) for name in ("in_features", "out_features")}
+        return replace(each, **sides) if each.role == "head" else each
+
+    return with_each(facts, padded)
+
+
 CONVERT_OTHERS = """
 convert-before-compile convert-before-lora convert-before-parametrizing convert-experts convert-the-rest
 convert-with-torchao experts-by-grouped-gemm one-precision own-filter own-projections pad-dimensions
@@ -186,6 +198,7 @@ _ALL = (
     ),
     TreatmentRecord("attention-sdpa", "fused attention", "forms.attention_sdpa", helps_bf16_too=True),
     TreatmentRecord(LARGER_BATCH, "larger batch", helps_bf16_too=True, for_fp8=True),
+    TreatmentRecord(PAD_VOCABULARY, helps_bf16_too=True, then=_padded),
     TreatmentRecord(
         MORE_TOKENS, then=lambda facts, treatment: with_tokens(facts, treatment.tokens), for_fp8=True
     ),

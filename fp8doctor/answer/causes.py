@@ -28,6 +28,8 @@ class Cause(Struct, frozen=True):
     """Name of the finding; a code may have several."""
     ms: float | None = None
     """What its fix was timed to save."""
+    in_fp8: bool = False
+    """True if that is a saving in FP8, which the plan leaves."""
 
 
 def causes(
@@ -85,7 +87,9 @@ def _explaining(
 def _cause(of: Finding | Step, view: TrialView) -> Cause:
     """Name a cause with what its fix was timed to save; in FP8, also if the plan leaves that."""
     saving, name = of.saving_ms, of.names[0] if isinstance(of, Step) else of.name
-    if view.gives_up_fp8 and isinstance(of, Step):
+    in_fp8 = view.gives_up_fp8 and isinstance(of, Step)
+    if in_fp8 and of.treatment:
         saving = view.savings.get(of.treatment.name)
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
-    return Cause(of.title, of.code, name, saving.middle if saving and timed and saving.low > 0 else None)
+    saved = saving.middle if saving and timed and saving.low > 0 else None
+    return Cause(of.title, of.code, name, saved, in_fp8)

@@ -33,7 +33,7 @@ TEMPLATES = {
     "numbers.fault": "{low} {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
     "numbers.one": "{now:,.1f} ms/step, {basis}",
     "why.cause": "{title}",
-    "why.cost": "{title}: {ms:,.1f} ms",
+    "why.cost": "{title}: {ms:,.1f} ms{where}",
     "why.parts": "{parts} ms{where}",
     "why.unknown": "Not known: {reason}",
     "fix.order": "In order:",
@@ -247,7 +247,7 @@ def _cause(cause: Cause) -> Line:
     title = f"{title[:1].upper()}{title[1:]}" if title.partition(" ")[0].isalpha() else title
     if cause.ms is None or " ms" in title:
         return say("why.cause", title=title)
-    return say("why.cost", title=title, ms=cause.ms)
+    return say("why.cost", title=title, ms=cause.ms, where=" in FP8" * cause.in_fp8)
 
 
 def _fix(said: Answer) -> Iterator[Line]:

@@ -104,7 +104,7 @@ def timed_steps(view: TrialView) -> Steps | None:
             base = by_name.get(each.get("base") or "")
             why = sentence_of(each)
             if base is not None and not base.get("tried"):
-                why = "it builds on a variant that has no time"
+                why = f"no copy of {words[base.name]} was timed"
             why = shorten(why or "no reason given", LONGEST_REASON, placeholder=" ...")
             late.setdefault(why.removeprefix("it "), []).append(words[each.name])
     told = [
@@ -166,11 +166,11 @@ def _speed(view: TrialView, step: Variant) -> tuple[str, str]:
     if view.speed(step, best).side == "open":
         return "noisy", "plain"
     shown = times(best.ms.value, step.ms.value)
-    if step not in view.in_fp8:
+    if not step.in_fp8:
         return shown, "plain"
     fair = view.fair_bf16(step)
     side = view.speed(step, fair).side if fair else ""
-    return shown, {"faster": "good", "slower": "bad"}.get(side, "plain")
+    return shown if fair else "", {"faster": "good", "slower": "bad"}.get(side, "plain")
 
 
 def _differences(view: TrialView) -> Iterator[str]:

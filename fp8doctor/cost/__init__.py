@@ -4,13 +4,14 @@ Lengths count elements, times are in ms. research/benchmarks/cost_model.py has t
 Checks read these names as ``kit.cost``.
 """
 
-from fp8doctor.cost.gemm import amdahl, large_gemm_speedup
+from fp8doctor.cost.gemm import PADDED, amdahl, large_gemm_speedup
 from fp8doctor.cost.layer import linear_cost, mxfp8_experts, weight_casts_ms
 from fp8doctor.cost.matmul_counts import is_grouped, micro_batches, routed_rows, rows_of, rows_seen
 from fp8doctor.cost.step_cost import eager_balance
 from fp8doctor.gpus import modelled_gpu
 
 __all__ = [
+    "PADDED",
     "amdahl",
     "eager_balance",
     "is_grouped",

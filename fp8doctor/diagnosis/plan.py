@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16
-from fp8doctor.analysis.fp8_request import fp8_was_asked_for, runs_in_fp32
+from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import (
     OFF,
@@ -311,15 +311,11 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     facts, fault = view.facts, fault_of(view.facts, findings)
     stops = fault is not None and fault.status != "does_not_fit"
     timed = view.on_gpu and view.as_is is not None
-    if not (timed or uses_fp8(facts)) and any(map(_converts_by_torchao, steps)):
+    if not (timed or uses_fp8(facts)) and any(_begins_torchao(step, facts) for step in steps):
         eager = [each for each in to_convert(facts) if each.compiled is None]
         if eager and not any(map(compiles, steps)):
-            return (
-                *steps,
-                _step(
-                    "FP8 of torchao is slower than BF16 until it is compiled", compile_treatment(facts, eager)
-                ),
-            )
+            title = "FP8 of torchao is slower than BF16 until it is compiled"
+            return (*steps, _step(title, compile_treatment(facts, eager)))
     if timed or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
@@ -337,8 +333,10 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
     return (*in_fp32, *added, *steps, *last)
 
 
-def _converts_by_torchao(step: Step) -> bool:
-    return changes_fp8(step) and TORCHAO.name in step.treatment.code
+def _begins_torchao(step: Step, facts: Facts) -> bool:
+    """Return whether a model without FP8 gets that of torchao by this step."""
+    asked = fp8_was_asked_for(facts) and asks_for_torchao(facts.variables())
+    return changes_fp8(step) and bool(asked or TORCHAO.name in step.treatment.code)
 
 
 def _converting(facts: Facts, findings: Sequence[Finding]) -> Iterator[Step]:

@@ -187,12 +187,16 @@ def _row(form: Form, row: Row, bf16: Step | None, recipe: Recipe) -> Row:
         odd = sorted({each.rows for each in layers if each.rows % FP8_MULTIPLE})
         why = f"{odd[-1]:,} rows are no multiple of {FP8_MULTIPLE}, so " if odd else ""
         return replace(row, why=f"{why}it converts no layer of this model")
-    step = _step(form) if bf16 else None
+    step, why = None, "a part of the model has no numbers"
+    if bf16:
+        try:
+            step = form.step()
+        except NoNumbers as missing:
+            why = str(missing)
     row = replace(row, **_side(form, step))
     row = replace(row, fits=(row.memory_gib or 0.0) <= USABLE * gpu.memory_gib)
     if bf16 is None or step is None:
-        missing = "its casts were not measured" if bf16 else "a part of the model has no numbers"
-        return replace(row, why=missing)
+        return replace(row, why=why)
     balanced = bf16.in_balance or step.in_balance
     speedup, off = bf16.ms / step.ms, margin(recipe, gpu, in_balance=balanced)
     return replace(row, speedup=speedup, speedup_low=speedup / (1 + off), speedup_high=speedup / (1 - off))
