@@ -193,6 +193,14 @@ def frames_tried() -> int:
     return int(_loaded("torch._dynamo.convert_frame", "FRAME_COUNTER") or 0)
 
 
+def never_traced(function: Any) -> Any:
+    """Have a graph end at each call, without importing Dynamo, as ``disable`` does (2.11 and 2.13)."""
+    import torch
+
+    lazily: Any = _loaded("torch._compile", "_disable_dynamo") or torch.compiler.disable
+    return lazily(function)
+
+
 def is_traced() -> bool:
     """Tell if Dynamo would trace this thread's next call (2.6 to 2.13)."""
     callback = _loaded("torch._C", "_dynamo", "eval_frame", "get_eval_frame_callback")

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._compile import _disable_dynamo
 from torch.utils._pytree import tree_map
+
+from fp8doctor.stacks.torch_private import never_traced
 
 SHARD = "_fp8doctor_shard"
 """Attribute of a stand-in, and of what is made of it, with its `Shard`."""
@@ -65,8 +66,7 @@ class InputCastHook:
     def __init__(self, dtype: torch.dtype | None) -> None:
         self._dtype = dtype
 
-    # As FSDP's, around whose module a graph ends. torch.compiler.disable would import Dynamo here and now.
-    @_disable_dynamo
+    @never_traced  # as FSDP's, around whose module a graph ends
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Cast tensors of floating point; None casts none."""
         return tree_map(self._cast, (args, kwargs))
