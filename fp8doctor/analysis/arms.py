@@ -151,7 +151,8 @@ def labels(facts: Facts) -> dict[str, str]:
             if base and name != ArmName.AS_IS and name not in VARIANTS:
                 kinds = {family(each) for each in alone}  # of which the last stands
                 words += [in_words(each) for each in base.get("treatments", ()) if family(each) not in kinds]
-        ran_compiled = is_in_bf16(name) and compiles and of.get("graphs_run")
+        on_compiled = compiles or (base is not None and base.name not in (ArmName.BF16, ArmName.AS_IS))
+        ran_compiled = is_in_bf16(name) and on_compiled and of.get("graphs_run")
         if ran_compiled and not any("compile" in each for each in words):
             words.append("compiled")
         found[name] = ", ".join(words)

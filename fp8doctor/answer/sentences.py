@@ -325,7 +325,8 @@ def _then(said: Answer) -> Iterator[Line]:
 def _sure(said: Answer) -> Iterator[Line]:
     found = said.speedup
     if said.fault:
-        seen = "the fault was seen when the job ran" if said.fault.was_seen else "read from the job"
+        read = "by its estimated memory" if said.status == "does_not_fit" else "read from the job"
+        seen = "the fault was seen when the job ran" if said.fault.was_seen else read
         doubts = f", but the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return
