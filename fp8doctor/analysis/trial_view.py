@@ -187,7 +187,7 @@ class TrialView:
             return None
         shared = that_help_bf16_too(fp8.changes if self.uses_fp8 else ())
         shared -= {*best.arm.get("treatments", ())}  # an autocast that every BF16 has
-        alike = (each for each in self.trial.arms if shared and is_in_bf16(each.name))
+        alike = (each for each in self.trial.arms if shared and is_in_bf16(each.get("name", "")))
         planned = next((each for each in alike if changes_in_bf16(each) == shared), None)
         if planned is None:
             return None if shared else best
