@@ -102,6 +102,22 @@ class Answer(Struct, frozen=True):
         return told | ({REST: rest} if told and abs(rest) >= SHOWN_MS else {})
 
     @property
+    def why_unknown(self) -> str:
+        """Say why there is no speedup, or why nothing explains the one that was timed; else empty."""
+        timed = self.speedup is not None and self.speedup.basis == "measured"
+        if timed and not (self.causes or self.parts_ms or self.state):
+            return "no step was profiled"
+        return "" if self.compared.end_speedup else self.unknown
+
+    @property
+    def ends_finite(self) -> bool:
+        """Return whether a loss that is not finite was timed as finite with the plan."""
+        end = self.compared.end
+        return (
+            self.status == "not_finite" and end is not None and bool(end.arm.get("tried")) and end.is_finite
+        )
+
+    @property
     def notices(self) -> tuple[Item, ...]:
         """Return the findings that ask for attention and are neither a cause nor the head of a fix."""
         told = {each.name for each in self.causes}

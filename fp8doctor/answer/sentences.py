@@ -218,11 +218,8 @@ def _why(said: Answer) -> Iterator[Line]:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
-    unknown = "" if said.compared.end_speedup else said.unknown
-    if said.speedup and said.speedup.basis == "measured" and not (said.causes or said.parts_ms or said.state):
-        unknown = "no step was profiled"
-    if unknown:
-        yield say("why.unknown", reason=unknown)
+    if said.why_unknown:
+        yield say("why.unknown", reason=said.why_unknown)
 
 
 USUAL_WORDS, MOST_WORDS = 14, 24
@@ -286,7 +283,7 @@ def _then(said: Answer) -> Iterator[Line]:
     mends = fault and fault.finding and any(fault.finding.name in step.names for step in said.fixes)
     if mends and said.status in MENDED and not (said.leaves_fp8 and said.status == "fp8_not_engaged"):
         yield say("then.mended", mended=MENDED[said.status].format(low=said.low_precision))
-    elif said.status == "not_finite" and end is not None and end.arm.get("tried") and end.is_finite:
+    elif said.ends_finite:
         yield say("then.mended", mended="the loss is finite")
     if said.memory and said.fits_in_gib:
         after, whole = said.fits_in_gib, said.memory.gpu_gib
