@@ -107,7 +107,7 @@ def conclude(health: Health) -> HealthVerdict:
         layers = plural(len({each.layer for each in found}), "layer")
         said["faults"] = f"FP8 loses too much in {layers} of {len(health.layers)}."
     if rise is not None:
-        said["diverges"] = _of_rise(rise, found)
+        said["diverges"] = _of_rise(rise, found, health)
     said = said or _of_healthy(health)
     return HealthVerdict(next(iter(said)), " ".join(said.values()), conclusions, rise, health.first_bad)
 
@@ -163,13 +163,16 @@ def rise_of(health: Health) -> Rise | None:
     return Rise(points[since][0], smooth[lowest], losses[-1])
 
 
-def _of_rise(rise: Rise, found: Iterable[Fault]) -> str:
+def _of_rise(rise: Rise, found: Iterable[Fault], health: Health) -> str:
     rose = f"The loss rises since step {rise.since:,}, from {rise.lowest:.4g} to {rise.last:.4g}."
     since = min((each.since for each in found), default=rise.since + 1)
     if since < rise.since:
         return f"{rose} FP8 lost precision before that."
     if since == rise.since:
         return f"{rose} FP8 began to lose precision in the same sample: BF16 from a checkpoint would tell."
+    if unseen := [each for each in health.layers.values() if each.unseen]:
+        layers = plural(len(unseen), "layer")
+        return f"{rose} Whether FP8 started it is unknown: inputs and gradients of {layers} were not sampled."
     return (
         f"{rose} FP8 did not start it: no layer lost precision before. Lower the learning rate or warm it up "
         "longer, and look at the data."
@@ -181,8 +184,12 @@ def _of_healthy(health: Health) -> dict[Status, str]:
         return {"unknown": "No layer trains in FP8: only loss and gradients were sampled."}
     if len(health.samples) < LASTING:
         return {"unknown": f"{plural(len(health.samples), 'step')} sampled: too few to judge."}
+    seen = sum(each.unseen is None for each in health.layers.values())
+    if not seen:
+        return {"unknown": "Whether FP8 is healthy is unknown: inputs and gradients were not sampled."}
     lowest = [db for by_step in health.lowest_db().values() for db in by_step.values()]
-    layers, steps = plural(len(health.layers), "layer"), health.steps
+    layers, steps = plural(seen, "layer"), health.steps
+    layers += f" of {len(health.layers)}" if seen < len(health.layers) else ""
     low = f" Every tensor was at least {min(lowest):.0f} dB above its rounding error." if lowest else ""
     return {"healthy": f"FP8 is healthy in {layers}, steps {steps[0]:,} to {steps[-1]:,}.{low}"}
 

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
 from fp8doctor import cli
-from fp8doctor.health.record import Health, read_health
+from fp8doctor.health.record import Health, Sample, read_health
 from fp8doctor.health.verdict import HealthVerdict, conclude
+from fp8doctor.running.layer_sampler import COMPILED
 
 RECORDED = Path(__file__).parent / "recorded"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "long_run.md"
@@ -79,6 +81,29 @@ def test_a_rate_that_diverges_is_not_blamed_on_fp8(tmp_path: Path) -> None:
     _, verdict = judged("diverges", tmp_path)
     assert (verdict.status, verdict.conclusions) == ("diverges", ())
     assert "FP8 did not start it" in verdict.summary
+
+
+@pytest.mark.parametrize("name", ["tensorwise", "diverges"])
+def test_layers_of_which_only_weights_are_known_are_neither_sound_nor_cleared(
+    name: str, tmp_path: Path
+) -> None:
+    health, _ = judged(name, tmp_path)
+    (header,) = health.headers
+    layers = tuple(replace(each, unseen=COMPILED) for each in header.layers)
+    weights = [(replace(header, layers=layers), only_weights(sample)) for _, sample in health.samples]
+    verdict = conclude(replace(health, headers=(replace(header, layers=layers),), samples=tuple(weights)))
+    assert (verdict.status, verdict.conclusions) == ("diverges" if name == "diverges" else "unknown", ())
+    assert "unknown: " in verdict.summary
+    (one, *others) = layers
+    seen = replace(header, layers=(replace(one, unseen=None), *others))
+    verdict = conclude(replace(health, headers=(seen,)))
+    assert verdict.status == ("diverges" if name == "diverges" else "healthy")
+    said = f"{len(others)} layers" if name == "diverges" else f"1 layer of {len(layers)}"
+    assert said in verdict.summary
+
+
+def only_weights(sample: Sample) -> Sample:
+    return replace(sample, layers=tuple((None, weight, None) for _, weight, _ in sample.layers))
 
 
 @pytest.mark.slow

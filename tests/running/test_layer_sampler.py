@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8doctor.health.record import OPERANDS, CastHealth, Health, read_health
 from fp8doctor.health.verdict import HealthVerdict, conclude
-from fp8doctor.running.layer_sampler import IN_A_COMPILED_FUNCTION, NO_SCALES, LayerSampler
+from fp8doctor.running.layer_sampler import COMPILED, NO_SCALES, LayerSampler
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
 from fp8doctor.running.script_messages import WatchOptions
@@ -119,41 +119,25 @@ def test_the_shares_are_those_of_the_layers_own_casts(recipe: str) -> None:
     assert shares["weight"] < 1
 
 
-def test_compiled_blocks_keep_their_code_and_are_sampled() -> None:
+@pytest.mark.parametrize("how", ["by block", "whole", "in a function"])
+def test_of_compiled_layers_only_the_weights_are_sampled(how: str) -> None:
+    """A hook would compile them again, and only the script may run them."""
     model, twin = float8(), float8()
-    x = torch.randn(1, 16)
-    for block in model.blocks:  # type: ignore[union-attr]
+    x = torch.randn(16, 16)
+    called: Any = torch.compile(model, backend="aot_eager") if how != "by block" else model
+    for block in model.blocks if how == "by block" else ():  # type: ignore[union-attr]
         block.compile(backend="aot_eager")
-    plain = sampled(twin, x)
-    model(x).sum().backward()
-    before = dict(counters["frames"])
-    state = torch.get_rng_state()
-    assert sampled(model, x) == plain
-    assert sampled(model, x) == plain
-    model(x).sum().backward()
-    assert dict(counters["frames"]) == before
+    called(x).sum().backward()
+    frames, state = dict(counters["frames"]), torch.get_rng_state()
+    sampler = LayerSampler(model if how == "in a function" else called, compiled_function=how != "whole")
+    assert {layer.unseen for layer in sampler.layers} == {COMPILED}
+    sampler.begin()
+    called(x).sum().backward()
+    weights = [{**each, "input": None, "gradient": None} for each in sampled(twin, x).values()]
+    assert [dict(zip(OPERANDS, casts, strict=True)) for casts in sampler.end()] == weights
+    assert (sampler.notes, dict(counters["frames"])) == ({}, frames)
     assert torch.equal(torch.get_rng_state(), state)
     assert COMPILED_CALL not in vars(Block)
-    assert not any(module._forward_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize(("shape", "few"), [((64, 16), 16), ((4, 32, 16), 1), ((4, 8, 16), 2)])
-def test_a_batch_under_one_compiled_graph_is_sampled_by_a_few_rows(shape: tuple[int, ...], few: int) -> None:
-    """The FP8 matmuls of a GPU take multiples of 16 rows."""
-    model, twin = float8(), float8()
-    compiled: Any = torch.compile(model, backend="aot_eager")
-    x = torch.randn(shape)
-    compiled(x).sum().backward()
-    assert sampled(compiled, x) == sampled(twin, x[:few])
-
-
-def test_a_compiled_function_is_left_alone() -> None:
-    model = float8()
-    sampler = LayerSampler(model, compiled_function=True)
-    assert {layer.unseen for layer in sampler.layers} == {IN_A_COMPILED_FUNCTION}
-    sampler.begin()
-    casts = sampler.end()
-    assert all(layer[0] is None and layer[1] is not None and layer[2] is None for layer in casts)
 
 
 class Checkpointed(Net):
@@ -173,34 +157,21 @@ def test_checkpointed_layers_are_sampled(reentrant: bool, monkeypatch: pytest.Mo
     assert sampled(float8(model=Checkpointed(2)), x) == sampled(float8(blocks=2), x)
 
 
-class Counting(nn.Module):
-    """Its calls decide what it computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls, self.seen = 0, list[int]()
-        self.layer = nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.seen.append(self.calls)
-        out: torch.Tensor = self.layer(x) * (1 + self.calls % 5)
-        return out
-
-
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_sampled_training_has_the_same_weights_and_random_numbers(compiled: bool, tmp_path: Path) -> None:
     ends = []
     for path in (None, tmp_path / "health"):
         torch.manual_seed(0)
-        model = float8(model=nn.Sequential(Net(2), nn.Dropout(0.1), Counting()))
-        for part in (model[0], model[2]) if compiled else ():  # type: ignore[index]
-            part.compile(backend="aot_eager", dynamic=False)
+        model = float8(model=nn.Sequential(Net(2), nn.Dropout(0.1), nn.Linear(16, 16)))
+        if compiled:
+            model[0].compile(backend="aot_eager", dynamic=False)  # type: ignore[index]
         training = Training(model, path, every=3)
         loss = training.run(12)
         ends.append((loss, torch.rand(1), *(each.detach().clone() for each in model.parameters())))
     assert all(map(torch.equal, *ends))
-    assert len(training.judged(tmp_path / "health")[0].samples) == 4
+    health, _ = training.judged(tmp_path / "health")
+    unseen = [each.unseen for each in health.layers.values() if each.unseen]
+    assert (len(health.samples), len(unseen)) == (4, 4 if compiled else 0)
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
