@@ -140,6 +140,10 @@ def priced(work: Work, gpu: GpuSpec) -> ModelledStep:
     paced_by_gpu = busy + found.gaps * work.accumulate
     if found.untimed and host > paced_by_gpu:
         raise NoNumbers(f"the host may set the pace, and nobody timed it launching {found.untimed}")
+    te = [each for each in work.calls if each.recomputed and stack_of(each.linear).under_autocast]
+    again = sum(each.count * launches(each.linear) for each in te if each.linear.use == "training")
+    if again and host + TE_RECOMPUTE_HOST_MS * again * work.accumulate > max(paced_by_gpu, host):
+        raise NoNumbers("recomputing Transformer Engine's layers takes the host longer than the GPU computes")
     return ModelledStep(families, busy, host, max(paced_by_gpu, host), gpu.name, found.families)
 
 
@@ -166,12 +170,7 @@ def priced_step(facts: Facts, gpu: GpuSpec | None = None) -> ModelledStep:
     work = work_of(facts)
     if reason := _unknown_form(facts, work):
         raise NoNumbers(reason)
-    step = priced(work, gpu)
-    te = [each for each in work.calls if each.recomputed and stack_of(each.linear).under_autocast]
-    again = sum(each.count * launches(each.linear) for each in te if each.linear.use == "training")
-    if again and step.host_ms + TE_RECOMPUTE_HOST_MS * again * work.accumulate > step.step_ms:
-        raise NoNumbers("recomputing Transformer Engine's layers takes the host longer than the GPU computes")
-    return step
+    return priced(work, gpu)
 
 
 def work_of(facts: Facts) -> Work:
