@@ -27,16 +27,7 @@ from fp8doctor.loading.target import locate
 from fp8doctor.pipes import Channel
 from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage
 from fp8doctor.wording import error_in_words
-from fp8doctor.worker.protocol import (
-    Begun,
-    Done,
-    Examined,
-    Failure,
-    Lost,
-    Message,
-    Mistake,
-    TrialRequest,
-)
+from fp8doctor.worker.protocol import Message, TrialRequest
 
 _log = logging.getLogger("fp8doctor")
 
@@ -60,30 +51,30 @@ def serve(request: str) -> None:
 
     try:
         _examine(send, asked)
-        send(Done())
+        send(Message(done=True))
     except UserError as error:
-        send(Mistake(settle(str(error)), settle(error.detail)))
+        send(Message(mistake=(settle(str(error)), settle(error.detail))))
     except BaseException as error:
         _log.debug("the worker failed", exc_info=True)
         frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
         where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-        send(Failure(settle(f"fp8doctor failed: {error_in_words(error)} ({where})")))
+        send(Message(failed=settle(f"fp8doctor failed: {error_in_words(error)} ({where})")))
 
 
 def _examine(send: Send, asked: dict[str, Any]) -> None:
-    send(Begun(Doing("reading the environment")))
+    send(Message(doing=Doing("reading the environment")))
     from fp8doctor.examine import examine, examine_surroundings
 
     if asked["target"] is None:
         environment = Target(kind="environment", name="environment", attribute=None)
-        send(Examined(examine_surroundings(environment).to_dict()))
+        send(Message(facts=examine_surroundings(environment).to_dict()))
     elif asked["config"] is not None:
         from fp8doctor.loading.config_model import config_job
 
         name = Path(asked["target"]).name
-        send(Begun(Doing(f"building {name} without weights")))
+        send(Message(doing=Doing(f"building {name} without weights")))
         job = config_job(asked["config"], name, batch=asked["batch"], seq=asked["seq"])
-        send(Examined(examine(job).to_dict()))
+        send(Message(facts=examine(job).to_dict()))
     else:
         _examine_file(send, asked)
 
@@ -94,21 +85,21 @@ def _examine_file(send: Send, asked: dict[str, Any]) -> None:
 
     target = locate(asked["target"]).target()
     surroundings = examine_surroundings(target)
-    send(Examined(surroundings.to_dict()))
+    send(Message(facts=surroundings.to_dict()))
     gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()  # torch would set up CUDA to tell
     likely = asked["trial"] is not None and (asked["trial"]["device"] or any(gpu.visible for gpu in gpus))
     stages = len(Stage) if likely else BEFORE_TRIAL
-    send(Begun(Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
+    send(Message(doing=Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
     size = {name: asked[name] for name in ("layers", "batch", "seq")}
     job = load(asked["target"], **size, meta=asked["planned"])
-    send(Begun(Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
+    send(Message(doing=Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
     facts = examine(job)  # the surroundings again: loading may have changed variables and imports
-    send(Examined(facts.to_dict()))
+    send(Message(facts=facts.to_dict()))
     from fp8doctor.trial import with_forward
 
     timed = _timed(send, job, facts, asked) if asked["trial"] is not None else None
     known = timed or with_forward(job, facts)
-    send(Examined(known.to_dict()))
+    send(Message(facts=known.to_dict()))
 
 
 def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts | None:
@@ -127,14 +118,14 @@ def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts |
             request.device,
             partial(hypotheses, select=request.select, ignore=request.ignore, checks=checks),
             budget,
-            lambda doing, arm: send(Begun(doing, until=budget.deadline, arm=arm)),
+            lambda doing, arm: send(Message(doing=doing, until=budget.deadline, arm=arm)),
             before=BEFORE_TRIAL,
-            keep=lambda known: send(Examined(known.to_dict())),
+            keep=lambda known: send(Message(facts=known.to_dict())),
             skip=asked["skip"],
             own_process=True,
         )
     except DeviceLost as lost:
-        send(Lost(lost.arm, str(lost)))
+        send(Message(arm=lost.arm, failed=str(lost)))
         os._exit(1)
 
 

@@ -38,16 +38,7 @@ from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.wording import escaped
 from fp8doctor.worker.printed import Printed
-from fp8doctor.worker.protocol import (
-    Begun,
-    Done,
-    Examined,
-    Failure,
-    Lost,
-    Message,
-    Mistake,
-    TrialRequest,
-)
+from fp8doctor.worker.protocol import Message, TrialRequest
 
 TICK_S = 0.1
 """Seconds between looks at the deadline and the child's end while nothing is sent."""
@@ -165,7 +156,7 @@ class _Attempts:
                     )
                 try:
                     message = messages.decode(line)
-                    if isinstance(message, Examined):
+                    if message.facts is not None:
                         found = Facts.from_dict(message.facts)
                         if recorded(found, "trial") or not recorded(self.facts, "trial"):
                             self.facts = found
@@ -174,17 +165,17 @@ class _Attempts:
                         f"something other than fp8doctor wrote to its channel while {doing}, "
                         "and the worker was stopped"
                     )
-                if isinstance(message, Begun):
+                if message.doing is not None:
                     doing, arm, is_timing = message.doing.text, message.arm, message.until is not None
                     ends = min(message.until or time.monotonic() + self.load_timeout, last)
                     self.progress(message.doing)
-                elif isinstance(message, Lost):
-                    return self._without(message.arm, message.reason, ends)
-                elif isinstance(message, Mistake):
-                    raise UserError(message.message, message.detail)
-                elif isinstance(message, Failure):
-                    return self.incomplete(message.sentence)
-                elif isinstance(message, Done):
+                elif message.mistake is not None:
+                    raise UserError(*message.mistake)
+                elif message.failed is not None and message.arm is not None:
+                    return self._without(message.arm, message.failed, ends)
+                elif message.failed is not None:
+                    return self.incomplete(message.failed)
+                elif message.done:
                     child.finish()
                     return Examination(self.facts, None)
             end = _end(child.returncode)

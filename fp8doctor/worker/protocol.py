@@ -23,45 +23,21 @@ class TrialRequest:
     """Folders of third-party checks."""
 
 
-class Begun(msgspec.Struct, tag=True):
-    """The child begins something."""
+class Message(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
+    """What the child tells; a field that is not set is no news."""
 
-    doing: Doing
+    doing: Doing | None = None
+    """It begins this."""
     until: float | None = None
     """Clock (``time.monotonic``, the same for all processes) at which the parent ends the trial; None before
     the trial, where each stage has its own limit."""
     arm: str | None = None
-    """Variant that is being built. It is left out if the child dies in it."""
-
-
-class Examined(msgspec.Struct, tag=True):
+    """Variant that is being built. It is left out if the child dies in it, or if it failed."""
+    facts: dict[str, Any] | None = None
     """Everything that is known so far."""
-
-    facts: dict[str, Any]
-
-
-class Mistake(msgspec.Struct, tag=True):
-    """A `UserError`."""
-
-    message: str
-    detail: str
-
-
-class Lost(msgspec.Struct, tag=True):
-    """A variant left the GPU unusable for this process."""
-
-    arm: str
-    reason: str
-
-
-class Failure(msgspec.Struct, tag=True):
-    """fp8doctor itself failed, in a sentence."""
-
-    sentence: str
-
-
-class Done(msgspec.Struct, tag=True):
+    mistake: tuple[str, str] | None = None
+    """A `UserError` and its detail."""
+    failed: str | None = None
+    """Why nothing more is known, in a sentence: fp8doctor failed, or the variant left the GPU unusable."""
+    done: bool = False
     """Nothing more will be sent."""
-
-
-Message = Begun | Examined | Mistake | Lost | Failure | Done
