@@ -84,7 +84,7 @@ class KnownError(NamedTuple):
     """Checks that find the cause in advance."""
     kind: str = KINDS[0]
     probed: str = ""
-    """``no: why`` if no release can be asked for the text, as `research.versions.probed` does."""
+    """``no: why`` if no release was asked for the text, as `research.versions.probed` does."""
 
     def filled(self, names: Mapping[str, str]) -> KnownError:
         """Write names into its places; places without a name get their default, or dots."""
@@ -102,8 +102,11 @@ def known_errors() -> tuple[KnownError, ...]:
     more: dict[str, Callable[[Any], Any]] = {"lines": with_imports, "codes": tuple}
     return tuple(
         KnownError(
-            library=table["library"],
-            **{name: more[name](value) if name in more else value for name, value in each.items()},
+            **{
+                name: more[name](value) if name in more else value
+                for name, value in (table | each).items()
+                if name != "error"
+            },
         )
         for table in tables
         for each in table["error"]

@@ -105,3 +105,50 @@ def test_only_the_trial_and_the_worker_copy_a_model_or_run_it() -> None:
         and (name := getattr(node.func, "attr", getattr(node.func, "id", ""))) in watched
     }
     assert found == KNOWN
+
+
+NAMES = set("model module root net layer block replica inner call step training_step forward".split())
+METHODS = set("model module training_step forward functional_call __call__".split())
+"""Names and attributes by which code calls a module or a step of the user's. A function that is defined or
+imported in the file is none."""
+
+PASSED_ON = {
+    ("running/calls.py", "call"): "the script's own call, which the watch sees",
+    ("stacks/transformer_engine.py", "inner"): "the forward of a copy, which a treatment has replaced",
+}
+
+
+def called_modules(text: str) -> set[str]:
+    tree = ast.parse(text)
+    imports = (each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom))
+    functions = {each.name for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)}
+    functions |= {alias.asname or alias.name for each in imports for alias in each.names}
+    calls = [each.func for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    names = {each.id for each in calls if isinstance(each, ast.Name)} & NAMES - functions
+    return names | {each.attr for each in calls if isinstance(each, ast.Attribute)} & METHODS
+
+
+def test_no_forward_of_the_users_runs_but_in_the_trial_and_the_worker() -> None:
+    called = {
+        (str(file.relative_to(PACKAGE)), name)
+        for file in PACKAGE.rglob("*.py")
+        for name in called_modules(file.read_text())
+    }
+    outside = {each for each in called if each[0].partition("/")[0] not in ("trial", "worker")}
+    assert outside == set(PASSED_ON)
+    assert {("trial/copies/step.py", "model"), ("trial/layers/rows.py", "training_step")} <= called
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "output = model(**batch)",
+        "loss = self.model(batch)",
+        "job.training_step(job.model, job.batch)",
+        "whole = torch.func.functional_call(inner, buffers, args)",
+        "module.forward(x)",
+        "type(each).__call__(each, x)",
+    ],
+)
+def test_a_forward_would_be_seen(planted: str) -> None:
+    assert called_modules(planted)

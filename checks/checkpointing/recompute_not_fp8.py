@@ -15,8 +15,13 @@ For wrappers: `checkpoint_wrapper(block, checkpoint_fn=te.checkpoint)`. Or open 
 checkpointed function. Ignore it if your function does so in a way that fp8doctor does not see. It looks where
 the autocast opens, and counts a step's FP8 matmuls: one per layer in the forward, one in the recompute, one
 per gradient. If it cannot tell, the finding is information.
+
+With delayed scaling, each recompute of `te.checkpoint` moves the amax history on once more. It then holds
+fewer steps than `amax_history_len` (read in Transformer Engine 2.4 to August 2026). Current scaling keeps no
+history.
 https://github.com/NVIDIA/TransformerEngine/issues/776
 https://github.com/NVIDIA/TransformerEngine/issues/415
+https://github.com/NVIDIA/TransformerEngine/pull/3213
 """
 
 from __future__ import annotations

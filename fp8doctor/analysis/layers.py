@@ -21,14 +21,16 @@ INSIDE = {
 """Class of a wrapper -> its attribute that holds what it wraps."""
 
 
-def in_python(name: str, network: Network, *, unwrapped: bool = False) -> str:
+def in_python(name: str, network: Network, *, either: bool = False) -> str:
     """Write a module as a script does that calls its model ``model``.
 
     ``model.layers[0].up``, ``model.get_submodule("stages.0.1").norm``. Only a container takes an index; if
     the facts do not say that a module is one, its children are named. Lines that run before the model is
-    wrapped name it ``unwrapped``.
+    wrapped or after it name it in ``either`` case.
     """
-    model = "model" if unwrapped else _model(network)
+    model = _model(network)
+    if either and model != "model":
+        model = 'getattr(model, "module", model)'
     written, path = model, ""
     for part in filter(None, name.split(".")):
         container = _container(path, network)

@@ -115,12 +115,10 @@ def started(script: Script, fix: Treatment | None = None) -> Job:
     """Run the script up to its training loop, with a fix applied."""
     text, variables = with_fix(script, fix)
     os.environ.update(variables)
-    with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as file:
-        file.write(text)
-    try:
-        return load(file.name)
-    finally:
-        Path(file.name).unlink()
+    with tempfile.TemporaryDirectory() as folder:  # of its own: the folder of a file is on sys.path
+        file = Path(folder, "train.py")
+        file.write_text(text)
+        return load(str(file))
 
 
 def facts_of(job: Job, script: Script) -> Facts:

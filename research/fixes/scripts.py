@@ -248,7 +248,7 @@ batch = {"x": torch.randn(3, 32, 64, dtype=torch.bfloat16), "time": torch.randn(
         convert="",
         accelerator=ACCELERATOR,
         prepare=PREPARE,
-        variables=(*FP8_LAUNCH, ("FP8_BACKEND", "te")),
+        variables=(("FP8_BACKEND", "te"),),
         unlike=EVERY,
     ),
     "accelerate in bf16": Script(

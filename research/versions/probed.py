@@ -36,7 +36,7 @@ PACKAGES = {
     "Transformers": "transformers",
     "Transformer Engine": "transformer_engine",
 }
-"""Library of a table of messages -> package to probe. torch's wheels are too large to download."""
+"""Library of a table of messages -> package to probe. The tables of the others say why they are not."""
 
 SHORTEST, SHORTEST_NAME = 18, 25
 """Letters of the shortest text that is looked for, with and without a blank: fewer stand in many places."""
@@ -80,9 +80,14 @@ LONGEST_S = 600.0
 def rows() -> list[Row]:
     """List the rows to probe: messages, and releases that train incorrectly."""
     messages = [
-        Row(each.says, PACKAGES[each.library], each.versions, quoted(each.pattern), each.probed)
+        Row(
+            each.says,
+            PACKAGES.get(each.library, each.library),
+            each.versions,
+            quoted(each.pattern),
+            each.probed,
+        )
         for each in known_errors()
-        if each.library in PACKAGES and each.kind != "class"
     ]
     bugs = [
         Row(each.name, each.library, each.versions, (each.probed.partition(": ")[2],), each.probed)

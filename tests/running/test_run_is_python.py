@@ -87,6 +87,18 @@ Net.asked = asked
 """
 """Writes into a database and a log."""
 
+COMPILED = f"""
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+{ROWS}
+Net.asked = torch.compiler.disable(asked)
+own = Net.__init__
+def build(self):
+    own(self)
+    convert_to_float8_training(self, config=Float8LinearConfig(emulate=True))
+    self.compile(backend="eager")
+Net.__init__ = build
+"""
+
 SLOT = """
 free = [True]
 
@@ -104,10 +116,14 @@ def after(step):
 """A ring buffer of one slot."""
 
 
-@pytest.mark.parametrize("deeds", [FINALIZER, ROWS, SLOT], ids=["finalizer", "rows", "slot"])
-def test_the_script_ends_as_under_python(deeds: str, tmp_path: Path) -> None:
-    code, out, err = run(["-q"], LOOP.replace("{}", deeds), tmp_path)
+@pytest.mark.parametrize("options", [[], ["--health", "health", "--every", "3"]], ids=["run", "health"])
+@pytest.mark.parametrize(
+    "deeds", [FINALIZER, ROWS, COMPILED, SLOT], ids=["finalizer", "rows", "compiled rows", "slot"]
+)
+def test_the_script_ends_as_under_python(deeds: str, options: list[str], tmp_path: Path) -> None:
+    code, out, err = run(["-q", *options], LOOP.replace("{}", deeds), tmp_path)
     assert (code, out) == (0, "fine\n"), err
+    assert Path(tmp_path, "health").exists() is bool(options)
 
 
 CONVERTED = """

@@ -25,7 +25,7 @@ def tied_weights_untied(facts: kit.Facts) -> kit.Finding | None:
     if not pairs:
         return None
     one, other = pairs[0]
-    here, there = (kit.in_python(each, facts.network, unwrapped=True) for each in pairs[0])
+    model, here, there = (kit.in_python(each, facts.network, either=True) for each in ("", *pairs[0]))
     return kit.Finding(
         title=f"{one} is no longer tied to {other}{f', nor {len(pairs) - 1} more' * (len(pairs) > 1)}",
         explanation="The conversion made two parameters of one: they train independently, and a checkpoint "
@@ -34,7 +34,7 @@ def tied_weights_untied(facts: kit.Facts) -> kit.Finding | None:
         treatment=kit.Treatment(
             name="tie-again",
             summary="tie the weights again after the conversion",
-            code=("model.tie_weights()" if declared else f"{here} = {there}")
+            code=(f"{model}.tie_weights()" if declared else f"{here} = {there}")
             + "   # right after the conversion",
         ),
     )
