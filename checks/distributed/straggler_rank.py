@@ -97,7 +97,7 @@ def exposed_communication(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
     how = HIDE.get(facts.get("training.distributed.wrapper") or "")
     summary, code = how or LARGER
     to, share = "", f" ({kit.percent(100 * least / step)})"
-    if kit.watched.counts(most - least, step):
+    if f"{most:,.1f}" != f"{least:,.1f}":
         to, share = f" to {most:,.1f}", ""
     return kit.Finding(
         title=f"Exposed communication takes {least:,.1f}{to} of {step:,.1f} ms/step{share}",

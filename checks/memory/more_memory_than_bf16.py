@@ -80,7 +80,7 @@ def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable |
         why += f" {layers} hold FP8 weights too: up to {kit.fp8_weights.copies_gib(facts, copies):.1f} GiB."
     return kit.Finding(
         severity="info" if faster and change and change.name == "fp8-weights" else None,
-        title=f"FP8 takes {extra:.1f} GiB more than BF16, {alike}",
+        title=f"FP8 takes {round(now.peak_gib, 1) - round(bf16.peak_gib, 1):.1f} GiB more than BF16, {alike}",
         explanation=f"The step peaks at {now.peak_gib:.1f} GiB, in BF16 at {bf16.peak_gib:.1f} GiB.{why}",
         evidence={"peak_gib": now.peak_gib, "bf16_peak_gib": bf16.peak_gib, "extra_gib": extra}
         | {f"extra_{name}_gib": gib for name, gib in parts.items()}

@@ -67,7 +67,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     ]
     lines = _with_reason([*(_loop(each, network) for each in lists), *apart])
     name, names = COMPILE_BLOCKS, tuple[str, ...]()
-    summary = "compile block by block, after the conversion to FP8"
+    summary = "compile block by block, after the conversion"
     if not lists:
         name, names = COMPILE_LAYERS, tuple(linear.name for linear in beside)
         summary = f"compile {plural(len(beside), 'layer')} outside the compiled blocks"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import TypeVar
 
@@ -227,6 +227,10 @@ class TrialView:
         faster = self.speed(best, now)
         return now if faster.side == "open" or faster.low <= 1 else best
 
+    def made_by(self, names: Collection[str]) -> Variant | None:
+        """Find the timed FP8 step that has just these changes."""
+        return next((each for each in self.in_fp8 if {*each.changes} == {*names}), None)
+
     @cached_property
     def gives_up_fp8(self) -> bool:
         """Return whether the plan takes a job in FP8 to BF16."""
@@ -311,6 +315,11 @@ class TrialView:
             for each in arms
             if not each.get("tried", True) and why_of(each) is Reason.DOES_NOT_FIT
         }
+
+    @cached_property
+    def copies_do_not_fit(self) -> bool:
+        """Return whether a copy of the step as it is takes more memory than there is."""
+        return any(each.name == ArmName.AS_IS for each in self.too_large.values())
 
     @cached_property
     def late(self) -> dict[str, Arm]:

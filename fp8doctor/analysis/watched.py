@@ -74,8 +74,7 @@ def script_overhead(facts: Facts) -> str:
     waited_ms = _data_ms(seen) + max(before_ms, seen.get("host_copies_ms", 0.0))
     if not counts(own.low - waited_ms - (copy.get("high_ms") or copy.step_ms), own.value):
         return ""
-    whole = f"{own.value:,.1f} ms ({own.low:,.1f} to {own.high:,.1f})"
-    return f"The script's own step takes {whole}, a copy of it {copy.step_ms:,.1f} ms"
+    return f"The script's step takes {own.value:,.1f} ms, its timed copy {copy.step_ms:,.1f} ms"
 
 
 # --- ranks ---
@@ -213,7 +212,7 @@ def whole_speedup(
     work in place of the casts, wait as long, and cover as little of its communication, or none of these: that
     gives its bounds. A future FP8 may wait longer, so that only its most is known (1.10x of copies was 0.93x
     of scripts on an H100: FSDP2, research/benchmarks/results/sharded_trials_h100.md); so is that of one
-    process, whose BF16 may wait too. The job's own steps vary, and so do the bounds.
+    process, whose BF16 may wait too. The steps of job and copies vary, and so do the bounds.
     """
     if speedup is None or speedup.basis != "measured" or speedup.side == "open" or not bf16_ms:
         return None
@@ -227,8 +226,8 @@ def whole_speedup(
         return None  # the copy, which has less to do, took longer
     on_top_ms = max(0.0, whole_ms - copy_ms)
     if not has_fp8:
-        return 0.0, (bf16_ms + on_top_ms) / (bf16_ms / speedup.value + on_top_ms)
-    bf16_ms = copy_ms * speedup.value
+        return 0.0, (bf16_ms + on_top_ms) / (bf16_ms / speedup.high + on_top_ms)
+    least_bf16_ms, most_bf16_ms = copy_ms * speedup.low, copy_ms * speedup.high
     least_ms = min([own_ms, *exposed_of_ranks(facts)])  # of the rank that waits for no other
     shared_ms = min(least_ms, whole_ms)
     casts_ms, waiting_ms = 0.0, whole_ms - copy_ms - own_ms
@@ -240,9 +239,9 @@ def whole_speedup(
     if waiting_ms < EVEN * whole_ms:
         waiting_ms = 0.0
     kernels_ms = max(0.0, on_top_ms - shared_ms - casts_ms - waiting_ms - (own_ms - least_ms))
-    covered_ms = shared_ms if waiting_ms else max(0.0, bf16_ms - copy_ms)
-    low = (bf16_ms + kernels_ms + max(0.0, shared_ms - covered_ms)) / watched.high
-    return low if _is_spread(facts) else 0.0, (bf16_ms + max(on_top_ms, shared_ms)) / watched.low
+    covered_ms = shared_ms if waiting_ms else max(0.0, least_bf16_ms - copy_ms)
+    low = (least_bf16_ms + kernels_ms + max(0.0, shared_ms - covered_ms)) / watched.high
+    return low if _is_spread(facts) else 0.0, (most_bf16_ms + max(on_top_ms, shared_ms)) / watched.low
 
 
 # --- the model of a step next to the watched one ---

@@ -17,7 +17,7 @@ from fp8doctor.analysis.recipe_support import assumed_gpus, visible_gpus
 from fp8doctor.analysis.recipe_support import has_fp8 as has_fp8_cores
 from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
-from fp8doctor.analysis.treatment_table import STAY_IN_BF16, traits
+from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.analysis.watched import timed_alone, whole_speedup
 from fp8doctor.answer.causes import Cause, causes
@@ -39,8 +39,11 @@ from fp8doctor.recipes import low_precision
 MOST_CAUSES = 2
 """Causes that are named; of a fault that a check found its reason alone."""
 
-MOST_PARTS = 3
-"""Parts of the difference that are named, one less with two causes; ``-v`` has them all."""
+FEW_PARTS = 3
+"""Parts of the difference that are named at the least, one less with two causes; ``-v`` has them all."""
+
+SMALL = 0.5
+"""Unnamed rest of the difference / its largest part, from which more parts are named. A choice."""
 
 
 class Answer(Struct, frozen=True):
@@ -93,12 +96,17 @@ class Answer(Struct, frozen=True):
 
     @property
     def parts_ms(self) -> dict[str, float]:
-        """The largest parts of the difference of FP8 and BF16, the largest first, and the rest of it."""
+        """The largest parts of the difference of FP8 and BF16, the largest first, and a small rest."""
         parts = self.compared.parts_ms
         shown = [name for name, ms in parts.items() if name != REST and abs(ms) >= SHOWN_MS]
-        most = MOST_PARTS - (len(self.causes) == MOST_CAUSES)
-        told = {name: parts[name] for name in sorted(shown, key=lambda name: -abs(parts[name]))[:most]}
-        rest = sum(parts.values()) - sum(told.values())
+        shown.sort(key=lambda name: -abs(parts[name]))
+        least, told = FEW_PARTS - bool(self.fault or len(self.causes) == MOST_CAUSES), dict[str, float]()
+        rest = sum(parts.values())
+        for name in shown:
+            if len(told) >= least and abs(rest) < SMALL * max(map(abs, told.values())):
+                break
+            told[name] = parts[name]
+            rest -= parts[name]
         return told | ({REST: rest} if told and abs(rest) >= SHOWN_MS else {})
 
     @property
@@ -123,6 +131,12 @@ class Answer(Struct, frozen=True):
         told = {each.name for each in self.causes}
         beside = (each for each in self.items if each.number is None and not each.is_note)
         return tuple(each for each in beside if each.name not in told)
+
+    @property
+    def timed_fixes(self) -> tuple[int, ...]:
+        """Number the fixes that make the plan's end if others of the plan were not timed; else empty."""
+        late, every = _untimed(self.fixes), range(1, len(self.fixes) + 1)
+        return () if self.leaves_fp8 or not late else tuple(each for each in every if each not in late)
 
     @property
     def leaves_fp8(self) -> bool:
@@ -266,7 +280,10 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     is_slower = measured and speedup is not None and speedup.high < 1
     low = said.low_precision
     other = "BF16" if said.has_fp8 else low
-    late = _late(said.fixes) if measured and not said.leaves_fp8 else ""
+    late = _untimed(said.fixes) if measured and not said.leaves_fp8 else {}
+    lacked_time = {name for each in view.late.values() for name in each.get("treatments", ())}
+    by_hand = any(each.treatment.name not in lacked_time for each in late.values())
+    numbers = " and ".join(map(str, late))
     where = "; on a GPU" if visible_gpus(facts) == [] and time_it != LIVE and speedup else ""
     untimed = list[str]()
     if not measured and not said.is_settled:
@@ -287,20 +304,24 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     first = untimed_form(None if said.is_decided else view.late_first)
     end = said.compared.end
     lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
+    is_whole_open = said.is_compute and (whole is None or whole[0] < 1 < whole[1])
+    needs_run = view.copies_do_not_fit and not measured
     questions = (
-        (decides, decides),
-        (measured and said.status == "open", NOISE),
-        (said.leaves_fp8 and view.fp8_is_undecided, NOISE),
-        (whole and whole[0] < 1 < whole[1], f"the whole step; compare a run in {other}"),
-        (first, first),
-        (lacks_fair_bf16, "BF16 with the same changes was not timed"),
-        (late, late),
-        (untimed, f"{', '.join(untimed)}{where}"),
-        (said.unchecked and not said.fixes and not said.fault, f"the rest needs a trial{where}"),
+        (decides, decides, time_it),
+        (measured and said.status == "open", NOISE, time_it),
+        (said.leaves_fp8 and view.fp8_is_undecided, NOISE_AT_END, time_it),
+        (is_whole_open, f"the whole step; compare a run in {other}", again),
+        (first, first, time_it),
+        (lacks_fair_bf16, "BF16 with the same changes was not timed", time_it),
+        (late and by_hand, f"apply fix {numbers}, time it", timed(facts) or LIVE),
+        (late, f"fix {numbers} was not timed", time_it),
+        (untimed and needs_run, f"{', '.join(untimed)}; compare a run in {other}", again),
+        (untimed, f"{', '.join(untimed)}{where}", time_it),
+        (said.unchecked and not said.fixes and not said.fault, f"other causes need a trial{where}", time_it),
     )
-    for is_open, what in questions:
+    for is_open, what, command in questions:
         if is_open:
-            yield Open(what=what, command=again if what.startswith("the whole step") else time_it)
+            yield Open(what=what, command=command)
             return
 
 
@@ -316,19 +337,18 @@ def _not_known(said: Answer, speedup: Number | None) -> str:
     return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"
 
 
-def _late(fixes: Sequence[Step]) -> str:
-    """Say which fixes of a timed job were not timed, or have to be applied for that; empty if all were."""
-    late = {
-        str(number): each
+def _untimed(fixes: Sequence[Step]) -> dict[int, Step]:
+    """Number the fixes that have no measured saving, alone or together with another."""
+    return {
+        number: each
         for number, each in enumerate(fixes, 1)
         if not (each.together or (each.saving_ms and each.saving_ms.basis == "measured"))
     }
-    numbers, by_hand = " and ".join(late), any(not traits(each.treatment.name).runs for each in late.values())
-    return numbers and (f"apply fix {numbers}, time it" if by_hand else f"fix {numbers} was not timed")
 
 
 UNCOMPILED = "torch.compile is untimed"
-NOISE = "noise may decide; use a quiet machine"
+NOISE = "too close to rank; use a quiet machine"
+NOISE_AT_END = f"FP8 with fixes is {NOISE}"
 LIVE = "inspect_model(model, batch) on a GPU"
 """What times a live model."""
 

@@ -80,6 +80,8 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
     fp8 = now if view.uses_fp8 else None if view.late_fp8 else view.fp8
     speedup = view.speedup if view.uses_fp8 else view.speed(fp8, bf16) if fp8 and bf16 else None
     end = view.end if view.end and steps else now
+    if now is None:
+        end = view.made_by({step.treatment.name for step in steps})
     if view.own_bf16_left_out and stays_in_bf16(steps):
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
     changed = end if end is not now else None
@@ -157,6 +159,7 @@ def _with_plan(
     end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms
     planned, more = planned_speedup(facts, findings, steps), MORE_TOKENS in names
     with_fixes_ms = planned.bf16_ms if planned else bf16_ms  # some fixes make BF16 faster too
+    found = replace(found, is_fair=bf16_ms / with_fixes_ms - 1 >= GAIN)
     if STAY_IN_BF16 not in names:
         if (
             planned is None
@@ -169,6 +172,7 @@ def _with_plan(
         if now and not more and now_ms / end.ms.value - 1 >= GAIN:
             most = (with_fixes_ms + left_ms) / over.low
             ms = holding(with_fixes_ms / over.value, with_fixes_ms / over.high, most, "modelled")
+            over = holding(over.value, with_fixes_ms / most, over.high, "modelled")
         elif not (more or expects.after or planned.recipes):
             return found  # the plan changes nothing that the cost model knows
     elif now:
@@ -177,8 +181,8 @@ def _with_plan(
         ms = holding(with_fixes_ms, low, high, "modelled")
     if end is None or ms is None:
         return replace(found, end=end, end_speedup=over)
-    gain = now_ms / ms.value  # of the model's error both steps have the same, unless some time is unexplained
-    bounds = (now_ms / ms.high, now_ms / ms.low) if left_ms else (gain, gain)
+    gain = now_ms / ms.value  # of the model's error both steps have the same, unless one was watched
+    bounds = (now_ms / ms.high, now_ms / ms.low) if expects.ran_ms else (gain, gain)
     gained = holding(gain, *bounds, "modelled")
     return replace(found, end=replace(end, ms=ms), gain=gained, end_speedup=over)
 
@@ -198,6 +202,8 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
         held = (list(filter(is_modelled, steps)) or list(steps)) if gain else []
     known, saving = [step for step in held if step.saving_ms] or held, None
     if gain and now and end:
-        low, high = now.ms.value - end.ms.high, now.ms.value - end.ms.low
-        saving = Saving(low=low, high=high, basis="modelled", gpu=compared.gpu)
+        ends = [now.ms.value - end.ms.high, now.ms.value - end.ms.low]
+        if (off := compared.speedup) and now.ms.basis == "modelled":  # or both times are off together
+            ends += [(now.ms.value - end.ms.value) * each / off.value for each in (off.low, off.high)]
+        saving = Saving(low=min(ends), high=max(ends), basis="modelled", gpu=compared.gpu)
     return together(steps, [step.treatment.name for step in known], saving)

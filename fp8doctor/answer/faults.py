@@ -96,7 +96,7 @@ ENDED = {
     "killed": ("Rank {} was killed", EXIT_CODE_FIRST),
 }
 """End of a rank -> its words, and what to do first."""
-UNSEEN = "A signal, a crash in native code or os._exit: no exception was seen"
+UNSEEN = "A signal, a crash in native code or os._exit: it left no exception"
 
 
 def _explained(error: str) -> str:

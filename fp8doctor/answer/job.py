@@ -94,7 +94,7 @@ def _batch(facts: Facts) -> str:
     size, length, tokens = (workload.get(each) for each in ("batch_size", "sequence_length", "tokens"))
     if size and length and if_recorded(tokens_of, facts):
         text = f"{size} x {length} tokens"
-        text += f", {rows} rows in most layers" if rows not in (None, tokens) else ""
+        text += f", most FLOPs in {rows} rows" if rows not in (None, tokens) else ""
     elif rows or tokens or size:
         text = f"{rows or tokens} rows" if rows or tokens else f"a batch of {size}"
     elif _lacks_batch(facts):
@@ -170,8 +170,11 @@ def _fp8(facts: Facts) -> str:
         ]
         beside = ", ".join(names[:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
         seen = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
-        where = "in" if seen and not if_recorded(why_fp8_does_not_run, facts) else "set up in"
-        return f"{low}{by} {where} {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
+        idle = (
+            "does not run" if if_recorded(why_fp8_does_not_run, facts) else "" if seen else "no step was run"
+        )
+        where = f"{'set up ' * bool(idle)}in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
+        return f"{low}{by} {where}{f'; {idle}' if idle else ''}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"
     if stored := sum(map(stores_fp8, linears)):

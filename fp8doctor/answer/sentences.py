@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from typing import Literal
@@ -31,12 +30,11 @@ TEMPLATES = {
     "title.unknown": "Open: whether {fp8} {verb} faster than BF16",
     "numbers.two": "{fp8:,.1f} and {bf16:,.1f} ms/step, {basis}",
     "numbers.fault": "{low} {fp8:,.1f}, BF16 {bf16:,.1f} ms/step, {basis}",
-    "numbers.one": "{now:,.1f} ms/step, {basis}",
+    "numbers.one": "now {now:,.1f} ms/step, {basis}",
     "why.cause": "{title}",
     "why.cost": "{title}: {ms:,.1f} ms{where}",
     "why.parts": "{parts} ms{where}",
     "why.unknown": "Not known: {reason}",
-    "fix.order": "In order:",
     "fix.step": "{summary}",
     "fix.nothing": "Nothing to change for speed",
     "fix.unchecked": "Nothing found so far",
@@ -47,10 +45,10 @@ TEMPLATES = {
     "then.time": "{ms}{basis}",
     "then.above": "the {form} step above",
     "then.gain": "{size} {than}",
-    "then.range": "{low:.2f}x to {high:.2f}x the speed of {bf16}",
+    "then.range": "{low:.2f}x to {high:.2f}x the speed of {of}",
     "then.fp8": "fastest FP8 timed: {ms}",
     "sure.yes": "yes: {interval}, {rounds}",
-    "sure.side": "surely {side}, by how much open: {interval}, {rounds}{doubts}",
+    "sure.side": "the side yes, the size roughly: {interval}, {rounds}{doubts}",
     "sure.no": "no, {timed}{doubts}",
     "sure.unknown": "no: {timed}",
     "sure.likely": "{how}: {interval}, estimated for {gpu}",
@@ -157,6 +155,8 @@ def _title(said: Answer) -> Line:
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
     else:
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
+    if said.is_compute and found.basis == "measured" and not said.whole:
+        return say("title.whole", title=title.text, bounds="is not known")
     if said.whole:
         low, high = said.whole
         at_most = f"at most {in_times(high)} the speed of BF16"
@@ -184,9 +184,12 @@ def _shows_both(said: Answer) -> bool:
     return found is not None and (not found.has_open_size or (found.side == "open" and not said.fault))
 
 
-def _size(found: Number) -> str:
-    """Write a speedup as a size and a side: 2.48x slower; as its side alone if its size is open."""
-    if found.side == "even":
+def _size(found: Number, *, is_gain: bool = False) -> str:
+    """Write a speedup as a size and a side: 2.48x slower; as its side alone if its size is open.
+
+    A gain that is sure is no tie, however small.
+    """
+    if found.side == "even" and not (is_gain and found.low > 1):
         return "about as fast"
     if found.has_open_size:
         return found.side
@@ -194,8 +197,12 @@ def _size(found: Number) -> str:
     return f"{in_times(times)} {'faster' if found.value > 1 else 'slower'}"
 
 
-def _than(found: Number, of: str) -> str:
-    return say("then.gain", size=_size(found), than=f"{'as' if found.side == 'even' else 'than'} {of}").text
+def _than(found: Number, of: str, *, is_gain: bool = False) -> str:
+    """Compare with a step: as a size and a side, or as a range if that allows both."""
+    if found.side == "open":
+        return say("then.range", low=found.low, high=found.high, of=of).text
+    size = _size(found, is_gain=is_gain)
+    return say("then.gain", size=size, than=f"{'as' if size.endswith('as fast') else 'than'} {of}").text
 
 
 def _interval(found: Number) -> str:
@@ -214,11 +221,14 @@ def _memory(said: Answer) -> Iterator[Line]:
 def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
-    if said.parts_ms and said.speedup and not said.state and not said.fault:
+    timed = said.speedup is not None and said.speedup.basis == "measured"
+    if said.parts_ms and said.speedup and not said.state and (timed or not said.fault):
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
-    if said.why_unknown:
+    if said.why_unknown and said.takes_no_fp8:
+        yield say("why.cause", title=said.why_unknown)
+    elif said.why_unknown:
         yield say("why.unknown", reason=said.why_unknown)
 
 
@@ -248,12 +258,9 @@ def _cause(cause: Cause) -> Line:
 
 
 def _fix(said: Answer) -> Iterator[Line]:
-    savings = [each.saving_ms.middle if each.saving_ms else -math.inf for each in said.fixes]
     first = said.fault.first if said.fault else ""
     if first:
         yield say("fix.step", summary=first)
-    if savings != sorted(savings, reverse=True):
-        yield say("fix.order")
     for number, step in enumerate(said.fixes, 1):
         summary = step.treatment.summary
         summary = in_short(summary if len(summary.split()) <= USUAL_WORDS else summary.partition(": ")[0])
@@ -300,15 +307,16 @@ def _then(said: Answer) -> Iterator[Line]:
     if above:
         told = [say("then.above", form=said.low_precision if end.in_fp8 else "BF16").text]
     elif not end.ms.has_open_size:
-        told = [say("then.time", ms=in_ms(end.ms.value), basis="" if timed else " (estimated)").text]
-    told = [f"compute alone: {told[0]}"] if said.is_compute and timed else told
+        basis = "" if timed else " (estimated)"
+        told = [say("then.time", ms=in_ms(end.ms.value), basis=basis).text]
+    parts = ["compute alone"] if said.is_compute and timed else []
+    parts += [f"with fix {' and '.join(map(str, said.timed_fixes))}"] if timed and said.timed_fixes else []
+    told = [f"{' '.join(parts)}: {told[0]}"] if parts and told else told
     size = _size(said.speedup) if said.speedup and not fault else ""
     if gain and not (above and _size(gain).partition(" ")[0] == size.partition(" ")[0]):
-        told.append(_than(gain, "its copy now" if said.is_compute and timed else "now"))
+        told.append(_than(gain, _now(said), is_gain=True))
     bf16 = "BF16 with the same changes" if compared.is_fair else "the best BF16"
-    if than_bf16 and than_bf16.side == "open":
-        told.append(say("then.range", low=than_bf16.low, high=than_bf16.high, bf16=bf16).text)
-    elif than_bf16 and not (above and _size(than_bf16) == size):
+    if than_bf16 and (than_bf16.side == "open" or not (above and _size(than_bf16) == size)):
         told.append(_than(than_bf16, bf16))
     best = compared.best_fp8
     if best and best.name != ArmName.AS_IS:
@@ -319,12 +327,21 @@ def _then(said: Answer) -> Iterator[Line]:
         yield say("then.unknown")
 
 
+def _now(said: Answer) -> str:
+    """Name the step as it is; an estimated one with its time, unless that stands above."""
+    now, above = said.compared.now, (said.compared.fp8, said.compared.bf16)
+    if now is None or now.ms.basis == "measured":
+        return "its copy now" if said.is_compute else "now"
+    is_above = not _shows_both(said) or any(each and each.name == now.name for each in above)
+    return "now" if is_above else f"now ({in_ms(now.ms.value)})"
+
+
 def _sure(said: Answer) -> Iterator[Line]:
     found = said.speedup
     if said.fault:
         read = "by its estimated memory" if said.status == "does_not_fit" else "read from the job"
         seen = "the fault was seen when the job ran" if said.fault.was_seen else read
-        doubts = f", but the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
+        doubts = f"; the times may be off: {said.doubts[0]}" if said.doubts and said.fixes else ""
         yield say("sure.fault", seen=f"{seen}{doubts}")
         return
     clock = said.compared.now is not None and said.compared.now.ms.basis == "measured"
@@ -349,7 +366,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found.side == "open":
         yield say("sure.no", timed=rounds, doubts=doubts)
     elif said.doubts or found.is_wide:
-        yield say("sure.side", side=found.side, interval=interval, rounds=rounds, doubts=doubts)
+        yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
     else:
         yield say("sure.yes", interval=interval, rounds=rounds)
 

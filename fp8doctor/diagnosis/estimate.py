@@ -61,7 +61,7 @@ def _expected(facts: Facts, findings: Iterable[Finding], fixes: Iterable[Treatme
     else:
         found = estimate(job, fixed=fixed, shared_ms=run.shared_ms if run else 0.0)
     if any(each is None or traits(each.name).other_layers for each in doubts):
-        raise NoNumbers("a fix changes which layers run in FP8, or their shapes")
+        raise NoNumbers("no estimate before the fix, which changes the FP8 layers or their shapes")
     return found
 
 

@@ -11,6 +11,7 @@ from fp8doctor.analysis.noise import SELF_CHECK_TOLERANCE
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.facts import Facts
 from tests.diagnosis.trials import Of, around
+from tests.replays import ALL, replayed
 
 CHANGES = {"as_is": 0, "bf16_compiled": 1, "compile-blocks": 1, "prescribed": 2}
 """Variant -> changes of a job in FP8; the last is compiled and in another recipe."""
@@ -79,3 +80,22 @@ def test_where_bf16_is_not_finite_either_the_fastest_step_counts() -> None:
     end = TrialView(replace(found, trial=replace(found.trial, arms=arms))).end
     assert end is not None
     assert end.arm.name == "prescribed"
+
+
+def test_a_time_of_some_fixes_is_not_told_as_that_of_all() -> None:
+    """The timed end of a plan, and the estimate that a plan makes of its BF16, in every recording."""
+    partly = fair = alone = 0
+    for said in (replayed(path).report.answer for path in ALL):
+        compared, fixes = said.compared, said.fixes
+        untimed = [not (each.together or each.saving_ms) for each in fixes]
+        timed = compared.end is not None and compared.end.ms.basis == "measured" and compared.gain
+        if timed and not said.leaves_fp8 and any(untimed) and not all(untimed):
+            assert 0 < len(said.timed_fixes) < len(fixes)
+            partly += 1
+        fair += compared.is_fair and compared.end is not None and compared.end.ms.basis == "modelled"
+        alone += compared.now is None and compared.end is not None
+        if said.is_compute and said.speedup.basis == "measured" and said.status != "open":
+            assert said.whole or said.open
+    assert partly > 2
+    assert fair > 2
+    assert alone > 0

@@ -85,7 +85,7 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
     in_fp8 = bool(fp8) or kit.fp8_was_asked_for(facts) is not None
     return kit.Finding(
         severity=None if in_fp8 else "info",
-        title=f"{count} trainable parameter tensors are in no optimizer group, so no step updates them",
+        title=f"{count} trainable parameter tensors are in no optimizer group",
         explanation=f"{cause} fp8doctor compared them with the groups of {training.optimizer}.",
         evidence={
             "outside_optimizer": count,
