@@ -67,16 +67,11 @@ def test_transformer_engine_layers_are_recognised_and_engaged(patient: str) -> N
     assert {linear.recipe for linear in te} <= {"current", "delayed"}
 
 
-@pytest.mark.parametrize(
-    ("patient", "code", "evidence", "name"),
-    [("narrow_head", "SHP002", "first", "score"), ("fp32_matmul", "STP004", "modules", "head")],
-)
-def test_a_planted_layer_is_blamed_by_name(patient: str, code: str, evidence: str, name: str) -> None:
-    findings = of("patients", f"h200-{patient}").report.findings
-    (finding,) = (each for each in findings if each.code == code)
-    blamed = finding.evidence[evidence]
-    assert (blamed if isinstance(blamed, str) else blamed[0]) == name
-    assert name in finding.explanation + finding.title
+def test_a_planted_layer_is_blamed_by_name() -> None:
+    findings = of("patients", "h200-narrow_head").report.findings
+    (finding,) = (each for each in findings if each.code == "SHP002")
+    assert finding.evidence["first"] == "score"
+    assert "score" in finding.explanation + finding.title
 
 
 def test_the_founding_case_is_bound_by_casts_and_not_by_the_host() -> None:

@@ -40,19 +40,16 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     spent = found.families_ms.get("gemm_fp32", 0.0)
     if spent < kit.EVEN * step:
         return None
-    of = {each.name: each.families_ms.get("gemm_fp32", 0.0) for each in found.modules}
-    shown = [name for name, ms in of.items() if ms >= kit.step_difference.SHOWN_MS]
-    most = sorted(shown, key=lambda name: -of[name])[:3]
     weights = [linear.name for linear in facts.network.linears if linear.multiplies_in == "float32"]
-    launched = [f"{kit.in_python(name, facts.network)} ({of[name]:,.1f} ms)" for name in most]
-    where = f" The launching modules: {', '.join(launched)}." if most else ""
+    most = (facts.get("network.fp32_products", ()) or weights)[:3]
+    where = f" They are in {', '.join(kit.in_python(name, facts.network) for name in most)}." if most else ""
     where += "" if weights else " No Linear has fp32 weights: operands are converted to fp32 before."
     instead = "keep the weights in BF16" if weights else "convert no operand to fp32"
     autocast = kit.if_recorded(kit.fp8_request.autocast_of, facts)
     return kit.Finding(
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
-        evidence={"gemm_fp32_ms": spent, "modules": tuple(most or weights[:3]), "fp32_linears": len(weights)},
+        evidence={"gemm_fp32_ms": spent, "modules": tuple(most), "fp32_linears": len(weights)},
         treatment=PRODUCT if autocast else autocast_bf16(facts, instead),
     )
 
@@ -138,7 +135,7 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
 def _lora(base: str, adapter: str, fp32_ms: float) -> kit.Facts:
     layer = kit.float8("q_proj.base_layer", adapter="base", dtype=base)
     lora = kit.float8("q_proj.lora_A.default", adapter="adapter", use="none", dtype=adapter)
-    step = kit.profiled(kit.ArmName.AS_IS, {"gemm_fp8": 60.0, "gemm_fp32": fp32_ms}, modules=())
+    step = kit.profiled(kit.ArmName.AS_IS, {"gemm_fp8": 60.0, "gemm_fp32": fp32_ms})
     of_job = {"wrappers": (), "devices": ("cuda",), "gradients_seen": True, "packages": {}, "autocast": None}
     return kit.example(linears=(layer, lora), device="cuda", arms=(step,), **of_job)
 

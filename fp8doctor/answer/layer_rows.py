@@ -14,7 +14,7 @@ from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, LayerShape, Linear, ModuleTime, if_recorded, recorded
+from fp8doctor.facts import Facts, LayerShape, Linear, if_recorded, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.finding import Basis
 from fp8doctor.wording import percent, quoted
@@ -92,8 +92,6 @@ class LayerReport(Record, frozen=True, kw_only=True):
     """FP8's saving of a step in this layer; negative if it costs."""
     gain_basis: Basis | None
     """Of its matmuls and casts alone; if only the casts are modelled, measured."""
-    modules: dict[str, ModuleTime]
-    """Variant -> its time in the profiled step; a cut keeps its first blocks' names."""
     advised: tuple[str, ...]
     """Findings that name the layer, and steps of the plan that change it."""
     keep_in_bf16: bool
@@ -129,7 +127,6 @@ def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerRe
     """Collect all that is known of some layers."""
     facts, plan = document.facts, document.prescription
     gained, shapes = if_recorded(gains, facts) or {}, _shapes(facts)
-    timed = [(arm.get("name"), module) for arm in facts.arms() for module in arm.get("breakdown.modules", ())]
     changed = [(step.title, step.treatment) for step in plan if not step.code]
     fixable = ((f"{each.code}: {each.title}", each.treatment) for each in document.findings)
     changed += [(title, treatment) for title, treatment in fixable if treatment]
@@ -145,7 +142,6 @@ def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerRe
             shape=shape,
             gain_ms=gain.ms if gain else None,
             gain_basis=("measured" if gain.measured else "modelled") if gain else None,
-            modules={variant: module for variant, module in timed if module.name == name},
             advised=tuple(title for title, treatment in changed if name in treatment.layers),
             keep_in_bf16=name in kept,
         )

@@ -48,7 +48,6 @@ from fp8doctor.facts.trial import (
     LayerShape,
     Layout,
     MemoryParts,
-    ModuleTime,
     Trial,
 )
 from fp8doctor.facts.unrecorded import NOT_RECORDED, Unrecorded, if_recorded, recorded

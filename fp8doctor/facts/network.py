@@ -140,6 +140,8 @@ class Network(Record, frozen=True, kw_only=True):
     """``quant_method`` of the configuration: ``bitsandbytes``, ``gptq``, ``fp8``, ...; None without one."""
     fp8_calls: tuple[str, ...] = NOT_RECORDED
     """What is in FP8 outside of layers: classes of FP8 attention, functions that a forward called."""
+    fp32_products: tuple[str, ...] = NOT_RECORDED
+    """Modules whose forward multiplies fp32 tensors, as a forward showed; those with the largest first."""
     hooks: int = NOT_RECORDED
     """Forward and backward hooks on all modules together."""
     float8_parameters: int = NOT_RECORDED

@@ -36,16 +36,6 @@ class KernelGroup(Record, frozen=True, kw_only=True):
     time_ms: float = NOT_RECORDED
 
 
-class ModuleTime(Record, frozen=True, kw_only=True):
-    """GPU time of one module's own kernels in one uncompiled step, both directions."""
-
-    name: str = NOT_RECORDED
-    """Name in the cut model; the indices of blocks are those of the cut."""
-    kind: str = NOT_RECORDED
-    """Qualified class."""
-    families_ms: dict[str, float] = NOT_RECORDED
-
-
 class Breakdown(Record, frozen=True, kw_only=True):
     """One variant's step in parts at full depth, from profiled steps; they and ``idle_ms`` add up to it."""
 
@@ -67,8 +57,6 @@ class Breakdown(Record, frozen=True, kw_only=True):
     """Share of the busy time in kernels that no rule knows."""
     groups: tuple[KernelGroup, ...] = NOT_RECORDED
     """The longest, then every one that no rule knows, at most a few."""
-    modules: tuple[ModuleTime, ...] = NOT_RECORDED
-    """The longest outside compiled regions that contain none; empty if all is compiled."""
 
 
 class MemoryParts(Record, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
-"""Work of a step: kernels, or a CPU's operators, with family, owner and time.
+"""Work of a step: kernels, or a CPU's operators, with family and time.
 
-Links each activity to the operator that launched it, a node of the backward to its operator in the forward,
-and both to the module around them.
+Links each activity to the operator that launched it, and a node of the backward to its operator in the
+forward.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from fp8doctor.profiling.kernel_families import (
     own_work,
     work_inside,
 )
-from fp8doctor.profiling.trace import LAUNCHES, MODULE, Event, Thread, Trace, in_order, outer_first
-
-WorkOwner = int | tuple[int, int] | None
-"""A module's number, a node of the backward (forward thread and sequence number), or None."""
+from fp8doctor.profiling.trace import LAUNCHES, Event, Thread, Trace, in_order, outer_first
 
 
 class Operator(msgspec.Struct, gc=False, frozen=True):
@@ -34,52 +31,35 @@ class Operator(msgspec.Struct, gc=False, frozen=True):
     name: str | None = None
     types: tuple[str, ...] = ()
     inside: Family | None = None
-    place: WorkOwner = None
+    node: tuple[int, int] | None = None
+    """The node of the backward around it, by its forward's thread and sequence number."""
 
 
 NOWHERE = Operator()
 
 
 @dataclass
-class Modules:
-    """Annotated modules, and the owners of nodes of the backward."""
+class Forward:
+    """The work of the forward's operators, which is that of their nodes in the backward."""
 
-    numbers: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By kind and name, in their order."""
-    forward: dict[Thread, dict[int, tuple[WorkOwner, Family | None]]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
-    """Thread -> sequence number -> owner and work of its operator. The last one counts: making a node uses up
-    a number."""
+    works: dict[Thread, dict[int, Family | None]] = field(default_factory=lambda: defaultdict(dict))
+    """Thread -> sequence number -> work. The last one counts: making a node uses up a number."""
     threads: dict[int, Thread] = field(default_factory=dict)
     """``Fwd thread id`` -> thread, which operators of the forward lack."""
 
-    def number(self, annotation: str) -> int:
-        kind, _, name = annotation.removeprefix(MODULE).partition(" ")
-        return self.numbers.setdefault((kind, name), len(self.numbers))
-
-    def owner(self, place: WorkOwner) -> int | None:
-        found = self._of_the_forward(place)[0] if isinstance(place, tuple) else place
-        return found if isinstance(found, int) else None
-
     def work(self, operator: Operator) -> Family | None:
         """Return an operator's work: in the backward, its forward's."""
-        return (
-            self._of_the_forward(operator.place)[1]
-            if operator.inside is None and isinstance(operator.place, tuple)
-            else operator.inside
-        )
-
-    def _of_the_forward(self, node: tuple[int, int]) -> tuple[WorkOwner, Family | None]:
-        thread, sequence = node
+        if operator.inside is not None or operator.node is None:
+            return operator.inside
+        thread, sequence = operator.node
         if thread in self.threads:
-            return self.forward[self.threads[thread]].get(sequence, (None, None))
-        candidates = [numbers[sequence] for numbers in self.forward.values() if sequence in numbers]
-        return candidates[0] if len(candidates) == 1 else (None, None)
+            return self.works[self.threads[thread]].get(sequence)
+        candidates = [numbers[sequence] for numbers in self.works.values() if sequence in numbers]
+        return candidates[0] if len(candidates) == 1 else None
 
 
 def launching_operators(
-    trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None], modules: Modules
+    trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None], forward: Forward
 ) -> list[Operator]:
     """Find each activity's innermost operator, by ``External id``, or by launch time without one."""
     identities: list[int] = []
@@ -96,30 +76,30 @@ def launching_operators(
     # thread and start of a backward node -> its forward operator's thread
     links = {(each.tid, each.ts): begins[each.id] for each in trace.links if each.bp and each.id in begins}
     for thread in {*trace.host, *without_id}:
-        forward, to_place = modules.forward[thread], without_id.get(thread, [])
+        works, to_place = forward.works[thread], without_id.get(thread, [])
         ahead = iter(sorted(launch.ts for launch in to_place))
         next_launch = next(ahead, inf)
-        opened: list[tuple[float, Family | None, WorkOwner, Event | None]] = []
+        opened: list[tuple[float, Family | None, tuple[int, int] | None, Event | None]] = []
         until = inf
         inside: Family | None = None
-        place: WorkOwner = None
+        node: tuple[int, int] | None = None
         operator: Event | None = None
         for event in in_order(trace.host.get(thread, []) + to_place, outer_first):
             start = event.ts
             while until <= start:
-                _, inside, place, operator = opened.pop()
+                _, inside, node, operator = opened.pop()
                 until = opened[-1][0] if opened else inf
             arguments = event.args
-            then, there, by = inside, place, operator
+            then, there, by = inside, node, operator
             if event.cat == "cpu_op":
                 sequence = arguments.sequence
                 if sequence >= 0:
                     if arguments.forward_thread:
                         there = (arguments.forward_thread, sequence)
-                        if arguments.forward_thread not in modules.threads and (thread, start) in links:
-                            modules.threads[arguments.forward_thread] = links[thread, start]
+                        if arguments.forward_thread not in forward.threads and (thread, start) in links:
+                            forward.threads[arguments.forward_thread] = links[thread, start]
                     else:
-                        forward[sequence] = place, inside
+                        works[sequence] = inside
                 if arguments.external in wanted:
                     found[arguments.external] = Operator(event.name, arguments.types, inside, there)
                 then = work_inside(event.name) or inside
@@ -128,17 +108,13 @@ def launching_operators(
             elif event.cat in LAUNCHES:
                 next_launch = next(ahead, inf)
                 if operator is not None:
-                    found[-arguments.correlation] = Operator(
-                        operator.name, operator.args.types, inside, place
-                    )
-            elif event.name.startswith(MODULE):
-                there = modules.number(event.name)
+                    found[-arguments.correlation] = Operator(operator.name, operator.args.types, inside, node)
             elif event.name.startswith("Optimizer."):
                 then = "optimizer"
-            if then is not inside or there is not place or by is not operator:
+            if then is not inside or there is not node or by is not operator:
                 until = start + event.dur
-                opened.append((until, inside, place, operator))
-                inside, place, operator = then, there, by
+                opened.append((until, inside, node, operator))
+                inside, node, operator = then, there, by
     return [found.get(identity, NOWHERE) for identity in identities]
 
 
@@ -169,19 +145,19 @@ class Work(msgspec.Struct, gc=False):
     launched: float
     """Start of the launching call, -1 if unknown."""
     kind: WorkKind
-    place: WorkOwner
     own: int = 0
     """Its time that no other work owns."""
 
 
-def work_of(trace: Trace, modules: Modules) -> list[Work]:
+def work_of(trace: Trace) -> list[Work]:
     """Collect kernels, copies and fills; if the trace has none, the operators that compute on a CPU."""
     on_gpu = bool(trace.gpu)
     activities = in_order(trace.gpu if on_gpu else _computing_operators(trace), _START_END_NAME)
     launches = [trace.launches.get(event.args.correlation) for event in activities]
-    operators = launching_operators(trace, activities, launches, modules)
+    forward = Forward()
+    operators = launching_operators(trace, activities, launches, forward)
     keys = [
-        (event.name, operator.name, operator.types, modules.work(operator))
+        (event.name, operator.name, operator.types, forward.work(operator))
         for event, operator in zip(activities, operators, strict=True)
     ]
     fp8_step = any(
@@ -190,14 +166,14 @@ def work_of(trace: Trace, modules: Modules) -> list[Work]:
     )
     kinds: dict[tuple[str, str | None, tuple[str, ...], Family | None], WorkKind] = {}
     works = []
-    for event, launch, operator, key in zip(activities, launches, operators, keys, strict=True):
+    for event, launch, key in zip(activities, launches, keys, strict=True):
         if (kind := kinds.get(key)) is None:
             name, by, types, inside = key
             family = classify(name if on_gpu else "", by, types, inside, fp8_step)
             kind = kinds[key] = WorkKind(name, family, by)
         start, launched = round(event.ts * 1e3), -1.0 if launch is None else launch.ts * 1e3
         end, rank = start + round(event.dur * 1e3), _RANKS.get(kind.family, 0)
-        works.append(Work(start, end, rank, launched, kind, operator.place))
+        works.append(Work(start, end, rank, launched, kind))
     return sorted(works, key=attrgetter("start", "end", "rank"))
 
 

@@ -1,4 +1,4 @@
-"""Split a profiled step's GPU time by kernel family and module, with idle time."""
+"""Split a profiled step's GPU time by kernel family, with idle time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeVar
 
-from fp8doctor.facts import Family, KernelGroup, ModuleTime
+from fp8doctor.facts import Family, KernelGroup
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.activities import Modules, Work, WorkKind, WorkOwner, work_of
+from fp8doctor.profiling.activities import Work, WorkKind, work_of
 from fp8doctor.profiling.trace import Trace, collector_paused
 
 Name = TypeVar("Name", bound=str)
@@ -63,26 +63,6 @@ def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
     return sorted(groups.values(), key=lambda group: (-group.time, group.name, group.family))
 
 
-def by_module(by_place: dict[WorkOwner, dict[Family, int]], modules: Modules) -> tuple[ModuleTime, ...]:
-    names = list(modules.numbers)
-    times: dict[tuple[str, str], dict[Family, int]] = defaultdict(lambda: defaultdict(int))
-    for place, families in by_place.items():
-        owner = modules.owner(place)
-        if owner is not None:
-            for family, time in families.items():
-                times[names[owner]][family] += time
-    ordered = sorted(times.items(), key=lambda item: (-sum(item[1].values()), item[0]))
-    return tuple(
-        ModuleTime(
-            kind=kind,
-            name=name,
-            families_ms={family: milliseconds(time) for family, time in families.items() if time},
-        )
-        for (kind, name), families in ordered
-        if any(families.values())
-    )
-
-
 def longest_first(times: Mapping[Name, int]) -> dict[Name, float]:
     """Turn times in ns into ms."""
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
@@ -109,8 +89,6 @@ class ProfiledStep:
     """Part of ``busy_ms`` that no rule classifies."""
     groups: tuple[KernelGroup, ...]
     """Longest first; a name with two kinds of work has two. They add up to ``busy_ms``."""
-    modules: tuple[ModuleTime, ...]
-    """Modules with an annotation and their own work, longest first."""
 
 
 @collector_paused()
@@ -122,21 +100,15 @@ def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
     """
     if (on_gpu or trace.launches) and not trace.gpu:
         raise UnreadableDocument("the trace holds no kernels: the profiler saw nothing of the GPU")
-    modules = Modules()
-    works = work_of(trace, modules)
+    works = work_of(trace)
     if not works:
         raise UnreadableDocument("the trace holds neither kernels nor operators")
     gaps = sweep(works)
     idle = sum(end - start for start, end, _ in gaps)
     waited = sum(end - start for start, end, work in gaps if work.launched > start)
-    by_place: dict[WorkOwner, dict[Family, int]] = {}
     for work in works:
-        kind = work.kind
-        kind.count += 1
-        kind.time += work.own
-        if work.place is not None:
-            times = by_place.setdefault(work.place, {})
-            times[kind.family] = times.get(kind.family, 0) + work.own
+        work.kind.count += 1
+        work.kind.time += work.own
     groups = grouped(work.kind for work in works)
     families: dict[Family, int] = defaultdict(int)
     for group in groups:
@@ -157,5 +129,4 @@ def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
             )
             for each in groups
         ),
-        modules=by_module(by_place, modules),
     )

@@ -23,10 +23,6 @@ import msgspec
 
 from fp8doctor.facts.record import UnreadableDocument, decoder
 
-MODULE = "fp8doctor module "
-"""Prefix of an annotation around a module's call: ``fp8doctor module <kind> <name>``, without name for the
-root."""
-
 LARGEST_TRACE = 4 * 2**30
 """Most bytes of JSON, which take twice the memory; an uncompiled FP8 step of 468M parameters has 0.17 GB."""
 

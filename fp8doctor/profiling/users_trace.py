@@ -14,7 +14,7 @@ from typing import Literal
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
-from fp8doctor.profiling.activities import Modules, Work, work_of
+from fp8doctor.profiling.activities import Work, work_of
 from fp8doctor.profiling.profiled_step import Gap, grouped, longest_first, milliseconds, sweep
 from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
 
@@ -32,7 +32,7 @@ def traced_step(path: Path) -> TracedStep:
     first = min(trace.launches, default=0)
     earlier = {event.args.correlation: Event() for event in its if 0 < event.args.correlation < first}
     trace = replace(trace, gpu=its, launches=earlier | trace.launches)
-    works = work_of(trace, Modules())
+    works = work_of(trace)
     marks = marks_of(trace)
     at = [marks.step_at(round(work.launched) if work.launched >= 0 else work.start) for work in works]
     if not any(step is not None for step in at):

@@ -8,7 +8,6 @@ from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.render.page import Page, Quiet, Table, labelled
-from fp8doctor.render.trace_page import FAMILIES
 from fp8doctor.wording import plural
 
 
@@ -40,8 +39,5 @@ def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
     if layer.gain_ms is not None:
         saves = f"{'saves' if layer.gain_ms > 0 else 'costs'} {abs(layer.gain_ms):.3f} ms/step in this layer"
         yield "FP8", [f"{saves}, {HOW_KNOWN[layer.gain_basis]}, compiled"]
-    for variant, module in layer.modules.items():
-        longest = sorted(module.families_ms.items(), key=lambda each: -each[1])
-        yield f"Profiled, {variant}", [f"{FAMILIES.get(name, name)} {ms:.3f} ms" for name, ms in longest]
     kept = ["the plan keeps this layer in BF16"] if layer.keep_in_bf16 else []
     yield "Advised", [*layer.advised, *kept] or ["nothing"]

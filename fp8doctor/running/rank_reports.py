@@ -96,7 +96,7 @@ def rank_of(number: int, state: ScriptState) -> Rank:
     if facts is not None and recorded(facts, "observed"):
         observed = facts.observed
         if recorded(observed, "breakdown"):
-            observed = replace(observed, breakdown=replace(observed.breakdown, groups=(), modules=()))
+            observed = replace(observed, breakdown=replace(observed.breakdown, groups=()))
     failed = "raised" if state.error is not None else "ended" if state.ended else "killed"
     return Rank(
         rank=number,

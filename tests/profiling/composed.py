@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.profiling.trace import read_trace
 
 
 class Composed:
@@ -35,9 +35,6 @@ class Composed:
         self, name: str, start: float, end: float, identity: int, thread: int = 10, **arguments: Any
     ) -> None:
         self.add("cpu_op", name, start, end, thread, **{"External id": identity}, **arguments)
-
-    def module(self, kind: str, name: str, start: float, end: float, thread: int = 10) -> None:
-        self.add("user_annotation", f"{MODULE}{kind} {name}", start, end, thread)
 
     def kernel(
         self,

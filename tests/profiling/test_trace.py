@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -13,35 +12,19 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import MODULE, read_trace
+from fp8doctor.profiling.trace import read_trace
 from fp8doctor.trial.measure.evidence import quiet_profiler
 from tests.profiling.composed import Composed
 
 FP8 = "nvjet_sm90_qqtst_256x128_128x4_1x2_h_bz_coopA_TNT"
 BF16 = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL"
-
-
-def annotated(model: nn.Module) -> nn.Module:
-    """Every module's forward inside an annotation, as the trial makes them."""
-    for name, module in model.named_modules():
-        open_ = ExitStack()
-
-        def begin(module: nn.Module, inputs: object, name: str = name, open_: ExitStack = open_) -> None:
-            open_.enter_context(record_function(f"{MODULE}{type(module).__qualname__} {name}"))
-
-        def end(module: nn.Module, inputs: object, output: object, open_: ExitStack = open_) -> None:
-            open_.close()
-
-        module.register_forward_pre_hook(begin)
-        module.register_forward_hook(end)
-    return model
 
 
 def traced(step: Callable[[], object], folder: Path) -> Path:
@@ -64,7 +47,7 @@ def split(step: Callable[[], object], folder: Path) -> ProfiledStep:
 
 
 def bf16(*modules: nn.Module) -> nn.Module:
-    return annotated(nn.Sequential(*modules).bfloat16())
+    return nn.Sequential(*modules).bfloat16()
 
 
 def linear() -> nn.Linear:
@@ -84,11 +67,7 @@ def test_eager_fp8_model(tmp_path: Path) -> None:
         "with all that a CPU does in its place"
     )
     assert not {family for _, family in groups} & {"unknown", "gemm_16bit", "gemm_fp32"}
-    assert {module.name: set(module.families_ms) for module in step.modules} == {
-        "0.0": {"cast", "gemm_fp8"},
-        "0.1": {"pointwise"},
-        "0.2": {"cast", "gemm_fp8"},
-    }
+    assert step.families_ms.keys() == {"cast", "gemm_fp8", "pointwise"}
     assert step.host_wait_pct is None
     assert_adds_up(step)
 
@@ -114,8 +93,6 @@ def test_backward_serves_what_its_forward_served(tmp_path: Path) -> None:
         if group.name in ("aten::bmm", "aten::mm")
     }
     assert gemms == {("aten::bmm", "attention"): 6, ("aten::mm", "gemm_16bit"): 6}
-    [own] = [module for module in step.modules if module.kind == "MathAttention"]
-    assert own.families_ms.keys() <= {"attention", "pointwise"}
 
 
 class Checkpointed(nn.Module):
@@ -129,13 +106,10 @@ class Checkpointed(nn.Module):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputed_forward_belongs_to_its_module(reentrant: bool, tmp_path: Path) -> None:
+def test_a_recomputed_forward_is_counted(reentrant: bool, tmp_path: Path) -> None:
     step = split(training_step(bf16(linear(), Checkpointed(InFp32(32, 32), reentrant))), tmp_path)
     [matmul] = [group for group in step.groups if group.family == "gemm_fp32"]
     assert matmul.count == 4
-    [sick] = [module for module in step.modules if "gemm_fp32" in module.families_ms]
-    assert sick.name == "1.inner"
-    assert sick.families_ms["gemm_fp32"] == pytest.approx(step.families_ms["gemm_fp32"])
 
 
 # Composed traces: what kineto writes of a GPU.
@@ -176,10 +150,9 @@ def test_backward_on_the_thread_of_autograd(linked: bool, tmp_path: Path) -> Non
     """The forward of thread 10 and a recomputation of thread 11 count the same sequence numbers; the links
     say whose a node is."""
     trace = Composed()
-    trace.module("Block", "first", 0, 20)
+    trace.operator("aten::scaled_dot_product_attention", 0, 20, 8)
     trace.operator("aten::mm", 5, 10, 1, **{"Sequence number": 7, "Fwd thread id": 0})
     trace.operator("aten::detach", 12, 13, 2, **{"Sequence number": 8, "Fwd thread id": 0})
-    trace.module("Block", "second", 20, 40)
     trace.operator("aten::mm", 25, 30, 3, **{"Sequence number": 8, "Fwd thread id": 0})
     trace.operator(
         "autograd::engine::evaluate_function: MmBackward0",
@@ -189,7 +162,6 @@ def test_backward_on_the_thread_of_autograd(linked: bool, tmp_path: Path) -> Non
         thread=11,
         **{"Sequence number": 8, "Fwd thread id": 1},
     )
-    trace.module("Block", "recomputed", 62, 70, thread=11)
     trace.operator("aten::mm", 63, 65, 5, thread=11, **{"Sequence number": 7, "Fwd thread id": 0})
     trace.operator(
         "autograd::engine::evaluate_function: MmBackward0",
@@ -208,16 +180,15 @@ def test_backward_on_the_thread_of_autograd(linked: bool, tmp_path: Path) -> Non
             {"ph": "s", "tid": 10, "ts": 25, **ends},
             {"ph": "f", "tid": 11, "ts": 50, "bp": "e", **ends},
         ]
-    times = {module.name: module.families_ms["gemm_16bit"] for module in trace.read(tmp_path).modules}
-    assert times == pytest.approx({"first": 0.02 if linked else 0.01, "second": 0.02, "recomputed": 0.01})
+    times = trace.read(tmp_path).families_ms
+    attention = 0.02 if linked else 0.01
+    assert times == pytest.approx({"attention": attention, "gemm_16bit": 0.05 - attention})
 
 
 def assert_adds_up(step: ProfiledStep) -> None:
     assert sum(step.families_ms.values()) == pytest.approx(step.busy_ms)
     assert sum(group.time_ms for group in step.groups) == pytest.approx(step.busy_ms)
     assert sum(group.count for group in step.groups) == step.kernels
-    for module in step.modules:
-        assert all(time <= step.families_ms[family] + 1e-9 for family, time in module.families_ms.items())
 
 
 # What is no trace.

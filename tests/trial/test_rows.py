@@ -103,6 +103,13 @@ class Striding(nn.Module):
         return x
 
 
+class InFp32(nn.Linear):
+    """Keeps its weights in BF16, and multiplies in fp32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x.float(), self.weight.float()).bfloat16()
+
+
 def frames(model: nn.Module | None = None) -> Job:
     model = convert_to_float8_training((model or Frames()).bfloat16())
     return replace(job(model), batch=torch.ones(16, 32, 32, dtype=torch.bfloat16))
@@ -223,6 +230,19 @@ def test_fake_ends_have_no_numbers_so_the_rows_of_all_experts_are_counted_togeth
         with products:
             experts(torch.randn(8, 16, dtype=torch.bfloat16))
     assert products.rows() == {"up": (8,)}
+
+
+@pytest.mark.parametrize(("autocast", "found"), [(None, ("head", "frames")), (torch.bfloat16, ())])
+@pytest.mark.parametrize("on_fakes", [True, False])
+def test_products_in_fp32_are_named_the_largest_first(
+    on_fakes: bool, autocast: torch.dtype | None, found: tuple[str, ...]
+) -> None:
+    model = Frames()
+    model.frames, model.head = InFp32(32, 32, bias=False), InFp32(32, 65536, bias=False)
+    batch = torch.ones(16, 32, 32, dtype=torch.bfloat16)
+    of = replace(job(model.bfloat16()), batch=batch, autocast=autocast)
+    facts = with_fakes(of) if on_fakes else rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))[0]
+    assert facts.network.fp32_products == found
 
 
 def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,6 @@ from fp8doctor.facts import Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.loading.job import Job
 from fp8doctor.profiling.profiled_step import ProfiledStep
-from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.measure import evidence
@@ -82,43 +81,6 @@ def test_parts_and_idle_time_add_up_to_the_step(blocks: int) -> None:
         assert sum(parts.families_ms.values()) * parts.scale == pytest.approx(parts.busy_ms)
         assert parts.idle_ms >= 0
     assert "trial.arms.breakdown" not in of.gaps
-
-
-IN_BLOCKS = {f"blocks.{block}{part}" for block in (0, 1) for part in ("", ".norm", ".up", ".down")}
-BESIDE = {"embedding", "dropout", "head"}
-
-
-def compiled_forwards(model: Any) -> None:
-    for block in model.blocks:
-        block.forward = torch.compile(block.forward, backend="aot_eager")
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda model: compiled_blocks(Variant(model, None)), BESIDE),
-        (compiled_forwards, BESIDE),
-        (lambda model: model.blocks.compile(backend="aot_eager"), IN_BLOCKS | BESIDE),
-        (lambda model: model.compile(backend="aot_eager"), set()),
-    ],
-    ids=["blocks", "forwards", "a list, which nobody calls", "whole"],
-)
-def test_names_compile_nothing(
-    change: Callable[[Any], None], named: set[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of, compiled_nothing = job(blocks=2), list[bool]()
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        before = frames_compiled()
-        profile = evidence.profiled(*arguments, **options)
-        compiled_nothing.append(frames_compiled() == before)
-        return profile
-
-    monkeypatch.setattr(trace, "profiled", watched)
-    change(of.model)
-    (arm,) = trial(of, AS_IS).arms
-    assert {module.name for module in arm.breakdown.modules} == named  # type: ignore[union-attr]
-    assert compiled_nothing == [True]
 
 
 # Which arms
@@ -206,7 +168,7 @@ PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12
 
 
 def at(busy_ms: float, kernels: int = 10, unclassified_ms: float = 0.0, **families_ms: float) -> ProfiledStep:
-    return ProfiledStep(families_ms, busy_ms, None, kernels, unclassified_ms, (), ())  # type: ignore[arg-type]
+    return ProfiledStep(families_ms, busy_ms, None, kernels, unclassified_ms, ())  # type: ignore[arg-type]
 
 
 def test_every_family_is_on_the_line_of_the_step() -> None:

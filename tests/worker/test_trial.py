@@ -127,7 +127,7 @@ def test_a_child_that_overstays_after_its_rounds_keeps_the_times(
     (tmp_path / "model.py").write_text(f"""{FP8_MODEL}
 from fp8doctor.trial.measure import profile_step
 
-profile_step._nameable = lambda ready, step: {hang(once)}
+profile_step.profiled = lambda *of, **how: {hang(once)}
 """)
     trial = examine_in_worker(
         str(tmp_path / "model.py"), trial=TrialRequest(180.0, "cpu"), progress=lambda text: None

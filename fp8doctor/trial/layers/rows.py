@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -154,12 +155,14 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         if rows.keys() >= {*layers, *experts} and not next_is_told:
             break
     seen = calls.seen(layers, model, kept_blocks=_kept_blocks(original, plan, model))
+    names = {id(module): cleaned(name) for name, module in modules_of(model)}
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
     seen = msgspec.structs.replace(
         seen,
         regions=_of_their_layers(adapted, seen.regions),
         autocast=products.in_own_autocast,
         fp8_calls=(*products.in_fp8,),
+        fp32_products=tuple(names.get(each or 0, "") for each in products.in_fp32),
         without_hooks=hooks[0] != hooks[1],
     )
     scaled = {name: products.scaled[id(each)] for name, each in layers.items() if id(each) in products.scaled}
@@ -224,6 +227,8 @@ class Products(TorchFunctionMode):
         self._outside, self.in_own_autocast = autocast_now(), False
         self.in_fp8: dict[str, None] = {}
         """Names of the functions that multiplied FP8 tensors."""
+        self._in_fp32 = Counter[int | None]()
+        """Module that multiplies fp32 tensors, by id -> the tensors' elements."""
         self.fixed: set[int] = set()
         """Ids of weights whose fake product raises for another dtype, as a real one does."""
         weights = ((name, layer._parameters.get("weight")) for name, layer in layers.items())
@@ -232,6 +237,11 @@ class Products(TorchFunctionMode):
         self._storages = {name: storage_of(weight) for name, weight in plain.items()}
         self._by_weight: dict[int, list[int]] = {each: [] for each in self._weights.values()}
         self._by_storage: dict[int, list[int]] = {each: [] for each in self._storages.values()}
+
+    @property
+    def in_fp32(self) -> list[int | None]:
+        """Modules that multiply fp32 tensors, those with the most work first."""
+        return [module for module, _ in self._in_fp32.most_common()]
 
     def rows(self) -> Rows:
         of_layers = {name: self._by_weight[weight] for name, weight in self._weights.items()}
@@ -256,6 +266,8 @@ class Products(TorchFunctionMode):
                 self.in_own_autocast |= autocast_now() not in (None, self._outside)
                 if function is torch._scaled_mm:
                     self.scaled[self._calls.running] = not torch.is_grad_enabled()
+                if autocast_now() is None and {each.dtype for each in given[:2]} == {torch.float32}:
+                    self._in_fp32[self._calls.running] += sum(each.numel() for each in given[:2])
                 if self._by_storage:
                     self._note_experts(given)
         return function(*args, **kwargs)

@@ -71,6 +71,8 @@ class Seen(msgspec.Struct):
     """Compiled regions, whose inside was not seen."""
     fp8_calls: tuple[str, ...] = ()
     """Functions that multiplied FP8 tensors, those of layers too."""
+    fp32_products: tuple[str, ...] = NOT_RECORDED
+    """As in `fp8doctor.facts.Network`."""
     first_microbatch: tuple[bool, ...] = ()
     """`FIRST_MICROBATCH` in the calls of one module, of the one with most calls that have it."""
 
@@ -249,7 +251,8 @@ def undecided(facts: Facts) -> bool:
 def with_seen(facts: Facts, seen: Seen) -> Facts:
     """Add the calls of the job's forward to the facts, if only a forward shows them."""
     told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
-    facts = msgspec.structs.replace(facts, training=told)
+    network = msgspec.structs.replace(facts.network, fp32_products=seen.fp32_products)
+    facts = msgspec.structs.replace(facts, training=told, network=network)
     if all(each.use == "none" for each in facts.linears()):  # else FP8 is in layers that are known
         named = dict.fromkeys((*facts.network.get("fp8_calls", ()), *seen.fp8_calls))
         network = msgspec.structs.replace(facts.network, fp8_calls=tuple(named))

@@ -6,34 +6,16 @@ The deepest profile is the variant's proof too.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import get_ident
-from typing import Any
-
-import torch
-from torch import nn
+from collections.abc import Sequence
 
 from fp8doctor.analysis.significance import interval
 from fp8doctor.analysis.treatment_table import variant_in_a_sentence
-from fp8doctor.examine.compile_marks import compile_mark, is_called, step_mark
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.profiling.profiled_step import ProfiledStep, step_of
-from fp8doctor.profiling.trace import MODULE
-from fp8doctor.stacks.torch_private import frames_compiled
-from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.measure.attempt import Attempt, Ready, full_ms, raised
+from fp8doctor.trial.measure.attempt import Attempt, full_ms, raised
 from fp8doctor.trial.measure.bench import Bench
-from fp8doctor.trial.measure.evidence import (
-    StepProof,
-    counted,
-    on_calls,
-    profiled,
-    proof_of,
-    why_not_profiled,
-)
+from fp8doctor.trial.measure.evidence import StepProof, counted, profiled, proof_of, why_not_profiled
 from fp8doctor.trial.measure.trial_run import still_there
 from fp8doctor.wording import sentence
 
@@ -98,11 +80,7 @@ def _divided(bench: Bench, attempt: Attempt) -> tuple[StepProof | None, str | No
     steps: list[ProfiledStep] = []
     try:
         for ready in reversed(attempt.ready):
-            before, modules = frames_compiled(), _nameable(ready, bench.job.training_step)
-            with annotated(modules):
-                traced = profiled(ready.step, bench.device, to_divide=True)
-            if modules and frames_compiled() != before:  # naming compiled something
-                traced = profiled(ready.step, bench.device, to_divide=True)
+            traced = profiled(ready.step, bench.device, to_divide=True)
             proof = proof or counted(traced, bench.device)
             steps.insert(0, step_of(traced, on_gpu=bench.device.type == "cuda"))
     except Exception as error:
@@ -129,45 +107,3 @@ def refuted(attempt: Attempt, proof: StepProof) -> NoNumber | None:
     if any(ready.frames_in_window for ready in attempt.ready):
         return NoNumber(Reason.STILL_COMPILING, "it was still compiling while it was timed")
     return None
-
-
-def _nameable(ready: Ready, training_step: Callable[..., Any] | None) -> dict[str, nn.Module]:
-    """List the modules that are in no compiled region and contain none.
-
-    A hook inside a region would be compiled with it. A module around one would own kernels of unnamed
-    modules. Dynamo meets a hook even if a mark compiles no frame of its module.
-    """
-    if ready.compiled.graphs and step_mark(training_step):
-        return {}
-    marks = ((module, compile_mark(module, "")) for module in ready.model.modules() if is_called(module))
-    regions = [module for module, mark in marks if mark and (ready.compiled.graphs or not mark.compiles)]
-    inside = {id(each) for region in regions for each in region.modules()}
-    return {
-        name: module
-        for name, module in ready.model.named_modules()
-        if inside.isdisjoint(map(id, module.modules()))
-    }
-
-
-@contextmanager
-def annotated(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Name every call of these modules in a profile, for `profiling.trace` to read."""
-    texts = {
-        id(module): f"{MODULE}{type(module).__module__}.{type(module).__qualname__} {cleaned(name)}"
-        for name, module in modules.items()
-    }
-    opened: dict[int, list[tuple[nn.Module, Any]]] = defaultdict(list)
-    """Of each thread, because a GPU's backward has its own."""
-
-    def enter(module: nn.Module, given: Any) -> None:
-        annotation: Any = torch.profiler.record_function(texts[id(module)])
-        annotation.__enter__()
-        opened[get_ident()].append((module, annotation))
-
-    def leave(module: nn.Module) -> None:
-        calls = opened[get_ident()]
-        if calls and calls[-1][0] is module:
-            calls.pop()[1].__exit__(None, None, None)
-
-    with on_calls(modules.values(), enter, leave):
-        yield

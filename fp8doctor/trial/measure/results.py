@@ -32,8 +32,8 @@ MOST_CLIPPED = 0.05
 UNSEEN = NoNumber(Reason.NO_TIME_LEFT, "the budget ran out before fp8doctor saw FP8 matmuls in it")
 """Reason of an FP8 variant if the trial ends between its rounds and its proof."""
 
-MOST_GROUPS, MOST_MODULES = 30, 40
-"""Kernels and modules to keep, the longest first; unknown kernels are kept in addition."""
+MOST_GROUPS = 30
+"""Kernels to keep, the longest first; unknown ones are kept in addition."""
 
 
 def report(bench: Bench, enough_s: float | None) -> Trial:
@@ -150,5 +150,4 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Brea
         kernels=max(0, round(plan.full([step.kernels for step in steps]))),
         unclassified_pct=min(100.0, 100 * unclassified / busy) if busy else 0.0,
         groups=(*deepest.groups[:MOST_GROUPS], *unknown[:MOST_GROUPS]),
-        modules=deepest.modules[:MOST_MODULES],
     )
