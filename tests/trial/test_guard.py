@@ -165,3 +165,21 @@ def test_a_loss_that_is_a_module_is_copied() -> None:
     trial = inspect_model(Mine().model, X, loss=centre.forward, device="cpu", budget_s=0.5).facts.trial
     assert (trial.harm, trial.arms[0].tried) == ((), True)
     assert (centre.centre._version, centre.centre.tolist(), centre.scale.grad) == (0, [0.0] * 16, None)
+
+
+def test_parameters_of_a_loss_that_is_a_function_get_no_gradient() -> None:
+    """Of which the optimizer holds one."""
+    mine, temperature, margin = Mine(), nn.Parameter(torch.ones(())), nn.Parameter(torch.ones(()))
+
+    def loss(output: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return output.pow(2).mean() * temperature.exp() + margin
+
+    mine.optimizer.add_param_group({"params": [temperature]})
+    loss(mine.model(X), X).backward()
+    margin.grad = None
+    before = everything(mine), everything(temperature), everything(margin)
+    model, given = mine.model, {"loss": loss, "optimizer": mine.optimizer}
+    trial = inspect_model(model, X, device="cpu", budget_s=0.5, **given).facts.trial  # type: ignore[arg-type]
+    assert (trial.arms, trial.harm) == ((), ())
+    assert "of your loss" in (trial.reason or "")
+    assert (everything(mine), everything(temperature), everything(margin)) == before
