@@ -75,5 +75,7 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 def own_step_failed(facts: Facts) -> bool:
-    """Return whether the user's own step raised when it was to be timed."""
-    return recorded(facts, "trial") and why_of(facts.trial) in OWN_STEP_FAILED
+    """Return whether the user's own step raised when it was to be timed. One that was watched runs: a copy
+    of it raised."""
+    watched = recorded(facts, "observed")
+    return recorded(facts, "trial") and not watched and why_of(facts.trial) in OWN_STEP_FAILED

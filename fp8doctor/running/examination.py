@@ -117,7 +117,10 @@ class ScriptExaminer:
                 self.send(Message(progress=course.line()))
 
         with without_modes(), variables_put_back():
-            return time_copies(job, facts, settings.device, propose, Budget(budget_s), show) or facts
+            facts = time_copies(job, facts, settings.device, propose, Budget(budget_s), show) or facts
+        if recorded(facts, "trial") and not facts.trial.arms:
+            self.send(Message(note=f"copies of the step gave no times: {facts.trial.reason}"))
+        return facts
 
 
 def _why_no_batch(window: StepWindow | None) -> str:

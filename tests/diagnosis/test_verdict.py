@@ -7,7 +7,7 @@ import pytest
 
 from fp8doctor.cli.gate import Gate
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Facts, Trial, recorded
+from fp8doctor.facts import Facts, Observation, Trial, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.report import load_report
 from tests.checks.arms import ran, timed
@@ -122,3 +122,6 @@ def test_a_step_that_did_raise_is_told_before_all_else() -> None:
     report = diagnose(msgspec.structs.replace(facts_of("converted_by_hand"), trial=raised))
     assert (report.verdict.status, report.verdict.basis) == ("step_raises", "measured")
     assert report.worst() == "error"
+    seen = Observation(steps_ms=(50.0,) * 10, clock="cuda")
+    watched = msgspec.structs.replace(facts_of("multi_query"), trial=raised, observed=seen)
+    assert diagnose(watched).verdict.status == "open", "a copy raised: the job's own steps ran"
