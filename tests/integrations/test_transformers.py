@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchao.float8 import convert_to_float8_training
+from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
@@ -36,6 +36,7 @@ def make(tmp_path: Path, forget_accelerate: None) -> Make:
         *callbacks: Any,
         kind: type[Trainer] = Trainer,
         fp8: bool = False,
+        emulated: bool = False,
         steps: int = PROFILED + 1,
         **options: Any,
     ) -> Trainer:
@@ -46,7 +47,7 @@ def make(tmp_path: Path, forget_accelerate: None) -> Make:
         )
         model = LlamaForCausalLM(config)
         if fp8:
-            convert_to_float8_training(model)
+            convert_to_float8_training(model, config=Float8LinearConfig(emulate=emulated))
         rows = [{"input_ids": row, "labels": row} for row in torch.randint(64, (8 * steps, 16))]
         arguments = TrainingArguments(
             str(tmp_path / "out"),
@@ -154,15 +155,21 @@ def test_a_training_that_converts_and_one_that_fails_and_begins_again(fails: boo
 
 
 @pytest.mark.slow
-def test_a_gate_stops_the_training(make: Make, tmp_path: Path, capfd: Any) -> None:
+@pytest.mark.parametrize(
+    ("gate", "code"),
+    [({"fail_on": "warning", "ignore": "ENV,MOD"}, "CMP001"), ({"require_fp8": True}, "MOD002")],
+)
+def test_a_gate_stops_the_training(
+    gate: dict[str, Any], code: str, make: Make, tmp_path: Path, capfd: Any
+) -> None:
     path = tmp_path / "report.json"
-    trainer = make(callback(fail_on="warning", output=path, ignore="ENV,MOD"), fp8=True)
-    with pytest.raises(ReportFailed, match="CMP001"):
+    trainer = make(callback(output=path, **gate), fp8=True, emulated=True)
+    with pytest.raises(ReportFailed, match=code):
         trainer.train()
     assert trainer.state.global_step == PROFILED - 1  # the Trainer counts a step after its callbacks
     assert left_behind(trainer.model) == []
     assert json.loads(path.read_text())["verdict"]["status"]
-    assert "CMP001" not in capfd.readouterr().err
+    assert code not in capfd.readouterr().err
 
 
 def test_other_processes_are_silent(make: Make, capfd: Any) -> None:
