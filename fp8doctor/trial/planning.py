@@ -164,8 +164,8 @@ class VariantPlanner:
     def conversions(self, as_is: VariantPlan) -> list[VariantPlan]:
         """Convert a model without FP8 by each recipe, first by block, then as the user compiles it.
 
-        The first one decides. One graph of FP8 compiles for about 12 s a block (a GPT of 561M, H200, torch
-        2.11), so the second form of a recipe has to fit, and comes after other forms of BF16.
+        The first one decides. One graph of FP8 compiles for 7 s a block, most of it in one thread (a GPT of
+        561M, H200, torch 2.11), so the second form has to fit, and comes after other forms of BF16.
         """
         compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
