@@ -81,7 +81,7 @@ DECODER_468M = Facts(
             ),
             _linear("head", (1024, 32000), False),
         ),
-        blocks=(Blocks(name="blocks", kind="decoder.Block", count=24, compiled=0, checkpointed=0),),
+        blocks=(Blocks(name="blocks", kind="decoder.Block", count=24, compiled=0),),
         hooks=0,
         float8_parameters=0,
         wrappers=(),

@@ -67,7 +67,7 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.NotApplicable(reason="Transformer Engine's layers are recomputed, which CKP002 looks at")
     found = kit.memory.fit(facts)
     without = kit.memory.recomputing(found, facts, {}) if found else None
-    blocks = sum(each.checkpointed for each in facts.network.blocks)
+    blocks = sum(kit.compile_coverage.recomputed(each, facts) for each in facts.network.blocks)
     if found is None or without is None or not blocks:
         return kit.NotApplicable(reason="no estimate of its memory: that needs blocks and their rows")
     may_fill = USABLE if any(map(kit.stores_fp8, facts.network.linears)) else ESTIMATED

@@ -166,3 +166,13 @@ def is_below(linear: Linear, module: str) -> bool:
 def is_inside(linear: Linear, blocks: Blocks) -> bool:
     """Return whether a layer is in these blocks; a list without a name is the model."""
     return not blocks.name or linear.name.startswith(f"{blocks.name}.")
+
+
+def recomputed(blocks: Blocks, facts: Facts) -> int:
+    """Count the blocks of a list with a Linear that is recomputed. Raises `Unrecorded`."""
+    inside = (
+        each.name
+        for each in facts.network.linears
+        if is_inside(each, blocks) and each.checkpointed is not None
+    )
+    return len({name.removeprefix(f"{blocks.name}.").partition(".")[0] for name in inside})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 
+from fp8doctor.analysis.compile_coverage import recomputed
 from fp8doctor.analysis.fp8_request import lacks_autocast
 from fp8doctor.analysis.layers import flops_share_pct, main_rows, stores_fp8, tokens_of
 from fp8doctor.analysis.memory import memory_row
@@ -210,10 +211,10 @@ def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
 def _checkpointing(facts: Facts) -> str:
     found = facts.training.checkpointing
     if any(each.active is True for each in found):
-        lists = [each for each in facts.blocks() if each.get("checkpointed")]
-        if lists:
-            blocks = plural(sum(each.count for each in lists), "block")
-            return f"on in {sum(each.checkpointed for each in lists)} of {blocks}"
+        lists = {each.name: if_recorded(recomputed, each, facts) for each in facts.blocks()}
+        if any(lists.values()):
+            blocks = plural(sum(each.count for each in facts.blocks() if lists[each.name]), "block")
+            return f"on in {sum(each or 0 for each in lists.values())} of {blocks}"
         return "on"
     undecided = any(each.active is not False for each in found)
     return "possible (a forward calls checkpoint)" if undecided else "off"

@@ -254,7 +254,6 @@ def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
         [part for part in called_parts(child) if inside[id(part)] or id(part) in layers]
         for child in place.children
     ]
-    checkpointed = [child.checkpointed for child in place.children]
     return Blocks(
         name=place.name,
         kind=Counter(class_name(type(child.module)) for child in place.children).most_common(1)[0][0],
@@ -263,7 +262,4 @@ def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
         level=0 if all(is_called(child.module) for child in place.children) else None,
         count=len(place.children),
         compiled=sum(bool(each) and all(part.compiled is not None for part in each) for each in parts),
-        checkpointed=NOT_RECORDED
-        if NOT_RECORDED in checkpointed
-        else sum(each is not None for each in checkpointed),
     )

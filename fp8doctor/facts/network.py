@@ -83,7 +83,6 @@ class Blocks(Record, frozen=True, kw_only=True):
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
     """Blocks of which all that is called is covered by a compile mark, its own or one above."""
-    checkpointed: int = NOT_RECORDED
 
 
 class Scaling(Record, frozen=True, kw_only=True):

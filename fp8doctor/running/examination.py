@@ -95,8 +95,8 @@ class ScriptExaminer:
             facts = examine(job)
             if window is not None and captured is not None and recorded(facts, "network.linears"):
                 wanted = [each.name for each in facts.network.linears]
-                seen, rows = window.seen_calls(unwrapped(model, refuse=False), wanted)
-                counted = msgspec.structs.replace(facts.workload, rows=rows or NOT_RECORDED)
+                seen = window.seen_calls(unwrapped(model, refuse=False), wanted)
+                counted = msgspec.structs.replace(facts.workload, rows=seen.rows or NOT_RECORDED)
                 facts = with_seen(msgspec.structs.replace(facts, workload=counted), seen)
         return job, facts
 

@@ -164,13 +164,13 @@ class StepWindow:
         """Training calls of the step in the middle, at least 1."""
         return max(1, median_low(each.calls for each in self._done)) if self._done else 1
 
-    def seen_calls(self, model: nn.Module, wanted: Iterable[str]) -> tuple[Seen, rows.Rows]:
+    def seen_calls(self, model: nn.Module, wanted: Iterable[str]) -> Seen:
         """Tell what the wanted layers ran in, and their rows; none if compiled code ran one of them."""
         whole = depth.Plan((), (depth.Cut({}),))
         layers, _ = rows.found(model, whole, model, wanted)
         seen = self._seen.seen(layers, model, self._compiled)
-        seen = msgspec.structs.replace(seen, autocast=self.opened)
-        return seen, {} if seen.compiled else self._seen.rows(layers)
+        counted = {} if seen.compiled else self._seen.rows(layers)
+        return msgspec.structs.replace(seen, autocast=self.opened, rows=counted)
 
     def _opens(self, context: Any) -> None:
         """Note an autocast of this thread."""

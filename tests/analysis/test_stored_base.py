@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,10 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fp8doctor.analysis.layers import computes_forward_in_fp8
+from fp8doctor.analysis.layers import OWN_FUNCTION, computes_forward_in_fp8
 from fp8doctor.analysis.memory import fit
+from fp8doctor.examine import examine
 from fp8doctor.report import Report
+from fp8doctor.trial.layers.rows import watch_copy
+from fp8doctor.trial.measure.budget import Budget
+from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.looked import looked
+from tests.trial.test_shapes import CPU, job
 
 WIDTH, LAYERS, ROWS = 2048, 8, 4096
 
@@ -122,8 +128,8 @@ def multiplied(x: Tensor, weight: Tensor) -> Tensor:
 class InFp8(nn.Linear):
     """A frozen FP8 weight that its forward multiplies in FP8, in a function with a backward or in none."""
 
-    def __init__(self, *, own: bool) -> None:
-        super().__init__(WIDTH, WIDTH, bias=False, device="meta")
+    def __init__(self, *, own: bool, device: str = "meta") -> None:
+        super().__init__(WIDTH, WIDTH, bias=False, device=device)
         self.weight = nn.Parameter(self.weight.to(torch.float8_e4m3fn), requires_grad=False)
         self.multiply = Function.apply if own else multiplied
 
@@ -139,3 +145,13 @@ def test_a_forward_in_fp8_is_seen_and_whether_it_has_a_backward(own: bool) -> No
     found = next(each for each in report.findings if each.code == "MOD003")
     assert found.evidence["stored_linears"] == sum(map(computes_forward_in_fp8, report.facts.linears())) == 2
     assert (report.verdict.status == "step_raises") is not own
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_trial_sees_it_in_its_first_copy(own: bool) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.bfloat16), InFp8(own=own, device="cpu"))
+    of = replace(job(model), batch=torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16))
+    facts, _, reason = watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
+    assert reason is None
+    assert computes_forward_in_fp8(facts.network.linears[1])
+    assert facts.network.linears[1].features.get(OWN_FUNCTION, False) is own

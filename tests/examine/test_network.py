@@ -42,7 +42,7 @@ def test_llama() -> None:
     (blocks,) = facts.blocks
     assert blocks.kind == "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
     assert (blocks.name, blocks.container, blocks.level, blocks.count) == ("model.layers", "list", 0, 2)
-    assert (blocks.forward_of_torch, blocks.compiled, blocks.checkpointed) == (False, 0, 0)
+    assert (blocks.forward_of_torch, blocks.compiled) == (False, 0)
 
 
 def sides(layer: Linear) -> tuple[int, int, bool]:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
+from fp8doctor.analysis.compile_coverage import recomputed
 from fp8doctor.analysis.fp8_request import lacks_autocast
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.running.observer import ScriptObserver
 from fp8doctor.trial.layers.seen_calls import IN_COMPILED_CODE
 from tests.examine.models import called
@@ -32,7 +33,7 @@ def trained(model: Any, call: Callable[..., Any] | None = None, width: int = 16)
 def told(facts: Facts) -> Any:
     marks = [(each.name, each.form, each.active, each.reentrant) for each in facts.training.checkpointing]
     layers = {each.name: each.checkpointed for each in facts.linears()}
-    return marks, layers, [each.checkpointed for each in facts.network.blocks]
+    return marks, layers, [if_recorded(recomputed, each, facts) for each in facts.network.blocks]
 
 
 @pytest.mark.parametrize("build", [*ON.values(), *OFF.values()], ids=[*ON, *(f"{each}, off" for each in OFF)])

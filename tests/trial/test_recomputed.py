@@ -12,6 +12,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.compile_coverage import recomputed
 from fp8doctor.cost.step_cost import modelled_step
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload
@@ -88,7 +89,7 @@ def busy_ms(facts: Facts) -> float:
 @pytest.mark.parametrize("kind", [NotReentrant, Reentrant])
 def test_a_call_in_the_forward_costs_what_a_wrapper_does(kind: Callable[[], nn.Module]) -> None:
     facts = look(kind())
-    assert facts.network.blocks[0].checkpointed == 4
+    assert recomputed(facts.network.blocks[0], facts) == 4
     assert facts.network.linears[-1].checkpointed is None
     by_wrapper, kept = look(wrapped()), look(Plain())
     assert busy_ms(facts) == busy_ms(by_wrapper) > busy_ms(kept)
@@ -117,6 +118,6 @@ def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(monkeypatch: pytes
     of = job(Reentrant())
     facts, counted, reason = rows.watch_copy(of, examine(of), TrialRun(torch.device("cpu"), Budget(600.0)))
     assert reason is None
-    assert facts.network.blocks[0].checkpointed == 4
+    assert recomputed(facts.network.blocks[0], facts) == 4
     assert {*counted.values()} == {(ROWS,)}
     assert {each.active for each in facts.training.checkpointing} == {True}

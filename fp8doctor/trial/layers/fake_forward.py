@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
@@ -17,7 +17,6 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks import bf16_counterpart, recognise
@@ -27,8 +26,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
-from fp8doctor.trial.layers.rows import Watched
-from fp8doctor.trial.layers.seen_calls import with_seen, without_seen
+from fp8doctor.trial.layers.seen_calls import Seen, with_seen, without_seen
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.treatments.apply import swap
 from fp8doctor.trial.treatments.forms import strip_compile_marks
@@ -51,25 +49,9 @@ def with_forward(job: Job, facts: Facts) -> Facts:
         facts = without_seen(facts, watched)
         gaps = {**facts.get("gaps", {}), "workload.rows": watched}
         return msgspec.structs.replace(facts, gaps=gaps)
-    facts = _with_scaled(with_seen(facts, watched.seen), watched.scaled)
+    facts = with_seen(facts, watched)
     workload = msgspec.structs.replace(facts.workload, rows=watched.rows)
     return msgspec.structs.replace(facts, workload=workload)
-
-
-def _with_scaled(facts: Facts, scaled: Mapping[str, bool]) -> Facts:
-    """Add to layers that store FP8 weights that their forward multiplies in FP8.
-
-    Outside of a function of its own that has no backward, as in torchao's dynamic inference tensors.
-    """
-    linears = []
-    for each in facts.network.linears:
-        if each.use == "storage" and each.name in scaled:
-            seen = OWN_FUNCTION if scaled[each.name] else QUANTIZES
-            each = msgspec.structs.replace(each, features={**each.features, seen: True})
-        linears.append(each)
-    return msgspec.structs.replace(
-        facts, network=msgspec.structs.replace(facts.network, linears=tuple(linears))
-    )
 
 
 FORWARD = "a forward on fake tensors"
@@ -89,7 +71,7 @@ class Misfit(Exception):
     """A layer that does not take what the user's batch brings it."""
 
 
-def _watched(job: Job, facts: Facts) -> Watched | Misfit | str:
+def _watched(job: Job, facts: Facts) -> Seen | Misfit | str:
     """Run the forward for a while, or say why nothing was seen."""
     if job.batch is None:
         return rows.NO_BATCH
@@ -106,7 +88,7 @@ def _watched(job: Job, facts: Facts) -> Watched | Misfit | str:
         return f"{FORWARD} raises {error_in_words(error)}"
 
 
-def _cut_or_whole(job: Job, facts: Facts) -> Watched:
+def _cut_or_whole(job: Job, facts: Facts) -> Seen:
     """Watch a copy with few blocks; one with all if that raises, as where a forward pairs two lists."""
     plan = rows.shallow(job, facts)
     try:
@@ -119,7 +101,7 @@ def _cut_or_whole(job: Job, facts: Facts) -> Watched:
         return _on_fakes(job, facts, rows.shallow(job, facts, whole=True))
 
 
-def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Watched:
+def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:
     """Watch a forward of an uncompiled 16-bit copy of the model on fake tensors."""
     mode = fake_tensor_mode(allow_non_fake_inputs=True)
     fakes = _Fakes(mode)

@@ -76,13 +76,6 @@ Rows = dict[str, tuple[int, ...]]
 """As `fp8doctor.facts.Trial.rows`."""
 
 
-class Watched(msgspec.Struct, frozen=True):
-    rows: Rows
-    seen: Seen
-    scaled: Mapping[str, bool]
-    """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
-
-
 def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str | None]:
     """Run a forward of a copy: return the facts with what it showed, the rows, or why there are none.
 
@@ -94,7 +87,7 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
     if reason is None:
         run.progress("counting the rows of its layers", PART)
         try:
-            watched = on_a_copy(job, facts, run.device, run.guard or Guard(job))
+            seen = on_a_copy(job, facts, run.device, run.guard or Guard(job))
         except OriginalTouched as error:
             reason = str(error)
         except Exception as error:
@@ -104,20 +97,17 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
         free(run.device)
     if reason is not None:
         return without_seen(facts, reason), NOT_RECORDED, reason
-    return with_seen(facts, watched.seen), watched.rows if of_interest(facts) else {}, None
+    return with_seen(facts, seen), seen.rows if of_interest(facts) else {}, None
 
 
-def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Watched:
-    """Watch a forward of an uncompiled copy, with gradients if its calls are wanted.
-
-    Raises the forward's exceptions.
-    """
+def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Seen:
+    """Watch a forward of an uncompiled copy. Raises the forward's exceptions."""
     job, plan = uncompiled(job), shallow(job, facts)
     model = strip_compile_marks(cut_of(job, plan.cuts[0], device)[1].train())
     give_own_code(model)
     batch = move(job.batch, device)
     autocast = torch.autocast(device.type, dtype=job.autocast) if job.autocast else nullcontext()
-    with guard.armed(), buffers_apart(), torch.set_grad_enabled(undecided(facts)), autocast:
+    with guard.armed(), buffers_apart(), torch.enable_grad(), autocast:
         return watch(job, facts, plan, model, batch)
 
 
@@ -132,7 +122,7 @@ def shallow(job: Job, facts: Facts, *, whole: bool = False) -> depth.Plan:
     return depth.first_blocks(original, depth.named_in(original, lists), BLOCKS)
 
 
-def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Watched:
+def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any) -> Seen:
     """Watch training forwards of a copy until every layer was called: with LayerDrop each skips others.
 
     A second one shows the next micro-batch. Raises the forward's exceptions.
@@ -157,16 +147,17 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
     seen = calls.seen(layers, model, kept_blocks=_kept_blocks(original, plan, model))
     names = {id(module): cleaned(name) for name, module in modules_of(model)}
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
-    seen = msgspec.structs.replace(
+    scaled = {name: products.scaled[id(each)] for name, each in layers.items() if id(each) in products.scaled}
+    return msgspec.structs.replace(
         seen,
+        rows=_of_their_layers(adapted, rows),
+        scaled=scaled,
         regions=_of_their_layers(adapted, seen.regions),
         autocast=products.in_own_autocast,
         fp8_calls=(*products.in_fp8,),
         fp32_products=tuple(names.get(each or 0, "") for each in products.in_fp32),
         without_hooks=hooks[0] != hooks[1],
     )
-    scaled = {name: products.scaled[id(each)] for name, each in layers.items() if id(each) in products.scaled}
-    return Watched(_of_their_layers(adapted, rows), seen, scaled)
 
 
 def _of_their_layers(adapted: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, Any]:

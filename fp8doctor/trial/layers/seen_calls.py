@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
@@ -55,6 +56,10 @@ class Call(msgspec.Struct, frozen=True):
 class Seen(msgspec.Struct):
     """Calls of a forward."""
 
+    rows: dict[str, tuple[int, ...]] = {}
+    """As `fp8doctor.facts.Trial.rows`."""
+    scaled: Mapping[str, bool] = {}
+    """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
     regions: dict[str, str | None] = {}
     """Layer -> name of the checkpointed region that it ran in; None if it ran in none."""
     calls: dict[str, Call] = {}
@@ -251,7 +256,8 @@ def undecided(facts: Facts) -> bool:
 def with_seen(facts: Facts, seen: Seen) -> Facts:
     """Add the calls of the job's forward to the facts, if only a forward shows them."""
     told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
-    network = msgspec.structs.replace(facts.network, fp32_products=seen.fp32_products)
+    linears = tuple(_scales(each, seen.scaled.get(each.name)) for each in facts.network.linears)
+    network = msgspec.structs.replace(facts.network, fp32_products=seen.fp32_products, linears=linears)
     facts = msgspec.structs.replace(facts, training=told, network=network)
     if all(each.use == "none" for each in facts.linears()):  # else FP8 is in layers that are known
         named = dict.fromkeys((*facts.network.get("fp8_calls", ()), *seen.fp8_calls))
@@ -275,12 +281,6 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
         return msgspec.structs.replace(linear, checkpointed=region)
 
     linears = tuple(map(decided, facts.network.linears))
-    blocks = tuple(
-        each
-        if recorded(each, "checkpointed") or _is_below(each.name, unknown)
-        else msgspec.structs.replace(each, checkpointed=_recomputed(each.name, linears))
-        for each in facts.network.blocks
-    )
     training = msgspec.structs.replace(facts.training, checkpointing=tuple(marks))
     gaps = dict(facts.get("gaps", {}))
     if unknown:
@@ -301,7 +301,7 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
             gaps.setdefault(FP8_AUTOCAST, IN_COMPILED_CODE)
         elif FP8_AUTOCAST not in gaps:
             training = msgspec.structs.replace(training, fp8_autocast=False)
-    network = msgspec.structs.replace(facts.network, linears=linears, blocks=blocks)
+    network = msgspec.structs.replace(facts.network, linears=linears)
     return msgspec.structs.replace(facts, network=network, training=training, gaps=gaps)
 
 
@@ -327,6 +327,17 @@ def without_forward(facts: Facts) -> Facts:
     return msgspec.structs.replace(facts, gaps={**facts.gaps, "workload.rows": NO_FORWARD})
 
 
+def _scales(linear: Linear, in_own_function: bool | None) -> Linear:
+    """Add to a layer that stores FP8 weights that its forward multiplies in FP8; None: it does not.
+
+    A function of its own has a backward; torchao's dynamic inference tensors have none.
+    """
+    if linear.use != "storage" or in_own_function is None:
+        return linear
+    seen = OWN_FUNCTION if in_own_function else QUANTIZES
+    return msgspec.structs.replace(linear, features={**linear.features, seen: True})
+
+
 def _called(mark: Checkpointing, call: Call) -> Checkpointing:
     known: dict[str, Any] = {}
     if TRANSFORMER_ENGINE in sys.modules:
@@ -341,11 +352,3 @@ def _called(mark: Checkpointing, call: Call) -> Checkpointing:
 
 def _is_below(name: str, modules: Collection[str]) -> bool:
     return any(not each or f"{name}.".startswith(f"{each}.") for each in modules)
-
-
-def _recomputed(blocks: str, linears: tuple[Linear, ...]) -> int:
-    """Count the blocks of a list with a Linear that is recomputed."""
-    below = f"{blocks}." if blocks else ""
-    within = (each for each in linears if each.name.startswith(below) and recorded(each, "checkpointed"))
-    names = (each.name.removeprefix(below) for each in within if each.checkpointed is not None)
-    return len({name.partition(".")[0] for name in names})
