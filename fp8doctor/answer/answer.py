@@ -304,8 +304,8 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     first = untimed_form(None if said.is_decided else view.late_first)
     end = said.compared.end
     lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
-    is_whole_open = said.is_compute and (whole is None or whole[0] < 1 < whole[1])
-    needs_run = view.copies_do_not_fit and not measured
+    is_whole_open = measured and said.is_compute and (whole is None or whole[0] < 1 < whole[1])
+    needs_run = view.copies_do_not_fit and view.watched is not None
     questions = (
         (decides, decides, time_it),
         (measured and said.status == "open", NOISE, time_it),

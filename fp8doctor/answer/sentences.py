@@ -349,7 +349,9 @@ def _sure(said: Answer) -> Iterator[Line]:
         yield say("sure.fault", seen="read from the job")
         return
     if found is None:
-        yield say("sure.unknown", timed="only your step was timed" if clock else "nothing was timed")
+        others = said.steps is not None and any(said.steps.rows)
+        untimed = "your step was not timed" if others else "nothing was timed"
+        yield say("sure.unknown", timed="only your step was timed" if clock else untimed)
         return
     interval = f"{'compute ' if said.is_compute and found.basis == 'measured' else ''}{_interval(found)}"
     if found.basis != "measured":
