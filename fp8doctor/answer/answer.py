@@ -151,16 +151,16 @@ class Answer(Struct, frozen=True):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no time would change the answer: a fault stops the job, nothing takes FP8, or the
-        estimate is sure of its side, its size and the plan's end."""
+        """Return whether no time would change the answer: the job does not fit, nothing takes FP8 and no fix
+        is known, or the estimate is sure of its side, its size and the plan's end."""
         found, later = self.speedup, self.compared.end_speedup
-        if self.fault and (self.status == "does_not_fit" or not self.fault.finding):
+        if self.fault and (self.status == "does_not_fit" or not (self.fault.finding or self.fault.first)):
             return True
         if self.status in ("step_raises", "fp8_not_engaged"):
-            return later is None or later.side != "open"
+            return later is not None and later.side != "open"
         ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))
         if found is None:
-            return self.takes_no_fp8
+            return self.takes_no_fp8 and not self.fixes
         return ends and found.side in ("slower", "faster") and not found.has_open_size
 
     @property
@@ -327,8 +327,10 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
 
 def _not_known(said: Answer, speedup: Number | None) -> str:
     """Say what an estimate, or a job without one, leaves open."""
+    if said.fault and said.fault.first:
+        return "all else, once that is solved"
     if speedup is None:
-        if said.status == "step_raises" and said.fixes:
+        if (said.status == "step_raises" or said.takes_no_fp8) and said.fixes:
             return "apply fix 1, time it"
         is_timed = said.has_fp8 and said.compared.now is not None
         return f"how fast {'BF16' if is_timed else said.low_precision} is{'' if is_timed else ' on a GPU'}"
@@ -348,7 +350,7 @@ def _untimed(fixes: Sequence[Step]) -> dict[int, Step]:
 
 UNCOMPILED = "torch.compile is untimed"
 NOISE = "too close to rank; use a quiet machine"
-NOISE_AT_END = f"FP8 with fixes is {NOISE}"
+NOISE_AT_END = f"the fastest FP8 and BF16 are {NOISE}"
 LIVE = "inspect_model(model, batch) on a GPU"
 """What times a live model."""
 

@@ -106,7 +106,7 @@ def as_json(layers: Sequence[LayerReport]) -> str:
 
 def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
     """Find layers by name, pattern or part of one. Raises `UserError` without any."""
-    linears = facts.linears()
+    linears = [each for each in facts.linears() if recorded(each, "name") and recorded(each, "kind")]
     if not linears:
         raise UserError("this report holds no layers: no model was examined")
 

@@ -36,9 +36,9 @@ TEMPLATES = {
     "why.parts": "{parts} ms{where}",
     "why.unknown": "Not known: {reason}",
     "fix.step": "{summary}",
-    "fix.nothing": "Nothing to change for speed",
+    "fix.nothing": "Nothing surely better for speed",
     "fix.unchecked": "Nothing found so far",
-    "fix.beside": "Nothing for speed; below: {codes}",
+    "fix.beside": "Nothing surely better for speed; below: {codes}",
     "fix.open": "Nothing until this is known",
     "then.mended": "{mended}",
     "then.unknown": "not known",
@@ -48,7 +48,7 @@ TEMPLATES = {
     "then.range": "{low:.2f}x to {high:.2f}x the speed of {of}",
     "then.fp8": "fastest FP8 timed: {ms}",
     "sure.yes": "yes: {interval}, {rounds}",
-    "sure.side": "the side yes, the size roughly: {interval}, {rounds}{doubts}",
+    "sure.side": "certainly {side}, how much is rough: {interval}, {rounds}{doubts}",
     "sure.no": "no, {timed}{doubts}",
     "sure.unknown": "no: {timed}",
     "sure.likely": "{how}: {interval}, estimated for {gpu}",
@@ -368,7 +368,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found.side == "open":
         yield say("sure.no", timed=rounds, doubts=doubts)
     elif said.doubts or found.is_wide:
-        yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
+        yield say("sure.side", side=found.side, interval=interval, rounds=rounds, doubts=doubts)
     else:
         yield say("sure.yes", interval=interval, rounds=rounds)
 

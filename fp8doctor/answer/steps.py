@@ -250,7 +250,7 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     tried = any(each.tried for each in facts.arms())
     alone = "then rank 0 timed copies alone" if tried else "no copy was timed"
     then = alone if recorded(facts, "trial") else "in place: nothing of the model is copied"
-    note = " GPU times are of one more step under the profiler, which is longer; communication is cut to fit."
+    note = " GPU times are of one more step, profiled and longer; communication is cut to fit. Parts overlap."
     profiled = note if any(exposed_of_ranks(facts)) else ""
     job = f"{facts.ranks.world_size} processes{f' ({kinds})' if kinds else ''}, timed in their own steps"
     return f"{job}; {then}.{profiled}", tuple(each)

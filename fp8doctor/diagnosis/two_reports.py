@@ -23,7 +23,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Record, encode, to_builtins
@@ -228,12 +228,12 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
     )
     speedup = _speedup(one, other)
     arms = [None if timed_on_cpu(each.facts) else as_is(each.facts) for each in documents]
-    parts = [if_recorded(breakdown_of, arm) if arm else None for arm in arms]
-    difference = if_recorded(waterfall, arms[1], arms[0]) if arms[0] and arms[1] else None
-    families = [{**each.families_ms, "idle": each.idle_ms} for each in parts if each]
+    families = [if_recorded(_families_ms, arm) if arm else None for arm in arms]
+    timed = one.step_ms is not None and other.step_ms is not None
+    difference = if_recorded(waterfall, arms[1], arms[0]) if timed and arms[0] and arms[1] else None
     unknown = [
         f"{step.name} {why_unknown(arm) if arm else 'ran on a CPU'}"
-        for arm, step, found in zip(arms, (one, other), parts, strict=True)
+        for arm, step, found in zip(arms, (one, other), families, strict=True)
         if (arm or step.on_cpu) and step.step_ms and not found
     ]
     differing = tuple(unlike(first.facts, second.facts))
@@ -242,7 +242,7 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
         tool=tool(),
         files=files,
         steps=(one, other),
-        families_ms=(families[0], families[1]) if difference else None,
+        families_ms=(families[0], families[1]) if difference and families[0] and families[1] else None,
         speedup=speedup,
         difference=difference,
         why_no_difference="" if difference else " and ".join(unknown),
@@ -252,6 +252,11 @@ def compared(first: Document, second: Document, files: tuple[str, str]) -> Compa
         gone=tuple(code for code in codes[0] if code not in codes[1]),
         summary=_summary(one, other, speedup, difference, differing),
     )
+
+
+def _families_ms(arm: Arm) -> dict[str, float] | None:
+    found = breakdown_of(arm)
+    return {**found.families_ms, "idle": found.idle_ms} if found else None
 
 
 def _speedup(one: TimedStep, other: TimedStep) -> Number | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from fp8doctor.answer.items import HOW_KNOWN
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, LayerShape, if_recorded, recorded
 from fp8doctor.render.page import Page, Quiet, Table, labelled
 from fp8doctor.wording import plural
 
@@ -22,6 +22,13 @@ def page(layers: Sequence[LayerReport], asked: str, facts: Facts) -> Page:
     return Page(heading, (Table(HEADS, found, "runs in"), Quiet(LEGEND)))
 
 
+def _alone(shape: LayerShape) -> list[str]:
+    fp8 = f"FP8 {shape.fp8_ms:.3f} ms" if shape.fp8_ms is not None else shape.reason
+    casts = f"casts {shape.casts_ms:.3f} ms" if shape.casts_ms is not None else None
+    sides = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
+    return [*filter(None, (sides, f"BF16 {shape.bf16_ms:.3f} ms", fp8, casts))]
+
+
 def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
     linear, shape = layer.seen, layer.shape
     seen = [linear.kind, layer_shape(linear), f"runs in {runs_in(linear)}"]
@@ -32,10 +39,7 @@ def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
             seen.append(f"not {what}" if by is None else f"{what} with {by or 'the whole model'}")
     yield "Seen", seen + [f"{name}={value}" for name, value in linear.get("features", {}).items()]
     if shape:
-        fp8 = f"FP8 {shape.fp8_ms:.3f} ms" if shape.fp8_ms is not None else shape.reason
-        casts = f"casts {shape.casts_ms:.3f} ms" if shape.casts_ms is not None else None
-        sides = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
-        yield "Alone", [*filter(None, (sides, f"BF16 {shape.bf16_ms:.3f} ms", fp8, casts))]
+        yield "Alone", if_recorded(_alone, shape) or ["unknown"]
     if layer.gain_ms is not None:
         saves = f"{'saves' if layer.gain_ms > 0 else 'costs'} {abs(layer.gain_ms):.3f} ms/step in this layer"
         yield "FP8", [f"{saves}, {HOW_KNOWN[layer.gain_basis]}, compiled"]
