@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8doctor.integrations.watching import FailOn, check_fail_on, examined
+from fp8doctor.api import inspect_model
+from fp8doctor.integrations.watching import FailOn, check_fail_on
 from fp8doctor.loading.job import autocast_of
 from fp8doctor.report import Report
 
@@ -30,4 +31,6 @@ def check(
         return None
     options.setdefault("autocast", autocast_of(accelerator.mixed_precision))
     options.setdefault("accumulate", accelerator.gradient_accumulation_steps)
-    return examined(model, batch, fail_on, require_fp8=require_fp8, optimizer=optimizer, **options)
+    report = inspect_model(model, batch, optimizer=optimizer, **options)
+    report.raise_for(fail_on, require_fp8=require_fp8)
+    return report

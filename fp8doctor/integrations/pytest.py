@@ -34,8 +34,12 @@ def fp8doctor() -> Callable[..., Report]:
         **options: Any,
     ) -> Report:
         __tracebackhide__ = True
-        from fp8doctor.integrations import watching
+        from fp8doctor.api import inspect_model
+        from fp8doctor.integrations.watching import check_fail_on
 
-        return watching.examined(model, batch, fail_on, require_fp8=require_fp8, trial=trial, **options)
+        check_fail_on(fail_on)
+        report = inspect_model(model, batch, trial=trial, **options)
+        report.raise_for(fail_on, require_fp8=require_fp8)
+        return report
 
     return examined

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fp8doctor import registry
-from fp8doctor.api import check_limits, codes, inspect_model
+from fp8doctor.api import check_limits, codes
 from fp8doctor.areas import SEVERITIES
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import why_not_engaged
@@ -148,8 +148,10 @@ class Watching:
             self._abandon()
         self._over = True
         self._guarded(self._report)
-        if gate:
-            hold(self.report, self._fail_on, self._require_fp8)
+        if gate and self.report is not None:
+            self.report.raise_for(self._fail_on, require_fp8=self._require_fp8)
+        elif gate and self._require_fp8:
+            raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
 
     def _converted(self) -> None:
         """Stop watching conversions: compiled code, which guards hooks, will run."""
@@ -219,23 +221,6 @@ class Heard:
 def check_fail_on(value: Any) -> None:
     if value not in ("never", *SEVERITIES):
         raise UserError(f"fail_on is one of never, {', '.join(SEVERITIES)}, not {value!r}")
-
-
-def examined(model: Any, batch: Any, fail_on: FailOn, *, require_fp8: bool, **options: Any) -> Report:
-    """Examine a model and gate it. Raises `UserError` and `ReportFailed`; ``options``: `inspect_model`'s."""
-    __tracebackhide__ = True
-    check_fail_on(fail_on)
-    report = inspect_model(model, batch, **options)
-    hold(report, fail_on, require_fp8)
-    return report
-
-
-def hold(report: Report | None, fail_on: FailOn, require_fp8: bool = False) -> None:
-    """Raise `ReportFailed` if the report fails the gate."""
-    if report is not None:
-        report.raise_for(fail_on, require_fp8=require_fp8)
-    elif require_fp8:
-        raise ReportFailed(f"FP8 is required. {why_not_engaged(Facts())}", ())
 
 
 def _rendered(report: Report, path: Path) -> str:

@@ -30,14 +30,13 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts.scrub import scrub
 from fp8doctor.health.record import FirstBad, Header, HealthFile, Sample, last_step, significant
 from fp8doctor.running.layer_sampler import LayerSampler
-from fp8doctor.running.losses import Losses, total
+from fp8doctor.running.losses import Losses, Owner, owners, spoiled, total
 from fp8doctor.running.patches import unnoticed
 from fp8doctor.running.script_messages import Message, WatchOptions
 from fp8doctor.running.stepped_model import Ownership, held
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import recognise
-from fp8doctor.stacks.looking import modules_of, tensors_of
-from fp8doctor.stacks.tensors import local, stored
+from fp8doctor.stacks.looking import tensors_of
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.wording import plural, sentence
@@ -53,9 +52,6 @@ EVERY = 100
 
 SHARE = 0.008
 """Largest share of the time that samples may take if the user names no distance: below the promised 1%."""
-
-Owner = tuple[str, nn.Module, nn.Parameter, str]
-"""A module's name, the module, one of its parameters, and the parameter's name."""
 
 
 class LongWatch:
@@ -139,13 +135,11 @@ class LongWatch:
 
     def _look_at_weights(self) -> None:
         model, step = self._model(), self._base + self._steps + 1
-        with torch.no_grad():
-            for owner in _owners(model) if model is not None else ():
-                weight = stored(local(owner[2]))  # of this process alone
-                if weight.is_floating_point() and not bool(weight.isfinite().all()):
-                    self._report(step, "loss", owner, owner[3], "It was not finite before this step.")
-                    return
-        self._report(step, "loss", None, "", "All weights are finite." if model is not None else "")
+        owner = spoiled(model, frozen=False) if model is not None else None
+        if owner is not None:
+            self._report(step, "loss", owner, owner[3], "It was not finite before this step.")
+        else:
+            self._report(step, "loss", None, "", "All weights are finite." if model is not None else "")
 
     def _look_at_gradients(self) -> None:
         while self.found is None and self._recent:
@@ -156,12 +150,12 @@ class LongWatch:
                 continue
             parameters, model = self.losses.parameters, self._model()
             bad = {id(parameters[place]) for place in spoiled}
-            owners = [] if model is None else [each for each in _owners(model) if id(each[2]) in bad]
-            if not owners:
+            found = [] if model is None else [each for each in owners(model) if id(each[2]) in bad]
+            if not found:
                 self._report(step, "gradient", None, "", "")
                 return
-            last = next(each for each in owners if each[1] is owners[-1][1])
-            note = f"{len(owners)} of {plural(len(places), 'gradient')} are not finite, up to this layer."
+            last = next(each for each in found if each[1] is found[-1][1])
+            note = f"{len(found)} of {plural(len(places), 'gradient')} are not finite, up to this layer."
             self._report(step, "gradient", last, f"gradient of its {last[3]}", note)
 
     def _report(self, step: int, what: str, where: Owner | None, tensor: str, note: str) -> None:
@@ -241,18 +235,6 @@ class LongWatch:
     def _stop(self) -> None:
         if self._settings.stop_on_nan and self.found is not None:
             raise SystemExit(STOPPED)
-
-
-def _owners(model: nn.Module) -> list[Owner]:
-    """List module, parameter and its name in the module, in the model's order; shared ones once."""
-    seen: set[int] = set()
-    found = []
-    for name, module in modules_of(model):
-        for key, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                found.append((name, module, parameter, key))
-    return found
 
 
 def _wait() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from threading import get_ident
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fp8doctor.running.patches import Patch
-from fp8doctor.stacks.looking import tensors_of
+from fp8doctor.stacks.looking import modules_of, parameters_of
 from fp8doctor.stacks.tensors import captured, local, plain
 from fp8doctor.stacks.torch_private import in_backward, without_modes
 
@@ -155,15 +155,29 @@ AT_ONCE = 1 << 22
 """Elements of a weight that are looked at together: 16 MiB in fp32. A choice."""
 
 
-def spoiled_frozen(model: nn.Module) -> str:
-    """Name the first frozen parameter with NaN or infinity, which no step has written; empty without one.
+Owner = tuple[str, nn.Module, nn.Parameter, str]
+"""A module's name, the module, one of its parameters, and the parameter's name."""
 
-    Reads the tensors inside a quantized one. Waits for the GPU.
+
+def owners(model: nn.Module) -> Iterator[Owner]:
+    """Yield module, parameter and its name in the module, in the model's order; shared ones once."""
+    seen: set[int] = set()
+    for name, module in modules_of(model):
+        for key, parameter in parameters_of(module).items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield name, module, parameter, key
+
+
+def spoiled(model: nn.Module, *, frozen: bool) -> Owner | None:
+    """Find the first parameter with NaN or infinity; a ``frozen`` one, which no step has written.
+
+    Reads the tensors of this process, those inside a quantized one too. Waits for the GPU.
     """
     with torch.no_grad():
-        for name, parameter in tensors_of(model, "_parameters"):
-            for inner in plain(parameter) if not parameter.requires_grad else ():
+        for owner in owners(model):
+            for inner in () if frozen and owner[2].requires_grad else plain(owner[2]):
                 parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
                 if not all(bool(part.float().isfinite().all()) for part in parts):
-                    return name
-    return ""
+                    return owner
+    return None

@@ -21,7 +21,7 @@ from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
-from fp8doctor.running.losses import Losses, spoiled_frozen
+from fp8doctor.running.losses import Losses, spoiled
 from fp8doctor.running.patches import without_own_frames
 from fp8doctor.running.script_messages import Listener, Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
@@ -331,7 +331,8 @@ class ScriptObserver:
             return None
         model = self.window.model if self.window is not None else None
         if self._spoiled is None and model is not None:
-            self._spoiled = spoiled_frozen(model)
+            owner = spoiled(model, frozen=True)
+            self._spoiled = f"{owner[0]}.{owner[3]}".lstrip(".") if owner is not None else ""
         where = f"The frozen {self._spoiled} was not finite before training." if self._spoiled else ""
         return NotFinite(step=step, what="loss", where=where)
 

@@ -250,13 +250,10 @@ class Clock:
             last.event.synchronize()
             self._last = last.event, time.perf_counter()
 
-    def host_ms(self, first: Moment, last: Moment) -> float:
-        return (last.host_s - first.host_s) * 1e3
-
     def ms(self, first: Moment, last: Moment) -> float:
         """Return the GPU's time between two moments, or the host's without a GPU."""
         if not self.on_gpu:
-            return self.host_ms(first, last)
+            return (last.host_s - first.host_s) * 1e3
         return max(0.0, float(first.event.elapsed_time(last.event)))
 
     def behind_ms(self, moment: Moment) -> float:

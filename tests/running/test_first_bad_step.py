@@ -155,4 +155,5 @@ def test_a_frozen_weight_that_is_not_finite_is_named(frozen: bool) -> None:
     if not frozen:
         model[0] = nn.Linear(64, 64)
         model[0].weight.data.fill_(math.nan)
-    assert losses.spoiled_frozen(model) == ("1.weight" if frozen else "")
+    found = losses.spoiled(model, frozen=True)
+    assert found == (("1", model[1], model[1].weight, "weight") if frozen else None)

@@ -298,16 +298,19 @@ def test_wrong_usage(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("command", "options"),
     [
-        ("python -m fp8doctor run a.py -u", ""),
-        ("python /venv/bin/fp8doctor run -u", ""),
-        ("python -u -m fp8doctor run a.py", "-u"),
-        ("python -Oum fp8doctor run a.py", "-Ou"),
+        ("python -m fp8doctor", ""),
+        ("python -mfp8doctor", ""),
+        ("python /venv/bin/fp8doctor", ""),
+        ("python -u /venv/bin/fp8doctor", "-u"),
+        ("python -u -m fp8doctor", "-u"),
+        ("python -Oum fp8doctor", "-Ou"),
         ("python -X dev -Wignore -W error::Warning -m fp8doctor", "-X dev -Wignore -W error::Warning"),
         ("python -c code", ""),
     ],
 )
 def test_options_of_the_interpreter_are_kept(command: str, options: str) -> None:
-    assert " ".join(interpreter_options(command.split())) == options
+    own = ["run", "a.py", "-u", "-m"]
+    assert " ".join(interpreter_options([*command.split(), *own], len(own))) == options
 
 
 def test_a_script_from_standard_input() -> None:
