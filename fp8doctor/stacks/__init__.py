@@ -4,7 +4,7 @@ A stack never imports its library. It has
 
 - ``ORDER``: the stacks are asked in ascending order, and the first that knows a module describes it.
 - ``recognise(module, gaps)``: the module's own layers, empty if unknown. ``gaps`` takes what cannot be read.
-- ``bf16_counterpart(module, compiled)``, if its layers train: the same work in 16 bits over the same weights,
+- ``bf16_counterpart(module)``, if its layers train: the same work in 16 bits over the same weights,
   in a new module or the changed one. Raises `NoCounterpart`.
 - perhaps ``PREFIX``, the packages of its classes; ``scaling(module)``; ``casts(module)``, of its operands;
   ``fp8_copies(module)``, FP8 weights that a layer keeps between steps.
@@ -115,14 +115,14 @@ def recognise(module: Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     return ()
 
 
-def bf16_counterpart(module: Module, compiled: bool) -> Module | None:
+def bf16_counterpart(module: Module) -> Module | None:
     """Return this module without FP8, or None. Raises `NoCounterpart`."""
     for stack in stacks_of(type(module)):
         uses = {layer.use for layer in stack.recognise(module, {})}
         if "storage" in uses:
             raise NoCounterpart(f"its weights are stored in low precision ({type(module).__name__})")
         if uses:
-            return stack.bf16_counterpart(module, compiled) if "training" in uses else None
+            return stack.bf16_counterpart(module) if "training" in uses else None
     return None
 
 

@@ -46,7 +46,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     return ()
 
 
-def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
+def bf16_counterpart(module: nn.Module) -> nn.Module:
     return Bf16Linear(module).train(module.training)
 
 

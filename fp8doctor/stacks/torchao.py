@@ -234,7 +234,7 @@ def _word(member: Any) -> str:
     return (value if isinstance(value, str) else str(read(member, "name", member))).lower()
 
 
-def bf16_counterpart(module: nn.Module, compiled: bool) -> nn.Module:
+def bf16_counterpart(module: nn.Module) -> nn.Module:
     if ancestor(type(module), "torchao.", FLOAT8 + OTHERS) and isinstance(module, nn.Linear):
         return plain_linear(module).train(module.training)
     if configured(module):

@@ -44,7 +44,7 @@ def test_a_class_of_that_name_from_elsewhere_is_the_users_own() -> None:
 @needs_scaled_mm
 def test_the_bf16_form_has_its_weights_and_computes_the_same() -> None:
     layer = Float8Linear(64, 32)
-    twin = bf16_counterpart(layer, compiled=False)
+    twin = bf16_counterpart(layer)
     x = torch.randn(16, 64)
     assert type(twin) is not Float8Linear
     assert twin.weight is layer.weight

@@ -96,25 +96,3 @@ def test_a_fused_te_layer_keeps_its_kernels_with_fp8_off(monkeypatch: pytest.Mon
         twin(torch.ones(4, 32))
     assert (layer.fp8, twin.fp8) == (True, False)
     assert type(twin) is te.LayerNormLinear
-
-
-@pytest.mark.parametrize(("normalization", "centre"), [("LayerNorm", 0), ("RMSNorm", 0), ("RMSNorm", 1)])
-def test_fused_te_layers_have_a_form_in_plain_torch_for_the_compiler(normalization: str, centre: int) -> None:
-    x = torch.randn(4, 32)
-    linear, mlp = filled(te.LayerNormLinear(32, 48)), filled(te.LayerNormMLP(32, 64))
-    settings = {"eps": 1e-5, "normalization": normalization, "zero_centered_gamma": bool(centre)}
-    linear.__dict__.update(settings)
-    mlp.__dict__.update(settings, activation="swiglu")
-    twins: Any = to_bf16(nn.Sequential(linear, mlp), compiled=True)
-    assert same_parameters(nn.Sequential(linear, mlp), twins)
-
-    def norm(of: Any) -> torch.Tensor:
-        weight = of.layer_norm_weight + centre
-        if normalization == "RMSNorm":
-            return functional.rms_norm(x, (32,), weight, 1e-5)
-        return functional.layer_norm(x, (32,), weight, getattr(of, "layer_norm_bias", None), 1e-5)
-
-    assert torch.allclose(twins[0](x), norm(linear) @ linear.weight.t() + linear.bias, atol=1e-4)  # type: ignore[operator]
-    inside = norm(mlp) @ mlp.fc1_weight.t() + mlp.fc1_bias  # type: ignore[operator]
-    gated = functional.silu(inside[:, :64]) * inside[:, 64:]
-    assert torch.allclose(twins[1](x), gated @ mlp.fc2_weight.t(), atol=1e-2)  # type: ignore[operator]

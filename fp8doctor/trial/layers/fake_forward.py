@@ -126,7 +126,7 @@ def _on_fakes(job: Job, facts: Facts, plan: depth.Plan) -> Seen:
 def _in_16_bits(name: str, module: nn.Module) -> nn.Module | None:
     """Return the Linear that an FP8 layer was; weights that are only stored are cast by their own forward."""
     stored = any(layer.use == "storage" for layer in recognise(module, {}))
-    return None if stored else bf16_counterpart(module, compiled=False)
+    return None if stored else bf16_counterpart(module)
 
 
 def _layer(model: nn.Module, error: BaseException) -> str:

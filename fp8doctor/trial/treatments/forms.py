@@ -162,9 +162,7 @@ def keep_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
     """Leave the named layers in BF16, as a filter of the conversion would."""
     if not context.layers:
         raise NotTried("the finding names no layers")
-    covered = {linear.name for linear in context.facts.network.linears if linear.compiled is not None}
-    compiled = bool(covered.intersection(context.layers))
-    return replace(variant, model=to_bf16(variant.model, compiled=compiled, only=context.layers))
+    return replace(variant, model=to_bf16(variant.model, only=context.layers))
 
 
 def stay_in_bf16(variant: Variant, context: TreatmentContext) -> Variant:
@@ -179,7 +177,7 @@ def in_form(form: str, facts: Facts) -> Change:
 
     def change(variant: Variant) -> Variant:
         bare = variant if form == ArmName.BF16_AS_COMPILED else without_compile_marks(variant)
-        model = to_bf16(bare.model, compiled=form != ArmName.BF16)
+        model = to_bf16(bare.model)
         if form == ArmName.BF16_AS_COMPILED:
             give_wrappers_own_code(model)
         elif form == ArmName.BF16_COMPILED:
@@ -192,10 +190,10 @@ def in_form(form: str, facts: Facts) -> Change:
     return change
 
 
-def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | None = None) -> nn.Module:
+def to_bf16(model: nn.Module, only: Collection[str] | None = None) -> nn.Module:
     """Replace FP8 training layers (all, or those in ``only``) by BF16 ones over the same Parameters.
 
-    ``compiled`` says whether torch.compile will cover them. Raises `NoCounterpart`.
+    Raises `NoCounterpart`.
     """
     done = 0
 
@@ -203,7 +201,7 @@ def to_bf16(model: nn.Module, compiled: bool = False, only: Collection[str] | No
         nonlocal done
         if only is not None and not belongs(name, only):
             return None
-        found = bf16_counterpart(module, compiled)
+        found = bf16_counterpart(module)
         done += found is not None
         return found
 
