@@ -13,16 +13,20 @@ from typing import Any
 
 import pytest
 import torch
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from fp8doctor import inspect_model
 from fp8doctor.analysis.conversion import keep_in_bf16
+from fp8doctor.analysis.recipe_support import transformer_engine_line
+from fp8doctor.analysis.training_bugs import training_bugs
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.code_snippets import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
 from fp8doctor.diagnosis.treatments import describe, stay_in_bf16
-from fp8doctor.facts import Accelerate, Environment, Facts, Training
+from fp8doctor.facts import Accelerate, Environment, Facts, Software, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors
 from fp8doctor.recipes import RECIPES, Recipe
@@ -113,6 +117,46 @@ def test_every_name_is_imported_or_is_one_of_a_script() -> None:
         if not hasattr(importlib.import_module(name), each)
     ]
     assert missing == []
+
+
+TE = re.compile(
+    r"(?<![\w/-])transformer[-_]engine(?!\.)(?P<part>\[[\w,]+\]|[-_](?:torch|cu\d+)\b)?(?P<bounds>[<>=][^\"'\s]*)?"
+)
+"""A requirement of Transformer Engine: without a part it is a package that holds nothing."""
+
+
+def bad_installs(code: str, cudnn: str | None = None) -> list[str]:
+    """Lines of pip whose Transformer Engine this cuDNN cannot load, or that replace torch beside it."""
+    fits = "nvidia-cudnn" in code or (cudnn is not None and Version(cudnn) >= Version("9.12"))
+    return [
+        line
+        for line in code.splitlines()
+        for found in TE.finditer(line.partition("pip install")[2])
+        if not found["part"]
+        or ("pytorch" in found["part"] and "--force-reinstall" in line)
+        or not (fits or "2.20.2" not in SpecifierSet(found["bounds"] or ""))
+    ]
+
+
+@pytest.mark.parametrize("cudnn", [None, "9.10.2.21", "9.19.0.56"])
+def test_a_fixed_release_is_one_that_loads_here(cudnn: str | None) -> None:
+    facts = Facts(software=Software(cudnn=cudnn, cuda="12.8"))
+    written = {bug.name: bug.written(facts) for bug in training_bugs()}
+    assert sum("transformer-engine[pytorch]" in each for each in written.values()) > 10
+    newest = transformer_engine_line(facts, Version("2.20"))
+    assert ("nvidia-cudnn-cu12" in newest) is (cudnn != "9.19.0.56")
+    assert {
+        name: bad for name, each in (*written.items(), ("", newest)) if (bad := bad_installs(each, cudnn))
+    } == {}
+
+
+@pytest.mark.slow
+def test_no_printed_line_installs_a_transformer_engine_that_does_not_load() -> None:
+    codes = {f"message: {each.says}": each.lines for each in known_errors()}
+    codes |= {f"page: {each.code}": each.page for each in discover()}
+    codes |= {f"treatment: {each.name}": each.code for each in of_the_checks()}
+    assert sum("transformer-engine[" in each for each in codes.values()) > 20
+    assert {name: bad for name, each in codes.items() if (bad := bad_installs(each))} == {}
 
 
 def treatment(code: str) -> Treatment:

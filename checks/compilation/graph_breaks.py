@@ -35,12 +35,6 @@ FULLGRAPH = kit.Treatment(
     summary="compile with fullgraph=True, and fix the line that the error names",
     code="block.compile(fullgraph=True)   # raises at the line that breaks",
 )
-TRACEABLE_TE = kit.Treatment(
-    name="traceable-te",
-    summary="use te.Linear of Transformer Engine 2.20 without delayed scaling, or do not compile these",
-    code='pip install --no-build-isolation "transformer-engine[pytorch]>=2.20"   '
-    f"# needs cuDNN {kit.recipe_support.CUDNN_FLOOR} or newer",
-)
 
 
 @kit.check("CMP003", "graph-breaks", severity="warning", explained_by=("CMP002",), **kit.BROKEN_IN_BF16_TOO)
@@ -82,7 +76,7 @@ def graph_breaks(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
             "whole_regions": whole,
             "compiled_fp8_linears": fp8,
         },
-        treatment=TRACEABLE_TE if te and "compiler.disable" in reasons[0] else FULLGRAPH,
+        treatment=traceable_te(facts) if te and "compiler.disable" in reasons[0] else FULLGRAPH,
     )
 
 
@@ -102,7 +96,15 @@ def of_transformer_engine(facts: kit.Facts) -> kit.Finding | None:
         title=f"Dynamo breaks at {kit.plural(len(broken), 'compiled layer')} of Transformer Engine {release}",
         explanation="Dynamo does not trace these modules: it compiles what lies between them.",
         evidence={"layers": len(broken), "first": broken[0].name, "release": str(release)},
-        treatment=TRACEABLE_TE,
+        treatment=traceable_te(facts),
+    )
+
+
+def traceable_te(facts: kit.Facts) -> kit.Treatment:
+    return kit.Treatment(
+        name="traceable-te",
+        summary="use te.Linear of Transformer Engine 2.20 without delayed scaling, or do not compile these",
+        code=kit.recipe_support.transformer_engine_line(facts, TRACED_SINCE),
     )
 
 

@@ -6,10 +6,11 @@ fp8 and convert no layer. Transformer Engine 2.0 to 2.3 lose delayed scaling's n
 recomputes a layer. The loss may fall for thousands of steps and then diverge. torchao 0.12 and older raises
 if DDP splits its compiled graph.
 
-    pip install "transformer_engine==2.3"   # before: te.checkpoint over delayed scaling
+    pip install "transformer-engine[pytorch]==2.3"   # before: te.checkpoint over delayed scaling
 
-    pip install "transformer_engine>=2.4"   # after
+    pip install --upgrade --no-build-isolation "transformer-engine[pytorch]>=2.4,<2.20"   # after
 
+`transformer-engine` alone holds no code: `[pytorch]` updates its torch extension too. 2.20 needs cuDNN 9.12.
 The table is `training_bugs.toml`. If the effect depends on settings that fp8doctor cannot see, this is a
 warning. Ignore it if your loss curve matches BF16's, or your build has the fix.
 https://github.com/NVIDIA/TransformerEngine/pull/1723
@@ -47,8 +48,7 @@ def incompatible_versions(facts: kit.Facts) -> kit.Finding | None:
         "incorrect": f"{release} {'trains' if bug.certain else 'may train'} {count} incorrectly",
         "raises": f"{release} raises with {count}",
     }.get(bug.kind, f"{release} does not work with FP8 here")
-    cuda = (facts.get("software.cuda") or "12").partition(".")[0]
-    lines = dict.fromkeys(each.lines.strip().replace("{cuda}", cuda) for each, _ in found)
+    lines = dict.fromkeys(each.written(facts) for each, _ in found)
     return kit.Finding(
         severity=severity_of(bug),
         title=f"{said}: {bug.name}{kit.named(layers, len(facts.network.fp8)) if layers else ''}"

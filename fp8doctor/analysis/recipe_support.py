@@ -180,13 +180,25 @@ def loads_newest_te(facts: Facts) -> bool | None:
     return None if cudnn is None else cudnn >= CUDNN_FLOOR
 
 
-def transformer_engine_line(facts: Facts) -> str:
-    """Write the pip line for the newest Transformer Engine that this cuDNN can load."""
-    bounds, why = f">={TE_BESIDE_ANY_CUBLAS}", ""
+def transformer_engine_line(facts: Facts, since: Version = TE_BESIDE_ANY_CUBLAS) -> str:
+    """Write the pip line for the newest Transformer Engine that this cuDNN can load.
+
+    If none since this release is, a newer cuDNN comes last: torch pins its own, which pip would put back.
+    """
+    bounds, after = f">={since}", ""
     if not loads_newest_te(facts):
-        bounds += f",<{TE_WITH_CUDNN_FLOOR}"
-        why = f"   # {TE_WITH_CUDNN_FLOOR} and newer need cuDNN {CUDNN_FLOOR}"
-    return f'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]{bounds}"{why}'
+        after = f"   # {TE_WITH_CUDNN_FLOOR} and newer need cuDNN {CUDNN_FLOOR}"
+        if since < TE_WITH_CUDNN_FLOOR:
+            bounds += f",<{TE_WITH_CUDNN_FLOOR}"
+        else:
+            after += f"\n{cudnn_line(facts)}"
+    return f'pip install --upgrade --no-build-isolation "transformer-engine[pytorch]{bounds}"{after}'
+
+
+def cudnn_line(facts: Facts) -> str:
+    """Write the pip line for a cuDNN that the newest Transformer Engine takes, for torch's CUDA."""
+    cuda = (facts.get("software.cuda") or "12").partition(".")[0]
+    return f'pip install "nvidia-cudnn-cu{cuda}>={CUDNN_FLOOR}"'
 
 
 def parsed(version: str | None) -> Version | None:

@@ -10,10 +10,11 @@ from importlib import resources
 from typing import Any, Literal, NamedTuple
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from fp8doctor.analysis.compile_coverage import is_below
 from fp8doctor.analysis.fp8_request import asked_by_environment, fp8_was_asked_for, was_prepared
-from fp8doctor.analysis.recipe_support import parsed
+from fp8doctor.analysis.recipe_support import cudnn_line, parsed, transformer_engine_line
 from fp8doctor.cost.matmul_counts import covers
 from fp8doctor.facts import Checkpointing, Facts, Linear, Unrecorded, recorded
 from fp8doctor.recipes import STACKS
@@ -21,6 +22,9 @@ from fp8doctor.recipes import STACKS
 FIRST_BUCKET_BYTES = 2**20
 """DDP splits no graph with fewer bytes of trained parameters. Source:
 ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``, torch 2.8 to 2.13; a graph of 0.25 MiB ran."""
+
+
+TE_PLACE = re.compile(r"\{transformer_engine>=([\d.]+)\}")
 
 
 class TrainingBug(NamedTuple):
@@ -32,7 +36,7 @@ class TrainingBug(NamedTuple):
     """As in pip: ``>=1.6,<1.12``."""
     effect: str
     lines: str
-    """The fix, as lines to write; ``{cuda}`` is the major version of torch's CUDA."""
+    """The fix, as lines to write, with places of `written`."""
     sources: Sequence[str]
     kind: Literal["incorrect", "raises", "fails", "later"] = "incorrect"
     when: Mapping[str, Any] = {}
@@ -52,6 +56,11 @@ class TrainingBug(NamedTuple):
         words = {name: stack.in_words for name, stack in STACKS.items()} | {"megatron": "Megatron Core"}
         names = filter(None, (self.library, self.partner))
         return " with ".join(f"{words.get(name, name)} {version_of(facts, name)}" for name in names)
+
+    def written(self, facts: Facts) -> str:
+        """Write the fix, with pip lines for the places ``{transformer_engine>=2.4}`` and ``{cudnn}``."""
+        lines = self.lines.strip().replace("{cudnn}", cudnn_line(facts))
+        return TE_PLACE.sub(lambda found: transformer_engine_line(facts, Version(found[1])), lines)
 
     def concerns(self, facts: Facts) -> bool:
         """Whether the installed releases have this bug. One that cannot be read has not."""
