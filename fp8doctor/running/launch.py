@@ -16,7 +16,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +39,9 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, sign
 
 KEYS = (signal.SIGINT, signal.SIGQUIT)
 """Signals of a terminal's keys, which reach the script directly; forwarded if another process sent them."""
+
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Options of the interpreter that take the next word as a value."""
 
 
 @dataclass(frozen=True)
@@ -72,18 +75,25 @@ class Script:
     @property
     def command(self) -> list[str]:
         """Return the command that runs the script with this interpreter's options."""
-        return [sys.executable, *interpreter_options(sys.orig_argv, len(sys.argv) - 1), *self.arguments]
+        return [sys.executable, *interpreter_options(sys.orig_argv), *self.arguments]
 
 
-def interpreter_options(words: Sequence[str], own: int) -> list[str]:
-    """List the interpreter's options, of all its words, the last ``own`` of which are this program's.
-
-    Between them is a file, or ``-m``, perhaps behind other letters, and a module.
-    """
-    *options, _ = words[1 : len(words) - own]
-    if options and (flags := re.fullmatch(r"(-[a-zA-Z]*)[mc]", options[-1])):
-        options[-1:] = [flags[1]] if flags[1] != "-" else []
-    return options
+def interpreter_options(arguments: Sequence[str]) -> Iterator[str]:
+    """Yield the interpreter's options: those before a script, ``-m`` or ``-c``."""
+    words = iter(arguments[1:])
+    for word in words:
+        if word in OPTIONS_WITH_VALUE:
+            yield from (word, next(words))
+        elif word.startswith(("-W", "-X", "--")):
+            yield word
+        else:
+            flags = re.match(r"-[^mc-]*", word)
+            if flags is None:
+                return
+            if len(flags[0]) > 1:
+                yield flags[0]
+            if flags[0] != word:
+                return
 
 
 def checked_script(arguments: Sequence[str]) -> Script:

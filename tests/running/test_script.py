@@ -300,6 +300,7 @@ def test_wrong_usage(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ("python -m fp8doctor", ""),
         ("python -mfp8doctor", ""),
+        ("python -m pdb -m fp8doctor", ""),
         ("python /venv/bin/fp8doctor", ""),
         ("python -u /venv/bin/fp8doctor", "-u"),
         ("python -u -m fp8doctor", "-u"),
@@ -309,8 +310,8 @@ def test_wrong_usage(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_options_of_the_interpreter_are_kept(command: str, options: str) -> None:
-    own = ["run", "a.py", "-u", "-m"]
-    assert " ".join(interpreter_options([*command.split(), *own], len(own))) == options
+    words = [*command.split(), "run", "a.py", "-u", "-m"]
+    assert " ".join(interpreter_options(words)) == options
 
 
 def test_a_script_from_standard_input() -> None:
