@@ -96,7 +96,7 @@ def wrapped_for_nothing(linears: list[kit.Linear], facts: kit.Facts) -> kit.Find
         code = kit.conversion.conversion(facts, config=f"Float8LinearConfig({FLAG}=False)")
     return kit.Finding(
         severity=None if ready else "info",
-        title=f"Nothing is sharded, but FSDP2's all-gather wraps {kit.plural(len(linears), 'FP8 Linear')}",
+        title=f"FSDP2's FP8 all-gather wraps {kit.plural(len(linears), 'Linear')}, and nothing is sharded",
         explanation="Without FSDP2 the flag gives nothing. Each weight is a tensor subclass, which costs "
         f"host time and can make saving fail.{'' if ready else ' It is right if fully_shard follows.'}",
         evidence={"wrapped": len(linears), "prepared_by_accelerate": prepared, "first": linears[0].name},

@@ -284,12 +284,13 @@ def shares_are_known(facts: Facts) -> bool:
 
 
 def main_rows(facts: Facts) -> int | None:
-    """Return the rows per call that most matmul FLOPs have; None if not counted."""
-    work: dict[int, float] = {}
+    """Return the rows per call that most matmul FLOPs have; None if not counted for most of them."""
+    work, counted_pct = dict[int, float](), 0.0
     for linear in facts.linears():
         if (seen := rows_seen(linear, facts)) and recorded(linear, "flops_share_pct"):
+            counted_pct += linear.flops_share_pct or 0.0
             work[max(seen)] = work.get(max(seen), 0.0) + sum(seen) * (linear.flops_share_pct or 0.0)
-    return max(work, key=lambda rows: work[rows], default=None)
+    return max(work, key=lambda rows: work[rows], default=None) if counted_pct > 50 else None
 
 
 def tokens_of(facts: Facts) -> int | None:

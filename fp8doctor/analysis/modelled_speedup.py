@@ -190,6 +190,8 @@ def estimate(
         best_ms = now_ms if run and gains < MORE else min(best_ms, now_ms)
     if run:
         modelled_ms = as_is.step_ms + shared_ms if as_is else 0.0
+        if modelled_ms > (1 + UNCERTAINTY) * run.ms:
+            raise NoNumbers("the watched step takes less than the cost model allows it")
         left_ms = run.ms - (modelled_ms or max(best_ms, run.ms - run.idle_ms))
         left_ms = left_ms if left_ms >= EVEN * run.ms else 0.0
 

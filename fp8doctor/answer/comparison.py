@@ -182,7 +182,7 @@ def _with_plan(
     if end is None or ms is None:
         return replace(found, end=end, end_speedup=over)
     gain = now_ms / ms.value  # of the model's error both steps have the same, unless one was watched
-    bounds = (now_ms / ms.high, now_ms / ms.low) if expects.ran_ms else (gain, gain)
+    bounds = (now_ms / ms.high, now_ms / ms.low) if expects.ran_ms or ms.high > now_ms else (gain, gain)
     gained = holding(gain, *bounds, "modelled")
     return replace(found, end=replace(end, ms=ms), gain=gained, end_speedup=over)
 

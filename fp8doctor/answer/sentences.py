@@ -48,7 +48,7 @@ TEMPLATES = {
     "then.range": "{low:.2f}x to {high:.2f}x the speed of {of}",
     "then.fp8": "fastest FP8 timed: {ms}",
     "sure.yes": "yes: {interval}, {rounds}",
-    "sure.side": "certainly {side}, how much is rough: {interval}, {rounds}{doubts}",
+    "sure.side": "surely, roughly {interval}, {rounds}{doubts}",
     "sure.no": "no, {timed}{doubts}",
     "sure.unknown": "no: {timed}",
     "sure.likely": "{how}: {interval}, estimated for {gpu}",
@@ -358,7 +358,8 @@ def _sure(said: Answer) -> Iterator[Line]:
         how = "sure.either" if found.side == "open" else "sure.likely"
         fp8 = said.compared.fp8
         form = "BF16" if said.has_fp8 or fp8 is None else fp8.words
-        timed = f"your step was timed, {form} is " if clock else "nothing was timed, "
+        elsewhere = " on it" if said.steps and said.steps.rows else ""
+        timed = f"your step was timed, {form} is " if clock else f"nothing was timed{elsewhere}, "
         likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"
         gpu = said.compared.gpu or "this GPU"
         yield say(how, how=likely, interval=interval, timed=timed, gpu=gpu)
@@ -368,7 +369,7 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found.side == "open":
         yield say("sure.no", timed=rounds, doubts=doubts)
     elif said.doubts or found.is_wide:
-        yield say("sure.side", side=found.side, interval=interval, rounds=rounds, doubts=doubts)
+        yield say("sure.side", interval=interval, rounds=rounds, doubts=doubts)
     else:
         yield say("sure.yes", interval=interval, rounds=rounds)
 

@@ -104,7 +104,7 @@ def timed_steps(view: TrialView) -> Steps | None:
             base = by_name.get(each.get("base") or "")
             why = sentence_of(each)
             if base is not None and not base.get("tried"):
-                why = f"no copy of {words[base.name]} was timed"
+                why = f"it builds on {words[base.name]}"
             why = shorten(why or "no reason given", LONGEST_REASON, placeholder=" ...")
             late.setdefault(why.removeprefix("it "), []).append(words[each.name])
     told = [
@@ -250,7 +250,7 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     tried = any(each.tried for each in facts.arms())
     alone = "then rank 0 timed copies alone" if tried else "no copy was timed"
     then = alone if recorded(facts, "trial") else "in place: nothing of the model is copied"
-    note = " GPU times are of one more step, profiled and longer; communication is cut to fit. Parts overlap."
+    note = " GPU times are of one more, profiled step; communication is cut to fit, parts may overlap."
     profiled = note if any(exposed_of_ranks(facts)) else ""
     job = f"{facts.ranks.world_size} processes{f' ({kinds})' if kinds else ''}, timed in their own steps"
     return f"{job}; {then}.{profiled}", tuple(each)

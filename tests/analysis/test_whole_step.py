@@ -12,6 +12,7 @@ from fp8doctor import load_report
 from fp8doctor.analysis.significance import Number
 from fp8doctor.analysis.watched import whole_speedup
 from fp8doctor.answer.sentences import box
+from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Facts
 from tests.checks.arms import ran, timed
@@ -91,3 +92,10 @@ def test_steps_that_vary_widen_the_bounds() -> None:
 def test_a_copy_that_is_slower_than_the_job_bounds_nothing(fp8_ms: float, bf16_ms: float) -> None:
     report = diagnose(with_trial(recorded_job(), fp8_ms, bf16_ms))
     assert (report.verdict.whole_step_low, report.verdict.whole_step_high) == (None, None)
+
+
+def test_a_watched_step_refutes_a_model_that_is_far_slower() -> None:
+    """Uncompiled casts would take longer than the whole step did, so that no BF16 is left to estimate."""
+    facts = recorded_job("h200x2-ddp_torchao_1b")
+    assert diagnose(facts).answer.speedup is not None
+    assert diagnose(with_linears_compiled(facts, yes=False)).answer.speedup is None
