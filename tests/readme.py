@@ -85,8 +85,8 @@ def verified() -> str:
     )
     times = found(times_page, r"the GPU sets the pace \(.*?median ([\d.]+ %), worst ([\d.]+ %) of (\d+)")
     plans = found("docs/trial.md", r"at most ([\d.]+ %) slower on (\d+) of (\d+) jobs.*? and (\d+ %)")
-    jobs, error, worst = found(
-        published, r"\n\| all +\|[^(]*\((\d+)\) +\| ([\d.]+ %)[^|]*\|[^|]*\| \+([\d.]+ %)"
+    groups, jobs, error, worst = found(
+        published, r"\n\| all +\|[^(]*?(\d+) \((\d+)\) +\| ([\d.]+ %)[^|]*\|[^|]*\| \+([\d.]+ %)"
     )
     recipes, quiet = found("research/recipes/README.md", r"(\d+) recipes, of which (\d+) raise no alarm")
     tried, same = found(
@@ -109,7 +109,11 @@ def verified() -> str:
             f"at most {plans[0]} slower on {plans[1]} of {plans[2]}",
             f"{plans[3]} slower",
         ),
-        (f"[Speedups that `plan` gives, {jobs} published jobs]({published})", f"{error} off (mean)", worst),
+        (
+            f"[Speedups that `plan` gives, {jobs} published ones ({groups} groups)]({published})",
+            f"{error} off (mean)",
+            worst,
+        ),
         (
             f"[{recipes} public recipes](research/recipes/README.md), each finding judged",
             f"{quiet} get no warning",

@@ -2,7 +2,7 @@
 
 An FP8 matmul needs its operands cast first: largest magnitude, scale, clamp and convert, for input, weight
 and gradient, each in two layouts. Compiled, this is part of the kernels around it: about 9 per layer and
-step. Without torch.compile it is about 83, each of which reads and writes the whole tensor. In a 468M decoder
+step. Without torch.compile it is about 83, and most of them read or write the whole tensor. In a 468M decoder
 (`h200-decoder_468m`) the casts cost 282.7 ms of a 371.8 ms step, and the FP8 matmuls save 24.3 ms. If each
 Linear is compiled by itself, no cast joins the norm or activation next to it, and nothing between the Linears
 is compiled. On Llama 3 8B, torchtitan measured 243 TFLOP/s that way, 297 with whole blocks, and 259 for

@@ -1,9 +1,9 @@
 """NaN or infinity in loss or gradients
 
 One NaN in a gradient is in every weight after the next update, and no later step removes it. FP8 has less
-range than BF16. A value beyond 448 in E4M3 becomes NaN if the cast does not saturate, and beyond 57344 in
-E5M2 infinity. Delayed scaling meets such values whenever a tensor grows faster than its history. A
-miscompiled cast writes them by itself.
+range than BF16: 448 in E4M3, 57344 in E5M2. torchao and Transformer Engine clip larger values, which stay
+finite and are wrong. A cast of your own may give NaN or infinity. Delayed scaling clips whenever a tensor
+grows faster than its history, and training may diverge. A miscompiled cast writes NaN by itself.
 
     from transformer_engine.common.recipe import DelayedScaling
     recipe = DelayedScaling(amax_history_len=16)  # before: the last steps' scale

@@ -10,8 +10,8 @@ them casts every weight in each of them, and the copies that it keeps are never 
     for number, batch in enumerate(micro_batches):                         # after
         loss = model(batch, is_first_microbatch=number == 0)
 
-The kept copies take one byte per weight, two on GPUs such as H100 and RTX 4090. With Transformer Engine 1.7,
-leave the argument out: from the second micro-batch on its results were wrong.
+The kept copies take one byte per weight, two on GPUs such as H100 and RTX 4090. With Transformer Engine
+1.6 and 1.7, leave the argument out: from the second micro-batch on their results were wrong.
 
 Ignore it if your script sets the argument outside of the step that fp8doctor watched.
 https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/pytorch.html

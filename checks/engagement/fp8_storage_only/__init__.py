@@ -4,8 +4,8 @@ FP8 training starts from 16- or 32-bit weights and speeds up three matmuls per l
 up the forward's at best. In the backward they are converted back to BF16 every step, and they get no
 gradient. Dynamic inference tensors of torchao raise there, except under Unsloth (`load_in_fp8=True`). In
 transformers 4.57 to 5.21, FP8Linear has no backward: layers in front of it learn nothing, without an error.
-Weights of 4 or 8 bits (bitsandbytes, NF4, ...) must be dequantized in each use. Keep such weights if BF16
-does not fit, expect no speedup, and compile the blocks, which fuses the casts.
+Weights of 4 bits (NF4, ...) are dequantized in each use, those of LLM.int8 in the backward. Keep such
+weights if BF16 does not fit, expect no speedup, and compile the blocks, which fuses the casts.
 
     from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, quantize_
     quantize_(model, Float8DynamicActivationFloat8WeightConfig())  # before: made for inference

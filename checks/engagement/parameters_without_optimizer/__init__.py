@@ -1,10 +1,11 @@
 """The conversion to FP8 broke the job
 
-A converter makes a new layer with the old weight and leaves the rest behind, without a warning. The optimizer
-holds the old Parameters, so layers do not learn. A LoRA base loses `requires_grad=False`, a head its tie to
-the embedding, a layer its hooks, `compile()` or a subclass's own forward. MXFP8 wrappers of torchao 0.17 and
-0.18 lose biases, and safetensors cannot write wrapped weights. Accelerate wraps torchao's weights for FSDP's
-float8 all-gather even on one GPU: one SGD step then changed no converted weight.
+A conversion makes new layers, which lose hooks, `compile()` or a subclass's own forward without a warning.
+Weights become new Parameters if Accelerate takes Transformer Engine, or torchao wraps them for FSDP's float8
+all-gather. Then the optimizer holds the old ones, so layers do not learn. A LoRA base loses
+`requires_grad=False`, a head its tie to the embedding. Accelerate wraps torchao's weights even on one GPU:
+one SGD step changed no converted weight. MXFP8 wrappers of torchao 0.17 and 0.18 lose biases, and safetensors
+cannot write wrapped weights.
 
     accelerator = Accelerator(mixed_precision="fp8")   # before
 
