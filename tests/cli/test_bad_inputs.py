@@ -69,6 +69,7 @@ BAD: dict[str, str] = {
     "model.py second.py": "fp8doctor run model.py",
     "model.py --lr 3": "fp8doctor run model.py",
     "exlpain": "'explain'",
+    "checkpoint pipe": "unexpected extra argument",  # withdrawn: no file of it is read
     "explain NOPE999": "NOPE999",
     "run": "no script was named",
     # options
