@@ -10,8 +10,9 @@ decoders' steps in compiled FP8.
     import torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)  # after
 
-Ignore it if your optimizer's settings do not work with the fused form. An optimizer that is already fused is
-not reported, even if its share is large, as with few tokens and many parameters.
+Adagrad has a fused form on CUDA from torch 2.12 on. Ignore it if your optimizer's settings do not work with
+the fused form. An optimizer that is already fused is not reported, even if its share is large, as with few
+tokens and many parameters.
 https://docs.pytorch.org/docs/stable/generated/torch.optim.AdamW.html
 """
 
@@ -50,11 +51,17 @@ def could_be_fused(facts: kit.Facts, found: kit.facts.Breakdown) -> bool:
     """Whether the optimizer could be fused and is not: by the trial's variant, else by its kernels' names."""
     if any(each.name == FUSED_ARM for each in facts.arms()):
         return True
-    module, _, name = (facts.training.optimizer or "").rpartition(".")
     groups = [group for group in found.get("groups", ()) if group.family == "optimizer"]
     fused = any("fused" in f"{group.name}{group.operator}".lower() for group in groups)
-    fusable = module.startswith("torch.optim") and name in kit.treatment_table.FUSABLE
-    return fusable and bool(groups) and not fused
+    if not groups or fused:
+        return False
+    torch, optimizer = facts.get("software.torch"), facts.training.optimizer or ""
+    fusable = kit.treatment_table.has_fused_form(optimizer, torch)
+    if fusable is None:
+        raise kit.Unrecorded(
+            kit.facts.Software, "torch", "torch fuses this optimizer on CUDA from some version on"
+        )
+    return fusable
 
 
 def _adamw(kernel: str, spent_ms: float) -> kit.Facts:

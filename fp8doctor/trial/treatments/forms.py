@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
-from fp8doctor.analysis.treatment_table import COMPILE_MODEL, FUSABLE
+from fp8doctor.analysis.treatment_table import COMPILE_MODEL, has_fused_form
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.examine.checkpointing import huggingface_flag
 from fp8doctor.examine.compile_marks import forward_of_torch, is_called
@@ -313,7 +313,7 @@ def could_be_fused(job: Job) -> bool:
     """Return whether torch can fuse the user's optimizer and does not."""
     optimizer = getattr(job.optimizer, "optimizer", job.optimizer)
     kind = type(optimizer)
-    if optimizer is None or kind.__name__ not in FUSABLE or not kind.__module__.startswith("torch.optim"):
+    if not has_fused_form(f"{kind.__module__}.{kind.__name__}", torch.__version__):
         return False
     if not all(each.is_floating_point() for group in optimizer.param_groups for each in group["params"]):
         return False  # complex ones
