@@ -246,6 +246,58 @@ def test_python_runs_on_the_model_that_it_is_for(build: Callable[[], nn.Module])
     assert ran > 3
 
 
+def compiled_blocks(model: nn.Module, *, wrapped: bool) -> nn.Module:
+    for i, block in enumerate(model.model.layers):
+        if wrapped:
+            model.model.layers[i] = torch.compile(block, backend="eager")
+        else:
+            block.compile(backend="aot_eager")
+    return model
+
+
+def in_ddp(model: nn.Module) -> nn.Module:
+    with torch.device("meta"):
+        wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
+    nn.Module.__init__(wrapper)
+    wrapper.module = model
+    return wrapper
+
+
+def in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend="aot_eager")
+    return model
+
+
+WITHOUT_KERNELS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "wrapped": lambda model: torch.compile(model, backend="eager"),
+    "in place": in_place,
+    "wrapped blocks": lambda model: compiled_blocks(model, wrapped=True),
+    "blocks in place": lambda model: compiled_blocks(model, wrapped=False),
+    "wrapped, in DDP": lambda model: in_ddp(torch.compile(model, backend="aot_eager")),
+    "wrapped, around DDP": lambda model: torch.compile(in_ddp(model), backend="aot_eager"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", WITHOUT_KERNELS.values(), ids=WITHOUT_KERNELS)
+def test_lines_give_a_compilation_without_kernels_the_default_backend(
+    compiled: Callable[[nn.Module], nn.Module],
+) -> None:
+    """All of these compile the same, which the user does already in some form."""
+    model = compiled(llama().bfloat16())
+    report = inspect_model(model, trial=False)
+    (of_check,) = (each.treatment for each in report.findings if each.code == "CMP002")
+    names = ("stay-in-bf16", "compile-model", "compile-blocks")
+    for each in (of_check, *(describe(name, report.facts) for name in names)):
+        script = {"model": compiled(llama().bfloat16()), "torch": torch}
+        assert each.kind == "python"
+        exec(each.code, script)
+        facts = inspect_model(script["model"], trial=False).facts
+        assert {mark.backend for mark in facts.training.compile_marks} == {"inductor"}, each.code
+        blocks = [each for each in facts.network.linears if "layers" in each.name]
+        assert all(linear.compiled is not None for linear in blocks)
+
+
 @pytest.mark.parametrize("name", [each.treatment for each in RECIPES.values() if each.operands])
 def test_another_recipe_leaves_out_what_is_left_out_now(name: str) -> None:
     def build() -> nn.Module:

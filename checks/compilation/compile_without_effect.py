@@ -102,15 +102,10 @@ def not_called(facts: kit.Facts) -> Iterator[Cause]:
 def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
     """Find debug backends and suppressed failures."""
     marks, dynamo = facts.training.compile_marks, facts.training.dynamo
-    bare = tuple(mark for mark in marks if mark.backend in kit.compile_coverage.BACKENDS_WITHOUT_KERNELS)
-    if bare:
+    if bare := kit.compile_coverage.marks_without_kernels(facts):
         text = f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}"
-        names = " | ".join(kit.conversion.names_in_python([mark.name for mark in bare]))
-        line = f"# without backend={bare[0].backend!r}, in your call of torch.compile"
-        if all(mark.form == "in_place" for mark in bare):
-            module = f"{kit.in_python('', facts.network)}.get_submodule(name)"
-            line = f"for name in {names}:\n    {module}.compile()   # without backend={bare[0].backend!r}"
-        fix = ("default-backend", "use the default backend, inductor", line)
+        lines = "\n".join(kit.compile_coverage.with_default_backend(facts))
+        fix = ("default-backend", "use the default backend, inductor", lines)
         yield Cause(f"{text}, which generates no kernel", *fix, bare)
     breaks = ("Unsupported", "SkipFrame")  # a graph break or a skipped frame is no failure
     failures = [each for each in dynamo.failures or () if not each.startswith(breaks)]

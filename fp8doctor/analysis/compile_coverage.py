@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fp8doctor.analysis.layers import in_its_place, in_python
+from fp8doctor.analysis.conversion import names_in_python
+from fp8doctor.analysis.layers import in_its_place, in_python, wrapped_in_python
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
@@ -57,15 +58,14 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
     reached = all(map(has_loop, lists)) if lists else blocks_are_compiled(network)
     if len(beside) > BESIDE_AT_MOST or not reached:
-        code = "\n".join(compile_whole(network))
-        return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
+        return compile_model(facts)
     apart = [
         in_its_place(each.name, "torch.compile({})", network)
         if each.kind.startswith(TORCH_NN)
         else f"{in_python(each.name, network)}.compile()"
         for each in beside
     ]
-    lines = _with_reason([*(_loop(each, network) for each in lists), *apart])
+    lines = with_kernels(_with_reason([*(_loop(each, network) for each in lists), *apart]), facts)
     name, names = COMPILE_BLOCKS, tuple[str, ...]()
     summary = "compile block by block, after the conversion"
     if not lists:
@@ -74,6 +74,11 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     elif facts.get("training.use_cache") is True:
         lines.append(f"{cache_off(facts)}   # else every block is compiled again, up to 8 of them")
     return Treatment(name=name, summary=summary, code="\n".join(lines), layers=names)
+
+
+def compile_model(facts: Facts) -> Treatment:
+    code = "\n".join(with_kernels(compile_whole(facts.network), facts))
+    return Treatment(name=COMPILE_MODEL, summary="compile the model", code=code)
 
 
 def covered_by_blocks(facts: Facts) -> list[Linear]:
@@ -91,10 +96,50 @@ def blocks_are_compiled(network: Network) -> bool:
     )
 
 
+def marks_without_kernels(facts: Facts) -> tuple[CompileMark, ...]:
+    marks = facts.get("training.compile_marks", ())
+    return tuple(each for each in marks if each.get("backend") in BACKENDS_WITHOUT_KERNELS)
+
+
+def with_kernels(lines: list[str], facts: Facts) -> list[str]:
+    """Give the user's compilation kernels first if it has none: its graph would hide others inside.
+
+    The lines follow unless it compiles the whole model or every block then.
+    """
+    marked = {each.name for each in marks_without_kernels(facts)}
+    if not marked:
+        return lines
+    blocks = {f"{each.name}.{number}" for each in facts.network.blocks for number in range(each.count)}
+    every = "" in marked or (blocks and blocks <= marked)
+    return [*with_default_backend(facts), *([] if every else lines)]
+
+
+def with_default_backend(facts: Facts) -> list[str]:
+    """Write the user's compilations without kernels as such by the default backend."""
+    network, marks = facts.network, marks_without_kernels(facts)
+    model, compiled = in_python("", network), wrapped_in_python(network, within="OptimizedModule")
+    lines = [f"# without backend={marks[0].backend!r}, which generates no kernel"]
+    ways = {
+        "in_place": (compile_whole(network), f"{model}.get_submodule(name).compile()"),
+        "wrapped": (
+            [f"{compiled} = torch.compile({compiled}._orig_mod)"],
+            f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)._orig_mod))",
+        ),
+    }
+    for form, (whole, each) in ways.items():
+        names = [mark.name for mark in marks if mark.form == form]
+        lines += whole if "" in names else []
+        if inside := names_in_python([name for name in names if name]):
+            lines.append(f"for name in {' | '.join(inside)}:\n    {each}")
+    if any(mark.form not in ways for mark in marks):
+        lines.append("# change your own call of torch.compile")
+    return lines
+
+
 def own_compile(facts: Facts) -> Literal["", "whole", "blocks"]:
     """Tell how the user compiles all of the model with kernels; empty if he does not."""
     marks = facts.get("training.compile_marks", ())
-    if any(mark.get("backend") in BACKENDS_WITHOUT_KERNELS for mark in marks):
+    if marks_without_kernels(facts):
         return ""
     if any(not mark.name and mark.get("compiles") for mark in marks):
         return "whole"

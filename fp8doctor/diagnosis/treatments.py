@@ -9,11 +9,14 @@ from msgspec.structs import replace
 from fp8doctor.analysis.compile_coverage import (
     cache_off,
     compile_all,
+    compile_model,
     compile_treatment,
     compile_whole,
     covered_by_blocks,
     is_inside,
+    marks_without_kernels,
     own_compile,
+    with_kernels,
 )
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import (
@@ -184,6 +187,7 @@ def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Tr
         elif traits(name).compiles:
             found = compile_treatment(facts, converted)
             otherwise = any(keeps_users_compilation(each.name) for each in facts.trial.arms)
+            otherwise = otherwise and not marks_without_kernels(facts)
             yield replace(found, code=f"{LEAVE_OUT_OWN_COMPILE}\n{found.code}") if otherwise else found
         elif described := describe(name, facts):
             yield described
@@ -233,6 +237,7 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
 def replaces_own_compile(form: str, facts: Facts) -> bool:
     """Return whether this baseline beat the one compiled the user's way, or that one did not run."""
     own = any(each.name == ArmName.BF16_AS_COMPILED for each in facts.trial.arms)
+    own = own and not marks_without_kernels(facts)
     return own and form != ArmName.BF16_AS_COMPILED and TrialView(facts).own_bf16_left_out is None
 
 
@@ -242,12 +247,18 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
     if form == ArmName.BF16_AS_COMPILED or (mine and not leave and form not in BF16_FORMS):
         return [KEEP_OWN_COMPILE]
     if not form:
-        return ["model = torch.compile(model)   # or block by block"]
-    lines = compile_all(facts.network) if facts.network.blocks else ["model = torch.compile(model)"]
-    if facts.network.blocks and facts.get("training.use_cache"):
+        return with_kernels(["model = torch.compile(model)   # or block by block"], facts)
+    if form == ArmName.BF16:
+        return [LEAVE_OUT_OWN_COMPILE] if leave or marks_without_kernels(facts) else []
+    by_block = form != ArmName.BF16_WHOLE and bool(facts.network.blocks)
+    if form == ArmName.BF16_WHOLE:
+        lines = compile_whole(facts.network)
+    else:
+        lines = compile_all(facts.network) if by_block else ["model = torch.compile(model)"]
+    lines = with_kernels(lines, facts)
+    if by_block and facts.get("training.use_cache"):
         lines.append(f"{cache_off(facts)}   # a KV cache slows the compiled blocks down")
-    lines = {ArmName.BF16: [], ArmName.BF16_WHOLE: compile_whole(facts.network)}.get(ArmName(form), lines)
-    return [*([LEAVE_OUT_OWN_COMPILE] if leave or (mine and lines) else []), *lines]
+    return [*([LEAVE_OUT_OWN_COMPILE] if leave or mine else []), *lines]
 
 
 def _without_fp8(facts: Facts) -> str:
@@ -294,9 +305,7 @@ WRITTEN: dict[str, Callable[[Facts], Treatment | None]] = {
     KEEP_IN_BF16: lambda facts: keep_in_bf16(to_keep(facts), facts) if to_keep(facts) else None,
     "fused-optimizer": fused_optimizer,
     COMPILE_BLOCKS: lambda facts: compile_treatment(facts, covered_by_blocks(facts)),
-    COMPILE_MODEL: lambda facts: Treatment(
-        name=COMPILE_MODEL, summary="compile the model", code="\n".join(compile_whole(facts.network))
-    ),
+    COMPILE_MODEL: compile_model,
     STAY_IN_BF16: stay_in_bf16,
     LARGER_BATCH: larger_batch,
 }
