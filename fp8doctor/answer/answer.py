@@ -289,7 +289,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     if not measured and not said.is_settled:
         untimed.append(_not_known(said, speedup))
     settled = measured or said.fault or said.takes_no_fp8 or if_recorded(under_unsloth, facts)
-    if not (settled or compiles_any(facts)):
+    if not (settled or view.table or compiles_any(facts)):
         untimed += [] if any(map(compiles, said.fixes)) else [UNCOMPILED]
 
     def untimed_form(*forms: Arm | None) -> str:
@@ -331,9 +331,12 @@ def _not_known(said: Answer, speedup: Number | None) -> str:
         return "all else, once that is solved"
     if speedup is None:
         if (said.status == "step_raises" or said.takes_no_fp8) and said.fixes:
-            return "apply fix 1, time it"
-        is_timed = said.has_fp8 and said.compared.now is not None
-        return f"how fast {'BF16' if is_timed else said.low_precision} is{'' if is_timed else ' on a GPU'}"
+            return f"apply {'the fixes' if said.fixes[1:] else 'fix 1'}, time it"
+        if said.has_fp8 and said.compared.now is not None:
+            return "how fast BF16 is"
+        others = said.steps is not None and said.steps.rows and said.has_fp8
+        where = "as you run it" if others else f"on {said.compared.gpu or 'a GPU'}"
+        return f"how fast {said.low_precision} is {where}"
     if speedup.side in ("open", "even"):
         return "which is faster"
     return f"how much {speedup.side}" if speedup.has_open_size else "the fixes were not timed"

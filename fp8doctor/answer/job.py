@@ -172,7 +172,7 @@ def _fp8(facts: Facts) -> str:
         beside = ", ".join(names[:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
         seen = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
         idle = (
-            "does not run" if if_recorded(why_fp8_does_not_run, facts) else "" if seen else "no step was run"
+            "does not run" if if_recorded(why_fp8_does_not_run, facts) else "" if seen else "no step finished"
         )
         where = f"{'set up ' * bool(idle)}in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
         return f"{low}{by} {where}{f'; {idle}' if idle else ''}"

@@ -221,8 +221,8 @@ def _memory(said: Answer) -> Iterator[Line]:
 def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
-    timed = said.speedup is not None and said.speedup.basis == "measured"
-    if said.parts_ms and said.speedup and not said.state and (timed or not said.fault):
+    runs = not said.fault or said.status == "open" or (said.speedup and said.speedup.basis == "measured")
+    if said.parts_ms and said.speedup and not said.state and runs:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)
@@ -353,7 +353,7 @@ def _sure(said: Answer) -> Iterator[Line]:
         untimed = "your step was not timed" if others else "nothing was timed"
         yield say("sure.unknown", timed="only your step was timed" if clock else untimed)
         return
-    interval = f"{'compute ' if said.is_compute and found.basis == 'measured' else ''}{_interval(found)}"
+    interval = f"{_interval(found)}{' (compute)' if said.is_compute and found.basis == 'measured' else ''}"
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
         fp8 = said.compared.fp8
