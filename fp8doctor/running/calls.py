@@ -31,17 +31,10 @@ Called = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Callable[[Any], 
 
 
 class Calls:
-    """Watches outermost calls of modules by the current thread; keeps no module alive.
+    """Watches outermost calls of modules by the current thread; keeps no module alive."""
 
-    Modules ``inside`` a compiled region that nothing has called yet are watched until another module is
-    called: what compiles then is not called from outside.
-    """
-
-    def __init__(
-        self, modules: Iterable[nn.Module], called: Called, inside: Iterable[nn.Module] = ()
-    ) -> None:
-        self._called, self._inside = called, _references(inside)
-        self._outer = {**_references(modules), **self._inside}
+    def __init__(self, modules: Iterable[nn.Module], called: Called) -> None:
+        self._called, self._outer = called, _references(modules)
         self.watched: dict[int, Callable[[], nn.Module | None]] = {}
         """By their ids: the outermost modules, and for a while others within them."""
         self._depth, self._thread = 0, get_ident()
@@ -88,10 +81,6 @@ class Calls:
 
     def run(self, module: nn.Module, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Make the call, and report it if it is the outermost."""
-        if self._inside and id(module) in self._outer and id(module) not in self._inside:
-            inside, self._inside = self._inside, {}
-            self._outer = {key: each for key, each in self._outer.items() if key not in inside}
-            self._watch({key: each for key, each in self.watched.items() if key not in inside})
         try:
             if get_ident() != self._thread:
                 return call(*args, **kwargs)

@@ -69,7 +69,9 @@ class ScriptExaminer:
         accumulate = window.usual_calls if window is not None else 1
         unseen = "" if window and window.seen else NO_CALL if window else NOT_SEEN_YET
         autocast = window.autocast if window else None
-        unused = window is not None and compiled_nothing()
+        unused, elsewhere = window is not None and compiled_nothing(), tuple[str, ...]()
+        if unused and (inner := behind_compile(model)) is not None:  # which the steps call, or its forward
+            model, elsewhere = inner, holders_of(model)
         job = job_of(
             model,
             self.target,
@@ -77,7 +79,7 @@ class ScriptExaminer:
             why_none=_why_no_batch(window),
             accumulate=accumulate,
             unused_marks=unused,
-            compiled_elsewhere=wrappers_of(model, owner) if unused else (),
+            compiled_elsewhere=elsewhere,
             loss=loss,
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
@@ -133,10 +135,7 @@ def _why_no_batch(window: StepWindow | None) -> str:
     return (problem or NO_CALL) if window.marked else COMPILED_FUNCTION
 
 
-def wrappers_of(model: nn.Module, owner: Ownership) -> tuple[str, ...]:
-    """Name variables with the compiled model, if the script calls the model itself."""
-    if not any(each is model for each in owner.inside):
-        return ()
+def holders_of(model: nn.Module) -> tuple[str, ...]:
+    """Name the script's variables with this model."""
     names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
-    found = [name for name, value in list(names.items()) if behind_compile(value) is model]
-    return tuple(found) or (UNNAMED,)
+    return tuple(name for name, value in list(names.items()) if value is model) or (UNNAMED,)

@@ -21,7 +21,6 @@ import msgspec
 import torch
 from torch import nn
 
-from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.synthetic_batch import core
@@ -85,10 +84,9 @@ class StepWindow:
         self._seen = CallsSeen()
         self._compiled: tuple[int, ...] = ()
         modules = owner.callable if owner is not None else ()
-        inside = owner.inside if owner is not None and compiled_nothing() else ()
         parameter = next((each for module in modules for _, each in tensors_of(module, "_parameters")), None)
         self._clock = Clock(parameter.device if parameter is not None else None)
-        self._calls = Calls(() if function else modules, self._called, () if function else inside)
+        self._calls = Calls(() if function else modules, self._called)
         self._waits = Patch(loader_iterator(), "__next__", self._waits_for, self._waited)  # of all iterators
         self._autocasts = Patch(torch.autocast, "__enter__", self._opens)  # Dynamo never traces into it
         self._thread, self._waiting_now = get_ident(), 0

@@ -29,7 +29,6 @@ from fp8doctor.stacks.looking import (
     state_of,
 )
 from fp8doctor.stacks.tensors import whole_size
-from fp8doctor.stacks.torch_private import wrapped_child
 
 
 class LiveObjects:
@@ -88,9 +87,6 @@ class Steppers:
 MOST = 0.5
 """Least share of the stepped elements that a model owns."""
 
-REPLICATES = "DataParallel"
-"""Class of torch that runs shallow copies of its module: a mark below it would be copied too."""
-
 
 @dataclass(frozen=True)
 class Ownership:
@@ -100,8 +96,6 @@ class Ownership:
     """The outermost module that owns most of them."""
     callable: tuple[nn.Module, ...]
     """Modules outside compiled regions that own most of them, from the outside in."""
-    inside: tuple[nn.Module, ...]
-    """Modules within compiled wrappers, called directly only if nothing calls the wrapper."""
     compiled: bool
     """Part of the model carries a mark of torch.compile."""
     trainer: Any
@@ -166,7 +160,6 @@ def owner(stepped: Iterable[nn.Parameter], living: LiveObjects) -> Ownership | N
     return Ownership(
         model=model,
         callable=tuple(each for key, each in called.items() if key not in inside),
-        inside=tuple(each for wrapper in marked if id(wrapper) in called for each in _wrapped_by(wrapper)),
         compiled=any(id(each) in names for each in marked),
         trainer=next((each for each in trainers if id(read(each, "model")) in names), None),
         optimizers=tuple(optimizers),
@@ -220,19 +213,12 @@ def _owned(root: nn.Module, wanted: dict[int, int]) -> int:
     return sum(wanted[each] for each in mine)
 
 
-def _wrapped_by(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the module in a wrapper, and those further in."""
-    while (inner := wrapped_child(module)) is not None:
-        yield inner
-        module = inner
-
-
 def _chain(root: nn.Module, wanted: dict[int, int], least: float) -> list[nn.Module]:
-    """Return the modules from a root inwards that own most, to the first replicated."""
+    """Return the modules from a root inwards that own most."""
     found: list[nn.Module] = []
     inner: nn.Module | None = root
     while inner is not None:
         found.append(inner)
-        below = () if type(inner).__name__ == REPLICATES else children_of(inner).values()
+        below = children_of(inner).values()
         inner = next((each for each in below if each is not None and _owned(each, wanted) >= least), None)
     return found

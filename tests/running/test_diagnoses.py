@@ -149,4 +149,3 @@ def test_a_compiled_model_that_no_step_calls(
     assert finding.treatment is not None
     assert (finding.treatment.name, finding.evidence["idle_fp8_linears"]) == (treatment, 4)
     assert {each.compiled for each in heard.facts.network.linears} == {None}
-    assert heard.facts.workload.tokens == (None if call is past else 8)

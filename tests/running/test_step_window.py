@@ -68,7 +68,7 @@ class Machine:
                 machine.launch(host_ms, gpu_ms)
 
         machine, model = self, Net()
-        owner: Any = SimpleNamespace(model=model, share=1.0, callable=(model,), inside=())
+        owner: Any = SimpleNamespace(model=model, share=1.0, callable=(model,))
         watched = step_window.StepWindow(STEPS, owner, Losses())
         watched.begin()
         try:

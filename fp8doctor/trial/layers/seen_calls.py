@@ -257,12 +257,13 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
     """Add the calls of the job's forward to the facts, if only a forward shows them."""
     told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
     linears = tuple(_scales(each, seen.scaled.get(each.name)) for each in facts.network.linears)
-    network = msgspec.structs.replace(facts.network, fp32_products=seen.fp32_products, linears=linears)
+    in_fp8 = dict.fromkeys(facts.network.get("fp8_calls", ()))
+    if all(each.use == "none" for each in linears):  # else FP8 is in layers that are known
+        in_fp8 |= dict.fromkeys(seen.fp8_calls)
+    network = msgspec.structs.replace(
+        facts.network, linears=linears, fp32_products=seen.fp32_products, fp8_calls=tuple(in_fp8)
+    )
     facts = msgspec.structs.replace(facts, training=told, network=network)
-    if all(each.use == "none" for each in facts.linears()):  # else FP8 is in layers that are known
-        named = dict.fromkeys((*facts.network.get("fp8_calls", ()), *seen.fp8_calls))
-        network = msgspec.structs.replace(facts.network, fp8_calls=tuple(named))
-        facts = msgspec.structs.replace(facts, network=network)
     if not undecided(facts):
         return facts
     if facts.network.linears and not seen.regions:

@@ -30,6 +30,7 @@ from fp8doctor.trial.layers.linear_operations import (
     compiled_casts,
     fp8_gemms,
 )
+from fp8doctor.trial.measure.timer import Block, block_ms
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.settings import free
 from fp8doctor.wording import percent, sentence
@@ -167,7 +168,7 @@ class Timer:
 
     def _round(self, operations: Mapping[str, Operation], flushes: int) -> dict[str, float]:
         if not self.on_gpu:
-            return {name: _host_ms(operation) for name, operation in operations.items()}
+            return {name: block_ms(each, self.device, Block(0, 1)) for name, each in operations.items()}
         assert self._buffer is not None
         marks = {}
         with torch.cuda.device(self.device):  # events belong to the current device
@@ -184,12 +185,6 @@ class Timer:
     def close(self) -> None:
         self._buffer = None
         free(self.device)
-
-
-def _host_ms(operation: Operation) -> float:
-    began = time.perf_counter()
-    operation()
-    return (time.perf_counter() - began) * 1e3
 
 
 def _with_gemms(shape: LayerShape, bench: Timer, fast: bool) -> LayerShape:

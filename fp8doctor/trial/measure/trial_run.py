@@ -39,7 +39,8 @@ class TrialRun:
     def trial(self, **fields: Any) -> Trial:
         """Record what is known so far, and these fields."""
         gaps = {**self.known.get("gaps", {}), **fields.get("gaps", {})}
-        at = {"device": self.device.type, "gpu": gpu_name(self.device), "budget_s": self.budget.seconds}
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
+        at = {"device": self.device.type, "gpu": gpu, "budget_s": self.budget.seconds}
         return Trial(**{**at, **self.known, **fields, "gaps": gaps})
 
     def without_times(self, no_number: NoNumber) -> Trial:
@@ -86,8 +87,3 @@ def still_there(device: torch.device, part: str) -> None:
             torch.cuda.synchronize(device)
         except RuntimeError as error:
             raise DeviceLost(part, f"it took the GPU's context down: {sentence(error)}") from error
-
-
-def gpu_name(device: torch.device) -> str | None:
-    """Return CUDA's name of the GPU; None for a CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
