@@ -250,7 +250,7 @@ def examine(target: str, **options: Any) -> int:
     TARGET is model.py, model.py:build_model or pkg.module:attr.
     """
     from fp8doctor.cli.delivery import examine_and_deliver
-    from fp8doctor.worker.protocol import TrialRequest
+    from fp8doctor.worker import TrialRequest
 
     trial = TrialRequest(
         options["budget"],

@@ -20,8 +20,7 @@ def examine_surroundings(target: Target) -> Facts:
     return Facts(target=target, software=software, environment=environment, gpus=gpus, gaps=gaps)
 
 
-def examine(job: Job, surroundings: Facts | None = None) -> Facts:
-    """Examine a job; ``surroundings`` is an earlier `examine_surroundings`."""
+def examine(job: Job) -> Facts:
     from fp8doctor.examine.attention import examine_attention
     from fp8doctor.examine.distributed import examine_distributed
     from fp8doctor.examine.linears import examine_scaling
@@ -29,8 +28,8 @@ def examine(job: Job, surroundings: Facts | None = None) -> Facts:
     from fp8doctor.examine.training_state import examine_training, with_recipe_of_the_step
     from fp8doctor.examine.walk import walk
 
-    facts = surroundings or examine_surroundings(job.target)
-    gaps = dict(facts.get("gaps", {}))
+    facts = examine_surroundings(job.target)
+    gaps = dict(facts.gaps)
     tree = walk(job.model, job.training_step, unused_marks=job.unused_marks)
     network = msgspec.structs.replace(
         with_recipe_of_the_step(examine_network(tree, gaps), tree, job),

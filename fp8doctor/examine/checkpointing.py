@@ -61,14 +61,10 @@ def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
         return found("composable", True, False, hooks[0])
     if is_checkpoint(read(forward_of(module), "func")):  # a partial
         return found("whole_forward", True, _reentrant(forward_of(module)), forward_of(module))
-    if not names_checkpoint(forward_of(module), type(module)):
+    reached = named(forward_of(module), type(module).__mro__)
+    if not any("checkpoint" in called or is_checkpoint(value) for called, value in reached):
         return None
     return Checkpointing(name=name, form="called_in_forward", active=None, reentrant=None)
-
-
-def names_checkpoint(forward: Any, kind: type) -> bool:
-    """Tell if a class's forward names a checkpoint function, which it may call."""
-    return any("checkpoint" in name or is_checkpoint(value) for name, value in named(forward, kind.__mro__))
 
 
 def is_checkpoint(value: Any) -> bool:

@@ -44,12 +44,9 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
 
 
 def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
-    compiled = compiled_function(training_step)
-    return (
-        None
-        if compiled is None
-        else CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
-    )
+    if (compiled := compiled_function(training_step)) is None:
+        return None
+    return CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
 
 
 def forward_of_torch(module: Any) -> bool:

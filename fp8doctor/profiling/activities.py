@@ -35,9 +35,6 @@ class Operator(msgspec.Struct, gc=False, frozen=True):
     """The node of the backward around it, by its forward's thread and sequence number."""
 
 
-NOWHERE = Operator()
-
-
 @dataclass
 class Forward:
     """The work of the forward's operators, which is that of their nodes in the backward."""
@@ -115,10 +112,8 @@ def launching_operators(
                 until = start + event.dur
                 opened.append((until, inside, node, operator))
                 inside, node, operator = then, there, by
-    return [found.get(identity, NOWHERE) for identity in identities]
+    return [found.get(identity, Operator()) for identity in identities]
 
-
-_START_END_NAME = attrgetter("ts", "dur", "name")
 
 _RANKS: dict[Family, int] = {"communication": 1, "copy": 2}
 """Computing has rank 0."""
@@ -152,7 +147,9 @@ class Work(msgspec.Struct, gc=False):
 def work_of(trace: Trace) -> list[Work]:
     """Collect kernels, copies and fills; if the trace has none, the operators that compute on a CPU."""
     on_gpu = bool(trace.gpu)
-    activities = in_order(trace.gpu if on_gpu else _computing_operators(trace), _START_END_NAME)
+    activities = in_order(
+        trace.gpu if on_gpu else _computing_operators(trace), attrgetter("ts", "dur", "name")
+    )
     launches = [trace.launches.get(event.args.correlation) for event in activities]
     forward = Forward()
     operators = launching_operators(trace, activities, launches, forward)

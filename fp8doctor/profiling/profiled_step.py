@@ -66,11 +66,7 @@ def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
 def longest_first(times: Mapping[Name, int]) -> dict[Name, float]:
     """Turn times in ns into ms."""
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
-    return {name: milliseconds(time) for name, time in ordered}
-
-
-def milliseconds(nanoseconds: int) -> float:
-    return nanoseconds / 1e6
+    return {name: time / 1e6 for name, time in ordered}
 
 
 @dataclass(frozen=True)
@@ -85,8 +81,6 @@ class ProfiledStep:
     """Share of idle time that ended with a late launch; None without gaps, and on a CPU."""
     kernels: int
     """GPU activities, or computing CPU operators."""
-    unclassified_ms: float
-    """Part of ``busy_ms`` that no rule classifies."""
     groups: tuple[KernelGroup, ...]
     """Longest first; a name with two kinds of work has two. They add up to ``busy_ms``."""
 
@@ -115,17 +109,16 @@ def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
         families[group.family] += group.time
     return ProfiledStep(
         families_ms=longest_first(families),
-        busy_ms=milliseconds(sum(work.own for work in works)),
+        busy_ms=sum(work.own for work in works) / 1e6,
         host_wait_pct=100 * waited / idle if idle and trace.gpu else None,
         kernels=len(works),
-        unclassified_ms=milliseconds(families.get("unknown", 0)),
         groups=tuple(
             KernelGroup(
                 name=each.name,
                 family=each.family,
                 operator=each.operator,
                 count=each.count,
-                time_ms=milliseconds(each.time),
+                time_ms=each.time / 1e6,
             )
             for each in groups
         ),

@@ -15,7 +15,7 @@ from typing import Literal
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
 from fp8doctor.profiling.activities import Work, work_of
-from fp8doctor.profiling.profiled_step import Gap, grouped, longest_first, milliseconds, sweep
+from fp8doctor.profiling.profiled_step import Gap, grouped, longest_first, sweep
 from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
 
 
@@ -67,13 +67,13 @@ def traced_step(path: Path) -> TracedStep:
         marked_by=marks.by,
         compiling_steps=len(worked) - len(calm),
         compiled=not calm,
-        step_ms=milliseconds(sum(families.values()) + sum(idle.values())) / len(counted),
-        low_ms=milliseconds(min(length)),
-        high_ms=milliseconds(max(length)),
-        busy_ms=milliseconds(sum(families.values())) / len(counted),
+        step_ms=(sum(families.values()) + sum(idle.values())) / 1e6 / len(counted),
+        low_ms=min(length) / 1e6,
+        high_ms=max(length) / 1e6,
+        busy_ms=sum(families.values()) / 1e6 / len(counted),
         families_ms={name: time / len(counted) for name, time in longest_first(families).items()},
         idle_ms={cause: time / len(counted) for cause, time in longest_first(idle).items() if time},
-        outside_ms=milliseconds(outside),
+        outside_ms=outside / 1e6,
         with_stack=trace.with_stack,
         kernels=tuple(
             TracedKernel(
@@ -81,7 +81,7 @@ def traced_step(path: Path) -> TracedStep:
                 family=kind.family,
                 operator=kind.operator,
                 count=kind.count / len(counted),
-                time_ms=milliseconds(kind.time) / len(counted),
+                time_ms=kind.time / 1e6 / len(counted),
             )
             for kind in grouped(work.kind for work in works)
             if kind.count

@@ -55,11 +55,6 @@ def open_recipe() -> Any:
     return state_manager().get_fp8_recipe()
 
 
-def own_names(names: tuple[str, ...]) -> list[str]:
-    """List the names that this version's manager has."""
-    return [name for name in names if name in vars(state_manager() or type)]
-
-
 def recipe_test() -> Any:
     """Return the function that raises if this GPU cannot run a recipe, or None (1.0 to 2.20)."""
     home = sys.modules.get(getattr(state_manager(), "__module__", ""))

@@ -260,16 +260,11 @@ def plain_linear(module: Any) -> nn.Linear:
 def unwrapped(weight: Tensor) -> nn.Parameter:
     if tensor_class(weight) is None and isinstance(weight, nn.Parameter):
         return weight
-    inner = wrapped_tensor(weight)
+    found = (getattr(weight, name, None) for name in ("_tensor", "_data"))
+    inner = next((each for each in found if each is not None), None)
     if not isinstance(inner, Tensor):
         raise NoCounterpart(
             f"its weights are {type(weight).__name__}, whose data are not where torchao 0.10 to 0.18 keep "
             "them"
         )
     return nn.Parameter(inner.detach(), requires_grad=weight.requires_grad)
-
-
-def wrapped_tensor(weight: Any) -> Any:
-    """Return the data inside a training weight's wrapper, or None (0.10 to 0.18)."""
-    found = (getattr(weight, name, None) for name in ("_tensor", "_data"))
-    return next((each for each in found if each is not None), None)

@@ -27,7 +27,7 @@ from fp8doctor.loading.target import locate
 from fp8doctor.pipes import Channel
 from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage
 from fp8doctor.wording import error_in_words
-from fp8doctor.worker.protocol import Message, TrialRequest
+from fp8doctor.worker import Message, TrialRequest
 
 _log = logging.getLogger("fp8doctor")
 

@@ -37,8 +37,8 @@ from fp8doctor.pipes import lines_of, pipe
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stages import Doing
 from fp8doctor.wording import escaped
+from fp8doctor.worker import Message, TrialRequest
 from fp8doctor.worker.printed import Printed
-from fp8doctor.worker.protocol import Message, TrialRequest
 
 TICK_S = 0.1
 """Seconds between looks at the deadline and the child's end while nothing is sent."""

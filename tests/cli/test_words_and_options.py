@@ -10,7 +10,7 @@ import pytest
 
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, tool
 from fp8doctor.facts import Facts, Target
-from fp8doctor.worker.protocol import TrialRequest
+from fp8doctor.worker import TrialRequest
 from tests.cli.command import Worker, fp8doctor, process
 from tests.facts_of import DECODER_468M
 

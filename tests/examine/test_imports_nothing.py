@@ -10,11 +10,11 @@ import pytest
 PROGRAM = """
 import sys, torch
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, Target, Workload
+from fp8doctor.facts import Target, Workload
 from fp8doctor.loading.job import Job
 before = set(sys.modules)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8))
-examine(Job(model=model, target=Target(), workload=Workload()), Facts(gaps={}))
+examine(Job(model=model, target=Target(), workload=Workload()))
 gained = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 print(sorted(gained), "torch._dynamo" in sys.modules, torch.cuda.is_initialized())
 """

@@ -177,7 +177,7 @@ def test_one_graph_holds_several_blocks_where_what_holds_them_is_compiled(
 ) -> None:
     model = Decoder(2)
     mark(model)
-    assert bench.compiled_as_one(of_tokens(model), ["blocks"]) is as_one
+    assert bench.one_graph(model, ["blocks"]) is as_one
 
 
 @pytest.mark.parametrize("lists", [["blocks"], []], ids=["blocks", "one graph"])

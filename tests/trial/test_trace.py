@@ -167,13 +167,13 @@ def test_a_step_that_raises_while_it_is_proven_is_no_failure_of_the_profiler() -
 PLAN = Plan((Stack("blocks", 26, 0, 1),), (Cut({"blocks": 4}), Cut({"blocks": 12})))
 
 
-def at(busy_ms: float, kernels: int = 10, unclassified_ms: float = 0.0, **families_ms: float) -> ProfiledStep:
-    return ProfiledStep(families_ms, busy_ms, None, kernels, unclassified_ms, ())  # type: ignore[arg-type]
+def at(busy_ms: float, kernels: int = 10, **families_ms: float) -> ProfiledStep:
+    return ProfiledStep(families_ms, busy_ms, None, kernels, ())  # type: ignore[arg-type]
 
 
 def test_every_family_is_on_the_line_of_the_step() -> None:
-    shallow = at(10.0, 100, 1.0, cast=4.0, gemm_fp8=5.0, unknown=1.0)
-    deepest = at(26.0, 260, 1.0, cast=12.0, gemm_fp8=13.0, unknown=1.0)
+    shallow = at(10.0, 100, cast=4.0, gemm_fp8=5.0, unknown=1.0)
+    deepest = at(26.0, 260, cast=12.0, gemm_fp8=13.0, unknown=1.0)
     told = breakdown(PLAN, [shallow, deepest], 60.0)
     assert told.families_ms == pytest.approx({"cast": 26.0, "gemm_fp8": 27.0, "unknown": 1.0})
     found = (told.busy_ms, told.idle_ms, told.scale, told.kernels, told.reliable)

@@ -11,8 +11,8 @@ from fp8doctor.errors import UserError
 from fp8doctor.facts import Arm, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.stages import Doing, Stage
+from fp8doctor.worker import TrialRequest
 from fp8doctor.worker.parent import Examination, examine_in_worker
-from fp8doctor.worker.protocol import TrialRequest
 from tests.worker.forked import hang, late_while_it_grows
 
 pytestmark = pytest.mark.slow

@@ -79,7 +79,7 @@ class Bench:
         """The variant that is built, timed or proven now."""
         root = unwrapped(job.model)
         within = depth.named_in(root, lists)
-        self.as_one = compiled_as_one(job, within)
+        self.as_one = bool(within and (step_mark(job.training_step) or one_graph(job.model, within)))
         """Whether one graph holds several blocks, so each depth is compiled again."""
         shallow = self.as_one or any(each.plan.if_host_waits for each in attempts)
         self._usual = depth.plans(root, within, as_one=shallow)
@@ -278,11 +278,6 @@ class Bench:
         self.observer.close()
         self.forget()
         self.batch = None
-
-
-def compiled_as_one(job: Job, lists: Sequence[str]) -> bool:
-    """Return whether the step, a list of blocks or one of its parents is compiled."""
-    return bool(lists) and (step_mark(job.training_step) is not None or one_graph(job.model, lists))
 
 
 def one_graph(model: nn.Module, lists: Sequence[str]) -> bool:

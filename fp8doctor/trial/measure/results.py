@@ -136,7 +136,7 @@ def breakdown(plan: Plan, steps: Sequence[ProfiledStep], step_ms: float) -> Brea
     clipped = -sum(value for value in on_the_line.values() if value < 0)
     scale = max(1.0, busy / step_ms) if step_ms > 0 else 1.0
     share = busy / (scale * sum(parts.values())) if parts else 0.0
-    unclassified = max(0.0, plan.full([step.unclassified_ms for step in steps]))
+    unclassified = max(0.0, plan.full([step.families_ms.get("unknown", 0.0) for step in steps]))
     idle = step_ms - busy / scale
     deepest = steps[-1]
     unknown = [group for group in deepest.groups[MOST_GROUPS:] if group.family == "unknown"]

@@ -79,19 +79,15 @@ def swap(model: nn.Module, make: Callable[[str, nn.Module], nn.Module | None]) -
                         setattr(module, child_name, changed)
             else:
                 made[id(module)] = (module, new)
-                if inside is None:
-                    mark_alike(new, module)
+                if inside is None and (call := context_of(compiled_call(module))) is not None:
+                    compile_call(new, call)
+                if inside is None and (forward := context_of(module.__dict__.get("forward"))) is not None:
+                    new.__dict__["forward"] = forward(new.forward)
         return made[id(module)][1]
 
     def wrapped_anew(wrapper: nn.Module, inside: nn.Module, name: str) -> nn.Module:
         inner, context = visit(inside, name), context_of(wrapper)
         return wrapper if inner is inside or context is None else cast(nn.Module, context(inner))
-
-    def mark_alike(new: nn.Module, old: nn.Module) -> None:
-        if (call := context_of(compiled_call(old))) is not None:
-            compile_call(new, call)
-        if (forward := context_of(old.__dict__.get("forward"))) is not None:
-            new.__dict__["forward"] = forward(new.forward)
 
     return visit(model, "")
 

@@ -176,7 +176,8 @@ def another_te_recipe(variant: Variant, context: TreatmentContext) -> Variant:
 
 def _opened_with(recipe: Any) -> Callable[[], AbstractContextManager[None]]:
     """Return a context in which every FP8 autocast opens with this recipe: one function, compiled once."""
-    manager, names = te_private.state_manager(), te_private.own_names(te_private.ENTERS)
+    manager = te_private.state_manager()
+    names = [name for name in te_private.ENTERS if name in vars(manager or type)]
     if not names:
         raise Unknown("Transformer Engine opens its autocast in another way")
     name, supported = names[0], te_private.recipe_test()
