@@ -43,7 +43,7 @@ IMPORTS = {
 
 MODULES = {
     "te": "import transformer_engine.pytorch as te",
-    **{name: f"import {name}" for name in ("functools", "math", "os")},
+    **{name: f"import {name}" for name in ("functools", "math", "os", "types")},
 }
 """Name of a module -> the line that imports it."""
 
@@ -123,13 +123,15 @@ def free_names(tree: ast.Module) -> Iterator[str]:
 
 
 def _bound(node: ast.AST) -> set[str]:
-    """List the variables, arguments and imports that are defined in a node."""
+    """List the variables, functions, arguments and imports that are defined in a node."""
     names = set()
     for each in ast.walk(node):
         if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load):
             names.add(each.id)
         elif isinstance(each, ast.arg):
             names.add(each.arg)
+        elif isinstance(each, ast.FunctionDef):
+            names.add(each.name)
         elif isinstance(each, ast.alias):
             names.add((each.asname or each.name).partition(".")[0])
     return names

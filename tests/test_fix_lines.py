@@ -6,8 +6,10 @@ import ast
 import copy
 import importlib
 import importlib.util
+import inspect
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -26,12 +28,15 @@ from fp8doctor.analysis.training_bugs import training_bugs
 from fp8doctor.analysis.treatment_table import TREATMENTS
 from fp8doctor.code_snippets import IMPORTS, MODULES, OF_THE_SCRIPT, free_names
 from fp8doctor.diagnosis.treatments import describe, stay_in_bf16
-from fp8doctor.facts import Accelerate, Environment, Facts, Software, Training
+from fp8doctor.facts import Accelerate, Environment, Facts, Software, TrainerArguments, Training
 from fp8doctor.finding import Treatment
 from fp8doctor.known_errors import known_errors
-from fp8doctor.recipes import RECIPES, Recipe
+from fp8doctor.recipes import BY_TREATMENT, RECIPES, Recipe
 from fp8doctor.registry import discover, run
+from tests.checks.engagement import accelerated
 from tests.examine.models import llama
+from tests.stand_ins.accelerate_state import forget
+from tests.stand_ins.transformer_engine import autocast
 
 PACKAGES = "accelerate functools lightning math peft torchao transformer_engine transformers trl unsloth te"
 IN_A_CHAIN = re.compile(rf"(?<!import )(?<!from )(?<![\w./\"'-])({PACKAGES.replace(' ', '|')})\.\w+")
@@ -324,7 +329,46 @@ def test_another_recipe_of_transformer_engine_is_asked_of_whoever_opens_the_auto
     by_kwargs = prepared and recipe.name in ("delayed", "mxfp8")
     assert (f"recipe={recipe.config}" in printed.code) is not by_kwargs
     assert ("TERecipeKwargs(use_mxfp8_block_scaling=" in printed.code) is by_kwargs
-    assert ("convert_model(model)" in printed.code) is (prepared and not by_kwargs)
+
+
+@pytest.fixture
+def no_accelerator() -> Iterator[None]:
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.parametrize("trainer", [None, TrainerArguments(kind="transformers.TrainingArguments")])
+@pytest.mark.parametrize("precision", ["fp8", "bf16"])
+@pytest.mark.parametrize("name", ["te-current", "te-block"])
+def test_a_recipe_that_accelerate_does_not_know_is_the_one_that_layers_see(
+    monkeypatch: pytest.MonkeyPatch,
+    no_accelerator: None,
+    name: str,
+    precision: str,
+    trainer: TrainerArguments | None,
+) -> None:
+    """``prepare`` opens an autocast with delayed scaling if this variable is set, whatever the precision."""
+    from accelerate import Accelerator
+
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
+    environment = Environment(variables={"ACCELERATE_FP8_BACKEND": "TE"})
+    accelerate = Accelerate(mixed_precision=precision, distributed="NO", prepared=True)
+    training = Training(accelerate=accelerate, trainer=trainer)
+    printed = describe(name, Facts(environment=environment, training=training))
+    accelerated.install(monkeypatch)
+    monkeypatch.setattr(sys.modules["transformer_engine.pytorch"], "autocast", autocast, raising=False)
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    signature = inspect.signature(model.forward)
+    exec(printed.code, {"model": model})
+    assert inspect.signature(model.forward) == signature, "a Trainer keeps the columns that it names"
+    accelerator = Accelerator(mixed_precision=precision, cpu=True)
+    model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters()))
+    model(torch.ones(4, 32))
+    recipes = [type(each.fp8_meta["recipe"]).__name__ for each in model]
+    assert {f"{each}()" for each in recipes} == {BY_TREATMENT[name].config}
+    model.eval()(torch.ones(4, 32))
+    assert not any(each.fp8 for each in model), "Accelerate evaluates without FP8"
 
 
 def test_to_stay_in_bf16_says_who_asked_for_fp8() -> None:

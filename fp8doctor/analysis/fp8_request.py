@@ -36,6 +36,15 @@ def may_have_converted(facts: Facts) -> bool:
     return was_prepared(facts) and precision not in NOT_FP8
 
 
+def opens_te_autocast(facts: Facts) -> bool:
+    """Return whether Accelerate may run this model's forward in an autocast of Transformer Engine.
+
+    It does if this backend is set, whatever the precision. Source: ``Accelerator.fp8_backend``, 1.15.
+    """
+    chosen = facts.variables().get(BACKEND, "").upper() == "TE" and accelerate_of_model(facts) is not None
+    return chosen or may_have_converted(facts)
+
+
 def under_unsloth(facts: Facts) -> bool:
     """Return whether Unsloth is loaded.
 

@@ -25,6 +25,7 @@ from fp8doctor.analysis.fp8_request import (
     asked_by_environment,
     fp8_was_asked_for,
     may_have_converted,
+    opens_te_autocast,
     precision_of,
     with_handler,
 )
@@ -155,26 +156,36 @@ def _times_the_batch(times: int, facts: Facts) -> str:
 def te_recipe(name: str, facts: Facts) -> Treatment:
     """Another recipe of Transformer Engine, by the name of its treatment.
 
-    Accelerate's ``TERecipeKwargs`` knows two of them. Source: ``apply_fp8_autowrap``, accelerate 1.15.
+    Accelerate's ``TERecipeKwargs`` knows two of them. Another one is opened inside of its autocast, where it
+    counts. Source: ``apply_fp8_autowrap``, accelerate 1.15.
     """
     made = BY_TREATMENT[name]
-    code = (
-        "# in the place of the autocast that is there now; before Transformer Engine 2.9 "
-        "te.fp8_autocast(fp8_recipe=...)\n"
-        f"with te.autocast(enabled=True, recipe={made.config}):\n    output = model(batch)"
-    )
     if may_have_converted(facts) and made.name in ("delayed", "mxfp8"):
         code = with_handler(facts, f"TERecipeKwargs(use_mxfp8_block_scaling={made.name == 'mxfp8'})")
-    elif may_have_converted(facts):
-        code = f"{WITHOUT_ACCELERATE}\n{code}"
+    else:
+        code = INSIDE_ACCELERATE if opens_te_autocast(facts) else IN_PLACE_OF_AUTOCAST
+        code = code.replace("RECIPE", made.config)
     return Treatment(name=name, summary=f"run Transformer Engine with {made.words}", code=code)
 
 
-WITHOUT_ACCELERATE = """\
-# TERecipeKwargs knows delayed scaling and MXFP8 only, so the autocast is yours
-accelerator = Accelerator(mixed_precision="bf16")
-with torch.no_grad():
-    convert_model(model)   # before the optimizer is made"""
+IN_PLACE_OF_AUTOCAST = """\
+# in the place of the autocast that is there now
+with te.autocast(enabled=True, recipe=RECIPE):   # te.fp8_autocast(fp8_recipe=...) before 2.9
+    output = model(batch)"""
+
+INSIDE_ACCELERATE = """\
+# before prepare() or trainer.train(): inside of Accelerate's own autocast, this recipe counts
+own_forward = model.forward
+
+
+@functools.wraps(type(model).forward)
+def with_recipe(self, *args, **kwargs):
+    with te.autocast(enabled=self.training, recipe=RECIPE):   # te.fp8_autocast(fp8_recipe=...) before 2.9
+        return own_forward(*args, **kwargs)
+
+
+model.forward = types.MethodType(with_recipe, model)"""
+"""``prepare`` wraps a bound method alone, and a Trainer reads the names of its arguments."""
 
 
 def treatments_of(facts: Facts, fp8: str, names: tuple[str, ...]) -> Iterator[Treatment]:

@@ -33,13 +33,8 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(normalized_shape, eps, dtype=params_dtype)
 
 
-def prepare(
-    monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any
-) -> Any:
-    """Model and optimizer as ``accelerate launch`` with the Transformer Engine backend leaves them."""
-    from accelerate import Accelerator
-    from accelerate.utils import TERecipeKwargs
-
+def install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a Transformer Engine that Accelerate converts to where the library would be."""
     library = stand_in.install(monkeypatch, "fp8")
     monkeypatch.setattr(library, "Linear", Linear)
     monkeypatch.setattr(library, "LayerNorm", LayerNorm, raising=False)
@@ -57,5 +52,15 @@ def prepare(
         "accelerate.state",
     ):
         monkeypatch.setattr(f"{module}.is_transformer_engine_available", lambda: True, raising=False)
+
+
+def prepare(
+    monkeypatch: pytest.MonkeyPatch, model: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any
+) -> Any:
+    """Model and optimizer as ``accelerate launch`` with the Transformer Engine backend leaves them."""
+    from accelerate import Accelerator
+    from accelerate.utils import TERecipeKwargs
+
+    install(monkeypatch)
     accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[TERecipeKwargs()], **settings)
     return accelerator.prepare(model, optimizer)
