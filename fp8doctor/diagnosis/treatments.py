@@ -105,9 +105,14 @@ WITHOUT_CHECKPOINTING = {
 
 def fused_optimizer(facts: Facts) -> Treatment:
     """Update many parameters by one kernel."""
-    kind = (facts.get("training.optimizer") or "AdamW").rpartition(".")[2]
-    code = f"torch.optim.{kind}(parameters, ..., fused=True)"
+    code = f"{optimizer_class(facts)}(parameters, ..., fused=True)"
     return Treatment(name="fused-optimizer", summary="use a fused optimizer", code=code)
+
+
+def optimizer_class(facts: Facts) -> str:
+    """Name the class of the job's optimizer as a script that imported it does."""
+    module, _, name = (facts.get("training.optimizer") or "torch.optim.AdamW").rpartition(".")
+    return f"torch.optim.{name}" if module.startswith("torch.optim") else name
 
 
 def larger_batch(facts: Facts) -> Treatment:

@@ -80,8 +80,8 @@ def parameters_without_optimizer(facts: kit.Facts) -> kit.Finding | kit.NotAppli
             if converted
             else kit.treatment_table.OPTIMIZER_LAST,  # also without FP8
             summary="create the optimizer after every conversion, from the model that trains",
-            code="optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if "
-            "parameter.requires_grad)",
+            code="parameters = (each for each in model.parameters() if each.requires_grad)\n"
+            f"optimizer = {kit.treatments.optimizer_class(facts)}(parameters, ...)   # with your arguments",
         )
     in_fp8 = bool(fp8) or kit.fp8_was_asked_for(facts) is not None
     return kit.Finding(

@@ -95,6 +95,11 @@ def test_an_optimizer_that_was_created_too_early(look: Look) -> None:
         finding = found_by(OUTSIDE, look(model, optimizer=optimizer))
         assert finding.evidence["first"] == ("1.weight", "1.bias")
         assert finding.treatment.name == "optimizer-after-conversion"
+        assert finding.treatment.kind == "sketch", "its arguments are the user's"
+    script = {"model": model, "torch": torch}
+    exec(fix_of(OUTSIDE, look(model, optimizer=early)).code.replace("...", "lr=0.25"), script)
+    assert type(script["optimizer"]) is torch.optim.SGD
+    assert outcome_of(OUTSIDE, look(model, optimizer=script["optimizer"])) == "silent"
     model[1] = nn.Linear(32, 32)
     assert fix_of(OUTSIDE, look(model, optimizer=early)).name == OPTIMIZER_LAST, "BF16 needs it too"
     model[0] = nn.Linear(32, 32)
