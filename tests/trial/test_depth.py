@@ -47,7 +47,7 @@ def test_a_model_of_some_blocks_is_measured_whole_where_the_memory_is_roomy_for_
     first, *smaller = plans(model, ["0", "1"], as_one=as_one, roomy=roomy)
     assert first.whole == whole
     assert smaller == plans(model, ["0", "1"], as_one=as_one)[0 if whole else 1 :]
-    assert whole or kept(first) == [(1 if as_one else 4,), (5 if as_one else 12,)]
+    assert whole or kept(first) == [(2 if as_one else 4,), (6 if as_one else 12,)]
 
 
 def test_alternating_attention_is_cut_in_whole_patterns() -> None:

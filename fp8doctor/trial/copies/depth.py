@@ -20,9 +20,8 @@ DEPTHS = ((4, 12), (2, 6), (1, 3))
 """Blocks kept at the two depths, then smaller pairs for little memory. Cuts to 4 and 12 predict an 8B Llama's
 step within 1.4%, 2 and 6 within 3.2% (H200, research/benchmarks/results); 1 and 2 missed by up to 11%."""
 
-DEPTHS_AS_ONE = ((1, 5), (1, 3))
-"""The same if a graph holds several blocks: it is compiled again at each depth, for 30 to 90 s. Two blocks
-less than 2 and 6, and as far apart: a GPT was 0.7% off, with these 0.8, a Qwen3 1.7B 1.9 and 1.6 (H200)."""
+DEPTHS_AS_ONE = DEPTHS[1:]
+"""The same if a graph holds several blocks: it is compiled again at each depth, for 30 to 90 s."""
 
 LEAST_WORTH_CUTTING, LEAST_AS_ONE = 25, 16
 """Shorter lists are measured whole, because the cuts together would cost about as much. The second is for
