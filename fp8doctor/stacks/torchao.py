@@ -246,13 +246,7 @@ def bf16_counterpart(module: nn.Module) -> nn.Module:
 
 
 def plain_linear(module: Any) -> nn.Linear:
-    plain = nn.Linear(
-        module.in_features,
-        module.out_features,
-        bias=module.bias is not None,
-        device="meta",
-        dtype=module.weight.dtype,
-    )
+    plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
     plain.weight, plain.bias = unwrapped(module.weight), module.bias
     return plain
 

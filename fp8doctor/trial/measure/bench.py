@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -232,12 +233,13 @@ class Bench:
     ) -> Ready:
         """Take steps until one compiles nothing; the last one is measured."""
         on_gpu = self.device.type == "cuda"
+        finish: Callable[[], None] = partial(torch.cuda.synchronize, self.device) if on_gpu else lambda: None
         watched = WatchedSteps(step, optimizer)
         with compilations(model) as compiled, memory.of(model, optimizer):
             for count in range(MOST_WARM_UP):
                 before = frames_compiled()
                 if count >= LEAST_WARM_UP - 1:
-                    self._finish()
+                    finish()
                 if count == LEAST_WARM_UP - 1:
                     memory.begin()
                 stepped = time.monotonic()
@@ -247,7 +249,7 @@ class Bench:
                 self.guard.look()
                 if count >= LEAST_WARM_UP - 1 and frames_compiled() == before:
                     break
-            self._finish()
+            finish()
             step_s = time.monotonic() - stepped
         # a job of shards takes less, and the allocator does not count the memory of CUDA graphs
         counts = on_gpu and self.job.sharded is None and not records_cuda_graphs(model)
@@ -268,11 +270,6 @@ class Bench:
         """
         compiles = self.run.own_process and count < LEAST_WARM_UP - 1
         return torch.autograd.set_multithreading_enabled(False) if compiles else nullcontext()
-
-    def _finish(self) -> None:
-        """Wait for the GPU."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
         self.observer.close()

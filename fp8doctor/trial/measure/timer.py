@@ -146,7 +146,9 @@ def interleave(
         ends = began + round_s
         if number and ends > limits.latest:
             break
-        if number >= LEAST_ROUNDS and all(map(_sharp, samples.values())):
+        if number >= LEAST_ROUNDS and all(
+            known.high - known.low <= 2 * SHARP * known.value for known in map(interval, samples.values())
+        ):
             break
         enough = number >= MOST_ROUNDS or (number >= LEAST_ROUNDS and ends > limits.soon)
         if enough and (not asked or number % ASKED_EACH == 0):
@@ -164,11 +166,6 @@ def interleave(
                 samples[key].append(known_ms[key])
         round_s = time.monotonic() - began
     return samples
-
-
-def _sharp(samples: list[float]) -> bool:
-    known = interval(samples)
-    return known.high - known.low <= 2 * SHARP * known.value
 
 
 def sign_is_open(samples: Samples, plan: Plan, variants: Sequence[VariantPlan]) -> bool:
