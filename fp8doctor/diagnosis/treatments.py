@@ -246,7 +246,7 @@ def stay_in_bf16(facts: Facts, why: str = "", *, for_now: bool = False) -> Treat
     return Treatment(
         name=STAY_IN_BF16,
         summary=f"{begin} BF16{' for now' if for_now else ''}{how}{why and f': {why}'}",
-        code="\n".join([_without_fp8(facts), *compiled_as(form, facts)]),
+        code="\n".join([*filter(None, [_without_fp8(facts)]), *compiled_as(form, facts)]),
     )
 
 
@@ -291,7 +291,7 @@ def _without_fp8(facts: Facts) -> str:
     in_fp8 = [each for each in facts.linears() if each.get("use") == "training"]
     built = next((each for each in in_fp8 if not stack_of(each).converter), None)
     if built is None:
-        return "# leave out the conversion to FP8"
+        return "# leave out the conversion to FP8" * bool(in_fp8)
     stack = stack_of(built)
     autocast = "no te.autocast, and " if stack.under_autocast else ""
     return f"# leave FP8 out: {autocast}torch.nn.Linear in place of {stack.layer or layer_label(built)}"
