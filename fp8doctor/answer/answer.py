@@ -156,6 +156,8 @@ class Answer(Struct, frozen=True):
         found, later = self.speedup, self.compared.end_speedup
         if self.fault and (self.status == "does_not_fit" or not (self.fault.finding or self.fault.first)):
             return True
+        if self.status == "fp8_not_engaged" and later is None:
+            return True
         if self.status in ("step_raises", "fp8_not_engaged"):
             return later is not None and later.side != "open"
         ends = not self.fixes or (self.compared.end is not None and (later is None or later.side != "open"))

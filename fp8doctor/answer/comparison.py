@@ -187,12 +187,20 @@ def _with_plan(
     return replace(found, end=replace(end, ms=ms), gain=gained, end_speedup=over)
 
 
+def _exceeds(step: Step, now: Variant) -> bool:
+    """Return whether an estimate saves all of a measured step: that refutes its model."""
+    saving = step.saving_ms
+    return saving is not None and saving.basis == "modelled" and saving.high >= now.ms.value
+
+
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:
     """Give the fixes that the cost model knows the estimated saving of the plan: the first has that of all.
 
     A check counts the kernels of some layers, without the host. A measured plan keeps its savings.
     """
     now, end, gain = compared.now, compared.end, compared.gain
+    if now and now.ms.basis == "measured" and compared.speedup is None:
+        steps = [replace(step, saving_ms=None) if _exceeds(step, now) else step for step in steps]
     of = gain or compared.speedup
     if of is not None and of.basis == "measured":
         return tuple(steps)

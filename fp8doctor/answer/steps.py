@@ -104,7 +104,7 @@ def timed_steps(view: TrialView) -> Steps | None:
             base = by_name.get(each.get("base") or "")
             why = sentence_of(each)
             if base is not None and not base.get("tried"):
-                why = f"it builds on {words[base.name]}"
+                why = f"it builds on {words[base.name]}, which has no time"
             why = shorten(why or "no reason given", LONGEST_REASON, placeholder=" ...")
             late.setdefault(why.removeprefix("it "), []).append(words[each.name])
     told = [

@@ -63,7 +63,7 @@ MOST_FORWARDS = 4
 """Forwards until every layer was called. A choice: with a LayerDrop of 0.1, as in wav2vec 2.0, one block in
 10,000 is never called; a tower that the batch does not enter costs three more forwards of a cut."""
 
-PRODUCT = re.compile(r"mm|matmul|linear")
+PRODUCT = re.compile(r"mm|matmul|linear|einsum")
 """In the name of every function of torch that multiplies matrices."""
 
 FP8_PRODUCT = re.compile(r"mm|matmul|linear|att(entio)?n")
