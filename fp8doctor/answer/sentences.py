@@ -154,6 +154,7 @@ def _title(said: Answer) -> Line:
     if found.side == "open":
         title = say("title.open", fp8=fp8, verb=verb, low=found.low, high=found.high)
     else:
+        verb = f"{verb} likely" if found.has_open_size else verb
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
     if said.is_compute and found.basis == "measured" and not said.whole:
         return say("title.whole", title=title.text, bounds="is not known")
