@@ -319,7 +319,7 @@ class TrialView:
     @cached_property
     def copies_do_not_fit(self) -> bool:
         """Return whether a copy of the step as it is takes more memory than there is."""
-        return any(each.name == ArmName.AS_IS for each in self.too_large.values())
+        return any(each.get("name") == ArmName.AS_IS for each in self.too_large.values())
 
     @cached_property
     def late(self) -> dict[str, Arm]:

@@ -133,6 +133,17 @@ class Answer(Struct, frozen=True):
         return tuple(each for each in beside if each.name not in told)
 
     @property
+    def lacks_whole(self) -> bool:
+        """Return whether copies alone were compared, and nothing bounds the whole step."""
+        return self.is_compute and self.whole is None and self.compared.timed
+
+    @property
+    def shows_parts(self) -> bool:
+        """Return whether the parts explain: not if a fault leaves an estimate of a step that does not run."""
+        runs = self.fault is None or self.status == "open" or self.compared.timed
+        return bool(self.parts_ms and self.speedup and not self.state and runs)
+
+    @property
     def timed_fixes(self) -> tuple[int, ...]:
         """Number the fixes that make the plan's end if others of the plan were not timed; else empty."""
         late, every = _untimed(self.fixes), range(1, len(self.fixes) + 1)
@@ -306,7 +317,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     first = untimed_form(None if said.is_decided else view.late_first)
     end = said.compared.end
     lacks_fair_bf16 = measured and said.compared.gain and end and end.in_fp8 and not said.compared.end_speedup
-    is_whole_open = measured and said.is_compute and (whole is None or whole[0] < 1 < whole[1])
+    is_whole_open = said.lacks_whole or (whole and whole[0] < 1 < whole[1])
     needs_run = view.copies_do_not_fit and view.watched is not None
     questions = (
         (decides, decides, time_it),

@@ -59,6 +59,11 @@ class Comparison(Struct, frozen=True):
     after: str = ""
     """What has to be done before the step can be estimated, in words."""
 
+    @property
+    def timed(self) -> bool:
+        """Return whether a GPU timed both steps of the speedup."""
+        return self.speedup is not None and self.speedup.basis == "measured"
+
 
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""

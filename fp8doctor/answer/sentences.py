@@ -156,7 +156,7 @@ def _title(said: Answer) -> Line:
     else:
         verb = f"{verb} likely" if found.has_open_size else verb
         title = say("title.side", fp8=fp8, verb=verb, size=_than(found, "BF16"))
-    if said.is_compute and found.basis == "measured" and not said.whole:
+    if said.lacks_whole:
         return say("title.whole", title=title.text, bounds="is not known")
     if said.whole:
         low, high = said.whole
@@ -222,8 +222,7 @@ def _memory(said: Answer) -> Iterator[Line]:
 def _why(said: Answer) -> Iterator[Line]:
     for cause in said.causes:
         yield _cause(cause)
-    runs = not said.fault or said.status == "open" or (said.speedup and said.speedup.basis == "measured")
-    if said.parts_ms and said.speedup and not said.state and runs:
+    if said.speedup and said.shows_parts:
         named = [f"{PARTS.get(name, name)} {signed(ms)}" for name, ms in said.parts_ms.items()]
         where = "" if said.speedup.basis == "measured" else " (estimated)"
         yield say("why.parts", parts=", ".join(named), where=where)

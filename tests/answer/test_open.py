@@ -58,3 +58,9 @@ def test_the_budget_that_is_advised_is_more_than_the_trial_took(
     nothing = replace(trial, arms=(), why=Reason.NO_TIME_LEFT, reason="")
     assert more_time_s(nothing) == advised
     assert more_time_s(replace(nothing, why=Reason.STEP_RAISES)) is None
+
+
+def test_a_variant_without_a_name_that_does_not_fit_leaves_the_answer() -> None:
+    facts = Of({**FP8, "as_is": Reason.DOES_NOT_FIT}).facts()
+    arms = [replace(each, name=NOT_RECORDED) if each.name == "as_is" else each for each in facts.trial.arms]
+    assert diagnose(replace(facts, trial=replace(facts.trial, arms=tuple(arms)))).answer.open
