@@ -37,6 +37,7 @@ from fp8doctor.answer.sentences import PARTS
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import changes_fp8_alone, why_not_estimated
 from fp8doctor.diagnosis.plan import COMPILATION, CONVERTS
 from fp8doctor.facts import Arm, Facts, if_recorded, recorded
@@ -139,6 +140,7 @@ def test_a_recording(path: Path) -> None:
     a_screen_agrees_with_itself(found)
     numbers_of_the_box_are_those_of_the_answer(found)
     the_fastest_fp8_is_the_fastest(found.view)
+    what_is_ignored_changes_no_time(found.report)
     a_gain_is_the_time_now_over_the_end(found)
     assert (found.view.end is not None) == timed(found.view)
     if found.view.end:
@@ -177,6 +179,14 @@ def the_fastest_fp8_is_the_fastest(view: TrialView) -> None:
     sound = [each for each in totals if not (view.bf16.is_finite and each.get("non_finite"))]
     fastest = min(sound, key=lambda each: each.step_ms or 0.0, default=None)
     assert (view.fp8 and view.fp8.arm) == fastest
+
+
+def what_is_ignored_changes_no_time(report: Report) -> None:
+    """A time is of the job, whichever checks a user wants to see."""
+    for code in {each.code for each in report.findings if invalidates(each)}:
+        compared = diagnose(report.facts, ignore=(code,)).answer.compared
+        for name in ("speedup", "now", "bf16", "fp8", "parts_ms"):
+            assert getattr(compared, name) == getattr(report.answer.compared, name), (code, name)
 
 
 def a_gain_is_the_time_now_over_the_end(found: Replay) -> None:

@@ -183,12 +183,16 @@ class Answer(Struct, frozen=True):
 
 
 def answer(
-    view: TrialView, findings: Sequence[Finding], steps: Sequence[Step], outcomes: Sequence[Outcome]
+    view: TrialView,
+    findings: Sequence[Finding],
+    steps: Sequence[Step],
+    outcomes: Sequence[Outcome],
+    every: Sequence[Finding],
 ) -> Answer:
-    """Answer for a job whose checks found ``findings`` and whose plan is ``steps``."""
+    """Answer for a job whose plan is ``steps``; of ``every`` finding a user wants to see ``findings``."""
     facts = view.facts
     known = recorded(facts, "network")
-    compared = comparison(view, findings, steps) if known else Comparison()
+    compared = comparison(view, every, steps) if known else Comparison()
     steps, speedup = with_its_gain(steps, compared), compared.speedup
     errors = [each for each in findings if each.severity == "error"]
     fault = fault_of(facts, findings)
@@ -227,7 +231,7 @@ def answer(
         whole=if_recorded(whole_speedup, facts, speedup, bf16_ms, has_fp8=has_fp8),
         is_compute=view.on_gpu and bool(if_recorded(timed_alone, facts)),
         doubts=tuple(_doubts(view)) if view.on_gpu else (),
-        unknown="" if speedup or fault or state or not known else _unknown(view, findings, compared.after),
+        unknown="" if speedup or fault or state or not known else _unknown(view, every, compared.after),
         takes_no_fp8=not has_fp8 and bool(nothing),
         is_decided=view.is_decided,
         steps=if_recorded(timed_steps, view),

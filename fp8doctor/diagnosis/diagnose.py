@@ -33,16 +33,17 @@ def diagnose(
 ) -> Document:
     """Run the checks over ``facts`` and write the report.
 
+    Those that are ignored propose and report nothing, but a time is estimated only if none refutes its model.
     ``reasons`` says why codes of ``ignore`` are ignored. Raises `UserError` for an unknown code.
     """
-    catalogue = registry.select(registry.discover(checks), select, ignore)
-    findings, outcomes = registry.run(catalogue, facts)
-    view = TrialView(facts)
-    findings, outcomes = with_measured_savings(view, findings, outcomes)
-    prescription = make_plan(view, findings)
+    known, view = registry.discover(checks), TrialView(facts)
+    catalogue = registry.select(known, select, ignore)
+    findings, outcomes = with_measured_savings(view, *registry.run(catalogue, facts))
+    every = findings if catalogue == known else with_measured_savings(view, *registry.run(known, facts))[0]
+    prescription = make_plan(view, findings, every)
     findings = in_dialect(findings, facts)
     prescription = in_dialect(prescription, facts)
-    said = answer(view, findings, prescription, outcomes)
+    said = answer(view, findings, prescription, outcomes, every)
     told = verdict(said, facts, box(said).summary)
     return Document(
         tool=written_by or tool(),

@@ -61,8 +61,8 @@ COMPILATION = "compilation"
 """A family of treatments, and the area of the checks of torch.compile."""
 
 
-def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
-    """Choose the changes of a job, and put them in order."""
+def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Finding]) -> tuple[Step, ...]:
+    """Choose the changes that ``findings`` propose, by what ``every`` finding says of the job; order them."""
     proposed = prescribe(findings, view.facts)
     asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
     others = [step for step in proposed if step is not asked]
@@ -70,9 +70,9 @@ def make_plan(view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
     if view.end is not None:
         chosen = if_recorded(_to_the_end, view.end, others, asked, view, broken)
     else:
-        chosen = if_recorded(_untimed, others, asked, view.facts, findings, broken)
+        chosen = if_recorded(_untimed, others, asked, view.facts, every, broken)
     steps = proposed if chosen is None else chosen
-    steps = if_recorded(_with_a_start, steps, view, findings) or steps
+    steps = if_recorded(_with_a_start, steps, view, every) or steps
     return tuple(fitted(_headed(_converted_first(steps), findings), view.facts))
 
 

@@ -34,7 +34,7 @@ def of(model: nn.Module, *arms: Arm, device: str = "cuda") -> Facts:
 
 
 def conversion_of(facts: Facts) -> list[Step]:
-    return [*make_plan(TrialView(facts), ())]
+    return [*make_plan(TrialView(facts), (), ())]
 
 
 def recipes(model: nn.Module) -> dict[str, str | None]:

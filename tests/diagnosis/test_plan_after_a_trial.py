@@ -81,7 +81,8 @@ EVEN_FP8 = Of({**SLOW, "prescribed": around(92.7)}, bases={"prescribed": "as_is"
 def test_fp8_is_never_mended_and_given_up_in_one_plan_unless_that_was_measured(
     facts: Facts, name: str
 ) -> None:
-    assert [step.treatment.name for step in make_plan(TrialView(facts), (LOSING, EAGER))] == [name]
+    steps = make_plan(TrialView(facts), (LOSING, EAGER), (LOSING, EAGER))
+    assert [step.treatment.name for step in steps] == [name]
 
 
 def test_a_treatment_that_saves_nothing_is_refuted_and_keeps_its_cost() -> None:

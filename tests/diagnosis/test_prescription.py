@@ -58,7 +58,7 @@ def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> No
 
     compiled = of(found("AAA001", saved_ms=5, treatment="compile-layers"), "up")
     kept = of(found("BBB001", saved_ms=1, treatment=KEEP_IN_BF16), left_out)
-    steps = make_plan(TrialView(Facts()), (compiled, kept))
+    steps = make_plan(TrialView(Facts()), (compiled, kept), (compiled, kept))
     assert [step.code for step in steps] == told
     assert steps[0].saving_ms is not None
     assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
