@@ -135,7 +135,7 @@ class LongWatch:
 
     def _look_at_weights(self) -> None:
         model, step = self._model(), self._base + self._steps + 1
-        owner = spoiled(model, frozen=False) if model is not None else None
+        owner = spoiled(model) if model is not None else None
         if owner is not None:
             self._report(step, "loss", owner, owner[3], "It was not finite before this step.")
         else:

@@ -169,14 +169,14 @@ def owners(model: nn.Module) -> Iterator[Owner]:
                 yield name, module, parameter, key
 
 
-def spoiled(model: nn.Module, *, frozen: bool) -> Owner | None:
-    """Find the first parameter with NaN or infinity; a ``frozen`` one, which no step has written.
+def spoiled(model: nn.Module) -> Owner | None:
+    """Find the first parameter with NaN or infinity.
 
     Reads the tensors of this process, those inside a quantized one too. Waits for the GPU.
     """
     with torch.no_grad():
         for owner in owners(model):
-            for inner in () if frozen and owner[2].requires_grad else plain(owner[2]):
+            for inner in plain(owner[2]):
                 parts = torch.split(inner.flatten(), AT_ONCE) if inner.is_floating_point() else ()
                 if not all(bool(part.float().isfinite().all()) for part in parts):
                     return owner

@@ -21,7 +21,7 @@ from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
-from fp8doctor.running.losses import Losses, spoiled
+from fp8doctor.running.losses import Losses
 from fp8doctor.running.patches import without_own_frames
 from fp8doctor.running.script_messages import Listener, Message, WatchOptions
 from fp8doctor.running.step_profiler import CUT_SHORT, StepProfiler
@@ -55,8 +55,6 @@ class ScriptObserver:
         self.examined: Stepper | None = None
         """The optimizer whose model the facts describe."""
         self.window: StepWindow | None = None
-        self._spoiled: str | None = None
-        """A frozen parameter that is not finite; None if nobody looked, empty without one."""
         self.recording: StepProfiler | None = None
         """Profiles a step after the window."""
         self.long: LongWatch | None = None
@@ -271,11 +269,6 @@ class ScriptObserver:
                 self.timing = False
             self.tell()
 
-    def paused(self) -> None:
-        """Leave out what ran between two steps."""
-        if self.window is not None:
-            self.guarded(self.window.begin_step_again)
-
     def forget(self) -> None:
         self.window = None
         self.watch.rest()
@@ -327,14 +320,7 @@ class ScriptObserver:
             where = bad.sentence.partition("is not finite.")[2].strip()
             return NotFinite(step=bad.step, what=what, where=where)
         step = self.losses.first_bad()
-        if step is None:
-            return None
-        model = self.window.model if self.window is not None else None
-        if self._spoiled is None and model is not None:
-            owner = spoiled(model, frozen=True)
-            self._spoiled = f"{owner[0]}.{owner[3]}".lstrip(".") if owner is not None else ""
-        where = f"The frozen {self._spoiled} was not finite before training." if self._spoiled else ""
-        return NotFinite(step=step, what="loss", where=where)
+        return None if step is None else NotFinite(step=step, what="loss", where="")
 
     def tell(self) -> None:
         """Send all facts so far, with the first step that was not finite."""
