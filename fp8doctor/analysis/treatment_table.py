@@ -97,11 +97,13 @@ def _compiling(name: str, words: str, runs: str = "forms.compile_it") -> Treatme
 
 def _recipe_change(of: Recipe) -> TreatmentRecord:
     te = of.stack != TORCHAO.name
-    runs, changes = ("another_te_recipe", "the autocast") if te else ("another_recipe", "model")
+    runs, changes = ("fp8_recipes.another_te_recipe", "the autocast") if te else ("", "model")
+    if of.operands:  # a setting of Float8Linear; other recipes are other layers
+        runs = "fp8_recipes.another_recipe"
     return TreatmentRecord(
         of.treatment,
         of.words,
-        f"fp8_recipes.{runs}",
+        runs,
         "recipe",
         changes,
         recipe=of.name,

@@ -21,6 +21,7 @@ from fp8doctor.analysis.treatment_table import (
     COMPILE_MODEL,
     KEEP_IN_BF16,
     TE_AUTOCAST,
+    TREATMENTS,
     family,
     traits,
 )
@@ -240,7 +241,7 @@ def other_recipe(of: VariantPlanner, name: str) -> bool:
     recipe = BY_TREATMENT[name]
     if recipe.stack == TORCHAO.name:
         own = [each for each in of.in_fp8 if each.stack == "torchao" and each.kind.endswith(".Float8Linear")]
-        takes = of.compiled and any(not (recipe.drops_bias and linear.bias) for linear in own)
+        takes = of.compiled and bool(own)
         known = {linear.recipe for linear in own}
     else:
         known = set(own_recipes(of.facts, opened=TE_AUTOCAST in of.treatments))
@@ -272,9 +273,6 @@ def some_lose(of: VariantPlanner) -> bool:
 
 
 WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
-    TE_AUTOCAST: lambda of: any(
-        stack_of(each).under_autocast and each.engaged is False for each in of.in_fp8
-    ),
     "cache-off": lambda of: (
         of.facts.get("training.use_cache") is True and COMPILE_BLOCKS not in of.treatments
     ),
@@ -283,7 +281,7 @@ WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
     KEEP_IN_BF16: some_lose,
     "fused-optimizer": lambda of: could_be_fused(of.job),
     COMPILE_BLOCKS: blocks_may_gain,
-    **{name: functools.partial(other_recipe, name=name) for name in BY_TREATMENT},
+    **{name: functools.partial(other_recipe, name=name) for name in BY_TREATMENT if name in TREATMENTS},
 }
 """Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
 

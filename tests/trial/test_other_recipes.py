@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.analysis.treatment_table import variant
-from fp8doctor.facts import Gpu, Software, Target, Workload
-from fp8doctor.loading.job import Job
 from fp8doctor.recipes import RECIPES
-from fp8doctor.stacks.torchao import unwrapped
-from fp8doctor.trial.planning import VariantPlanner, other_recipe
 from fp8doctor.trial.treatments.apply import NotTried
 from tests.examine.models import Stacked, network
-from tests.trial.treated import applied, facts, float8, in_fp8
+from tests.trial.treated import applied, float8, in_fp8
 
 pytestmark = pytest.mark.slow
 
@@ -48,27 +42,3 @@ def test_conversion_leaves_out_the_head_and_what_is_not_aligned() -> None:
     )
     with pytest.raises(NotTried, match=r"no nn\.Linear that torchao could convert"):
         applied("convert-tensorwise", nn.Sequential(nn.Conv1d(16, 16, 1)))
-
-
-def test_mxfp8_takes_only_layers_without_a_bias_whose_sides_fit() -> None:
-    layers = nn.Linear(64, 64, bias=False), nn.Linear(64, 64), nn.Linear(64, 48, bias=False)
-    model = float8(nn.Sequential(*layers).bfloat16())
-    changed = applied("recipe-mxfp8", model).model
-    assert in_fp8(changed) == {"0": "mxfp8", "1": "tensorwise", "2": "tensorwise"}
-    assert in_fp8(model) == dict.fromkeys("012", "tensorwise")
-    assert unwrapped(changed[0].weight).data_ptr() == model[0].weight.data_ptr()  # type: ignore[index]
-    assert variant("recipe-mxfp8", fp8=True) == "MXFP8 block scaling"
-
-
-@pytest.mark.parametrize(
-    ("capability", "bias", "tried"),
-    [("10.0", False, True), ("10.0", True, False), ("9.0", False, False), ("12.0", False, False)],
-)
-def test_mxfp8_is_tried_on_data_center_blackwell_only(capability: str, bias: bool, tried: bool) -> None:
-    model = float8(nn.Sequential(nn.Linear(64, 64, bias=bias)))
-    model.compile()
-    gpu = Gpu(name="GPU", vendor="nvidia", compute_capability=capability, visible=True)
-    known = replace(facts(model), gpus=(gpu,), software=Software(cuda="13.0"))
-    of = VariantPlanner(known, Job(model=model, target=Target(), workload=Workload()), ())
-    assert other_recipe(of, "recipe-mxfp8") is tried
-    assert other_recipe(of, "recipe-rowwise") is True

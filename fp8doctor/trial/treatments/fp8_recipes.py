@@ -12,62 +12,27 @@ from typing import Any
 from torch import nn
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE
-from fp8doctor.recipes import BY_TREATMENT, Recipe
+from fp8doctor.recipes import BY_TREATMENT
 from fp8doctor.stacks import recognise, te_private, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
 from fp8doctor.stacks.te_private import autocast_is_open, meta
 from fp8doctor.stacks.torch_private import Unknown
-from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, plain_linear, tensor_class, unwrapped
+from fp8doctor.stacks.torchao import ALL_GATHER_WEIGHT, tensor_class, unwrapped
 from fp8doctor.stacks.transformer_engine import STACK, autocast, recipe_of, within
 from fp8doctor.trial.copies.depth import cleaned
-from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext, swap
+from fp8doctor.trial.treatments.apply import NotTried, TreatmentContext
 from fp8doctor.trial.variant import Variant
 
 
 def another_recipe(variant: Variant, context: TreatmentContext) -> Variant:
-    recipe = BY_TREATMENT[context.name]
-    layers = [module for module in variant.model.modules() if is_float8_linear(module)]
+    named = ("Float8Linear",)
+    layers = [each for each in variant.model.modules() if ancestor(type(each), "torchao.float8.", named)]
     if not layers:
         raise NotTried("it has no Float8Linear of torchao")
-    if recipe.granularity == "block":
-        return replace(variant, model=to_mxfp8(variant.model, recipe))
-    config = config_of(recipe.name)
+    config = config_of(BY_TREATMENT[context.name].name)
     for layer in layers:
         give(layer, config)
     return variant
-
-
-def is_float8_linear(module: nn.Module) -> bool:
-    return ancestor(type(module), "torchao.float8.", ("Float8Linear",)) is not None
-
-
-def to_mxfp8(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Put every aligned Float8Linear without a bias in MXFP8; the others stay, because MXFP8 drops a bias."""
-    try:
-        from torchao.prototype.moe_training.config import (  # type: ignore[import-untyped]
-            MXFP8TrainingOpConfig,
-            MXFP8TrainingRecipe,
-        )
-        from torchao.quantization import quantize_  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise NotTried(f"this torchao has no MXFP8 training: {error}") from None
-    made: list[nn.Module] = []
-
-    def plain(name: str, module: nn.Module) -> nn.Module | None:
-        linear: Any = module if is_float8_linear(module) else None
-        if linear is None or any(side % recipe.multiple for side in linear.weight.shape):
-            return None
-        if recipe.drops_bias and linear.bias is not None:
-            return None
-        made.append(plain_linear(linear).train(linear.training))
-        return made[-1]
-
-    model = swap(model, plain)
-    if not made:
-        raise NotTried("it has no Float8Linear without a bias whose sides MXFP8 takes")
-    config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe.MXFP8_RCEIL)
-    quantize_(model, config, filter_fn=lambda module, name: any(module is each for each in made))
-    return model
 
 
 def config_of(recipe: str) -> Any:
