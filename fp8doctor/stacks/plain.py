@@ -12,14 +12,12 @@ from fp8doctor.facts import Use
 from fp8doctor.stacks import Layer
 from fp8doctor.stacks.looking import (
     ancestor,
-    buffers_of,
     children_of,
     class_name,
     is_a,
     parameters_of,
     read,
     read_class,
-    state_of,
     tensor,
 )
 from fp8doctor.stacks.tensors import dtype_name, is_float8, stored, subclass
@@ -50,20 +48,7 @@ def recognise(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
             module
         ).keys():  # torchtune's LoRALinear, which is no nn.Linear
             return (layer(module, (weight,), weight.shape[1], weight.shape[0]),)
-    return stored_as_buffer(module) or experts(module)
-
-
-def stored_as_buffer(module: nn.Module) -> tuple[Layer, ...]:
-    """Recognize a layer made for sampling, which is no nn.Linear and keeps its FP8 weight as a buffer."""
-    sides = state_of(module).get("out_features"), state_of(module).get("in_features")
-    for weight in buffers_of(module).values():
-        if weight is not None and is_float8(weight) and tuple(weight.shape) == sides:
-            scaled = any("_scaled_mm" in each for each in _named_by_forward(module))
-            features = {
-                "activations_quantized": scaled
-            }  # without a backward, unless in a function of its own
-            return (layer(module, (weight,), weight.shape[1], weight.shape[0], features=features),)
-    return ()
+    return experts(module)
 
 
 def layer(

@@ -70,21 +70,6 @@ class StoredLinear(nn.Linear):
         return functional.linear(input, self.weight.to(input.dtype))
 
 
-class ScaledLinear(nn.Module):
-    """A layer made for sampling: its weight is a buffer, and its matmul has no backward."""
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self.in_features = self.out_features = side
-        self.register_buffer("float8_data", torch.zeros(side, side, dtype=torch.float8_e4m3fn))
-        self.register_buffer("scale", torch.ones(()))
-
-    def forward(self, input: Tensor) -> Tensor:
-        flat, weight = input.to(torch.float8_e4m3fn), self.get_buffer("float8_data").T
-        scale = self.get_buffer("scale")
-        return torch._scaled_mm(flat, weight, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
-
-
 def low_rank(base: nn.Module, down: str, up: str, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     """Return a module that holds a base of 64 x 64 and two matrices of rank 4, by these paths."""
 
