@@ -86,10 +86,6 @@ CALLS = {
         "torch.use_deterministic_algorithms(False)   # or "
         "torch.utils.deterministic.fill_uninitialized_memory = False",
     ),
-    "nvdlfw_inspect": (
-        "Transformer Engine's layers inspect every tensor, and te.Linear breaks compiled graphs",
-        "# remove nvdlfw_inspect.api.initialize(...)",
-    ),
 }
 """Switches that are a call: the fact -> the cost, and the line that undoes it."""
 

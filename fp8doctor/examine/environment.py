@@ -191,15 +191,12 @@ def _version_in(text: str) -> str | None:
 def debug_switches() -> dict[str, bool]:
     if (torch := installed_torch()) is None:
         return {}
-    inspect = sys.modules.get("nvdlfw_inspect.api")
     return {
         "anomaly_detection": torch.is_anomaly_enabled(),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "fill_uninitialized_memory": bool(
             getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
         ),
-        "nvdlfw_inspect": getattr(inspect, "DEBUG_MANAGER", None)
-        is not None,  # nvdlfw_inspect 0.2.2: None until initialize()
     }
 
 

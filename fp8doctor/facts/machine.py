@@ -49,7 +49,7 @@ class Environment(Record, frozen=True, kw_only=True):
     backend to take."""
     debug_switches: dict[str, bool] = NOT_RECORDED
     """Switches of this process that are set by a call: ``anomaly_detection``, ``deterministic_algorithms``,
-    ``fill_uninitialized_memory``, ``nvdlfw_inspect`` (Transformer Engine's debug tool, initialized)."""
+    ``fill_uninitialized_memory``."""
 
 
 class Gpu(Record, frozen=True, kw_only=True):

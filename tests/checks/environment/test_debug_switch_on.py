@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
 import pytest
 from msgspec.structs import replace
 
 from fp8doctor.checks.environment.debug_switch_on import OFF, SILENT, SWITCHES, Switch
-from fp8doctor.examine import examine_surroundings
 from fp8doctor.examine.environment import allowed
-from fp8doctor.facts import Distributed, Environment, Facts, Package, Software, Target, Training
+from fp8doctor.facts import Distributed, Environment, Facts, Package, Software, Training
 from tests.checks.distributed.sharded import blocks, processes, shard
 from tests.checks.rules import Look, finding_of, fix_of, found_by
 from tests.programs import facts_of
@@ -80,13 +76,3 @@ torch.autograd.set_detect_anomaly(True)
     assert unset == "# in the shell: unset CUDA_LAUNCH_BLOCKING"
     on = "torch.autograd.set_detect_anomaly(True)\ntorch.use_deterministic_algorithms(True)\n"
     assert said(facts_of(on + "\n".join(calls) + "\n")) is None
-
-
-def test_nvdlfw_inspect_counts_once_it_is_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for nvdlfw_inspect 0.2.2, whose ``api.DEBUG_MANAGER`` is None until ``initialize``."""
-    api = ModuleType("nvdlfw_inspect.api")
-    monkeypatch.setitem(sys.modules, "nvdlfw_inspect.api", api)
-    target = Target(kind="environment", name="environment")
-    for manager, severity in ((None, None), (object(), "warning")):
-        vars(api)["DEBUG_MANAGER"] = manager
-        assert said(examine_surroundings(target)) == severity
