@@ -76,7 +76,7 @@ def checkpointing_off(facts: Facts) -> Treatment:
     """Switch off the form of checkpointing that was found."""
     found = (each for each in facts.get("training.checkpointing", ()) if each.active is not False)
     first, trainer = next(found, None), facts.trainer()
-    code = WITHOUT_CHECKPOINTING.get(first.form if first else "wrapper")
+    code = "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it fewer blocks"
     if first and first.form == "huggingface":
         of_a_decoder = facts.get("training.use_cache", True) is not None
         code = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
@@ -88,19 +88,10 @@ def checkpointing_off(facts: Facts) -> Treatment:
             code += "        module.gradient_checkpointing = False"
         if of_a_decoder:
             code += f"\n{cache_off(facts)}   # checkpointing had kept the KV cache off"
-    elif first and code is None:
+    elif first and first.form == "called_in_forward":
         called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
         code = f"{called}checkpoint(function, ...)"
-    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=code or "")
-
-
-WITHOUT_CHECKPOINTING = {
-    "wrapper": "# leave out apply_activation_checkpointing() or checkpoint_wrapper(), or give it "
-    "fewer blocks",
-    "composable": "# leave out torch.distributed._composable.checkpoint(), or give it fewer blocks",
-    "whole_forward": "# leave out forward = partial(checkpoint, ...), or assign it to fewer blocks",
-}
-"""Form of checkpointing -> the line that leaves it out."""
+    return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=code)
 
 
 def fused_optimizer(facts: Facts) -> Treatment:

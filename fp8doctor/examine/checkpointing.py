@@ -1,4 +1,4 @@
-"""Find activation checkpointing: wrappers, hooks, flags, patches, calls."""
+"""Find activation checkpointing: wrappers, flags, calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fp8doctor.stacks.looking import (
     read_class,
     state_of,
 )
-from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS, COMPOSABLE_CHECKPOINT
+from fp8doctor.stacks.torch_private import CHECKPOINT_WRAPPERS
 
 CHECKPOINT_MODULES = (
     "torch.utils.checkpoint",
@@ -39,28 +39,20 @@ AUTOCASTS = frozenset(("autocast", "fp8_autocast"))
 
 
 def checkpointing_of(module: Any, name: str) -> Checkpointing | None:
-    state, training = state_of(module), read(module, "training")
-    hooks = [
-        hook
-        for hook in state.get("_forward_pre_hooks", {}).values()
-        if read(hook, "__module__") == COMPOSABLE_CHECKPOINT
-    ]
+    state = state_of(module)
 
-    def found(form: Any, active: bool | None, reentrant: bool | None, function: Any) -> Checkpointing:
-        fp8 = in_fp8(module, function)
+    def found(form: Any, reentrant: bool | None, function: Any) -> Checkpointing:
+        active, fp8 = read(module, "training"), in_fp8(module, function)
         return Checkpointing(name=name, form=form, active=active, reentrant=reentrant, **fp8)
 
     if (CHECKPOINT_WRAPPERS, "CheckpointWrapper") in lineage(type(module)):
         implementation = read(state.get("checkpoint_impl"), "name")
         reentrant = None if implementation is None else implementation == "REENTRANT"
-        return found("wrapper", training, reentrant, state.get("checkpoint_fn"))
+        return found("wrapper", reentrant, state.get("checkpoint_fn"))
     if huggingface_flag(module):
         function = state.get("_gradient_checkpointing_func")
-        return found("huggingface", training, _reentrant(function), function)
-    if hooks:
-        return found("composable", True, False, hooks[0])
-    if is_checkpoint(read(forward_of(module), "func")):  # a partial
-        return found("whole_forward", True, _reentrant(forward_of(module)), forward_of(module))
+        given = (read(function, "keywords") or {}).get("use_reentrant")
+        return found("huggingface", given if isinstance(given, bool) else None, function)
     reached = named(forward_of(module), type(module).__mro__)
     if not any("checkpoint" in called or is_checkpoint(value) for called, value in reached):
         return None
@@ -74,11 +66,6 @@ def is_checkpoint(value: Any) -> bool:
         and value.__module__ in CHECKPOINT_MODULES
         and value.__name__.lower().endswith(ENDINGS)
     )
-
-
-def _reentrant(function: Any) -> bool | None:
-    given = (read(function, "keywords") or {}).get("use_reentrant")
-    return given if isinstance(given, bool) else None
 
 
 def in_fp8(region: Any, function: Any) -> dict[str, Any]:

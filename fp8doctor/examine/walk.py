@@ -31,9 +31,6 @@ from fp8doctor.stacks.looking import (
 )
 from fp8doctor.stacks.torch_private import wrapped_child
 
-REGIONS = ("wrapper", "composable", "whole_forward")
-"""Forms of checkpointing that recompute their own module."""
-
 NUMBERED_EXPERT = re.compile(r"^experts?_?\d+$", re.IGNORECASE)
 """Names of experts that are direct children."""
 
@@ -229,7 +226,7 @@ class _Walk:
         cover.compiled, cover.watched = self.compiled(module, name, cover)
         if found := checkpointing_of(module, name):
             self.tree.checkpointing.append(found)
-            if found.form in REGIONS or (found.form == "huggingface" and is_layer(module)):
+            if found.form == "wrapper" or (found.form == "huggingface" and is_layer(module)):
                 cover.checkpointed, cover.flag_above = name, False
             elif found.form == "huggingface":
                 cover.flag_above = True

@@ -54,14 +54,7 @@ class Checkpointing(Record, frozen=True, kw_only=True):
 
     name: str = NOT_RECORDED
     """Module name of the region, or of the module that decides; the empty name is the whole model."""
-    form: Literal[
-        "wrapper",
-        "composable",
-        "whole_forward",
-        "huggingface",
-        "called_in_forward",
-    ] = NOT_RECORDED
-    """``composable``: torch's hooks; ``whole_forward``: a forward that is one call of ``checkpoint``."""
+    form: Literal["wrapper", "huggingface", "called_in_forward"] = NOT_RECORDED
     active: bool | None = NOT_RECORDED
     """None if only a run can tell (a call to ``checkpoint`` on some ways through ``forward``)."""
     reentrant: bool | None = NOT_RECORDED

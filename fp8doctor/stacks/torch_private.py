@@ -346,9 +346,6 @@ loader_iterator = partial(_loaded, "torch.utils.data.dataloader", "_BaseDataLoad
 CHECKPOINT_WRAPPERS = "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
 """Module of ``CheckpointWrapper`` and ``OffloadWrapper`` (2.6 to 2.15)."""
 
-COMPOSABLE_CHECKPOINT = "torch.distributed._composable.checkpoint_activation"
-"""Module of the composable ``checkpoint`` (2.6 to 2.15)."""
-
 COMPILED_CHILD, CHECKPOINTED_CHILD, FSDP1_CHILD = (
     "_orig_mod",
     "_checkpoint_wrapped_module",

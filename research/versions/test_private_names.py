@@ -190,9 +190,6 @@ def test_wrappers_of_torch_distributed() -> None:
     assert type(wrapped).__module__ == torch_private.CHECKPOINT_WRAPPERS
     assert isinstance(getattr(wrapped, torch_private.CHECKPOINTED_CHILD), nn.Linear)
     assert torch_private.COMPILED_CHILD in dict(torch.compile(nn.Linear(2, 2)).named_children())
-    from torch.distributed._composable import checkpoint as composable
-
-    assert composable.__module__ == torch_private.COMPOSABLE_CHECKPOINT
     importlib.import_module("torch.distributed._composable_state")
 
     assert sharding_private.fsdp2_policy(nn.Linear(2, 2)) is None

@@ -11,12 +11,11 @@ import pytest
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.distributed._composable import checkpoint as composable
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from fp8doctor.facts import recorded
-from tests.examine.models import called, network, training
+from tests.examine.models import called
 
 BATCH = torch.ones(2, 16)
 
@@ -115,7 +114,6 @@ ON = {
     "sequential": InPieces,
     "partial": lambda: on_layers(partial),
     "wrapper": lambda: on_layers(around),
-    "composable": lambda: on_layers(composable),
 }
 OFF = {
     "none": Stack,
@@ -163,15 +161,3 @@ def test_without_a_forward_it_is_unknown(batch: torch.Tensor | None) -> None:
     assert [each.active for each in facts.training.checkpointing] == [None]
     assert not recorded(facts.linears()[1], "checkpointed")
     assert facts.gaps["network.linears.checkpointed"]
-
-
-@pytest.mark.parametrize(("change", "form"), [(partial, "whole_forward"), (composable, "composable")])
-def test_regions_cover_what_is_below_them(change: Callable[[nn.Module], nn.Module], form: str) -> None:
-    model = on_layers(change)
-    found = training(model).checkpointing
-    assert [(each.name, each.form, each.reentrant) for each in found] == [
-        ("layers.0", form, False),
-        ("layers.1", form, False),
-    ]
-    facts = network(model)
-    assert [each.checkpointed for each in facts.linears] == [None, *["layers.0"] * 2, *["layers.1"] * 2]
