@@ -81,7 +81,7 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         evidence={"layers": len(found), "first": first.name, "rows": rows, "multiple": multiple},
         treatment=kit.padding.pad_batch(workload, multiple, first)
         if of_batch
-        else kit.keep_in_bf16([*found], facts),
+        else kit.padding.fitting_batch(found, fp8, facts) or kit.keep_in_bf16([*found], facts),
         breaks="step_raises",
     )
 

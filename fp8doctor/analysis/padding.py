@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import count
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -64,7 +65,7 @@ def pad_sides(padded: Sequence[Linear], kept: Sequence[str], facts: Facts) -> Tr
     for linear in sorted(padded, key=lambda each: (each.in_features, each.out_features)):
         k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
         named = {side: _setting(side, linear, facts.network) for side in (k, n) if side % multiple}
-        new = {f"config.{setting} = {round_up(side, multiple)}": str(side) for side, setting in named.items()}
+        new = {f"{setting} = {round_up(side, multiple)}": str(side) for side, setting in named.items()}
         if not all(named.values()):
             new = {f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})": f"nn.Linear({k}, {n})"}
         lines |= {f"{line}   # was {old}: multiples of {multiple}": None for line, old in new.items()}
@@ -81,11 +82,12 @@ def pad_sides(padded: Sequence[Linear], kept: Sequence[str], facts: Facts) -> Tr
 
 
 def _setting(side: int, linear: Linear, network: Network) -> str | None:
-    """Name the setting that makes a side this wide; None outside transformers, or if unclear."""
-    if not network.get("save_pretrained"):
-        return None
+    """Name the setting that makes a side this wide; outside transformers None but for a vocabulary."""
     between = OF_AN_MLP.search(linear.name) and side != network.get("hidden_size")
-    return "vocab_size" if side == network.get("vocabulary") else "intermediate_size" if between else None
+    setting = "vocab_size" if side == network.get("vocabulary") else "intermediate_size" if between else None
+    if network.get("save_pretrained"):
+        return setting and f"config.{setting}"
+    return "vocab_size" if setting == "vocab_size" and linear.role == "head" else None
 
 
 def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, int]]:
@@ -101,11 +103,12 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
             aligned = each_has and all(rows % multiple_of(linear) == 0 for rows in seen)
             if not aligned and linear.features.get("pad_token_groups_for_grouped_mm") is not True:
                 unknown.append(linear)
-        elif facts.workload.batch_source == "given":
-            multiple, ranks = tokens_divisor(linear), sequence_ranks(linear)
-            tokens = 0 if linear.role == "experts" else facts.workload.tokens or 0  # a router decides theirs
-            multiple *= ranks if multiple > 1 else 1
-            if rows := next((rows for rows in (ranks == 1 and seen) or (tokens,) if rows % multiple), None):
+        elif facts.workload.batch_source == "given" and (multiple := tokens_divisor(linear)) > 1:
+            tokens, ranks = facts.workload.tokens or 0, sequence_ranks(linear)
+            multiple *= ranks
+            if linear.role == "experts" and not seen:
+                unknown.append(linear)
+            elif rows := next((rows for rows in (ranks == 1 and seen) or (tokens,) if rows % multiple), None):
                 found[linear.name] = rows, multiple
     if unknown and not found:
         raise Unrecorded(
@@ -136,6 +139,24 @@ def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:
         )
     summary = f"pad the batch to a multiple of {multiple} {what}"
     return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
+
+
+def fitting_batch(refused: Collection[str], fp8: Sequence[Linear], facts: Facts) -> Treatment | None:
+    """Choose the next batch whose rows every FP8 layer takes, if most of them refuse this one's.
+
+    None if few do, which can stay in 16 bits, or if the rows are not those of whole samples.
+    """
+    now, trainer = facts.workload.get("batch_size"), facts.trainer()
+    needs = {(rows, tokens_divisor(each)) for each in fp8 for rows in rows_seen(each, facts)}
+    routed = any(each.role == "experts" for each in fp8)
+    if routed or 2 * len(refused) <= len(fp8) or not now or any(rows % now for rows, _ in needs):
+        return None
+    fits = next(size for size in count(now) if all(rows // now * size % need == 0 for rows, need in needs))
+    line = f"DataLoader(..., batch_size={fits}, drop_last=True)"
+    if trainer:
+        line = trainer.call(f"per_device_train_batch_size={fits}, dataloader_drop_last=True")
+    summary = f"use {fits} samples per micro-batch, so every FP8 layer gets rows that it takes"
+    return Treatment(name="pad-tokens", summary=summary, code=f"{line}   # {now} now", kind="sketch")
 
 
 class Slow(Struct, frozen=True):

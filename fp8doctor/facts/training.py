@@ -112,6 +112,10 @@ class TrainerArguments(Record, frozen=True, kw_only=True):
     """The Trainer's own loss, which no copy of its step calls: ``WeightedTrainer.compute_loss``,
     ``compute_loss_func``; None if the model's own loss is trained."""
 
+    def call(self, settings: str) -> str:
+        """Write these settings as arguments of its class."""
+        return f"{self.get('kind', 'TrainingArguments').rpartition('.')[2]}(..., {settings})"
+
 
 class Conversion(Record, frozen=True, kw_only=True):
     """Losses of a model file that replaced a Linear by an FP8 layer, after loading."""

@@ -37,10 +37,11 @@ def aligned(module: nn.Linear, name: str) -> bool:
     return module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
-def classifier() -> nn.Module:
+def classifier(vocabulary: int = 64, classes: int = 1000) -> nn.Module:
     """A head of classes, which ends the model."""
-    blocks, head = nn.ModuleList([mlp(), mlp()]), nn.Linear(256, 1000)
-    return nn.ModuleDict({"embedding": nn.Embedding(64, 256), "blocks": blocks, "head": head}).bfloat16()
+    blocks, head = nn.ModuleList([mlp(), mlp()]), nn.Linear(256, classes)
+    parts = {"embedding": nn.Embedding(vocabulary, 256), "blocks": blocks, "head": head}
+    return nn.ModuleDict(parts).bfloat16()
 
 
 def mixer() -> nn.Module:
@@ -57,6 +58,8 @@ def test_widths_that_raise_are_padded(look: Look) -> None:
     finding = found_by(SIDES, look(float8(mlp(1000)), tokens=1024))
     assert (finding.breaks, finding.evidence["raising_layers"]) == ("step_raises", 2)
     assert "nn.Linear(1008, 512)" in finding.treatment.code
+    code = fix_of(SIDES, look(float8(classifier(1000, 1000)), tokens=1024)).code
+    assert code.startswith("vocab_size = 1008"), "the embedding's too, to which a head may be tied"
     assert outcome_of(SIDES, look(float8(mlp(1008)), tokens=1008)) == "silent"
     assert outcome_of(SIDES, look(mlp(1000), tokens=1003)) == "not_applicable"
 
@@ -143,11 +146,11 @@ class Conditioned(nn.Module):
         return x
 
 
-def counted(samples: int, keep: tuple[str, ...] = ()) -> Facts:
+def counted(samples: int, keep: tuple[str, ...] = (), length: int = 16) -> Facts:
     """Facts with the rows that a forward shows, as a trial on a CPU counts them."""
-    model = float8(Conditioned(), keep=keep)
-    workload = Workload(batch_source="given", batch_size=samples, sequence_length=16, tokens=16 * samples)
-    job = Job(model=model, target=Target(), workload=workload, batch=torch.randn(samples, 16, 32).bfloat16())
+    model, batch = float8(Conditioned(), keep=keep), torch.randn(samples, length, 32).bfloat16()
+    workload = Workload(batch_source="given", batch_size=samples, sequence_length=None, tokens=None)
+    job = Job(model=model, target=Target(), workload=workload, batch=batch)
     facts = with_forward(job, examine(job))
     return replaced(timed(facts, device="cpu"), "trial", rows=facts.workload.rows)
 
@@ -161,6 +164,15 @@ def test_layers_with_a_row_for_each_sample_are_left_in_bf16() -> None:
     assert outcome_of(ROWS, counted(samples=4, keep=finding.treatment.layers)) == "silent"
     assert outcome_of(ROWS, counted(samples=16)) == "silent"
     assert outcome_of(ROWS, timed(facts, ran("as_is"))) == "silent", "the GPU took them"
+
+
+def test_a_batch_that_most_layers_refuse_is_changed() -> None:
+    """Without most of them, nothing would be left for FP8: 6 samples of 5 rows, and one row of each."""
+    facts = counted(samples=6, keep=("time.2",), length=5)
+    finding = found_by(ROWS, facts)
+    assert (finding.evidence["layers"], finding.treatment.name) == (3, "pad-tokens")
+    assert "batch_size=16" in finding.treatment.code
+    assert outcome_of(ROWS, counted(samples=16, keep=("time.2",), length=5)) == "silent"
 
 
 class GroupedExperts(nn.Module):
@@ -201,7 +213,9 @@ def test_experts_that_are_linears_and_get_odd_rows_are_left_in_bf16(look: Look) 
     rows = {"experts.0": (8,)}
     workload = Workload(batch_source="given", tokens=64, sequence_length=None, rows=rows)
     names: dict[str, Any] = {"model": mixture()}
-    exec(fix_of(ROWS, replace(look(float8(mixture(), "rowwise")), workload=workload)).code, names)
+    facts = replace(look(float8(mixture(), "rowwise")), workload=workload)
+    assert outcome_of(ROWS, replaced(facts, "workload", rows={})) == "unknown", "a router decides them"
+    exec(fix_of(ROWS, facts).code, names)
     assert finding_of(ROWS, replace(look(names["model"]), workload=workload)) is None
 
 
