@@ -50,17 +50,7 @@ def fp32_matmul(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"Matmuls in fp32 take {spent:,.1f} ms, {kit.percent(100 * spent / step)} of the step",
         explanation=f"In BF16 the same products take a fraction of this.{where}",
         evidence={"gemm_fp32_ms": spent, "modules": tuple(most), "fp32_linears": len(weights)},
-        treatment=PRODUCT if autocast else autocast_bf16(facts, instead),
-    )
-
-
-def autocast_bf16(facts: kit.Facts, instead: str = "keep the weights in BF16") -> kit.Treatment:
-    model = kit.layers.wrapped_in_python(facts.network)
-    return kit.Treatment(
-        name=kit.treatment_table.AUTOCAST_BF16,
-        summary=f"run forward and loss under BF16 autocast, or {instead}",
-        code="autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
-        f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss',
+        treatment=PRODUCT if autocast else kit.treatments.autocast_bf16(facts, instead),
     )
 
 
@@ -128,7 +118,7 @@ def fp32_parameters(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"{wanted}, but {kit.percent(share)} of the weights are fp32, and so are activations. "
         "FP8 casts then read twice the bytes, and attention loses its fast backends.",
         evidence={"fp32_linears": len(fp32), "fp32_share_pct": round(share, 1), "first": fp32[0].name},
-        treatment=autocast_bf16(facts),
+        treatment=kit.treatments.autocast_bf16(facts),
     )
 
 

@@ -16,6 +16,7 @@ from fp8doctor.diagnosis.estimate import changes_fp8
 from fp8doctor.facts import Facts, Network, if_recorded, recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
+from fp8doctor.wording import plural
 
 LEAST_SHARE = 0.05
 """Share of the GPU's memory that a change has to free to be worth its lines. A choice."""
@@ -78,7 +79,7 @@ def smaller_batch(facts: Facts, found: Fit, peak: Peak) -> After:
         return None
     count = math.ceil(batch / most)
     code = f"batch_size = {most}   # from {batch}\ngradient_accumulation_steps = {count}   # times yours"
-    summary = f"use micro-batches of {most} samples and accumulate their gradients"
+    summary = f"use micro-batches of {plural(most, 'sample')} and accumulate their gradients"
     after = peak._replace(activations=(peak.activations or 0.0) * most / batch)
     return Treatment(name="smaller-batch", summary=summary, code=code), after
 

@@ -30,7 +30,7 @@ from fp8doctor.analysis.fp8_request import (
     with_handler,
 )
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
-from fp8doctor.analysis.layers import in_python, layer_label, would_be_converted
+from fp8doctor.analysis.layers import in_python, layer_label, would_be_converted, wrapped_in_python
 from fp8doctor.analysis.memory import samples
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -81,7 +81,7 @@ def checkpointing_off(facts: Facts) -> Treatment:
         of_a_decoder = facts.get("training.use_cache", True) is not None
         code = f"{in_python('gradient_checkpointing_disable', facts.network)}()"
         if trainer and trainer.checkpointing:
-            code = f"{trainer.kind.rpartition('.')[2]}(..., gradient_checkpointing=False)"
+            code = trainer.call("gradient_checkpointing=False")
         elif not of_a_decoder:  # diffusers has another method, and kohya's models have none
             code = f"for module in {in_python('modules', facts.network)}():\n"
             code += '    if hasattr(module, "gradient_checkpointing"):\n'
@@ -92,6 +92,18 @@ def checkpointing_off(facts: Facts) -> Treatment:
         called = f"# in {in_python(first.name, facts.network)}.forward: call the function itself, not "
         code = f"{called}checkpoint(function, ...)"
     return Treatment(name=CHECKPOINTING_OFF, summary="keep the activations", code=code)
+
+
+def autocast_bf16(facts: Facts, instead: str = "keep the weights in BF16") -> Treatment:
+    """Multiply in BF16 where weights or operands are in fp32."""
+    model, trainer = wrapped_in_python(facts.network), facts.trainer()
+    code = "autocast = torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16)\n"
+    code += f'{model}.forward = autocast({model}.forward)   # or "with autocast:" around forward and loss'
+    return Treatment(
+        name=AUTOCAST_BF16,
+        summary=f"run forward and loss under BF16 autocast, or {instead}",
+        code=trainer.call("bf16=True") if trainer else code,
+    )
 
 
 def fused_optimizer(facts: Facts) -> Treatment:
@@ -138,9 +150,8 @@ def _times_the_batch(times: int, facts: Facts) -> str:
     size = facts.get("workload.batch_size") if facts.get("workload.batch_source") == "given" else None
     more, then = str(times * size) if size else f"{times} * BATCH", max(now // times, 1)
     if trainer:
-        kind = trainer.get("kind", "TrainingArguments").rpartition(".")[2]
         steps = f", gradient_accumulation_steps={then}" if now > 1 else ""
-        return f"{kind}(..., per_device_train_batch_size={more}{steps})"
+        return trainer.call(f"per_device_train_batch_size={more}{steps}")
     are_rows = facts.get("workload.batch_size") and samples(facts) is None
     lines = [
         f"batch_size = {more}   # {'rows' if are_rows else 'samples'} in a micro-batch, {size or 'BATCH'} now"
@@ -288,20 +299,12 @@ def _without_fp8(facts: Facts) -> str:
     return f"# leave FP8 out: {autocast}torch.nn.Linear in place of {stack.layer or layer_label(built)}"
 
 
-def _fixed(name: str, summary: str, code: str) -> Callable[[Facts], Treatment]:
-    return lambda facts: Treatment(name=name, summary=summary, code=code)
-
-
 WRITTEN: dict[str, Callable[[Facts], Treatment | None]] = {
-    AUTOCAST_BF16: _fixed(
-        AUTOCAST_BF16,
-        "run forward and loss under BF16 autocast",
-        'with torch.autocast("cuda", dtype=torch.bfloat16):\n    loss = compute_loss(model, batch)',
-    ),
-    TE_AUTOCAST: _fixed(
-        TE_AUTOCAST,
-        "run the training forward inside the FP8 autocast",
-        "# and no te.autocast(enabled=False) inside the model\n"
+    AUTOCAST_BF16: autocast_bf16,
+    TE_AUTOCAST: lambda facts: Treatment(
+        name=TE_AUTOCAST,
+        summary="run the training forward inside the FP8 autocast",
+        code="# and no te.autocast(enabled=False) inside the model\n"
         "with te.autocast(enabled=True):   # te.fp8_autocast before Transformer Engine 2.9\n"
         "    output = model(batch)",
     ),

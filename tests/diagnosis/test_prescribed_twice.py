@@ -11,6 +11,7 @@ from torchao.float8 import convert_to_float8_training
 
 from fp8doctor import inspect_model
 from tests.examine.models import Block
+from tests.looked import looked
 
 
 class Square(Block):
@@ -30,3 +31,13 @@ def test_the_second_prescription_is_empty() -> None:
     assert "keep-in-bf16" in [step.treatment.name for step in first.prescription]
     model = first.prescription.apply(model)
     assert [step.treatment.name for step in inspect_model(model, trial=False).prescription] == []
+
+
+def test_fp8_that_would_be_slower_is_not_made_to_run_first() -> None:
+    with torch.device("meta"):
+        layers = [nn.Linear(768, 768) for _ in range(12)]
+        model = convert_to_float8_training(nn.Sequential(*layers, nn.Linear(768, 2)).bfloat16())
+        model.compile()
+        report = looked(model, torch.empty(16384, 768, dtype=torch.bfloat16), assume_gpu="h100")
+    assert report.verdict.status == "step_raises"
+    assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]

@@ -132,7 +132,7 @@ REASONS = (
         lambda *_: True,
         "were left out by the conversion's filter",
         "convert-the-rest",
-        "widen the filter: every Linear with sides divisible by 16, except the head",
+        "widen the filter: convert the other layers that FP8 can take",
         by_name=True,
     ),
 )

@@ -15,12 +15,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from fp8doctor.facts import ArmCut, Facts, KernelGroup, Package
+from fp8doctor.facts import ArmCut, Facts, KernelGroup, Package, TrainerArguments
 from fp8doctor.registry import discover, run, select
 from tests.checks.arms import ran, timed
 from tests.checks.distributed.sharded import processes
 from tests.checks.models import float8, mlp
-from tests.checks.rules import Look, finding_of, found_by, outcome_of
+from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.checks.step.conftest import families_of, with_arms
 from tests.checks.step.profiled import profiled, replaced
 from tests.examine.models import StoredLinear, llama, lora, low_rank
@@ -148,6 +148,9 @@ def test_a_conversion_in_fp32_and_its_treatment(look: Look) -> None:
     model[2].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     model(torch.zeros(16, 256)).sum().backward()
     assert seen == [torch.bfloat16]
+    facts, trainer = look(in_fp8()), TrainerArguments(kind="trl.SFTConfig", bf16=False)
+    facts = replace(facts, training=replace(facts.training, trainer=trainer))
+    assert "SFTConfig(..., bf16=True)" in fix_of(PARAMETERS, facts).code
 
 
 @pytest.mark.parametrize(
