@@ -35,6 +35,14 @@ Reports of the patients in `tests/patients/` and `research/patients/`, saved on 
 of their facts; `python -m tests.recordings` writes this page.
 
 """,
+    HERE / "shared_gpu" / "recorded": """# Trials on a GPU that four jobs shared
+
+Reports of the jobs of `research/benchmarks/jobs/`, `research/patients/` and `examples/`, saved on H200s
+that ran four jobs each at a time, with a budget of 60 s: times are noisy, and much has none. Their answers
+are held to what they may say, their times to nothing. Never edited. The verdict and the codes are what this
+version says of their facts; `python -m tests.recordings` writes this page.
+
+""",
     HERE / "running" / "recorded": """# Scripts under `fp8doctor run`, recorded
 
 Reports of training scripts that ran under `fp8doctor run` on real GPUs, saved with `--save`; never edited.

@@ -18,7 +18,7 @@ TESTS = Path(__file__).parent
 
 ALL = [
     path
-    for folder in ("patients", "benchmarks", "running", "sharded", "versions")
+    for folder in ("patients", "benchmarks", "running", "sharded", "shared_gpu", "versions")
     for path in files(TESTS / folder / "recorded")
 ]
 

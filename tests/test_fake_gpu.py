@@ -8,7 +8,8 @@ import itertools
 import pytest
 import torch
 
-from fp8doctor.trial.copies.depth import Cut, Plan
+from fp8doctor.analysis.arms import lacked_time
+from fp8doctor.trial.copies.depth import Cut, Plan, Stack
 from fp8doctor.trial.layers.shapes import Timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.compilations import Compilations
@@ -43,19 +44,32 @@ def test_shapes_are_timed_with_a_cold_cache(gpu: FakeGpu, monkeypatch: pytest.Mo
     assert Timer(gpu.device).turns(operations) == {"bf16": 11.0, "fp8": 6.0}
 
 
+READY = Ready(
+    step=lambda: torch.zeros(()),
+    model=None,
+    compiled=Compilations(),
+    memory=StepMemory(1.0, 0.0, 2.0, 1.0),
+    step_s=0.0,
+    launched_s=None,
+    non_finite=None,
+)
+
+
+def attempted(depths: int) -> Attempt:
+    return Attempt(VariantPlan("as_is", as_it_is), [READY] * depths, proof=StepProof(0, 0))
+
+
+def test_rounds_that_no_line_fits_are_no_time() -> None:
+    """On a shared GPU a deeper cut may take less than a shallow one, and full depth less than nothing."""
+    plan = Plan((Stack("blocks", 24, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 6})))
+    arm = _arm(plan, attempted(2), {("as_is", 0): [60.0, 40.0], ("as_is", 1): [30.0, 80.0]})
+    assert not arm.tried
+    assert lacked_time(arm)
+
+
 def test_a_variants_time_is_the_median_of_its_rounds() -> None:
-    ready = Ready(
-        step=lambda: torch.zeros(()),
-        model=None,
-        compiled=Compilations(),
-        memory=StepMemory(1.0, 0.0, 2.0, 1.0),
-        step_s=0.0,
-        launched_s=None,
-        non_finite=None,
-    )
-    attempt = Attempt(VariantPlan("as_is", as_it_is), [ready], proof=StepProof(fp8_gemms=0, graphs_run=0))
     rounds = [10.0, 11.0, 15.0, 30.0, 70.0]
-    arm = _arm(Plan((), (Cut({}),)), attempt, {("as_is", 0): rounds})
+    arm = _arm(Plan((), (Cut({}),)), attempted(1), {("as_is", 0): rounds})
     assert (arm.low_ms, arm.step_ms, arm.high_ms) == (10.0, 15.0, 70.0)
     assert arm.cuts[0].step_ms == 15.0
     assert arm.rounds_ms == (*rounds,)

@@ -37,7 +37,7 @@ NOT_KNOWN_WHERE = (
 )
 
 
-@kit.check("CKP002", "recompute-not-fp8", severity="error", invalidates_model=True)
+@kit.check("CKP002", "recompute-not-fp8", severity="error", **kit.NO_FP8_STEP)
 def recompute_not_fp8(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     te = [each for each in facts.network.fp8 if kit.stack_of(each).under_autocast]
     regions = [(linear, kit.training_bugs.region_of(linear, facts, "torch")) for linear in te]

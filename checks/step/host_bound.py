@@ -44,6 +44,10 @@ def host_bound(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     if not kit.step_difference.waits_for_the_host(now) or kit.watched.host_is_ahead(facts):
         return None
     idle = 100 * parts.idle_ms / step
+    others_pct = facts.get("trial.health.other_use_pct") or 0.0
+    if others_pct >= idle:
+        why = f"other processes used up to {kit.percent(others_pct)} of the GPU, which looks idle meanwhile"
+        raise kit.Unrecorded(kit.Arm, "breakdown", why)
     eager = [each for each in facts.network.linears if kit.needs_compile(each) and each.compiled is None]
     return kit.Finding(
         title=f"The GPU waits for the host for {kit.percent(idle)} of the step",

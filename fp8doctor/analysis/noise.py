@@ -37,8 +37,8 @@ outside of these trials shows that it is enough."""
 def speed(of: Arm, against: Arm, trial: Trial) -> Number:
     """Divide the times of two variants, ``against`` / ``of``, with what noise leaves open.
 
-    If one of them waits for a busy host, all but the outer rounds may be right. If a step and its own copy
-    differ as much as the two, none may be.
+    If one of them waits for a busy host, all but the outer rounds may be right. What a step and its own copy
+    differ by, any two may.
     """
     found = ratio(against, of)
     if busy_host(trial, (of, against), 100 * EVEN):
@@ -46,10 +46,9 @@ def speed(of: Arm, against: Arm, trial: Trial) -> Number:
         cut = math.ceil(TURNED_ROUNDS * len(rounds)) - 1
         ends = (found.low, found.high, rounds[cut], rounds[-1 - cut])
         found = Number(found.value, min(ends), max(ends))
-    alike = _unlike_its_copy(trial)
-    if alike and abs(math.log(alike)) >= abs(math.log(found.value)):
-        return found.open_to_both()
-    return found
+    alike = _unlike_its_copy(trial) or 1.0
+    apart = max(alike, 1 / alike)
+    return Number(found.value, found.low / apart, found.high * apart)
 
 
 def script_interval(step: Arm, trial: Trial) -> Number | None:

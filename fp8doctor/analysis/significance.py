@@ -59,7 +59,7 @@ class Number(Struct, frozen=True):
     @property
     def side(self) -> Side:
         """Say on which side of 1 a speedup is: even within 3%, open if the interval allows another answer."""
-        is_even = abs(self.value - 1) < EVEN
+        is_even = abs(self.value - 1) < EVEN and not self.is_wide
         beyond = self.low < 1 - EVEN and self.high > 1 + EVEN
         if self.low <= 1 <= self.high and (beyond or not is_even):
             return "open"
@@ -74,10 +74,6 @@ class Number(Struct, frozen=True):
     def has_open_size(self) -> bool:
         """Return whether an estimate leaves the size of a speedup, or of a time, open."""
         return self.basis != "measured" and self.high >= WIDEST * self.low
-
-    def open_to_both(self) -> Number:
-        """Widen a speedup until it holds 1: what disturbed the timing may have turned it."""
-        return Number(self.value, min(self.low, 1 - 2 * EVEN), max(self.high, 1 + 2 * EVEN), self.basis)
 
 
 def holding(value: float, low: float, high: float, basis: Basis = "measured") -> Number:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.own_step import watched
-from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, recorded
+from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Unrecorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
 from fp8doctor.wording import minus
@@ -227,13 +227,13 @@ def watched_on_gpu(facts: Facts) -> Arm | None:
 
 
 def profiled_on_gpu(facts: Facts) -> tuple[Arm, Breakdown, float] | NotApplicable:
-    """Return the GPU's step, its breakdown and ms; else why a check does not apply."""
+    """Return the GPU's step, its breakdown and ms; on a CPU nothing applies. Raises `Unrecorded`."""
     now = watched_on_gpu(facts) if not recorded(facts, "trial") else None
-    if now is None and facts.trial.device != "cpu":
-        now = arm(facts.trial, ArmName.AS_IS)
-    if now is None or not now.step_ms:
+    if now is None and facts.trial.device == "cpu":
         return NotApplicable(reason="the step as it is was not timed on a GPU")
-    found = breakdown_of(now)
-    if found is None:
-        return NotApplicable(reason=f"the step as it is {why_unknown(now)}")
+    now = now or arm(facts.trial, ArmName.AS_IS)
+    found = breakdown_of(now) if now else None
+    if now is None or found is None or not now.step_ms:
+        why = why_unknown(now) if now else "was not timed"
+        raise Unrecorded(Arm, "breakdown", f"the step as it is {why}")
     return now, found, now.step_ms

@@ -210,6 +210,7 @@ class TrialView:
             return now
         if any(each.is_finite for each in table if not each.in_fp8):
             table = [each for each in table if each.is_finite]
+        table = [each for each in table if not self._awaits_fp8(each)]
         fastest = min(table, key=_ms)
 
         def is_as_fast(each: Variant) -> bool:
@@ -226,6 +227,14 @@ class TrialView:
             return best
         faster = self.speed(best, now)
         return now if faster.side == "open" or faster.low <= 1 else best
+
+    def _awaits_fp8(self, of: Variant) -> bool:
+        """Return whether a BF16 variant has changes that FP8, as fast without them, had no time for."""
+        form, fp8 = self.form_of(of), self.fp8
+        if of.in_fp8 or not of.changes or form is None or fp8 is None or _ms(fp8) > _ms(form):
+            return False
+        late = (all_changes(self.trial, each) for name, each in self.late.items() if not is_in_bf16(name))
+        return any({*of.changes} <= {*each} for each in late)
 
     def made_by(self, names: Collection[str]) -> Variant | None:
         """Find the timed FP8 step that has just these changes."""
@@ -366,6 +375,7 @@ class TrialView:
             return None
         changed = [each for each in self.in_fp8 if not each.is_as_is]
         late = [each for name, each in self.late.items() if self.is_of_use(each) and not is_in_bf16(name)]
+        late = [each for each in late if not {*each.treatments} <= that_help_bf16_too(each.treatments)]
         planned = [each for each in late if each.name == ArmName.PRESCRIBED]
         compiled = [] if any(_compiles(each.arm) for each in changed) else list(filter(_compiles, late))
         return next(iter(planned or compiled or ([] if changed else late)), None)

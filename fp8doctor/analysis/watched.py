@@ -191,6 +191,13 @@ MOST_SLOWER = 0.1
 longer on a busy host, and its bounds held."""
 
 
+def copy_overhead(facts: Facts) -> bool:
+    """Return whether the timed copy takes longer than the job's own step by more than `MOST_SLOWER`."""
+    seen, copy = facts.observed, arm_if_any(facts, ArmName.AS_IS)
+    slower = copy and copy.step_ms and copy.step_ms > (1 + MOST_SLOWER) * median(seen.steps_ms)
+    return bool(slower) and seen.clock == "cuda" and not timed_on_cpu(facts)
+
+
 def timed_alone(facts: Facts) -> bool:
     """Tell if the timed copies lack the communication that the job has, or take less than its own step."""
     spread = _is_spread(facts) and any(each.tried for each in facts.arms())
@@ -222,7 +229,7 @@ def whole_speedup(
         return None
     watched, copy_ms = interval(seen.steps_ms), copy.step_ms or 0.0
     whole_ms = watched.value
-    if not copy_ms or copy_ms > (1 + MOST_SLOWER) * whole_ms:
+    if not copy_ms or copy_overhead(facts):
         return None  # the copy, which has less to do, took longer
     on_top_ms = max(0.0, whole_ms - copy_ms)
     if not has_fp8:

@@ -19,7 +19,7 @@ from fp8doctor.analysis.significance import EVEN, Number, Side
 from fp8doctor.analysis.step_difference import REST, SHOWN_MS
 from fp8doctor.analysis.treatment_table import STAY_IN_BF16
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.analysis.watched import timed_alone, whole_speedup
+from fp8doctor.analysis.watched import copy_overhead, timed_alone, whole_speedup
 from fp8doctor.answer.causes import Cause, causes
 from fp8doctor.answer.commands import run_again, timed, with_more_time
 from fp8doctor.answer.comparison import Comparison, comparison, with_its_gain
@@ -114,7 +114,7 @@ class Answer(Struct, frozen=True):
         """Say why there is no speedup, or why nothing explains the one that was timed; else empty."""
         timed = self.speedup is not None and self.speedup.basis == "measured"
         if timed and not (self.causes or self.parts_ms or self.state):
-            return "no step was profiled"
+            return "these steps were not profiled"
         return "" if self.compared.end_speedup else self.unknown
 
     @property
@@ -287,12 +287,16 @@ def _doubts(view: TrialView) -> Iterator[str]:
         yield BUSY_HOST
     if view.facts.get("training.layerdrop"):
         yield "LayerDrop skips layers at random"
+    if if_recorded(copy_overhead, view.facts):
+        yield "the copy is slower than your step"
 
 
 def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     """Say what could change the verdict or the plan, the gravest alone, with its command."""
     facts, speedup, whole = view.facts, said.speedup, said.whole
-    again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or LIVE
+    gpus = visible_gpus(facts)
+    live = LIVE if gpus else f"{LIVE} on a GPU"
+    again, time_it = run_again(facts) or "", with_more_time(facts) or timed(facts) or live
     measured = speedup is not None and speedup.basis == "measured"
     is_slower = measured and speedup is not None and speedup.high < 1
     low = said.low_precision
@@ -301,7 +305,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     lacked_time = {name for each in view.late.values() for name in each.get("treatments", ())}
     by_hand = any(each.treatment.name not in lacked_time for each in late.values())
     numbers = " and ".join(map(str, late))
-    where = "; on a GPU" if visible_gpus(facts) == [] and time_it != LIVE and speedup else ""
+    where = "; on a GPU" if gpus == [] and time_it != live and speedup else ""
     untimed = list[str]()
     if not measured and not said.is_settled:
         untimed.append(_not_known(said, speedup))
@@ -313,9 +317,13 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
         words = next((view.words[each.name] for each in forms if each), "")
         return words and f"{words}{',' * (',' in words)} is untimed"
 
+    bf16 = view.late_bf16 if said.leaves_fp8 or not is_slower else None
+    own = bf16 is not None and bf16.name == ArmName.BF16_AS_COMPILED
     decides = untimed_form(
-        view.late_bf16 if said.leaves_fp8 or not is_slower else None,
-        view.late_fp8,
+        view.late.get(ArmName.AS_IS),
+        bf16 if own else None,
+        view.late_fp8 or (None if view.in_fp8 else view.late_first),
+        bf16,
         view.late.get(ArmName.BF16_WHOLE) if said.leaves_fp8 or not said.has_fp8 else None,
     )
     first = untimed_form(None if said.is_decided else view.late_first)
@@ -325,12 +333,12 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
     needs_run = view.copies_do_not_fit and view.watched is not None
     questions = (
         (decides, decides, time_it),
-        (measured and said.status == "open", NOISE, time_it),
+        (measured and speedup is not None and speedup.side == "open", NOISE, time_it),
         (said.leaves_fp8 and view.fp8_is_undecided, NOISE_AT_END, time_it),
         (is_whole_open, f"the whole step; compare a run in {other}", again),
         (first, first, time_it),
         (lacks_fair_bf16, "BF16 with the same changes was not timed", time_it),
-        (late and by_hand, f"apply fix {numbers}, time it", timed(facts) or LIVE),
+        (late and by_hand, f"apply fix {numbers}, time it", timed(facts) or live),
         (late, f"fix {numbers} was not timed", time_it),
         (untimed and needs_run, f"{', '.join(untimed)}; compare a run in {other}", again),
         (untimed, f"{', '.join(untimed)}{where}", time_it),
@@ -344,7 +352,7 @@ def _open(view: TrialView, said: Answer) -> Iterator[Open]:
 
 def _not_known(said: Answer, speedup: Number | None) -> str:
     """Say what an estimate, or a job without one, leaves open."""
-    if said.fault and said.fault.first:
+    if said.fault and (said.fault.first or (said.status == "step_raises" and not said.fixes)):
         return "all else, once that is solved"
     if speedup is None:
         if (said.status == "step_raises" or said.takes_no_fp8) and said.fixes:
@@ -369,9 +377,9 @@ def _untimed(fixes: Sequence[Step]) -> dict[int, Step]:
 
 
 UNCOMPILED = "torch.compile is untimed"
-NOISE = "too close to rank; use a quiet machine"
+NOISE = "too noisy to rank; use a quiet machine"
 NOISE_AT_END = f"the fastest FP8 and BF16 are {NOISE}"
-LIVE = "inspect_model(model, batch) on a GPU"
+LIVE = "inspect_model(model, batch)"
 """What times a live model."""
 
 

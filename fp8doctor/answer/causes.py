@@ -76,8 +76,9 @@ def _explaining(
     seeks = not is_faster or any(each.severity == "error" for each in findings)
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
+    known = {each.code for each in findings if each.severity != "info"}
     for each in sorted(findings, key=lambda each: each.name not in undone):
-        costs = each.severity != "info" and not gains_nothing(each)
+        costs = each.severity != "info" and not gains_nothing(each) and not known.intersection(each.caused_by)
         if not costs or (each.area == "memory" and not each.saving_ms):
             continue
         if each.name in undone or (seeks and each.name not in fixed):

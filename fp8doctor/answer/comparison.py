@@ -67,7 +67,7 @@ class Comparison(Struct, frozen=True):
 
 def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare the timed steps if a GPU timed any, else the watched and the estimated ones."""
-    found = if_recorded(_timed, view, tuple(steps)) if view.table else None
+    found = if_recorded(_timed, view, findings, tuple(steps)) if view.table else None
     if found and (found.speedup or view.uses_fp8 or not found.bf16 or view.late_fp8):
         return found
     estimate = if_recorded(_estimated, view, findings, tuple(steps))
@@ -79,11 +79,15 @@ def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
     return found or estimate or Comparison(now=now, fp8=now if now and now.in_fp8 else None)
 
 
-def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
-    """Compare what a GPU timed."""
-    now, bf16 = view.as_is, view.bf16
+def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
+    """Compare what a GPU timed, and in the place of a BF16 that had no time its estimate."""
+    now, bf16, late, expects = view.as_is, view.bf16, None, None
     fp8 = now if view.uses_fp8 else None if view.late_fp8 else view.fp8
-    speedup = view.speedup if view.uses_fp8 else view.speed(fp8, bf16) if fp8 and bf16 else None
+    speedup = view.speed(fp8, bf16) if fp8 and bf16 else None
+    if view.late_bf16 and fp8 and (speedup is None or speedup.high >= 1):
+        expects = expected_speedup(view.facts, findings)
+        late = _late_bf16(view.late_bf16.name, now, expects, view) if now and expects else None
+        speedup = _quotient(late, fp8) if late else None
     end = view.end if view.end and steps else now
     if now is None:
         end = view.made_by({step.treatment.name for step in steps})
@@ -91,19 +95,38 @@ def _timed(view: TrialView, steps: Sequence[Step]) -> Comparison:
         end = None  # the lines keep the user's own compile, under which BF16 was not timed
     changed = end if end is not now else None
     fair = view.fair_bf16(changed) if changed and changed.in_fp8 else None
-    parts = if_recorded(waterfall, fp8.arm, bf16.arm) if speedup and fp8 and bf16 else None
+    parts = if_recorded(waterfall, fp8.arm, bf16.arm) if speedup and fp8 and bf16 and not late else None
+    over = view.speed(changed, fair) if changed and fair else None
+    if over and changed and fair is bf16 and view.late_bf16 and over.high >= 1:
+        over = _quotient(late, changed) if late else None
     return Comparison(
         now=now,
-        bf16=bf16,
+        bf16=late or bf16,
         fp8=fp8,
         end=end,
         speedup=speedup,
         gain=view.speed(changed, now) if now and changed else None,
         best_fp8=view.fp8 if view.gives_up_fp8 and steps else None,
-        end_speedup=view.speed(changed, fair) if changed and fair else None,
+        end_speedup=over,
         is_fair=fair is not None and fair is not bf16,
         parts_ms=parts.shown_ms if parts else {},
+        gpu=expects.gpu if late and expects else "",
     )
+
+
+def _late_bf16(name: str, now: Variant, expects: Estimate, view: TrialView) -> Variant | None:
+    """Estimate the best BF16 from the step as it is, no slower than a form that was timed."""
+    of, most_ms = expects.now, view.bf16.ms.value if view.bf16 else math.inf
+    if of is None:
+        return None
+    ms, low, high = (min(now.ms.value * each, most_ms) for each in (of.value, of.low, of.high))
+    return Variant(name, view.words[name], False, Number(ms, low, high, "modelled"))
+
+
+def _quotient(bf16: Variant, fp8: Variant) -> Number:
+    """Divide an estimated time by a timed one."""
+    of, ms = bf16.ms, fp8.ms.value
+    return Number(of.value / ms, of.low / ms, of.high / ms, of.basis)
 
 
 def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:

@@ -235,7 +235,7 @@ def _why(said: Answer) -> Iterator[Line]:
 USUAL_WORDS, MOST_WORDS = 14, 24
 """Words of a cause or a fix in the box: beyond the first it loses its asides, beyond the second its end."""
 
-ASIDE = re.compile(r" \((?!estimated\))[^()]*\)")
+ASIDE = re.compile(r"(?<!:) \((?!estimated\))[^()]*\)")
 """Part of a title that only adds to it."""
 
 
@@ -351,13 +351,14 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found is None:
         others = said.steps is not None and any(said.steps.rows)
         untimed = "your step was not timed" if others else "nothing was timed"
-        yield say("sure.unknown", timed="only your step was timed" if clock else untimed)
+        alone = "not the BF16 that decides" if said.compared.bf16 else "only your step was timed"
+        yield say("sure.unknown", timed=alone if clock else untimed)
         return
     interval = f"{_interval(found)}{' (compute)' if said.is_compute and found.basis == 'measured' else ''}"
     if found.basis != "measured":
         how = "sure.either" if found.side == "open" else "sure.likely"
         fp8 = said.compared.fp8
-        form = "BF16" if said.has_fp8 or fp8 is None else fp8.words
+        form = "BF16" if said.has_fp8 or fp8 is None or fp8.ms.basis == "measured" else fp8.words
         elsewhere = " on it" if said.steps and said.steps.rows else ""
         timed = f"your step was timed, {form} is " if clock else f"nothing was timed{elsewhere}, "
         likely = f"likely {found.side}, by how much open" if found.has_open_size else "likely"

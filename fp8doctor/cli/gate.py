@@ -135,7 +135,7 @@ def exit_code(missed: Iterable[str]) -> int:
 def _grave(report: Document, least: Severity) -> list[str]:
     """List the codes of findings at or above a severity."""
     grave = SEVERITIES[SEVERITIES.index(least) :]
-    return [each.code for each in report.findings if (each.severity or "info") in grave]
+    return [*dict.fromkeys(each.code for each in report.findings if (each.severity or "info") in grave)]
 
 
 def _graver(report: Document, least: Severity) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
 from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16
@@ -26,6 +27,7 @@ from fp8doctor.analysis.treatment_table import (
     CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
     STAY_IN_BF16,
+    after,
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView, Variant
@@ -73,8 +75,31 @@ def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Find
         chosen = if_recorded(_untimed, others, asked, view.facts, every, broken)
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, every) or steps
-    return tuple(fitted(_headed(_converted_first(steps), findings), view.facts))
+    needed = _converted_first(_needed(steps, view.facts))
+    return tuple(fitted(_headed(needed, findings), view.facts))
 
+
+def _needed(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
+    """Let a step fix what it ends of an untimed one, whose checks find nothing more once it is made."""
+
+    def ends(by: Step, step: Step) -> bool:
+        timed = step.saving_ms is not None and step.saving_ms.basis == "measured"
+        if by is step or timed or not step.names or traits(by.treatment.name).for_fp8:
+            return False
+        then = if_recorded(after, facts, [by.treatment]) or facts
+        _, outcomes = registry.run(fixed_checks(step) if then is not facts else (), then)
+        return bool(outcomes) and all(each.outcome in ENDED for each in outcomes)
+
+    for step in steps:
+        by = next((each for each in steps if ends(each, step)), None)
+        if by is not None:
+            both = _fixing_too(by, [step])
+            return _needed([both if each is by else each for each in steps if each is not step], facts)
+    return steps
+
+
+ENDED = ("silent", "not_applicable")
+"""Outcomes of a check that finds nothing."""
 
 CONVERTS = "convert-"
 """How the name of a treatment begins that converts layers."""

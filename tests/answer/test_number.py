@@ -19,7 +19,9 @@ SPEEDUPS = st.floats(0.05, 20.0)
         (1 - EVEN, 0.96, 0.98, "slower"),
         (0.98, 0.971, 0.99, "even"),
         (1.0, 1.0, 1.0, "even"),
-        (1.0, 0.97, 1.2, "even"),
+        (1.0, 0.97, 1.05, "even"),
+        (1.0, 0.97, 1.2, "open"),
+        (1.02, 1.01, 1.7, "faster"),
         (1.0, 0.96, 1.04, "open"),
         (1.02, 1.01, 1.029, "even"),
         (1.1, 1.05, 1.15, "faster"),
@@ -31,11 +33,8 @@ def test_the_side(value: float, low: float, high: float, side: str) -> None:
 
 
 @given(st.tuples(SPEEDUPS, SPEEDUPS, SPEEDUPS).map(sorted))
-def test_noise_leaves_any_speedup_open_and_a_side_is_one_of_its_interval(of: list[float]) -> None:
+def test_a_side_is_one_of_its_interval(of: list[float]) -> None:
     low, value, high = of
     found = Number(value, low, high)
-    wider = found.open_to_both()
-    assert wider.side == "open"
-    assert wider.low <= low <= high <= wider.high
     assert found.side != "faster" or low > 1
     assert found.side != "slower" or high < 1

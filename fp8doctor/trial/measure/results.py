@@ -29,6 +29,11 @@ recorded profile on an H200 had 1.09 (Llama with 8B widths, compiled FP8, torch 
 MOST_CLIPPED = 0.05
 """Share of the busy time that the line through the depths may put below zero. A convention."""
 
+NO_LINE = NoNumber(
+    Reason.NO_TIME_LEFT, "its cuts were too noisy to extrapolate, and there was no time for more rounds"
+)
+"""Reason of a variant with a round that comes out at no time at all."""
+
 UNSEEN = NoNumber(Reason.NO_TIME_LEFT, "the budget ran out before fp8doctor saw FP8 matmuls in it")
 """Reason of an FP8 variant if the trial ends between its rounds and its proof."""
 
@@ -85,6 +90,8 @@ def _arm(plan: Plan, attempt: Attempt, samples: Samples) -> Arm:
     if no_number := attempt.no_number or unseen:
         return not_tried(no_number, **planned)
     full = full_ms(plan, samples, of)
+    if min(full) <= 0:
+        return not_tried(NO_LINE, **planned)
     cuts = []
     for number, (cut, ready) in enumerate(zip(plan.cuts, attempt.ready, strict=True)):
         seen = asdict(ready.compiled)

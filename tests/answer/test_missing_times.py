@@ -1,0 +1,113 @@
+"""What may be said where times are missing or noisy: properties of every recording."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+
+from fp8doctor import registry
+from fp8doctor.analysis.noise import _unlike_its_copy, speed
+from fp8doctor.analysis.treatment_table import after, traits
+from fp8doctor.facts.arm_names import ArmName, is_in_bf16
+from tests.replays import ALL, Replay, case, replayed
+
+pytestmark = pytest.mark.slow
+
+
+def every() -> Iterator[tuple[str, Replay]]:
+    for path in ALL:
+        yield case(path), replayed(path)
+
+
+def test_no_fp8_is_measured_as_faster_than_a_bf16_that_had_no_time() -> None:
+    late = {name for name, of in every() if of.view.late_bf16}
+    sides = {
+        name: of.report.answer.speedup.side
+        for name, of in every()
+        if name in late and of.report.answer.speedup and of.report.answer.speedup.basis == "measured"
+    }
+    assert {*sides.values()} == {"slower"}
+    assert len(late) > len(sides) >= 2
+
+
+def test_the_estimate_of_a_late_bf16_is_no_slower_than_a_timed_one() -> None:
+    seen = 0
+    for name, of in every():
+        bf16, timed = of.report.answer.compared.bf16, of.view.bf16
+        if bf16 and timed and of.view.late_bf16 and bf16.ms.basis != "measured":
+            assert bf16.ms.high <= timed.ms.value * (1 + 1e-9), name
+            seen += 1
+    assert seen >= 2
+
+
+def test_no_fp8_is_left_for_a_change_that_helps_it_too() -> None:
+    """BF16 with a change is no reason to leave FP8, if FP8 is as fast without and was not timed with it."""
+    held = 0
+    for name, of in every():
+        end, late = of.view.end, [each for arm, each in of.view.late.items() if not is_in_bf16(arm)]
+        if end is None or end.in_fp8 or not end.changes or of.view.fp8 is None or not late:
+            continue
+        form = of.view.form_of(end)
+        slower = form is not None and of.view.fp8.ms.value > form.ms.value
+        assert slower or not any({*end.changes} <= {*each.treatments} for each in late), name
+        held += 1
+    assert held
+
+
+def test_two_steps_differ_by_no_less_than_a_step_and_its_copy() -> None:
+    found = 0
+    for name, of in every():
+        apart = _unlike_its_copy(of.view.trial)
+        for one in of.view.table if apart else ():
+            for other in of.view.table:
+                told = speed(one.arm, other.arm, of.view.trial)
+                assert told.high / told.low >= max(apart, 1 / apart) ** 2 * (1 - 1e-9), name
+                found += 1
+    assert found > 100
+
+
+def test_what_is_open_begins_with_the_users_own_step() -> None:
+    seen = 0
+    for name, of in every():
+        own = of.view.late.get(ArmName.AS_IS)
+        if own is not None and of.report.answer.open:
+            assert of.report.answer.open[0].what == f"{of.view.words[ArmName.AS_IS]} is untimed", name
+            seen += 1
+    assert seen
+
+
+def test_an_interval_that_leaves_much_open_is_not_called_even() -> None:
+    found = [of.report.answer.speedup for _, of in every() if of.report.answer.speedup]
+    assert {each.side for each in found} == {"slower", "even", "faster", "open"}
+    assert all(math.log(each.high / each.low) < 0.1 for each in found if each.side == "even")
+
+
+def test_no_step_is_planned_that_another_ends() -> None:
+    """An untimed fix is for something that the facts still show with the plan's other fixes made."""
+    needed = 0
+    for name, of in every():
+        plan = of.report.prescription
+        for step in plan:
+            timed = step.saving_ms is not None and step.saving_ms.basis == "measured"
+            checks = [each for each in registry.discover() if each.name in step.names]
+            for by in plan if checks and not timed else ():
+                then = after(of.report.facts, [by.treatment])
+                if by is step or then is of.report.facts or traits(by.treatment.name).for_fp8:
+                    continue
+                _, outcomes = registry.run(checks, then)
+                assert {each.outcome for each in outcomes} - {"silent", "not_applicable"}, (name, step.code)
+                needed += 1
+    assert needed
+
+
+def test_a_check_of_a_profile_that_is_missing_is_unknown() -> None:
+    seen = 0
+    for name, of in every():
+        outcomes = {each.code: each for each in of.report.outcomes}
+        as_is = of.view.as_is
+        if of.view.on_gpu and as_is and not as_is.arm.get("breakdown"):
+            assert outcomes["STP001"].outcome == "unknown", name
+            seen += 1
+    assert seen
