@@ -70,7 +70,7 @@ def test_torchtitan_gets_no_line_that_changes_the_model() -> None:
 
 @pytest.mark.parametrize("name", tables())
 def test_each_row_is_of_a_treatment_and_is_whole(name: str) -> None:
-    known = {*TREATMENTS, *all_names(), *DECIDED_BY_NAME}
+    known = {*TREATMENTS, *BY_TREATMENT, *all_names(), *DECIDED_BY_NAME}
     for ends_in_bf16 in tables()[name].get("in_bf16", {}):
         told = from_table(name, Treatment(name=ends_in_bf16, summary="convert", code="pass"), Facts())
         assert told.name == STAY_IN_BF16
