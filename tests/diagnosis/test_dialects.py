@@ -15,6 +15,7 @@ from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.dialects import from_table, tables
 from fp8doctor.facts import Facts, Package
 from fp8doctor.finding import Treatment
+from fp8doctor.recipes import BY_TREATMENT
 from tests.test_recorded import RECORDED
 from tests.treatment_names import all_names
 
