@@ -93,9 +93,7 @@ DECODER_468M = Facts(
         gradients_seen=False,
         compile_marks=(),
         compiled_elsewhere=(),
-        dynamo=Dynamo(
-            disabled=False, suppress_errors=False, stance="default", frames_total=0, frames_ok=0, failures=()
-        ),
+        dynamo=Dynamo(disabled=False, frames_total=0, frames_ok=0),
         checkpointing=(),
         forward_chain=(),
         accelerate=None,

@@ -2,7 +2,7 @@
 
 torchao's FP8 casts are fast only if the compiler fuses them; otherwise each layer launches about 83 more
 kernels per step. Nothing warns you. A disabled Dynamo is silent, backend="eager" and "aot_eager" generate no
-kernel, a suppressed failure falls back, and model.forward() or the unwrapped model runs uncompiled.
+kernel, and model.forward() or the unwrapped model runs uncompiled.
 
     block.compile(backend="aot_eager")  # before: left over from debugging
 
@@ -10,7 +10,7 @@ kernel, a suppressed failure falls back, and model.forward() or the unwrapped mo
 
 The finding prints the line for each cause. Ignore it while you debug without compilation. Whether the steps
 compiled anything, only `fp8doctor run` sees, and TORCHDYNAMO_DISABLE=1 leaves no mark.
-https://docs.pytorch.org/docs/stable/generated/torch.compiler.set_stance.html
+https://docs.pytorch.org/docs/stable/generated/torch.compile.html
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def compile_without_effect(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
 
 
 def switched_off(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
-    """Find Dynamo disabled by a variable, its configuration or its stance."""
+    """Find Dynamo disabled by a variable or its configuration."""
     marks, dynamo = facts.training.compile_marks, facts.training.dynamo
     if kit.compile_coverage.disabled_by_variable(facts) and compilable:
         # Under it torch.compile(model) returns the model itself: there may be no mark left to find.
@@ -75,9 +75,6 @@ def switched_off(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
         code = "unset TORCH_COMPILE_DISABLE" if value else "torch._dynamo.config.disable = False"
         by = f"TORCH_COMPILE_DISABLE={value}" if value else "torch._dynamo.config.disable"
         yield Cause(f"Dynamo is switched off by {by}", "enable-dynamo", "switch Dynamo on", code, marks)
-    if marks and dynamo.stance == "force_eager":
-        back = ("default-stance", "go back to the default stance", 'torch.compiler.set_stance("default")')
-        yield Cause("the stance is force_eager", *back, marks)
 
 
 def not_called(facts: kit.Facts) -> Iterator[Cause]:
@@ -100,26 +97,18 @@ def not_called(facts: kit.Facts) -> Iterator[Cause]:
 
 
 def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
-    """Find debug backends and suppressed failures."""
-    marks, dynamo = facts.training.compile_marks, facts.training.dynamo
+    """Find debug backends."""
+    marks = facts.training.compile_marks
     if bare := kit.compile_coverage.marks_without_kernels(facts):
         text = f"{len(bare)} of {len(marks)} torch.compile calls use backend={bare[0].backend!r}"
         lines = "\n".join(kit.compile_coverage.with_default_backend(facts))
         fix = ("default-backend", "use the default backend, inductor", lines)
         yield Cause(f"{text}, which generates no kernel", *fix, bare)
-    breaks = ("Unsupported", "SkipFrame")  # a graph break or a skipped frame is no failure
-    failures = [each for each in dynamo.failures or () if not each.startswith(breaks)]
-    if marks and dynamo.suppress_errors and failures:
-        by_variable = facts.variables().get("TORCHDYNAMO_SUPPRESS_ERRORS")
-        off = "torch._dynamo.config.suppress_errors = False"
-        code = "unset TORCHDYNAMO_SUPPRESS_ERRORS" if by_variable else off
-        fix = ("show-compile-errors", "let the failure raise, and fix it", code)
-        yield Cause(f"compilations failed and the errors were suppressed ({failures[0]})", *fix)
 
 
 def _compiled(backend: str) -> kit.Facts:
     marks = (kit.CompileMark(name="blocks.0", form="in_place", backend=backend),)
-    dynamo = kit.facts.Dynamo(disabled=False, suppress_errors=False, stance="default", failures=())
+    dynamo = kit.facts.Dynamo(disabled=False)
     of_job = {"blocks": (), "tokens": 16384, "variables": {}, "compiled_elsewhere": ()}
     layers = (kit.float8(compiled="blocks.0"),)
     return kit.example(linears=layers, compile_marks=marks, dynamo=dynamo, **of_job)

@@ -82,7 +82,7 @@ def _job(te: str, torchao: str, accelerate: str) -> kit.Facts:
         linears=(layer, kit.float8(compiled="")),
         checkpointing=(checkpoint,),
         compile_marks=(kit.CompileMark(name="", form="wrapped", backend="inductor"),),
-        dynamo=kit.facts.Dynamo(disabled=False, suppress_errors=False, stance="default"),
+        dynamo=kit.facts.Dynamo(disabled=False),
         distributed=kit.facts.Distributed(world_size=8, wrapper="DDP", optimize_ddp=True),
         accelerate=None,
         adapter_parameters=0,

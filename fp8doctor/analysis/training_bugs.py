@@ -177,7 +177,7 @@ def is_split_by_ddp(linear: Linear, facts: Facts) -> bool:
     distributed, dynamo = facts.training.distributed, facts.training.dynamo
     if distributed is None or distributed.wrapper != "DDP" or not distributed.optimize_ddp:
         return False
-    if dynamo.disabled or dynamo.stance == "force_eager" or facts.get("observed.steps_ms"):
+    if dynamo.disabled or facts.get("observed.steps_ms"):
         return False
     trained = [each for each in facts.network.fp8 if each.compiled is not None and each.requires_grad]
     graphs = (

@@ -37,14 +37,9 @@ class Dynamo(Record, frozen=True, kw_only=True):
 
     disabled: bool = NOT_RECORDED
     """``torch._dynamo.config.disable`` (also what ``TORCH_COMPILE_DISABLE`` sets)."""
-    suppress_errors: bool = NOT_RECORDED
-    stance: str = NOT_RECORDED
-    """``default``, ``force_eager``, ... as set by ``torch.compiler.set_stance``."""
     frames_total: int = NOT_RECORDED
     """Frames that Dynamo tried to compile so far in this process."""
     frames_ok: int = NOT_RECORDED
-    failures: tuple[Prose, ...] = NOT_RECORDED
-    """Reasons of compilations that failed, scrubbed, at most a few."""
     recompile_limit: int | None = NOT_RECORDED
     """Versions of a function that Dynamo keeps before it gives up; not recorded before it is imported."""
 

@@ -42,10 +42,8 @@ def test_when_ddp_splits_the_graph_of_fp8_layers() -> None:
     (mark,) = FIRES.training.compile_marks
     eager = replace(FIRES.training, compile_marks=(replace(mark, backend="eager"),))
     assert split()
-    assert split(changed("dynamo", suppress_errors=True)), "the first step then ends in the backward"
     for facts in (
         changed("dynamo", disabled=True),
-        changed("dynamo", stance="force_eager"),
         changed("distributed", wrapper="FSDP2"),
         changed("distributed", optimize_ddp=False),
         changed("distributed", wrapper_at="generator"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,17 +15,6 @@ from tests.checks.rules import Look, fix_of, found_by, outcome_of
 pytestmark = pytest.mark.slow
 
 VAIN = "compile-without-effect"
-
-
-@pytest.fixture
-def clean_dynamo() -> Iterator[None]:
-    """Counters and metrics of failed compilations do not reach the next test."""
-    import torch._dynamo.utils as utilities
-
-    yield
-    torch._dynamo.reset()
-    utilities.counters.clear()
-    utilities.clear_compilation_metrics()
 
 
 def test_a_backend_without_kernels_and_the_users_line_without_it(look: Look) -> None:
@@ -46,8 +34,6 @@ def test_dynamo_switched_off(look: Look, monkeypatch: pytest.MonkeyPatch) -> Non
     model = float8(Block())
     model.compile()
     assert outcome_of(VAIN, look(model)) == "silent"
-    with torch.compiler.set_stance("force_eager"):
-        assert fix_of(VAIN, look(model)).code == 'torch.compiler.set_stance("default")'
     with torch._dynamo.config.patch(disable=True):
         assert fix_of(VAIN, look(model)).code == "torch._dynamo.config.disable = False"
         monkeypatch.setenv("TORCH_COMPILE_DISABLE", "0")  # before torch 2.8 any value switches it off
@@ -65,32 +51,6 @@ def test_torchdynamo_disable(look: Look, monkeypatch: pytest.MonkeyPatch) -> Non
     assert outcome_of(VAIN, look(Block().bfloat16())) == "not_applicable"
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "true")  # which does nothing
     assert outcome_of(VAIN, look(torch.compile(float8(Block())))) == "silent"
-
-
-def failing(graph: Any, inputs: Any) -> Any:
-    raise RuntimeError("this backend is broken")
-
-
-def breaks(x: torch.Tensor) -> torch.Tensor:
-    try:
-        torch._dynamo.graph_break()  # inside a try: the whole frame is given up
-    finally:
-        x = x + 1
-    return x
-
-
-@torch._dynamo.config.patch(suppress_errors=True)
-def test_a_suppressed_failure_which_a_graph_break_is_not(
-    look: Look, clean_dynamo: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for between, backend in ((breaks, lambda graph, inputs: graph), (torch.relu, failing)):
-        model = Block(between=between)
-        model.compile(backend=backend)
-        model(torch.ones(16, 64))
-        assert outcome_of(VAIN, look(model)) == ("fires" if backend is failing else "silent")
-    assert fix_of(VAIN, look(model)).code == "torch._dynamo.config.suppress_errors = False"
-    monkeypatch.setenv("TORCHDYNAMO_SUPPRESS_ERRORS", "1")
-    assert fix_of(VAIN, look(model)).code == "unset TORCHDYNAMO_SUPPRESS_ERRORS"
 
 
 def test_a_compiled_object_beside_the_model(look: Look) -> None:
