@@ -56,7 +56,6 @@ from fp8doctor.facts import (
     recorded,
 )
 from fp8doctor.facts.examples import example, float8, profiled, variant
-from fp8doctor.facts.training import UNNAMED
 from fp8doctor.finding import Breaks, Finding, NotApplicable, Saving, Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.registry import check

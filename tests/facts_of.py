@@ -92,7 +92,6 @@ DECODER_468M = Facts(
         autocast=None,
         gradients_seen=False,
         compile_marks=(),
-        compiled_elsewhere=(),
         dynamo=Dynamo(disabled=False, frames_total=0, frames_ok=0),
         checkpointing=(),
         forward_chain=(),

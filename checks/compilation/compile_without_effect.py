@@ -79,16 +79,7 @@ def switched_off(facts: kit.Facts, compilable: bool) -> Iterator[Cause]:
 
 def not_called(facts: kit.Facts) -> Iterator[Cause]:
     """Find compiled objects that the training step does not call."""
-    marks, elsewhere = facts.training.compile_marks, facts.training.compiled_elsewhere
-    unused = kit.compile_coverage.unused_marks(facts)
-    if elsewhere and not marks:
-        compiled = "the compiled one" if elsewhere == (kit.UNNAMED,) else ", ".join(elsewhere)
-        text = f"the model that fp8doctor examined is not compiled, {compiled} is"
-        if kit.recorded(facts, "observed"):
-            text = f"the training step calls the model, not {compiled}"
-        fix = ("use-compiled-object", f"call {compiled}, or compile in place", "model.compile()")
-        yield Cause(text, *fix)
-    elif unused:
+    if unused := kit.compile_coverage.unused_marks(facts):
         module = kit.in_python(unused[0].name, facts.network)
         text = f"the training steps run {module} uncompiled: they call its forward, or another object"
         line = f"output = {module}(x)   # not {module}.forward(x), nor the module that torch.compile wrapped"
@@ -109,7 +100,7 @@ def without_kernels(facts: kit.Facts) -> Iterator[Cause]:
 def _compiled(backend: str) -> kit.Facts:
     marks = (kit.CompileMark(name="blocks.0", form="in_place", backend=backend),)
     dynamo = kit.facts.Dynamo(disabled=False)
-    of_job = {"blocks": (), "tokens": 16384, "variables": {}, "compiled_elsewhere": ()}
+    of_job = {"blocks": (), "tokens": 16384, "variables": {}}
     layers = (kit.float8(compiled="blocks.0"),)
     return kit.example(linears=layers, compile_marks=marks, dynamo=dynamo, **of_job)
 

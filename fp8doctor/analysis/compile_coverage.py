@@ -198,9 +198,7 @@ def disabled_by_variable(facts: Facts) -> bool:
 
 def without_effect(facts: Facts) -> bool:
     """Return whether one cause prevents every compilation of this model (CMP002)."""
-    elsewhere = facts.get("training.compiled_elsewhere")
-    unused = elsewhere and not facts.training.compile_marks
-    return disabled_by_variable(facts) or bool(unused or unused_marks(facts))
+    return disabled_by_variable(facts) or bool(unused_marks(facts))
 
 
 def is_below(linear: Linear, module: str) -> bool:

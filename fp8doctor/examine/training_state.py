@@ -44,7 +44,6 @@ def examine_training(tree: Tree, job: Job, gaps: dict[str, str]) -> Training:
         fp8_autocast=fp8_autocast(tree, job, gaps),
         gradients_seen=any(each.grad is not None for each in found),
         compile_marks=tuple(tree.marks),
-        compiled_elsewhere=tuple(job.compiled_elsewhere),
         dynamo=examine_dynamo(gaps),
         checkpointing=tuple(tree.checkpointing),
         forward_chain=forward_chain(forward),

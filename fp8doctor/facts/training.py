@@ -9,9 +9,6 @@ from msgspec import Meta
 from fp8doctor.facts.record import Prose, Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 
-UNNAMED = "torch.compile(model)"
-"""Stands for a compiled wrapper that no global name of a script holds."""
-
 
 class CompileMark(Record, frozen=True, kw_only=True):
     """One place where the user asked for torch.compile."""
@@ -159,9 +156,6 @@ class Training(Record, frozen=True, kw_only=True):
     optimizer_stepped: bool | None = NOT_RECORDED
     """True if the optimizer holds state, which proves that it took a step; None without an optimizer."""
     compile_marks: tuple[CompileMark, ...] = NOT_RECORDED
-    compiled_elsewhere: tuple[str, ...] = NOT_RECORDED
-    """Names in the model file, or the script, that hold a compiled wrapper of this very model, which is not
-    the one inspected. Of a script whose wrapper has no global name: ``torch.compile(model)``."""
     dynamo: Dynamo = NOT_RECORDED
     checkpointing: tuple[Checkpointing, ...] = NOT_RECORDED
     forward_chain: tuple[str, ...] = NOT_RECORDED

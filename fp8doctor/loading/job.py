@@ -45,8 +45,6 @@ class Job:
     rebuild: Callable[[int], tuple[Any, Any]] | None = None
     """Builds the model with so many layers, and its optimizer or None; None if the file's function takes no
     ``layers``. Raises `fp8doctor.errors.UserError`."""
-    compiled_elsewhere: tuple[str, ...] = ()
-    """Names in the model file or script with a compiled wrapper of this model."""
     unused_marks: bool = False
     """Training steps ran, and nothing with a mark of torch.compile compiled."""
     sharded: Job | None = None

@@ -32,7 +32,6 @@ from fp8doctor.loading.job import (
 )
 from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.loading.target import Source, compiled, locate
-from fp8doctor.stacks.torch_private import behind_compile
 from fp8doctor.wording import error_in_words, escaped
 
 WEIGHTS_SHARE = 0.5
@@ -93,9 +92,6 @@ def load(
         training_step=training_step,
         autocast=_setting(names, "autocast", checked_autocast),
         rebuild=make if _sizable(found) else None,
-        compiled_elsewhere=tuple(
-            name for name, value in names.items() if value is not model and behind_compile(value) is model
-        ),
         watched=watch,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -20,7 +19,6 @@ from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.examine.torch_state import compiled_nothing
 from fp8doctor.examine.training_state import examine_accelerate, trainer_arguments
 from fp8doctor.facts import NOT_RECORDED, Facts, Target, Training, recorded
-from fp8doctor.facts.training import UNNAMED
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.synthetic_batch import job_of
 from fp8doctor.running.script_messages import Message, WatchOptions
@@ -69,9 +67,7 @@ class ScriptExaminer:
         accumulate = window.usual_calls if window is not None else 1
         unseen = "" if window and window.seen else NO_CALL if window else NOT_SEEN_YET
         autocast = window.autocast if window else None
-        unused, elsewhere = window is not None and compiled_nothing(), tuple[str, ...]()
-        if unused and (inner := behind_compile(model)) is not None:  # which the steps call, or its forward
-            model, elsewhere = inner, holders_of(model)
+        unused = window is not None and compiled_nothing()
         job = job_of(
             model,
             self.target,
@@ -79,7 +75,6 @@ class ScriptExaminer:
             why_none=_why_no_batch(window),
             accumulate=accumulate,
             unused_marks=unused,
-            compiled_elsewhere=elsewhere,
             loss=loss,
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),
@@ -100,6 +95,8 @@ class ScriptExaminer:
                 seen = window.seen_calls(unwrapped(model, refuse=False), wanted)
                 counted = msgspec.structs.replace(facts.workload, rows=seen.rows or NOT_RECORDED)
                 facts = with_seen(msgspec.structs.replace(facts, workload=counted), seen)
+        if unused and (inner := behind_compile(model)) is not None:  # which the steps call, or its forward
+            job.model = inner
         return job, facts
 
     def _without_a_model(self, why: str) -> Facts:
@@ -133,9 +130,3 @@ def _why_no_batch(window: StepWindow | None) -> str:
         return ""
     problem = captured.problem if captured is not None else NO_CALL
     return (problem or NO_CALL) if window.marked else COMPILED_FUNCTION
-
-
-def holders_of(model: nn.Module) -> tuple[str, ...]:
-    """Name the script's variables with this model."""
-    names = vars(sys.modules["__main__"]) if "__main__" in sys.modules else {}
-    return tuple(name for name, value in list(names.items()) if value is model) or (UNNAMED,)

@@ -17,7 +17,7 @@ TOKENS = torch.zeros(2, 8, dtype=torch.long)
 def test_a_job_that_has_not_begun() -> None:
     facts = training(Stacked())
     assert (facts.autocast, facts.gradients_seen) == (None, False)
-    assert facts.compile_marks == facts.compiled_elsewhere == facts.checkpointing == facts.forward_chain == ()
+    assert facts.compile_marks == facts.checkpointing == facts.forward_chain == ()
     assert (facts.trainer, facts.optimizer, facts.parameters_outside_optimizer) == (None, None, None)
 
 

@@ -53,11 +53,6 @@ def test_torchdynamo_disable(look: Look, monkeypatch: pytest.MonkeyPatch) -> Non
     assert outcome_of(VAIN, look(torch.compile(float8(Block())))) == "silent"
 
 
-def test_a_compiled_object_beside_the_model(look: Look) -> None:
-    assert fix_of(VAIN, look(float8(Block()), compiled_elsewhere=("one",))).name == "use-compiled-object"
-    assert outcome_of(VAIN, look(float8(Block()))) == "not_applicable"
-
-
 def stack(*places: Callable[[], nn.Module]) -> nn.Module:
     return float8(nn.Sequential(*(place() for place in places)))
 
