@@ -164,6 +164,11 @@ def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
     return lines + [line for statement in code for line in ast.unparse(statement).splitlines()]
 
 
+def _bound_by(statement: ast.stmt) -> Iterator[str]:
+    names = (each for each in ast.walk(statement) if isinstance(each, ast.Name))
+    yield from (each.id for each in names if isinstance(each.ctx, ast.Store))
+
+
 def _changed_conversion(fix: Sequence[ast.stmt], keyword: str, script: Script) -> Sequence[Edit]:
     """Give the script's only conversion by torchao this keyword of the fix, which it does not have yet."""
     *before, last = fix
@@ -177,6 +182,8 @@ def _changed_conversion(fix: Sequence[ast.stmt], keyword: str, script: Script) -
     given = {each.arg: each.value for each in own[0].keywords}
     if len(own[0].args) != 1 or keyword in given or None in given:
         raise NotPlacedError(f"line {own[0].lineno} gives {keyword} already, or may do so")
+    used = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+    before = [each for each in before if isinstance(each, IMPORTS) or used & {*_bound_by(each)}]
     *lines, written = _lines([*before, ast.Expr(value)], script)
     statement = next(each for each in script.around(own[0]) if isinstance(each, ast.stmt))
     end = [*own[0].args, *given.values()][-1]

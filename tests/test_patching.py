@@ -29,6 +29,8 @@ KEEP = (
     'keep = {f"blocks.{i}.down" for i in range(2)}\nkeep |= {"head"}\n'
     "convert_to_float8_training(model, module_filter_fn=lambda layer, name: name not in keep)"
 )
+BOTH = KEEP.replace("model,", "model, config=config,")
+BOTH = f'config = Float8LinearConfig.from_recipe_name("rowwise")\n{BOTH}'
 
 
 def step(name: str, code: str) -> Step:
@@ -131,13 +133,22 @@ def script_of(conversion: str, around: str, tabs: bool, crlf: bool, end: bool) -
     st.booleans(),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
     st.permutations([("recipe-rowwise", ROWWISE), ("keep-in-bf16", KEEP), ("compile-blocks", BLOCKS)]),
 )
 def test_the_changed_script_does_what_the_fixes_say(
-    conversion: str, around: str, tabs: bool, crlf: bool, end: bool, plan: list[tuple[str, str]]
+    conversion: str,
+    around: str,
+    tabs: bool,
+    crlf: bool,
+    end: bool,
+    together: bool,
+    plan: list[tuple[str, str]],
 ) -> None:
     script = script_of(conversion, around, tabs, crlf, end)
-    changed = fixed(script, *(step(*each) for each in plan))
+    lines = {ROWWISE: BOTH, KEEP: BOTH} if together else {}
+    changed = fixed(script, *(step(name, lines.get(code, code)) for name, code in plan))
+    assert changed.count("from_recipe_name(") == 1
     assert ("\r\n" in changed) == crlf
     assert "\n" not in changed.replace("\r\n", "") or not crlf
     names: dict[str, Any] = {"__name__": "train"}

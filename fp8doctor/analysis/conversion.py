@@ -126,12 +126,12 @@ def switched_on(facts: Facts) -> str:
     return convert_all_that_fit(facts, by_accelerate=True) if adapters else in_script(facts)
 
 
-def with_recipe(word: str, facts: Facts) -> str:
-    """Return the lines that convert with a recipe of torchao."""
+def with_recipe(word: str, facts: Facts, out: Collection[str] = ()) -> str:
+    """Return the lines that convert with a recipe of torchao, without the layers ``out``."""
     made = RECIPES[TORCHAO.name, word]
     if made.drops_bias:
-        return conversion(facts, mxfp8=True)
-    return f"config = {made.config}\n{conversion(facts, config='config')}"
+        return conversion(facts, out, mxfp8=True)
+    return f"config = {made.config}\n{conversion(facts, out, config='config')}"
 
 
 WRAPPER = "MXFP8TrainingWeightWrapperTensor"

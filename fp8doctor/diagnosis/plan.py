@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
-from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16
+from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import (
@@ -28,6 +28,8 @@ from fp8doctor.analysis.treatment_table import (
     KEEP_IN_BF16,
     STAY_IN_BF16,
     after,
+    changes_recipe,
+    recipe_after,
     traits,
 )
 from fp8doctor.analysis.trial_view import TrialView, Variant
@@ -75,7 +77,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Find
         chosen = if_recorded(_untimed, others, asked, view.facts, every, broken)
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, every) or steps
-    needed = _converted_first(_needed(steps, view.facts))
+    needed = _in_one_conversion(_converted_first(_needed(steps, view.facts)), view.facts)
     return tuple(fitted(_headed(needed, findings), view.facts))
 
 
@@ -110,6 +112,22 @@ def _converted_first(steps: Sequence[Step]) -> Sequence[Step]:
     at = next((at for at, step in enumerate(steps) if traits(step.treatment.name).compiles), len(steps))
     late = [step for step in steps[at:] if step.treatment.name.startswith(CONVERTS)]
     return [*steps[:at], *late, *(step for step in steps[at:] if step not in late)]
+
+
+def _in_one_conversion(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
+    """Write another recipe of torchao and a filter into the same lines: a model is converted once."""
+    kept = next((each.treatment.layers for each in steps if each.treatment.name == KEEP_IN_BF16), ())
+    words = (recipe_after(name) for each in steps if changes_recipe(name := each.treatment.name))
+    word = next(words, "")
+    if not kept or not word:
+        return steps
+    code = with_recipe(word, facts, kept)
+    return [
+        replace(each, treatment=replace(each.treatment, code=code))
+        if each.treatment.name == KEEP_IN_BF16 or changes_recipe(each.treatment.name)
+        else each
+        for each in steps
+    ]
 
 
 def prescribe(findings: Iterable[Finding], facts: Facts | None = None) -> tuple[Step, ...]:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
+from torchao.float8.float8_linear import Float8Linear
 
 from fp8doctor import inspect_model
+from tests.checks.models import float8, llama_1b
 from tests.examine.models import Block
 from tests.looked import looked
 
@@ -41,3 +43,18 @@ def test_fp8_that_would_be_slower_is_not_made_to_run_first() -> None:
         report = looked(model, torch.empty(16384, 768, dtype=torch.bfloat16), assume_gpu="h100")
     assert report.verdict.status == "step_raises"
     assert [step.treatment.name for step in report.prescription] == ["stay-in-bf16"]
+
+
+def test_another_recipe_and_a_filter_are_one_conversion() -> None:
+    sizes = {"width": 1536, "hidden": 4096, "kv_heads": 2, "num_hidden_layers": 12, "vocab_size": 32000}
+    model = torch.compile(float8(llama_1b(**sizes), "rowwise", keep=("lm_head",)))
+    tokens = torch.empty((8, 1024), dtype=torch.long, device="meta")
+    report = looked(model, {"input_ids": tokens, "labels": tokens}, assume_gpu="h100")
+    fixes = {step.treatment.name: step.treatment.code for step in report.prescription}
+    assert {*fixes} == {"recipe-tensorwise", "keep-in-bf16"}
+    names: dict[str, Any] = {"model": llama_1b(**sizes)}
+    for code in fixes.values():
+        exec(code, names)
+    converted = [each for each in names["model"].modules() if isinstance(each, Float8Linear)]
+    assert len(converted) == 12 * 5
+    assert {each.config.cast_config_input.scaling_granularity.name for each in converted} == {"TENSORWISE"}
