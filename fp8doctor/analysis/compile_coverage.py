@@ -56,8 +56,7 @@ def compile_treatment(facts: Facts, uncovered: list[Linear]) -> Treatment:
     network = facts.network
     lists = [each for each in network.blocks if any(is_inside(linear, each) for linear in uncovered)]
     beside = [linear for linear in uncovered if not any(is_inside(linear, each) for each in lists)]
-    reached = all(map(has_loop, lists)) if lists else blocks_are_compiled(network)
-    if len(beside) > BESIDE_AT_MOST or not reached:
+    if len(beside) > BESIDE_AT_MOST or not (lists or blocks_are_compiled(network)):
         return compile_model(facts)
     apart = [
         in_its_place(each.name, "torch.compile({})", network)
@@ -148,13 +147,8 @@ def own_compile(facts: Facts) -> Literal["", "whole", "blocks"]:
     return "blocks" if every and not idle else ""
 
 
-def has_loop(blocks: Blocks) -> bool:
-    """Return whether a loop over the blocks reaches their calls; by default it does."""
-    return bool(blocks.get("level", 0) == 0)
-
-
 def compile_all(network: Network) -> list[str]:
-    if not network.blocks or not all(map(has_loop, network.blocks)):
+    if not network.blocks:
         return compile_whole(network)
     return _with_reason([_loop(each, network) for each in network.blocks])
 

@@ -211,19 +211,18 @@ def find_blocks(tree: Tree, found_layers: Sequence[Found]) -> tuple[Blocks, ...]
     for owner, layer in found_layers:
         for above in islice(owner.upwards(), 1, None):
             inside[id(above)].append((layer.in_features, layer.out_features))
-    layers = {id(owner) for owner, _ in found_layers}
     found, chosen = [], set()
     for place in tree.places:
         if place.parent and id(place.parent) in chosen:
             chosen.add(id(place))
         elif is_blocks(place, inside):
             chosen.add(id(place))
-            found.append(_blocks(place, inside, layers))
+            found.append(_blocks(place))
     return tuple(found)
 
 
 def is_blocks(place: Place, inside: Sides) -> bool:
-    """Tell if a list's children are repeated blocks, not bare Linears or experts.
+    """Tell if a list's children are repeated blocks, not bare Linears, experts or lists.
 
     Alternating classes, such as attention and Mamba, must share a width each. Blocks of one class must come
     in at most half as many sizes: no graph serves two levels of a U-Net.
@@ -233,7 +232,7 @@ def is_blocks(place: Place, inside: Sides) -> bool:
     ) or experts_of(place):
         return False
     sides = [inside[id(child)] for child in place.children]
-    if len(sides) < 2 or not all(sides):
+    if len(sides) < 2 or not all(sides) or not all(is_called(child.module) for child in place.children):
         return False
     classes = {class_name(type(child.module)) for child in place.children}
     if len(classes) == 1:
@@ -242,24 +241,13 @@ def is_blocks(place: Place, inside: Sides) -> bool:
     return 2 * len(classes) <= len(sides) and bool(set.intersection(*widths))
 
 
-def called_parts(block: Place) -> list[Place]:
-    """Return the block, or the called parts of a block that is none itself (a ModuleList)."""
-    if is_called(block.module):
-        return [block]
-    return [part for child in block.children for part in called_parts(child)]
-
-
-def _blocks(place: Place, inside: Sides, layers: set[int]) -> Blocks:
-    parts = [
-        [part for part in called_parts(child) if inside[id(part)] or id(part) in layers]
-        for child in place.children
-    ]
+def _blocks(place: Place) -> Blocks:
+    blocks = place.children
     return Blocks(
         name=place.name,
-        kind=Counter(class_name(type(child.module)) for child in place.children).most_common(1)[0][0],
+        kind=Counter(class_name(type(each.module)) for each in blocks).most_common(1)[0][0],
         container="ModuleDict" if is_a(place.module, nn.ModuleDict) else "list",
-        forward_of_torch=any(forward_of_torch(part.module) for each in parts for part in each),
-        level=0 if all(is_called(child.module) for child in place.children) else None,
-        count=len(place.children),
-        compiled=sum(bool(each) and all(part.compiled is not None for part in each) for each in parts),
+        forward_of_torch=any(forward_of_torch(each.module) for each in blocks),
+        count=len(blocks),
+        compiled=sum(each.compiled is not None for each in blocks),
     )

@@ -78,11 +78,9 @@ class Blocks(Record, frozen=True, kw_only=True):
     """``list``: ModuleList or Sequential, iterated; the blocks of a ModuleDict are its ``values()``."""
     forward_of_torch: bool = NOT_RECORDED
     """True if their forward is torch.nn's own, inherited or not, which `CompileMark.compiles` depends on."""
-    level: int | None = NOT_RECORDED
-    """0 if the blocks themselves are called; None if only modules inside of them are."""
     count: int = NOT_RECORDED
     compiled: int = NOT_RECORDED
-    """Blocks of which all that is called is covered by a compile mark, its own or one above."""
+    """Blocks that are covered by a compile mark, their own or one above."""
 
 
 class Scaling(Record, frozen=True, kw_only=True):

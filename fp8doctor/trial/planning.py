@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
-from fp8doctor.analysis.compile_coverage import has_loop, is_inside
+from fp8doctor.analysis.compile_coverage import is_inside
 from fp8doctor.analysis.layer_gain import timed_shapes, to_keep
 from fp8doctor.analysis.recipe_support import may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
@@ -149,8 +149,7 @@ class VariantPlanner:
         Seen on an H200: of three steps that wait for the host, BF16 in one graph was 1.01x, 1.27x and 1.45x
         as fast as block by block. For a step that did not wait its build took 31 s for nothing.
         """
-        in_blocks = any(map(has_loop, self.facts.network.blocks))
-        if not in_blocks or replace(self, treatments=base.treatments).is_one_graph:
+        if not self.facts.network.blocks or replace(self, treatments=base.treatments).is_one_graph:
             return []
         in_bf16_compiled = in_bf16(with_linears_compiled(self.facts, yes=True))
         modelled = if_recorded(modelled_step, in_bf16_compiled)
@@ -168,7 +167,7 @@ class VariantPlanner:
         The first one decides. One graph of FP8 compiles for 7 s a block, most of it in one thread (a GPT of
         561M, H200, torch 2.11), so the second form has to fit, and comes after other forms of BF16.
         """
-        compilation = COMPILE_BLOCKS if any(map(has_loop, self.facts.network.blocks)) else COMPILE_MODEL
+        compilation = COMPILE_BLOCKS if self.facts.network.blocks else COMPILE_MODEL
         bare, plans = replace(as_is, make=without_compile_marks), list[VariantPlan]()
         for recipe in (each.name for each in RECIPES.values() if each.converts):
             treatments = [_unexplained(each) for each in (*self.own_autocast, f"convert-{recipe}")]

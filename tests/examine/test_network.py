@@ -41,7 +41,7 @@ def test_llama() -> None:
     assert [each.name for each in facts.linears] == [*layers, "lm_head"]
     (blocks,) = facts.blocks
     assert blocks.kind == "transformers.models.llama.modeling_llama.LlamaDecoderLayer"
-    assert (blocks.name, blocks.container, blocks.level, blocks.count) == ("model.layers", "list", 0, 2)
+    assert (blocks.name, blocks.container, blocks.count) == ("model.layers", "list", 2)
     assert (blocks.forward_of_torch, blocks.compiled) == (False, 0)
 
 
@@ -103,6 +103,10 @@ def test_blocks_in_a_dictionary() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleDict({str(i): Block() for i in range(2)})})
     (blocks,) = network(model).blocks
     assert (blocks.name, blocks.container, blocks.count) == ("layers", "ModuleDict", 2)
+
+
+def test_a_list_of_lists_has_no_blocks_to_loop_over() -> None:
+    assert network(nn.ModuleList(nn.ModuleList([Block(), nn.LayerNorm(64)]) for _ in range(4))).blocks == ()
 
 
 def test_hooks() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from fp8doctor.analysis.compile_coverage import has_loop, is_inside, needs_compile
+from fp8doctor.analysis.compile_coverage import is_inside, needs_compile
 from fp8doctor.analysis.treatment_table import COMPILE_MODEL, has_fused_form
 from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.examine.checkpointing import huggingface_flag
-from fp8doctor.examine.compile_marks import forward_of_torch, is_called
+from fp8doctor.examine.compile_marks import forward_of_torch
 from fp8doctor.facts import Facts
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.loading.job import Job
@@ -102,21 +102,12 @@ def compiles_otherwise(model: nn.Module, facts: Facts) -> bool:
 
 
 def _lists_of(facts: Facts) -> list[str]:
-    return [blocks.name for blocks in facts.network.blocks if has_loop(blocks)]
+    return [blocks.name for blocks in facts.network.blocks]
 
 
 def _blocks_in(model: nn.Module, lists: Sequence[str]) -> list[Child]:
-    named = modules(model)
-    return [place for name in lists if name in named for place in _called_within(named[name])]
-
-
-def _called_within(container: nn.Module) -> Iterator[Child]:
-    """Find the blocks of a list, or if one has no forward, the modules in it that hold a matrix."""
-    for name, child in container.named_children():
-        if not is_called(child):
-            yield from _called_within(child)
-        elif any(parameter.dim() > 1 for parameter in child.parameters()):
-            yield container, name
+    found = [each for name, each in modules(model).items() if name in lists]
+    return [(container, child) for container in found for child, _ in container.named_children()]
 
 
 def _named(model: nn.Module, names: Iterable[str]) -> list[Child]:
