@@ -35,7 +35,7 @@ SHOWN_GIB = 0.05  # what shows as 0.1
 LEDGER_GIB = 4.0
 """Weights, gradients and optimizer: half of the smallest FP8 GPU's 8 GiB. A choice."""
 
-PARTS = ("weights", "fp8_copies", "gradients", "optimizer", "activations")  # of `MemoryParts`
+PARTS = ("weights", "gradients", "optimizer", "activations")  # of `MemoryParts`
 ADAMW_8BIT = kit.Treatment(
     name="smaller-optimizer-state",
     summary="keep the optimizer's state in 8 bits: it saves more than FP8 layers can",
@@ -127,7 +127,7 @@ def memory_ledger(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"Weights, gradients and optimizer take {memory.in_both:.1f} GiB, {more}",
         explanation=f"Estimated: weights {memory.weights:.1f}, gradients {memory.gradients:.1f}, state of "
         f"{optimizer or 'AdamW (assumed)'} {memory.optimizer:.1f} GiB.{copies}",
-        evidence={f"{name}_gib": getattr(memory, name) for name in PARTS[:-1]}
+        evidence={f"{name}_gib": getattr(memory, name) for name in (*PARTS[:-1], "fp8_copies")}
         | {"optimizer": optimizer or None, "fp8_layers": len(fp8)},
         treatment=ADAMW_8BIT
         if optimizer in ("", "Adam", "AdamW") and memory.optimizer > memory.fp8_copies

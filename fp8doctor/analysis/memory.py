@@ -224,12 +224,12 @@ def memory_row(facts: Facts) -> str:
     if now is not None and (peak_gib := now.get("peak_gib")):
         held, bf16 = now.get("memory"), TrialView(facts).bf16 if uses_fp8(facts) else None
         most, told = None, ""
-        if held:  # all but weights, copies and optimizer is taken to grow with the batch
-            fixed = Peak(held.weights_gib, 0.0, held.optimizer_gib, held.fp8_copies_gib, None)
+        if held:  # all but weights and optimizer is taken to grow with the batch
+            fixed = Peak(held.weights_gib, 0.0, held.optimizer_gib, 0.0, None)
             grows = fixed._replace(activations=peak_gib - fixed.gib)
             most = grows.samples(whole, batch) if whole else None
-            names = ("weights", "FP8 copies", "gradients", "optimizer", "activations")
-            shown = _shown({name: getattr(held, f"{name.lower().replace(' ', '_')}_gib") for name in names})
+            names = ("weights", "gradients", "optimizer", "activations")
+            shown = _shown({name: getattr(held, f"{name}_gib") for name in names})
             told = f" ({', '.join(shown)})" if shown else ""
         beside = f", {bf16.arm.peak_gib:.1f} in BF16" if bf16 and bf16.arm.get("peak_gib") else ""
         fits = f"; at least {most:,} samples fit (estimated)" if most and batch and most > batch else ""

@@ -63,8 +63,6 @@ class MemoryParts(Record, frozen=True, kw_only=True):
     """Parts of a variant's peak at full depth, which they add up to."""
 
     weights_gib: float = NOT_RECORDED
-    fp8_copies_gib: float = NOT_RECORDED
-    """FP8 weights, their transposes and scales that are kept next to the weights between steps."""
     gradients_gib: float = NOT_RECORDED
     """All of them, as they lie together when the optimizer begins its step."""
     optimizer_gib: float = NOT_RECORDED

@@ -6,8 +6,7 @@ A stack never imports its library. It has
 - ``recognise(module, gaps)``: the module's own layers, empty if unknown. ``gaps`` takes what cannot be read.
 - ``bf16_counterpart(module)``, if its layers train: the same work in 16 bits over the same weights,
   in a new module or the changed one. Raises `NoCounterpart`.
-- perhaps ``PREFIX``, the packages of its classes; ``scaling(module)``; ``casts(module)``, of its operands;
-  ``fp8_copies(module)``, FP8 weights that a layer keeps between steps.
+- perhaps ``PREFIX``, the packages of its classes; ``scaling(module)``; ``casts(module)``, of its operands.
 """
 
 from __future__ import annotations
@@ -140,7 +139,3 @@ def scaling(module: Module) -> Scaling | None:
 def casts_of(module: Module) -> dict[str, Cast]:
     """Return how a module casts ``input``, ``weight`` and ``gradient``, as far as its stack tells."""
     return _first(module, "casts") or {}
-
-
-def fp8_copies(module: Module) -> list[Tensor]:
-    return [each for stack in stacks() if hasattr(stack, "fp8_copies") for each in stack.fp8_copies(module)]

@@ -26,8 +26,10 @@ ENTERS = ("autocast_enter", "fp8_autocast_enter")
 """The manager's method that opens an autocast: from 2.9, and before. Its third argument is the recipe, its
 first the switch (1.0 to 2.20)."""
 
-COLUMNWISE = ("_transpose", "_columnwise_data", "_columnwise_scale_inv")
-DATA = ("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", *COLUMNWISE)
+DATA = (
+    *("_data", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv"),
+    *("_transpose", "_columnwise_data", "_columnwise_scale_inv"),
+)
 """Attributes of quantized tensors with their data and the transposed copy for matmuls (Float8Tensor,
 MXFP8Tensor, Float8BlockwiseQTensor, NVFP4Tensor, 2.0 to 2.20; only some versions can be flattened)."""
 
@@ -89,9 +91,3 @@ def delayed(module: Module, operand: str) -> tuple[Any, Any] | None:
 
 OPERANDS = ("input", "weight")
 """Order of a matmul's forward scales (2.0 to 2.20)."""
-
-
-def workspaces(module: Module) -> list[Any]:
-    """List the FP8 weights that a module keeps between steps (2.0 to 2.20)."""
-    found = state_of(module).get("_fp8_workspaces")
-    return list(found.values()) if isinstance(found, dict) else []

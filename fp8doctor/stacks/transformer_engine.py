@@ -20,7 +20,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.recipes import TRANSFORMER_ENGINE, by_class
 from fp8doctor.stacks import Cast, Layer, NoCounterpart, te_private
 from fp8doctor.stacks.looking import ancestor, parameters_of, read, state_of
-from fp8doctor.stacks.tensors import dtype_name, plain, subclass
+from fp8doctor.stacks.tensors import dtype_name, subclass
 
 ORDER = 10
 STACK = TRANSFORMER_ENGINE.name
@@ -146,19 +146,6 @@ def named(recipe: Any) -> str:
     """
     name = "CustomRecipe" if read(recipe, "backward_override") else type(recipe).__name__
     return by_class(STACK).get(name, name)
-
-
-def fp8_copies(module: nn.Module) -> list[Tensor]:
-    """List FP8 weights kept between steps, and transposes of FP8 Parameters.
-
-    Without ``is_first_microbatch`` a BF16 weight is quantized in every forward, and nothing is kept.
-    """
-    kept = [inner for each in te_private.workspaces(module) for inner in plain(each)]
-    quantized = [
-        weight for weight in parameters_of(module).values() if weight is not None and subclass(weight)
-    ]
-    transposed = (getattr(weight, name, None) for weight in quantized for name in te_private.COLUMNWISE)
-    return [each for each in (*kept, *transposed) if isinstance(each, Tensor)]
 
 
 def recipe_of(module: nn.Module) -> Any:

@@ -144,7 +144,7 @@ class RecordedBench:
                 step=lambda: torch.zeros(()),
                 model=None,
                 compiled=Compilations(graphs=int(of.compiles)),
-                memory=StepMemory(0.0, 0.0, 0.0, None),
+                memory=StepMemory(0.0, 0.0, None),
                 step_s=ms / 1e3,
                 launched_s=of.launched * ms / 1e3,
                 non_finite=None,

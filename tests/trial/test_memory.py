@@ -51,8 +51,7 @@ def test_parts_of_a_step(convert: Callable[[nn.Module], nn.Module]) -> None:
         optimizer.zero_grad()
     parts = watch.end(model, optimizer, None)
     weights = 4 * 2 * 32 * 64
-    found = [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib, parts.fp8_copies_gib)]
-    assert found == [weights, weights, 0]
+    assert [bytes_of(each) for each in (parts.weights_gib, parts.gradients_gib)] == [weights, weights]
     assert bytes_of(parts.optimizer_gib) == 2 * weights + 2 * 4, "two moments and a counter for each weight"
 
 
@@ -71,8 +70,8 @@ def test_an_8_bit_optimizer_is_counted_by_what_it_stores() -> None:
 
 
 HOLDS = [
-    StepMemory(1.0, 0.5, 2.0, 1.0, peak_gib=8.0),
-    StepMemory(2.0, 1.5, 4.0, 2.0, peak_gib=16.0),
+    StepMemory(1.5, 2.0, 1.0, peak_gib=8.0),
+    StepMemory(3.5, 4.0, 2.0, peak_gib=16.0),
 ]
 
 
@@ -81,8 +80,8 @@ def test_parts_at_full_depth_add_up_to_the_peak() -> None:
     parts = memory_parts(PLAN, peak, HOLDS)
     assert peak == pytest.approx(36.0)
     assert parts is not None
-    held = (parts.weights_gib, parts.fp8_copies_gib, parts.gradients_gib, parts.optimizer_gib)
-    assert held == pytest.approx((4.5, 4.0, 4.5, 9.0))
+    held = (parts.weights_gib, parts.gradients_gib, parts.optimizer_gib)
+    assert held == pytest.approx((8.5, 4.5, 9.0))
     assert parts.activations_gib == pytest.approx(14.0)
     assert sum(held) + parts.activations_gib == pytest.approx(peak)
 
@@ -111,7 +110,7 @@ def test_the_peak_at_full_depth_is_not_below_the_true_one(
     depths, at = (4, 12), (activations, gradients, embedding, logits)
     seen = [
         StepMemory(
-            *(0.0, 0.0, 0.0, gradients * blocks + embedding, peak_of(*at, blocks)),
+            *(0.0, 0.0, gradients * blocks + embedding, peak_of(*at, blocks)),
             *(activations * blocks, activations * blocks),
         )
         for blocks in depths
@@ -166,7 +165,6 @@ def test_the_peak_is_that_of_the_arm_alone(
     floor = (4 + more) * weight + weight  # a batch is as large as a weight
     assert found == StepMemory(
         2 * weight,
-        0.0,
         weight,
         2 * weight,
         peak_gib=pytest.approx(floor + 2.0 + workspaces),
@@ -183,7 +181,7 @@ def built(name: str, *treatments: str, more_gib: float = 0.0) -> Attempt:
     """Make an arm that was built at both cuts and takes so much more than the step as it is at each."""
 
     def at(peak_gib: float) -> Ready:
-        held = StepMemory(4.0, 0.0, 8.0, 4.0, peak_gib)
+        held = StepMemory(4.0, 8.0, 4.0, peak_gib)
         return Ready(lambda: torch.zeros(()), None, Compilations(), held, 0.0, None, None)
 
     plan = VariantPlan(name, as_it_is, treatments, base=None if name == "as_is" else "as_is")

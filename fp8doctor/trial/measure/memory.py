@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8doctor.facts import MemoryParts
-from fp8doctor.stacks import fp8_copies, torch_private
+from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.tensors import plain, tensors
 from fp8doctor.trial.copies.depth import Plan
 
@@ -32,7 +32,6 @@ class StepMemory:
 
     weights_gib: float
     """Parameters and buffers."""
-    fp8_copies_gib: float
     optimizer_gib: float
     gradients_gib: float | None
     """As the optimizer found them; None if it has no hook for that."""
@@ -45,7 +44,7 @@ class StepMemory:
 
     @property
     def static_gib(self) -> float:
-        return self.weights_gib + self.fp8_copies_gib + self.optimizer_gib
+        return self.weights_gib + self.optimizer_gib
 
     @property
     def least_gib(self) -> float:
@@ -107,11 +106,8 @@ class MemoryWatch:
 
     def end(self, model: nn.Module, optimizer: torch.optim.Optimizer, rounding: float | None) -> StepMemory:
         """Count the tensors, each once, and the peak; without ``rounding`` the peak is not known."""
-        copies = [each for module in model.modules() for each in fp8_copies(module)]
-        copies_gib = gib(copies, self._device)
         held = StepMemory(
-            weights_gib=gib((*model.parameters(), *model.buffers(), *copies), self._device) - copies_gib,
-            fp8_copies_gib=copies_gib,
+            weights_gib=gib((*model.parameters(), *model.buffers()), self._device),
             optimizer_gib=gib(tensors(optimizer.state), self._device),
             gradients_gib=self._gradients_gib,
         )
@@ -207,7 +203,6 @@ def memory_parts(plan: Plan, peak_gib: float | None, steps: Sequence[StepMemory]
 
     return MemoryParts(
         weights_gib=plan.full([each.weights_gib for each in steps]),
-        fp8_copies_gib=plan.full([each.fp8_copies_gib for each in steps]),
         gradients_gib=plan.full(gradients),
         optimizer_gib=plan.full([each.optimizer_gib for each in steps]),
         activations_gib=peak_gib - plan.full([each.least_gib for each in steps]),

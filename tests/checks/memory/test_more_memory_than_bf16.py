@@ -30,7 +30,7 @@ def peaks(as_is: float, bf16: float, compiled: float, graphs_run: int = 0) -> tu
 
 def made_of(arm: Arm, **parts: float) -> Arm:
     """The arm with the parts of its peak as a trial on a GPU counts them."""
-    kept = {"weights": 1.0, "fp8_copies": 0.0, "gradients": 1.0, "optimizer": 3.0} | parts
+    kept = {"weights": 1.0, "gradients": 1.0, "optimizer": 3.0} | parts
     kept["activations"] = (arm.peak_gib or 0.0) - sum(kept.values())
     return replace(arm, memory=MemoryParts(**{f"{name}_gib": gib for name, gib in kept.items()}))
 
