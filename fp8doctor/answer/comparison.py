@@ -181,7 +181,8 @@ def _with_plan(
     as long with more tokens, which the estimate does not know.
     """
     names, now, bf16_ms = {step.treatment.name for step in steps}, expects.now, expects.bf16_ms
-    if stops_first(facts, findings) or any(recorded(each, "peak_gib") for each in steps):
+    fits = (step for step in steps if recorded(step, "peak_gib"))
+    if stops_first(facts, findings) or not all(map(is_modelled, fits)):
         return found
     now_ms = expects.ran_ms or (bf16_ms / now.value if now else 0.0)
     end, over, ms, left_ms = found.bf16, None, None, expects.left_out_ms

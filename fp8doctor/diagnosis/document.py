@@ -64,7 +64,7 @@ class Step(Record, frozen=True, kw_only=True):
     together: tuple[str, ...] = ()
     """Names of the treatments that it saves time together with; the first of them has the saving."""
     peak_gib: float = NOT_RECORDED
-    """The estimated peak after it and those before it; set only if it makes the job fit."""
+    """The estimated peak after it, of what makes the job of the plan fit; set only there."""
 
     @property
     def removes_fp8_on_an_estimate(self) -> bool:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from msgspec.structs import replace
 
 from fp8doctor.analysis.activations import GIB
 from fp8doctor.analysis.compile_coverage import cache_off
 from fp8doctor.analysis.layers import in_python
 from fp8doctor.analysis.memory import BYTES, Fit, Peak, fit, recomputing
-from fp8doctor.analysis.treatment_table import CHECKPOINTING_OFF, LARGER_BATCH, MORE_TOKENS
+from fp8doctor.analysis.treatment_table import (
+    CHECKPOINTING_OFF,
+    LARGER_BATCH,
+    MORE_TOKENS,
+    after,
+    traits,
+)
+from fp8doctor.cost.step_cost import in_bf16
 from fp8doctor.diagnosis.document import Step
-from fp8doctor.diagnosis.estimate import changes_fp8
-from fp8doctor.facts import Facts, Network, if_recorded, recorded
+from fp8doctor.diagnosis.estimate import changes_fp8, stays_in_bf16
+from fp8doctor.facts import Facts, Network, if_recorded
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import stack_of
 from fp8doctor.wording import plural
@@ -35,16 +44,35 @@ MORE_MEMORY = frozenset({LARGER_BATCH, MORE_TOKENS, CHECKPOINTING_OFF})
 """Treatments that no job needs that does not fit."""
 
 
-def fitted(steps: Iterable[Step], facts: Facts) -> Iterator[Step]:
-    """Put what makes the job fit before all else, and drop what that rules out."""
-    made = to_fit(facts) if recorded(facts, "network") else []
+def within_memory(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
+    """Drop what needs more memory if the job does not fit, as it is or with all of these fixes."""
+    found = (if_recorded(fit, job) for job in (facts, _with_fixes(steps, facts)))
+    if any(each and each.may_be_too_large for each in found):
+        return [step for step in steps if step.treatment.name not in MORE_MEMORY]
+    return steps
+
+
+def fitted(steps: Sequence[Step], facts: Facts) -> Iterator[Step]:
+    """Put what else makes a job that does not fit do so before all, and drop what that rules out."""
+    now, job = if_recorded(fit, facts), _with_fixes(steps, facts)
+    then = if_recorded(fit, job) if now and now.may_be_too_large else None
+    made = to_fit(job) if then else []
     for treatment, peak in made:
         title = "The estimated peak does not fit into the GPU's memory"
         yield Step(code="", mends=(), title=title, treatment=treatment, peak_gib=peak.gib)
     stored = any(treatment.name.startswith(BASE_IN) for treatment, _ in made)
+    last = next((step for step in reversed(steps) if traits(step.treatment.name).then), None)
     for step in steps:
-        if not made or not (step.treatment.name in MORE_MEMORY or (stored and changes_fp8(step))):
+        if step is last and then and not made:
+            yield replace(step, peak_gib=then.now.gib)
+        elif not (stored and changes_fp8(step)):
             yield step
+
+
+def _with_fixes(steps: Iterable[Step], facts: Facts) -> Facts:
+    if stays_in_bf16(steps := tuple(steps)):
+        return if_recorded(in_bf16, facts) or facts
+    return if_recorded(after, facts, [step.treatment for step in steps]) or facts
 
 
 def to_fit(facts: Facts) -> list[tuple[Treatment, Peak]]:

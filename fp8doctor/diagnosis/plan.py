@@ -46,7 +46,7 @@ from fp8doctor.diagnosis.estimate import (
     fixed_checks,
     planned_speedup,
 )
-from fp8doctor.diagnosis.fitting import fitted
+from fp8doctor.diagnosis.fitting import fitted, within_memory
 from fp8doctor.diagnosis.savings import on_the_way
 from fp8doctor.diagnosis.treatments import (
     compiled_as,
@@ -67,7 +67,7 @@ COMPILATION = "compilation"
 
 def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Finding]) -> tuple[Step, ...]:
     """Choose the changes that ``findings`` propose, by what ``every`` finding says of the job; order them."""
-    proposed = prescribe(findings, view.facts)
+    proposed = within_memory(prescribe(findings, view.facts), view.facts)
     asked = next((step for step in proposed if step.treatment.name == STAY_IN_BF16), None)
     others = [step for step in proposed if step is not asked]
     broken = frozenset(each.name for each in findings if recorded(each, "breaks"))
@@ -78,7 +78,7 @@ def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Find
     steps = proposed if chosen is None else chosen
     steps = if_recorded(_with_a_start, steps, view, every) or steps
     needed = _in_one_conversion(_converted_first(_needed(steps, view.facts)), view.facts)
-    return tuple(fitted(_headed(needed, findings), view.facts))
+    return tuple(fitted([*_headed(needed, findings)], view.facts))
 
 
 def _needed(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:

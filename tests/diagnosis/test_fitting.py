@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fp8doctor import Report, inspect_model
 from fp8doctor.analysis.memory import USABLE, fit
+from fp8doctor.analysis.treatment_table import after, traits
+from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.fitting import to_fit
+from fp8doctor.facts import recorded
+from fp8doctor.facts.unrecorded import NOT_RECORDED
+from tests import replays
 
 
 def llama(layers: int, width: int = 4096, *, trained: bool = True) -> nn.Module:
@@ -63,6 +69,38 @@ def test_the_changes_that_make_a_job_fit_come_first(
     if fitted and found:
         assert report.prescription[len(fitted) - 1].peak_gib == report.answer.fits_in_gib
         assert fitted[-1][1].gib <= USABLE * found.gpu_gib < found.now.gib
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "gpu", "plan"),
+    [
+        ("patients", "h200-decoder_468m", "RTX 4090", ["compile-blocks"]),
+        ("patients", "h200-llama_8b_float8", "L40S", ["optimizer-in-8-bits", "shard", "compile-blocks"]),
+        ("benchmarks", "h100-gemma_2b_lora", "L40S", ["stay-in-bf16", "adapters-to-bf16"]),
+        (
+            "benchmarks",
+            "h100-phi3_mini_bf16",
+            "RTX 4090",
+            ["optimizer-in-8-bits", "convert-tensorwise", "compile-blocks"],
+        ),
+    ],
+)
+def test_a_plan_is_fitted_as_the_job_that_it_makes(folder: str, name: str, gpu: str, plan: list[str]) -> None:
+    facts = replays.of(folder, name).report.facts
+    report = diagnose(replace(facts, trial=NOT_RECORDED, observed=NOT_RECORDED, assumed_gpu=gpu))
+    steps = report.prescription
+    assert [each.treatment.name for each in steps] == plan
+    fixed = after(report.facts, (each.treatment for each in steps))
+    peaks = [each.treatment.name for each in steps if recorded(each, "peak_gib")]
+    of_memory = [name for name in peaks if not traits(name).then]
+    assert [treatment.name for treatment, _ in to_fit(fixed)] == of_memory
+    now, then = fit(report.facts), fit(fixed)
+    assert now
+    assert then
+    assert (report.answer.fits_in_gib is not None) == now.may_be_too_large
+    if not of_memory:
+        assert report.answer.fits_in_gib in (then.now.gib, None)
+        assert report.answer.compared.gain
 
 
 class Blocks(nn.Module):
