@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.layers import FP8_MULTIPLE
 from fp8doctor.analysis.memory import USABLE
-from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE
+from fp8doctor.analysis.modelled_speedup import OFF_IN_BALANCE, margin
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.cost.layer import NoNumbers
 from fp8doctor.cost.step_cost import in_bf16
@@ -29,25 +29,8 @@ LIMITING = 0.10
 """Share of the FP8 step from which a part counts as a limit. A convention."""
 
 
-UNCHECKED = 0.25
-"""Share for what was compared with nothing. A convention."""
-
 MOST_SAMPLES = 1 << 16
 """Largest batch that is shown. A choice of this tool."""
-
-OFF = {
-    ("torchao", "tensor", "Hopper"): 0.12,
-    ("torchao", "row", "Hopper"): 0.15,
-    ("transformer_engine", "tensor", "Hopper"): 0.11,
-    ("transformer_engine", "block", "Hopper"): 0.15,
-    ("transformer_engine", "tensor", "Blackwell"): 0.16,
-    ("transformer_engine", "tensor", "Ada"): 0.15,
-}
-"""Stack, elements of a scale, GPUs -> share that an estimate may be off.
-
-Hopper: nothing that was published or recorded is further off, but for jobs whose attention is of 2023
-(tests/benchmarks/results/published.md and cost_model_h200.md). Blackwell and Ada have jobs of one source
-each, which are 5% off at the most: three times that."""
 
 
 class Row(Record, frozen=True, kw_only=True):
@@ -198,7 +181,7 @@ def _row(form: Form, row: Row, bf16: Step | None, recipe: Recipe) -> Row:
     if bf16 is None or step is None:
         return replace(row, why=why)
     balanced = bf16.in_balance or step.in_balance
-    speedup, off = bf16.ms / step.ms, margin(recipe, gpu, in_balance=balanced)
+    speedup, off = bf16.ms / step.ms, max(OFF_IN_BALANCE * balanced, margin(recipe, gpu))
     return replace(row, speedup=speedup, speedup_low=speedup / (1 + off), speedup_high=speedup / (1 - off))
 
 
@@ -217,14 +200,3 @@ def _side(form: Form, step: Step | None) -> dict[str, Any]:
         "limits": tuple(sorted(limiting, key=lambda part: -limiting[part])),
         "parts_ms": {part: round(ms, 3) for part, ms in step.parts.items() if ms},
     }
-
-
-def margin(recipe: Recipe, gpu: GpuSpec, *, in_balance: bool) -> float:
-    """Return the share by which the estimate may be off, more if host and GPU take turns."""
-    least = OFF_IN_BALANCE if in_balance else 0.0
-    return max(least, OFF.get((recipe.stack, recipe.granularity, gpu_class(gpu)), UNCHECKED))
-
-
-def gpu_class(gpu: GpuSpec) -> str:
-    """Name the group of GPUs whose published speedups a range rests on."""
-    return {"8": "Ada", "9": "Hopper", "10": "Blackwell"}.get(gpu.compute_capability.partition(".")[0], "RTX")

@@ -9,13 +9,14 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from fp8doctor.analysis.modelled_speedup import gpu_class
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
 from fp8doctor.facts.unrecorded import Unrecorded
 from fp8doctor.gpus import gpu_spec
-from fp8doctor.planning.estimates import Row, gpu_class, measured_bf16_ms, rows
+from fp8doctor.planning.estimates import Row, measured_bf16_ms, rows
 from fp8doctor.planning.frameworks import setups
 from fp8doctor.planning.job_options import Options, options_for
 from fp8doctor.version import VERSION

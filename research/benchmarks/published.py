@@ -27,12 +27,12 @@ from tabulate import tabulate
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fp8doctor.analysis.memory import USABLE
+from fp8doctor.analysis.modelled_speedup import gpu_class
 from fp8doctor.cost.gemm import BACK_TO_BACK, gemm_ms, scaled_gemm_ms
 from fp8doctor.cost.layer import layer_casts_ms
 from fp8doctor.facts import Facts
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.planned import facts_of as planned_facts
-from fp8doctor.planning.estimates import gpu_class
 from fp8doctor.planning.estimates import rows as planned
 from fp8doctor.planning.job_options import STACKS, Options
 from fp8doctor.recipes import RECIPES, Recipe

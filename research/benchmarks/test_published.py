@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8doctor.planning.estimates import OFF
+from fp8doctor.analysis.modelled_speedup import OFF_ON
 from research.benchmarks import published
 from research.benchmarks.published import Replayed, by_group, jobs, parts, replay
 
@@ -31,7 +31,7 @@ def test_the_ranges_are_those_of_the_results(rows: list[Replayed]) -> None:
     lines = {tuple(each.split()) for each in RESULTS.read_text("utf-8").splitlines()}
     for line in published.summaries(rows):
         assert tuple(" | ".join(("", *line, "")).split()) in lines, line
-    for (stack, granularity, gpus), off in OFF.items():
+    for (stack, granularity, gpus), off in OFF_ON.items():
         held = [
             row
             for row in rows

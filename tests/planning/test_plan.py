@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 import fp8doctor
 from fp8doctor import Plan
+from fp8doctor.analysis.modelled_speedup import modelled_speedup
 from fp8doctor.cost.step_cost import in_fp8, modelled_step, with_linears_compiled
 from fp8doctor.planned import facts_of
 from fp8doctor.planning.estimates import Row
@@ -57,6 +58,17 @@ def test_a_plan_and_a_report_price_a_step_alike(plain: Plan) -> None:
         assert row.step_ms == pytest.approx(modelled_step(compiled).step_ms)  # type: ignore[union-attr]
         bf16 = modelled_step(with_linears_compiled(facts, yes=True))
         assert row.bf16_step_ms == pytest.approx(bf16.step_ms)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("gpu", ["B200", "RTX4090"])
+def test_a_report_is_no_surer_of_a_gpu_that_nobody_measured(gpu: str) -> None:
+    config = {**LLAMA_8B, "num_hidden_layers": 2}
+    row = rows(fp8doctor.plan(config, [gpu], batch=1, seq=4096))[gpu, "tensorwise"]
+    found = modelled_speedup(replace(facts_of(config, 1, 4096), assumed_gpu=gpu))
+    assert found is not None
+    assert row.speedup is not None
+    assert found.best.low / found.best.value == pytest.approx(row.speedup_low / row.speedup)
+    assert found.best.high / found.best.value == pytest.approx(row.speedup_high / row.speedup)
 
 
 def test_a_measured_step_rescales_every_time(plain: Plan) -> None:
