@@ -26,6 +26,7 @@ from fp8doctor.analysis.treatment_table import (
     COMPILE_LAYERS,
     CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
+    ON_THIS_GPU,
     STAY_IN_BF16,
     after,
     changes_recipe,
@@ -210,12 +211,17 @@ def _untimed(
             gives_up = _step(f"{title} (estimated for {expects.gpu})", slower)
     elif gives_up and (expects or all(each.severity != "error" for each in findings)) and uses_fp8(facts):
         gives_up = None  # its speed is open: the estimate's range holds 1, or there is none
+    gives_up = gives_up or next((each for each in others if each.treatment.name in NOT_HERE), None)
     if gives_up:
+        others = [step for step in others if step is not gives_up]
         others, gives_up = _without_fp8(others, gives_up, broken)
     mends = [step for step in others if broken.intersection(step.names)]
     rest = (step for step in others if step not in mends)
     return (*mends, *([gives_up] if gives_up else []), *rest)
 
+
+NOT_HERE = frozenset(ON_THIS_GPU.values())
+"""Treatments that leave FP8 off because the GPU has none."""
 
 TRAINS_WRONGLY = ("environment", "numerics")
 """Areas of checks whose findings are about right results before they are about speed."""

@@ -10,7 +10,8 @@ from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.diagnosis.plan import make_plan, prescribe
+from fp8doctor.diagnosis.estimate import changes_fp8_alone
+from fp8doctor.diagnosis.plan import NOT_HERE, make_plan, prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, WRITTEN, describe
 from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.finding import Finding, Saving, Treatment
@@ -63,6 +64,15 @@ def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> No
     assert steps[0].saving_ms is not None
     assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
     assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
+
+
+@pytest.mark.parametrize("name", ["te_without_autocast", "te_lora_prepared", "te_checkpointed"])
+def test_a_gpu_without_fp8_gets_no_advice_about_it(name: str) -> None:
+    facts = replays.of("patients", f"h200-{name}").report.facts
+    untimed = {"trial": NOT_RECORDED, "observed": NOT_RECORDED, "gpus": (), "assumed_gpu": "A100"}
+    steps = diagnose(msgspec.structs.replace(facts, **untimed)).prescription
+    assert "bf16-on-this-gpu" in [step.treatment.name for step in steps]
+    assert not [step for step in steps if step.treatment.name not in NOT_HERE and changes_fp8_alone(step)]
 
 
 def test_findings_with_one_treatment_share_its_layers() -> None:
