@@ -127,9 +127,9 @@ class Waterfall(Struct, frozen=True):
     step_ms: float
     """Step of ``of``."""
     is_fused: bool = False
-    """True if the cast kernels of ``of`` do norms and activations of ``against`` as well."""
+    """True if the cast kernels of one step do norms and activations of the other as well."""
     fused_ms: float = 0.0
-    """Of the part of the casts, what ``of`` does in them of the norms and activations of ``against``."""
+    """Of the part of the casts, what that step does in them of the other's norms and activations."""
 
     @property
     def shown_ms(self) -> dict[str, float]:
@@ -179,7 +179,8 @@ def waterfall(of: Arm, against: Arm) -> Waterfall | None:
     if one is None or other is None or of.step_ms is None or against.step_ms is None:
         return None
     parts = {part: part_ms(one, part) - part_ms(other, part) for part in PARTS}
-    fused_ms = max(0.0, min(parts["casts"], -parts[NORMS])) if of.get("graphs_run") else 0.0
+    casts, sign = (of, 1) if parts["casts"] > 0 else (against, -1)
+    fused_ms = max(0.0, min(sign * parts["casts"], -sign * parts[NORMS])) if casts.get("graphs_run") else 0.0
     parts[IDLE] = one.idle_ms - other.idle_ms
     whole = minus(of.step_ms, against.step_ms)
     parts[REST] = whole - sum(parts.values())

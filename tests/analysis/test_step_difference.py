@@ -3,6 +3,8 @@ ones."""
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from fp8doctor.analysis.step_difference import (
@@ -29,6 +31,14 @@ def test_casts_that_do_norms_as_well_are_one_part_with_them() -> None:
     assert found.parts_ms["casts"] == pytest.approx(23.7)
     assert found.shown_ms["casts and norms"] == pytest.approx(23.7 + 9.7 - 12.4)
     assert sum(found.shown_ms.values()) == pytest.approx(found.difference_ms)
+
+
+def test_either_step_may_be_the_first() -> None:
+    for of, against in itertools.permutations((FP8_EAGER, FP8_COMPILED, BF16), 2):
+        found, mirrored = waterfall(of, against), waterfall(against, of)
+        assert found
+        assert mirrored
+        assert found.shown_ms == pytest.approx({part: -ms for part, ms in mirrored.shown_ms.items()})
 
 
 @pytest.mark.parametrize("arm", [ran("as_is", 100.0, breakdown=None), replaced(FP8_EAGER, reliable=False)])
