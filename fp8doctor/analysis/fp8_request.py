@@ -143,9 +143,11 @@ def lacks_autocast(facts: Facts) -> bool:
 def runs_in_fp32(facts: Facts) -> bool:
     """Return whether most of the Linears' weights surely multiply in fp32.
 
-    Accelerate brings an autocast of its own. Raises `Unrecorded` if the Linears were not read.
+    Accelerate brings an autocast of its own, but not for mixed precision ``no``. Raises `Unrecorded` if the
+    Linears were not read.
     """
-    if accelerate_of_model(facts) or not lacks_autocast(facts):
+    accelerate = accelerate_of_model(facts)
+    if (accelerate and accelerate.get("mixed_precision") != "no") or not lacks_autocast(facts):
         return False
     linears = facts.network.linears
     fp32 = sum(each.parameters for each in linears if each.multiplies_in == "float32")

@@ -50,8 +50,10 @@ def host_is_ahead(facts: Facts) -> bool:
 
 
 def waiting_first(facts: Facts) -> str:
-    """Say what the step waits for, if that matters more than FP8; else empty."""
+    """Say what the step waits for, if that matters more than FP8; else empty, as for a step on a CPU."""
     seen = facts.observed
+    if seen.get("clock") == "host":
+        return ""
     whole_ms = median(seen.steps_ms)
     waits = {
         "waits for its data": _data_ms(seen),

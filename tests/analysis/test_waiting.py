@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fp8doctor import load_report
-from fp8doctor.analysis.watched import script_overhead
+from fp8doctor.analysis.watched import script_overhead, waiting_first
 
 RECORDED = Path(__file__).parents[1] / "running" / "recorded"
 
@@ -28,3 +28,9 @@ STARVED = load_report(RECORDED / "h200-te_loop_stopped.json.gz").facts
 )
 def test_a_script_that_loses_nothing_of_its_own(seen: dict[str, Any]) -> None:
     assert script_overhead(replace(STARVED, observed=replace(STARVED.observed, **seen))) == ""
+
+
+def test_what_a_cpu_computes_before_the_model_is_no_wait_of_a_gpu() -> None:
+    seen = replace(STARVED.observed, steps_ms=(24.0,) * 10, before_forward_ms=(13.0,) * 10)
+    assert waiting_first(replace(STARVED, observed=seen))
+    assert waiting_first(replace(STARVED, observed=replace(seen, clock="host"))) == ""

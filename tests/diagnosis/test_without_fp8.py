@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
+from transformers import Trainer, TrainingArguments
 
 from fp8doctor import Report, inspect_model
+from tests.examine.models import llama
 
 AUTOCAST = "autocast-bf16"
 
@@ -39,6 +43,19 @@ def test_bf16_is_not_left(model: nn.Module) -> None:
     in_fp32 = model[0].weight.dtype is torch.float32
     report = report_of(model, autocast=torch.bfloat16 if in_fp32 else None)
     assert AUTOCAST not in names(report)
+
+
+@pytest.mark.usefixtures("forget_accelerate")
+@pytest.mark.parametrize(("bf16", "told"), [(False, ["TrainingArguments(..., bf16=True)"]), (True, [])])
+def test_a_trainer_without_mixed_precision_is_told_its_argument(
+    bf16: bool, told: list[str], tmp_path: Path
+) -> None:
+    arguments = TrainingArguments(str(tmp_path), bf16=bf16, use_cpu=True, report_to=[])
+    trainer = Trainer(llama(), arguments)
+    trainer.create_optimizer()
+    report = inspect_model(trainer, trial=False, assume_gpu="H100")
+    fixes = {step.treatment.name: step.treatment.code for step in report.prescription}
+    assert [fixes[name].splitlines()[-1] for name in fixes if name == AUTOCAST] == told
 
 
 class Convolutions(nn.Sequential):
