@@ -209,6 +209,9 @@ def answer(
     else:
         status = SIDES[speedup.side if speedup else "open"] if has_fp8 else "no_fp8"
     named = tuple(causes(view, findings, steps, fault, state, speedup))
+    if fault and (fault.finding or fault.first):  # nothing else matters but what ends the job too
+        ends = {each.name for each in findings if recorded(each, "breaks")}
+        named = (*named[:1], *(each for each in named[1:] if each.name in ends))
     gpus = if_recorded(assumed_gpus, facts) or visible_gpus(facts)
     nothing = known and (
         if_recorded(nothing_to_convert, facts.network)
@@ -224,7 +227,7 @@ def answer(
         low_precision=low_precision(facts.linears()),
         fault=fault,
         state=state,
-        causes=named[: 1 if fault and (fault.finding or fault.first) else MOST_CAUSES],
+        causes=named[:MOST_CAUSES],
         fixes=tuple(steps),
         items=tuple(items(view, findings, steps)),
         memory=memory,
