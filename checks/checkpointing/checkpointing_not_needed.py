@@ -43,7 +43,7 @@ def checkpointing_not_needed(facts: kit.Facts) -> kit.Finding | kit.NotApplicabl
     with_it = kit.arms.base_of(facts.trial, alone) if alone else None
     free = min(filter(None, map(free_gib, facts.gpus)), default=None)
     if not without or without.peak_gib is None or free is None or (alone and not with_it):
-        return kit.NotApplicable(reason="the trial did not measure step and memory without it on a GPU")
+        return fits_without(facts)
     cost = kit.arms.ratio(with_it, alone) if alone and with_it else None
     if without.peak_gib > USABLE * free or (cost and (cost.low <= 1 or cost.value - 1 < kit.EVEN)):
         return None

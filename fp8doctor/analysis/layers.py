@@ -166,15 +166,15 @@ def is_nn_linear(linear: Linear) -> bool:
 
 
 def may_be_taken(linear: Linear) -> bool:
-    """Return whether a converter without a filter may take this 16- or 32-bit layer.
+    """Return whether a converter without a filter may take this 16- or 32-bit layer, whatever its sides.
 
     A router may derive from nn.Linear and return more than it does. On a computed weight the converter
-    raises.
+    raises, on sides that 16 does not divide the step.
     """
     return linear.use == "none" and (
         linear.role == "router"
         or bool(linear.features.get("computed_weight"))
-        or would_be_converted(linear, roles=EVERY_ROLE, adapters=True, padded=True)
+        or (linear.stack == "torch" and is_nn_linear(linear))
     )
 
 
@@ -193,8 +193,8 @@ def would_be_converted(
 ) -> bool:
     """Return whether a converter to FP8 takes this layer in 16 or 32 bits.
 
-    It takes every nn.Linear that its filter lets through and whose sides 16 divides; the usual filter leaves
-    out heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the filter.
+    It takes every nn.Linear that its filter lets through; the usual filter leaves out sides that 16 does not
+    divide, heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the filter.
     ``rewritten`` adds layers that must become an nn.Linear first: Conv1D, the projections of
     nn.MultiheadAttention, 3-D experts. ``padded`` adds sides over 16 that it does not divide yet. Source:
     ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from fp8doctor.analysis.arms import arm
 from fp8doctor.analysis.own_step import watched
-from fp8doctor.facts import Arm, Breakdown, Facts, KernelGroup, Unrecorded, recorded
+from fp8doctor.facts import Arm, Breakdown, Facts, Family, KernelGroup, Unrecorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.finding import NotApplicable
 from fp8doctor.wording import minus
@@ -167,6 +167,23 @@ def why_unknown(arm: Arm) -> str:
 def part_ms(of: Breakdown, part: str) -> float:
     """Sum up one of `PARTS` in a step."""
     return sum(of.families_ms.get(family, 0.0) for family in PARTS[part])
+
+
+UNCHANGED: tuple[Family, ...] = ("attention", "optimizer")
+"""Families whose kernels FP8 leaves as they are."""
+
+MOST_APART, LEAST_SHARE = 1.25, 0.03
+"""Most that such a family may differ by in two profiles, and its least share of the step. On a GPU of their
+own they agree within 7% on most jobs; where others use it, attention took 1.6 and 3.4 times as long in one
+profile as in the other (H200). The first is a choice between."""
+
+
+def alike(one: Arm, other: Arm) -> bool:
+    """Return whether two steps of a trial were profiled at one speed, by what FP8 leaves as it is."""
+    profiles = [found for each in (one, other) if (found := breakdown_of(each))]
+    least_ms = LEAST_SHARE * min(each.step_ms or 0.0 for each in (one, other))
+    pairs = ([each.families_ms.get(name, 0.0) for each in profiles] for name in UNCHANGED)
+    return all(max(pair) <= MOST_APART * min(pair) for pair in pairs if min(pair, default=0.0) >= least_ms)
 
 
 def waterfall(of: Arm, against: Arm) -> Waterfall | None:

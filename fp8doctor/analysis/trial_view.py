@@ -346,11 +346,14 @@ class TrialView:
     def late_bf16(self) -> Arm | None:
         """The compiled BF16 that had no time and may be the fastest.
 
-        That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed.
+        That is BF16 as the user compiles; or block by block, if no compiled BF16 was timed, changed or not.
         """
         forms = ArmName.BF16_AS_COMPILED, ArmName.BF16_COMPILED
         own = self.late.get(ArmName.BF16_AS_COMPILED)
-        return own or (self.late.get(ArmName.BF16_COMPILED) if self.timed.keys().isdisjoint(forms) else None)
+        compiled = {each.name for each in self.timed.values()} | {
+            each.arm.get("base") for each in self.timed.values() if not each.in_fp8
+        }
+        return own or (self.late.get(ArmName.BF16_COMPILED) if compiled.isdisjoint(forms) else None)
 
     @known
     def own_bf16_left_out(self) -> Arm | None:
@@ -364,21 +367,22 @@ class TrialView:
         """The FP8 that had no time, and that staying in BF16 waits for.
 
         Of a job without FP8 the form that the user compiles, unless one was timed or FP8 wins anyway. Of
-        another that plans to leave FP8 off all fixes together, else what compiles it if nothing did.
+        another, unless its plan ends in FP8, all fixes together, else what compiles it if nothing did.
         """
         if not self.uses_fp8:
             wins = self.fp8 and self.bf16 and _ms(self.fp8) < _ms(self.bf16)
             if wins or any(_is_own_conversion(each.name) for each in self.in_fp8):
                 return None
             return next((each for name, each in self.late.items() if _is_own_conversion(name)), None)
-        if not self.gives_up_fp8 or self.is_decided:
+        if (self.end is not None and not self.gives_up_fp8) or self.is_decided:
             return None
         changed = [each for each in self.in_fp8 if not each.is_as_is]
         late = [each for name, each in self.late.items() if self.is_of_use(each) and not is_in_bf16(name)]
         late = [each for each in late if not {*each.treatments} <= that_help_bf16_too(each.treatments)]
         planned = [each for each in late if each.name == ArmName.PRESCRIBED]
         compiled = [] if any(_compiles(each.arm) for each in changed) else list(filter(_compiles, late))
-        return next(iter(planned or compiled or ([] if changed else late)), None)
+        others = late if self.gives_up_fp8 and not changed else []
+        return next(iter(planned or compiled or others), None)
 
     @cached_property
     def fp8_is_undecided(self) -> bool:

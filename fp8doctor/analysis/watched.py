@@ -146,6 +146,8 @@ def behind(facts: Facts) -> tuple[Behind, ...]:
             others = [each.value for other, each in seen.items() if other != rank]
             if not others or rank in explained or (what == COMPUTING and _waits_longer(rank, ranks)):
                 continue
+            if what == COMPUTING and own.value > whole_ms:
+                continue  # other processes used its GPU while it was profiled
             if counts(own.low - median(others), whole_ms):
                 found.append(Behind(rank, what, own.value, median(others), whole_ms))
     return tuple(sorted(found, key=lambda each: -each.by_ms))
@@ -283,6 +285,7 @@ def watched_run(facts: Facts) -> Run | None:
     exposed_ms = min(if_recorded(exposed_of_ranks, facts) or (0.0,))
     late = if_recorded(late_ms, facts) or 0.0
     profile = facts.observed.breakdown if recorded(facts.observed, "breakdown.families_ms") else None
+    profile = profile if profile and profile.get("reliable", True) else None
     idle_ms, took = 0.0, dict[str, float]()
     if profile:
         idle_ms = profile.get("idle_ms", 0.0)

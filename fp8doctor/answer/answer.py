@@ -114,7 +114,7 @@ class Answer(Struct, frozen=True):
         """Say why there is no speedup, or why nothing explains the one that was timed; else empty."""
         timed = self.speedup is not None and self.speedup.basis == "measured"
         if timed and not (self.causes or self.parts_ms or self.state):
-            return "these steps were not profiled"
+            return "these steps have no comparable profiles"
         return "" if self.compared.end_speedup else self.unknown
 
     @property

@@ -12,8 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fp8doctor.analysis.modelled_speedup import Estimate
+from fp8doctor.analysis.noise import gpu_contention
 from fp8doctor.analysis.significance import Number, holding
-from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, waterfall
+from fp8doctor.analysis.step_difference import REST, UNEXPLAINED, alike, waterfall
 from fp8doctor.analysis.treatment_table import MORE_TOKENS, STAY_IN_BF16, recipe_in_words
 from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.diagnosis.document import Step
@@ -87,7 +88,7 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     if view.late_bf16 and fp8 and (speedup is None or speedup.high >= 1):
         expects = expected_speedup(view.facts, findings)
         late = _late_bf16(view.late_bf16.name, now, expects, view) if now and expects else None
-        speedup = _quotient(late, fp8) if late else None
+        speedup = _over(fp8, now, expects.now, view) if now and expects and expects.now else None
     end = view.end if view.end and steps else now
     if now is None:
         end = view.made_by({step.treatment.name for step in steps})
@@ -96,9 +97,11 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     changed = end if end is not now else None
     fair = view.fair_bf16(changed) if changed and changed.in_fp8 else None
     parts = if_recorded(waterfall, fp8.arm, bf16.arm) if speedup and fp8 and bf16 and not late else None
+    if parts and fp8 and bf16 and gpu_contention(view.trial.get("health")) and not alike(fp8.arm, bf16.arm):
+        parts = None
     over = view.speed(changed, fair) if changed and fair else None
     if over and changed and fair is bf16 and view.late_bf16 and over.high >= 1:
-        over = _quotient(late, changed) if late else None
+        over = _over(changed, now, expects.now, view) if now and expects and expects.now else None
     return Comparison(
         now=now,
         bf16=late or bf16,
@@ -123,10 +126,13 @@ def _late_bf16(name: str, now: Variant, expects: Estimate, view: TrialView) -> V
     return Variant(name, view.words[name], False, Number(ms, low, high, "modelled"))
 
 
-def _quotient(bf16: Variant, fp8: Variant) -> Number:
-    """Divide an estimated time by a timed one."""
-    of, ms = bf16.ms, fp8.ms.value
-    return Number(of.value / ms, of.low / ms, of.high / ms, of.basis)
+def _over(fp8: Variant, now: Variant, bf16: Number, view: TrialView) -> Number:
+    """Divide BF16, estimated as a share of the step as it is, by FP8; a form that was timed is the most."""
+    gain = view.speed(fp8, now) if fp8 is not now else Number(1.0, 1.0, 1.0)
+    most = view.speed(fp8, view.bf16) if view.bf16 else Number(math.inf, math.inf, math.inf)
+    ends = (gain.value * bf16.value, most.value), (gain.low * bf16.low, most.low)
+    value, low, high = (min(each) for each in (*ends, (gain.high * bf16.high, most.high)))
+    return holding(value, low, high, "modelled")
 
 
 def _estimated(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison | None:

@@ -137,7 +137,7 @@ def _tone(said: Answer) -> Tone:
     if said.fault or errors or slower or said.status in GRAVE:
         return "bad"
     speedup = said.speedup
-    whole_open = bool(said.whole and said.whole[0] < 1)
+    whole_open = said.lacks_whole or bool(said.whole and said.whole[0] < 1)
     good = speedup is not None and speedup.side == "faster" and not whole_open
     return "good" if good and not (said.memory and said.memory.may_be_too_large) else "plain"
 
@@ -351,7 +351,9 @@ def _sure(said: Answer) -> Iterator[Line]:
     if found is None:
         others = said.steps is not None and any(said.steps.rows)
         untimed = "your step was not timed" if others else "nothing was timed"
-        alone = "not the BF16 that decides" if said.compared.bf16 else "only your step was timed"
+        alone = "only your step was timed"
+        if said.compared.bf16:
+            alone = "not the BF16 that decides" if said.has_fp8 or said.compared.fp8 else "FP8 was not timed"
         yield say("sure.unknown", timed=alone if clock else untimed)
         return
     interval = f"{_interval(found)}{' (compute)' if said.is_compute and found.basis == 'measured' else ''}"

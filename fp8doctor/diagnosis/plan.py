@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
 from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
-from fp8doctor.analysis.conversion import convert, has_lora, keep_in_bf16, with_recipe
+from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert
 from fp8doctor.analysis.modelled_speedup import (
@@ -23,8 +23,6 @@ from fp8doctor.analysis.own_step import compiles_any
 from fp8doctor.analysis.significance import EVEN
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
-    COMPILE_LAYERS,
-    CONVERT_BASE_FIRST,
     KEEP_IN_BF16,
     ON_THIS_GPU,
     STAY_IN_BF16,
@@ -96,7 +94,9 @@ def _needed(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
     for step in steps:
         by = next((each for each in steps if ends(each, step)), None)
         if by is not None:
-            both = _fixing_too(by, [step])
+            savings = [each.saving_ms for each in (by, step) if each.saving_ms]
+            most = max(savings, key=lambda saving: saving.middle, default=None)
+            both = replace(_fixing_too(by, [step]), saving_ms=most)
             return _needed([both if each is by else each for each in steps if each is not step], facts)
     return steps
 
@@ -202,7 +202,7 @@ def _untimed(
     broken: frozenset[str],
 ) -> tuple[Step, ...]:
     """Keep what the findings propose, or leave FP8 off if it loses with all of that by the cost model."""
-    others = _by_the_filter(proposed, facts)
+    others = [*_needed(proposed, facts)]
     expects = if_recorded(planned_speedup, facts, findings, others)
     if expects and expects.loses:
         if not gives_up and (uses_fp8(facts) or fp8_was_asked_for(facts) or any(map(changes_fp8, others))):
@@ -263,28 +263,6 @@ def _headed(steps: Iterable[Step], findings: Sequence[Finding]) -> Iterator[Step
             names = dict.fromkeys((head.name, *step.names))
             step = replace(step, code=head.code, title=head.title, names=tuple(names))
         yield step
-
-
-def _by_the_filter(planned: Sequence[Step], facts: Facts) -> list[Step]:
-    """Drop the steps that a filter carries out: it leaves out their layers, or LoRA's matrices.
-
-    It fixes their findings too, and saves what the largest of them does.
-    """
-    filters = next((each for each in planned if each.treatment.name == KEEP_IN_BF16), None)
-    out = {*filters.treatment.layers} if filters else set[str]()
-
-    def is_held(step: Step) -> bool:
-        layers = {*step.treatment.layers} if step.treatment.name == COMPILE_LAYERS else set[str]()
-        no_lora = step.treatment.name == CONVERT_BASE_FIRST and has_lora(facts.linears())
-        return bool(out) and (no_lora or (bool(layers) and layers <= out))
-
-    held = [each for each in planned if is_held(each)]
-    if not filters or not held:
-        return [*planned]
-    savings = [each.saving_ms for each in (filters, *held) if each.saving_ms]
-    most = max(savings, key=lambda saving: saving.middle, default=None)
-    both = replace(_fixing_too(filters, held), saving_ms=most)
-    return [both if each is filters else each for each in planned if each not in held]
 
 
 def _to_the_end(
@@ -352,7 +330,8 @@ def _starting(end: Variant, view: TrialView) -> Iterator[Step]:
         title = f"Compiled, a step takes {end.ms.value:,.1f} ms instead of {now.ms.value:,.1f} ms"
         treatment = compile_treatment(facts, list(facts.network.linears))
         code = "\n".join(compiled_as(end.name, facts))
-        yield _step(title, replace(treatment, summary=_compile_what(facts), code=code))
+        what = _compile_what(facts, by_block=end.name != ArmName.BF16_WHOLE)
+        yield _step(title, replace(treatment, summary=what, code=code))
 
 
 def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Finding]) -> tuple[Step, ...]:
@@ -427,8 +406,8 @@ def _compiling(facts: Facts) -> Step | None:
     return replace(_step(title, treatment), saving_ms=saving)
 
 
-def _compile_what(facts: Facts) -> str:
-    return f"compile {'block by block' if facts.network.blocks else 'the model'}"
+def _compile_what(facts: Facts, *, by_block: bool = True) -> str:
+    return f"compile {'block by block' if facts.network.blocks and by_block else 'the model'}"
 
 
 def _step(title: str, treatment: Treatment) -> Step:

@@ -285,8 +285,9 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
         return (None, None, tensor.numel()) if len(shape) < 2 else (shape[0], shape[-1], tensor.numel())
-    width = read(first_layer(model), "in_features")
-    if shape[-1:] != (width,) and (len(shape) > 3 or isinstance(width, int)):
-        return shape[0] if shape else None, None, None  # images: the rows depend on the model's code
+    first = first_layer(model)
+    width, convolves = read(first, "in_features"), read(first, "in_channels") is not None
+    if shape[-1:] != (width,) and (len(shape) > 3 or convolves or isinstance(width, int)):
+        return shape[0] if shape else None, None, None  # images, sound: the rows depend on the model's code
     leading = shape[:-1]
     return leading[0] if leading else 1, leading[1] if len(leading) == 2 else None, math.prod(leading)

@@ -76,13 +76,8 @@ def test_the_changes_that_make_a_job_fit_come_first(
     [
         ("patients", "h200-decoder_468m", "RTX 4090", ["compile-blocks"]),
         ("patients", "h200-llama_8b_float8", "L40S", ["optimizer-in-8-bits", "shard", "compile-blocks"]),
-        ("benchmarks", "h100-gemma_2b_lora", "L40S", ["stay-in-bf16", "adapters-to-bf16"]),
-        (
-            "benchmarks",
-            "h100-phi3_mini_bf16",
-            "RTX 4090",
-            ["optimizer-in-8-bits", "convert-tensorwise", "compile-blocks"],
-        ),
+        ("benchmarks", "h100-gemma_2b_lora", "L40S", ["compile-blocks", "adapters-to-bf16"]),
+        ("benchmarks", "h100-phi3_mini_bf16", "RTX 4090", ["optimizer-in-8-bits", "compile-blocks"]),
     ],
 )
 def test_a_plan_is_fitted_as_the_job_that_it_makes(folder: str, name: str, gpu: str, plan: list[str]) -> None:

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 
 from fp8doctor.analysis.conversion import keep_in_bf16
-from fp8doctor.analysis.trial_view import TrialView
 from fp8doctor.areas import Severity
 from fp8doctor.checks.shapes import gemms_too_small
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.estimate import changes_fp8_alone
-from fp8doctor.diagnosis.plan import NOT_HERE, make_plan, prescribe
+from fp8doctor.diagnosis.plan import NOT_HERE, prescribe
 from fp8doctor.diagnosis.treatments import KEEP_IN_BF16, WRITTEN, describe
-from fp8doctor.facts import NOT_RECORDED, Facts
+from fp8doctor.facts import NOT_RECORDED
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.recipes import BY_TREATMENT
 from tests import replays
@@ -48,22 +47,6 @@ def found(
 )
 def test_the_order(findings: list[Finding], order: str) -> None:
     assert [step.code for step in prescribe(findings)] == order.split()
-
-
-@pytest.mark.parametrize(("left_out", "told"), [("up down", ["BBB001"]), ("down", ["AAA001", "BBB001"])])
-def test_no_layer_is_compiled_and_left_out(left_out: str, told: list[str]) -> None:
-    def of(finding: Finding, layers: str) -> Finding:
-        assert finding.treatment is not None
-        named = msgspec.structs.replace(finding.treatment, layers=tuple(layers.split()))
-        return msgspec.structs.replace(finding, treatment=named)
-
-    compiled = of(found("AAA001", saved_ms=5, treatment="compile-layers"), "up")
-    kept = of(found("BBB001", saved_ms=1, treatment=KEEP_IN_BF16), left_out)
-    steps = make_plan(TrialView(Facts()), (compiled, kept), (compiled, kept))
-    assert [step.code for step in steps] == told
-    assert steps[0].saving_ms is not None
-    assert steps[0].saving_ms.high == 5, "what the layer loses, eager as it is, is saved by either"
-    assert {code for step in steps for code in step.mends} == {"AAA001", "BBB001"}
 
 
 @pytest.mark.parametrize("name", ["te_without_autocast", "te_lora_prepared", "te_checkpointed"])
