@@ -252,7 +252,8 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     then = alone if recorded(facts, "trial") else "in place: nothing of the model is copied"
     note = " GPU times are of one more, profiled step; communication is cut to fit, parts may overlap."
     profiled = note if any(exposed_of_ranks(facts)) else ""
-    job = f"{facts.ranks.world_size} processes{f' ({kinds})' if kinds else ''}, timed in their own steps"
+    many = facts.ranks.get("world_size", len(facts.ranks.processes))
+    job = f"{many} processes{f' ({kinds})' if kinds else ''}, timed in their own steps"
     return f"{job}; {then}.{profiled}", tuple(each)
 
 

@@ -6,11 +6,15 @@ import math
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.noise import _unlike_its_copy, speed
 from fp8doctor.analysis.treatment_table import after, traits
+from fp8doctor.answer.steps import ranks
+from fp8doctor.facts import NOT_RECORDED
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
+from tests import replays
 from tests.replays import ALL, Replay, case, replayed
 
 pytestmark = pytest.mark.slow
@@ -111,3 +115,9 @@ def test_a_check_of_a_profile_that_is_missing_is_unknown() -> None:
             assert outcomes["STP001"].outcome == "unknown", name
             seen += 1
     assert seen
+
+
+def test_ranks_are_shown_without_their_number() -> None:
+    facts = replays.of("running", "h200x2-ddp_torchao").report.facts
+    without = replace(facts, ranks=replace(facts.ranks, world_size=NOT_RECORDED))
+    assert ranks(without) == ranks(facts)
