@@ -88,6 +88,24 @@ def test_a_cut_whose_blocks_do_not_all_run_is_refused() -> None:
     assert "does not run all of them (3 are skipped)" in (result.reason or "")
 
 
+class SkippingInTurn(Decoder):
+    """Skips one block in each forward, as LayerDrop does at random."""
+
+    turn = 0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        hidden = self.embedding(tokens)
+        for number, block in enumerate(self.blocks):
+            hidden = hidden if number == self.turn % len(self.blocks) else block(hidden)
+        return self.head(hidden)
+
+
+def test_a_cut_whose_blocks_run_in_some_step_is_timed() -> None:
+    result = trial(job(model=SkippingInTurn(26).bfloat16()), BF16)
+    assert result.arms[0].tried
+
+
 def test_a_users_optimizer_keeps_its_settings_and_state_and_accumulation_multiplies_the_work() -> None:
     of = job(blocks=3, workload=Workload(accumulate=3))
     of.optimizer = torch.optim.SGD(
