@@ -91,7 +91,7 @@ def covered_by_blocks(facts: Facts) -> list[Linear]:
 
 def blocks_are_compiled(network: Network) -> bool:
     return bool(network.blocks) and all(
-        recorded(each, "compiled") and each.compiled == each.count for each in network.blocks
+        recorded(each, "count") and each.get("compiled") == each.count for each in network.blocks
     )
 
 

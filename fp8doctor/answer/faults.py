@@ -56,7 +56,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
         where = "The exception is in the script's output"
         yield Fault("open", FAILED_EARLY, where, was_seen=True, first=EXCEPTION_FIRST)
     for end, (words, to_do) in ENDED.items():
-        for each in facts.ranks.processes if recorded(facts, "ranks") else ():
+        for each in facts.get("ranks.processes", ()):
             if each.get("end") == end:
                 reason = _explained(each.get("error") or UNSEEN)
                 yield Fault("open", words.format(each.rank), reason, was_seen=True, first=to_do)
@@ -64,7 +64,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return
     if own_step_failed(facts):
-        reason, first = _explained(facts.trial.reason or ""), next(iter(errors), None)
+        reason, first = _explained(facts.get("trial.reason") or ""), next(iter(errors), None)
         yield Fault("step_raises", "The training step raises", reason, first, was_seen=True)
     if refused := facts.get("workload.refused"):
         yield Fault("step_raises", BROKEN["step_raises"], refused)

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from fp8doctor import registry
 from fp8doctor.analysis.noise import _unlike_its_copy, speed
 from fp8doctor.analysis.treatment_table import after, traits
-from fp8doctor.answer.steps import ranks
-from fp8doctor.facts import NOT_RECORDED
+from fp8doctor.diagnosis.diagnose import diagnose
+from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
+from fp8doctor.render.report_page import page
 from tests import replays
 from tests.replays import ALL, Replay, case, replayed
 
@@ -117,7 +118,20 @@ def test_a_check_of_a_profile_that_is_missing_is_unknown() -> None:
     assert seen
 
 
-def test_ranks_are_shown_without_their_number() -> None:
-    facts = replays.of("running", "h200x2-ddp_torchao").report.facts
-    without = replace(facts, ranks=replace(facts.ranks, world_size=NOT_RECORDED))
-    assert ranks(without) == ranks(facts)
+def test_a_report_with_a_part_missing_is_shown() -> None:
+    ddp, cut = (
+        of_facts(*each) for each in (("running", "h200x2-ddp_torchao"), ("benchmarks", "h200-qwen3_4b_bf16"))
+    )
+    raises = of_facts("patients", "h200-te_not_reentrant")
+    blocks = tuple(replace(each, count=NOT_RECORDED) for each in cut.network.blocks)
+    for facts in (
+        replace(ddp, ranks=replace(ddp.ranks, world_size=NOT_RECORDED)),
+        replace(ddp, ranks=replace(ddp.ranks, processes=NOT_RECORDED)),
+        replace(cut, network=replace(cut.network, blocks=blocks)),
+        replace(raises, trial=replace(raises.trial, reason=NOT_RECORDED)),
+    ):
+        assert page(diagnose(facts)).parts
+
+
+def of_facts(folder: str, name: str) -> Facts:
+    return replays.of(folder, name).report.facts
