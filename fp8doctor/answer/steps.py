@@ -239,7 +239,7 @@ ENDS = {
 
 def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     """Write how the processes of a job were timed, and a label and a line for each; None for one process."""
-    if not recorded(facts, "ranks"):
+    if not recorded(facts, "ranks.processes"):
         return None
     processes = facts.ranks.processes
     each = [(f"rank {rank.rank}", ", ".join(_rank(rank))) for rank in processes[:MOST_RANKS]]
@@ -252,7 +252,7 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     then = alone if recorded(facts, "trial") else "in place: nothing of the model is copied"
     note = " GPU times are of one more, profiled step; communication is cut to fit, parts may overlap."
     profiled = note if any(exposed_of_ranks(facts)) else ""
-    many = facts.ranks.get("world_size", len(facts.ranks.processes))
+    many = facts.ranks.get("world_size", len(processes))
     job = f"{many} processes{f' ({kinds})' if kinds else ''}, timed in their own steps"
     return f"{job}; {then}.{profiled}", tuple(each)
 
