@@ -72,7 +72,7 @@ def fits_without(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return kit.NotApplicable(reason="no estimate of its memory: that needs blocks and their rows")
     may_fill = USABLE if any(map(kit.stores_fp8, facts.network.linears)) else ESTIMATED
     now, most, room = found.now.gib, without.gib, may_fill * found.gpu_gib
-    share = (room - now) / (most - now) if most > room else 1.0
+    share = 1.0 if most <= room else (room - now) / (most - now) if most > now else 0.0
     keep = math.floor(share * blocks)
     fits = keep == blocks
     if keep < FEWEST * blocks or (may_fill == ESTIMATED and not fits):

@@ -91,6 +91,8 @@ def _cause(of: Finding | Step, view: TrialView) -> Cause:
     in_fp8 = view.gives_up_fp8 and isinstance(of, Step)
     if in_fp8 and of.treatment:
         saving = view.savings.get(of.treatment.name)
+    if isinstance(of, Step) and of.together:
+        saving = None  # it is that of other fixes too
     timed = saving is not None and saving.basis == "measured" and saving.from_ms is not None
     saved = saving.middle if saving and timed and saving.low > 0 else None
     return Cause(of.title, of.code, name, saved, in_fp8)

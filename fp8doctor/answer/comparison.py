@@ -248,5 +248,5 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
         ends = [now.ms.value - end.ms.high, now.ms.value - end.ms.low]
         if (off := compared.speedup) and now.ms.basis == "modelled":  # or both times are off together
             ends += [(now.ms.value - end.ms.value) * each / off.value for each in (off.low, off.high)]
-        saving = Saving(low=min(ends), high=max(ends), basis="modelled", gpu=compared.gpu)
+        saving = Saving(low=min(ends), high=min(max(ends), now.ms.value), basis="modelled", gpu=compared.gpu)
     return together(steps, [step.treatment.name for step in known], saving)
