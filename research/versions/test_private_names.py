@@ -225,19 +225,16 @@ def test_torchaos_weights() -> None:
 
     sides = WeightWithDynamicFloat8CastTensor.__new__.__code__.co_varnames
     assert "precomputed_scale" in sides
-    assert torchao.wrapped_tensor(nn.Parameter(torch.ones(2))) is None
 
 
 def test_the_fp8_state_of_the_transformer_engine_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert te_private.state_manager() is None
     assert te_private.state() is None
     assert not te_private.autocast_is_open()
-    assert te_private.own_names(te_private.ENTERS) == []
     transformer_engine.install(monkeypatch)
     manager = te_private.state_manager()
     assert manager is transformer_engine.FP8GlobalStateManager
     assert te_private.state() is manager
-    assert te_private.own_names(te_private.ENTERS) == ["autocast_enter"]
     assert te_private.recipe_test() is None
     recipe, layer = transformer_engine.DelayedScaling(), transformer_engine.Linear(16, 16)
     with transformer_engine.autocast(recipe=recipe):
