@@ -146,9 +146,6 @@ def fits_fp8(linear: Linear) -> bool:
     return linear.in_features % FP8_MULTIPLE == 0 and linear.out_features % FP8_MULTIPLE == 0
 
 
-EVERY_ROLE = ("body", "head", "router", "experts")
-"""All values of `Linear.role`."""
-
 NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
 """Linear-like classes that do not derive from nn.Linear, next to Conv1D. Source: torchtune 0.6."""
 
@@ -187,14 +184,13 @@ def would_be_converted(
     linear: Linear,
     *,
     roles: Collection[str] = ("body",),
-    adapters: bool = False,
     rewritten: bool = False,
     padded: bool = False,
 ) -> bool:
     """Return whether a converter to FP8 takes this layer in 16 or 32 bits.
 
     It takes every nn.Linear that its filter lets through; the usual filter leaves out sides that 16 does not
-    divide, heads, routers, experts and LoRA's matrices. ``roles`` and ``adapters`` widen the filter.
+    divide, heads, routers, experts and LoRA's matrices. ``roles`` widens the filter.
     ``rewritten`` adds layers that must become an nn.Linear first: Conv1D, the projections of
     nn.MultiheadAttention, 3-D experts. ``padded`` adds sides over 16 that it does not divide yet. Source:
     ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
@@ -203,7 +199,7 @@ def would_be_converted(
         linear.use == "none"
         and linear.stack == "torch"
         and linear.role in roles
-        and (adapters or linear.adapter != "adapter")
+        and linear.adapter != "adapter"
         and (fits_fp8(linear) or (padded and min(linear.in_features, linear.out_features) > FP8_MULTIPLE))
         and (rewritten or is_nn_linear(linear))
     )

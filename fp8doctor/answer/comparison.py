@@ -82,13 +82,15 @@ def comparison(view: TrialView, findings: Sequence[Finding], steps: Sequence[Ste
 
 def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -> Comparison:
     """Compare what a GPU timed, and in the place of a BF16 that had no time its estimate."""
-    now, bf16, late, expects = view.as_is, view.bf16, None, None
+    now, bf16 = view.as_is, view.bf16
     fp8 = now if view.uses_fp8 else None if view.late_fp8 else view.fp8
     speedup = view.speed(fp8, bf16) if fp8 and bf16 else None
-    if view.late_bf16 and fp8 and (speedup is None or speedup.high >= 1):
-        expects = expected_speedup(view.facts, findings)
-        late = _late_bf16(view.late_bf16.name, now, expects, view) if now and expects else None
-        speedup = _over(fp8, now, expects.now, view) if now and expects and expects.now else None
+    untimed = view.late_bf16 if fp8 and (speedup is None or speedup.high >= 1) else None
+    expects = expected_speedup(view.facts, findings) if untimed and now else None
+    share = expects.now if expects else None
+    late = _late_bf16(untimed.name, now, share, view) if untimed and now and share else None
+    if untimed:
+        speedup = _over(fp8, now, share, view) if fp8 and now and share else None
     end = view.end if view.end and steps else now
     if now is None:
         end = view.made_by({step.treatment.name for step in steps})
@@ -101,7 +103,7 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         parts = None
     over = view.speed(changed, fair) if changed and fair else None
     if over and changed and fair is bf16 and view.late_bf16 and over.high >= 1:
-        over = _over(changed, now, expects.now, view) if now and expects and expects.now else None
+        over = _over(changed, now, share, view) if now and share else None
     return Comparison(
         now=now,
         bf16=late or bf16,
@@ -117,21 +119,19 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     )
 
 
-def _late_bf16(name: str, now: Variant, expects: Estimate, view: TrialView) -> Variant | None:
-    """Estimate the best BF16 from the step as it is, no slower than a form that was timed."""
-    of, most_ms = expects.now, view.bf16.ms.value if view.bf16 else math.inf
-    if of is None:
-        return None
-    ms, low, high = (min(now.ms.value * each, most_ms) for each in (of.value, of.low, of.high))
+def _late_bf16(name: str, now: Variant, share: Number, view: TrialView) -> Variant:
+    """Estimate the best BF16 as a share of the step as it is, no slower than a form that was timed."""
+    most_ms = view.bf16.ms.value if view.bf16 else math.inf
+    ms, low, high = (min(now.ms.value * each, most_ms) for each in (share.value, share.low, share.high))
     return Variant(name, view.words[name], False, Number(ms, low, high, "modelled"))
 
 
-def _over(fp8: Variant, now: Variant, bf16: Number, view: TrialView) -> Number:
-    """Divide BF16, estimated as a share of the step as it is, by FP8; a form that was timed is the most."""
+def _over(fp8: Variant, now: Variant, share: Number, view: TrialView) -> Number:
+    """Divide BF16, a share of the step as it is, by FP8; a form of BF16 that was timed is the most."""
     gain = view.speed(fp8, now) if fp8 is not now else Number(1.0, 1.0, 1.0)
     most = view.speed(fp8, view.bf16) if view.bf16 else Number(math.inf, math.inf, math.inf)
-    ends = (gain.value * bf16.value, most.value), (gain.low * bf16.low, most.low)
-    value, low, high = (min(each) for each in (*ends, (gain.high * bf16.high, most.high)))
+    value = min(gain.value * share.value, most.value)
+    low, high = min(gain.low * share.low, most.low), min(gain.high * share.high, most.high)
     return holding(value, low, high, "modelled")
 
 

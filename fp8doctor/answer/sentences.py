@@ -353,7 +353,8 @@ def _sure(said: Answer) -> Iterator[Line]:
         untimed = "your step was not timed" if others else "nothing was timed"
         alone = "only your step was timed"
         if said.compared.bf16:
-            alone = "not the BF16 that decides" if said.has_fp8 or said.compared.fp8 else "FP8 was not timed"
+            has_fp8 = said.has_fp8 or said.compared.fp8
+            alone = "the BF16 that decides has no time" if has_fp8 else "FP8 was not timed"
         yield say("sure.unknown", timed=alone if clock else untimed)
         return
     interval = f"{_interval(found)}{' (compute)' if said.is_compute and found.basis == 'measured' else ''}"

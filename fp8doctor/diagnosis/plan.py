@@ -83,9 +83,11 @@ def make_plan(view: TrialView, findings: Sequence[Finding], every: Sequence[Find
 def _needed(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
     """Let a step fix what it ends of an untimed one, whose checks find nothing more once it is made."""
 
+    def is_timed(step: Step) -> bool:
+        return step.saving_ms is not None and step.saving_ms.basis == "measured"
+
     def ends(by: Step, step: Step) -> bool:
-        timed = step.saving_ms is not None and step.saving_ms.basis == "measured"
-        if by is step or timed or not step.names or traits(by.treatment.name).for_fp8:
+        if by is step or is_timed(step) or not step.names or traits(by.treatment.name).for_fp8:
             return False
         then = if_recorded(after, facts, [by.treatment]) or facts
         _, outcomes = registry.run(fixed_checks(step) if then is not facts else (), then)
@@ -95,7 +97,7 @@ def _needed(steps: Sequence[Step], facts: Facts) -> Sequence[Step]:
         by = next((each for each in steps if ends(each, step)), None)
         if by is not None:
             savings = [each.saving_ms for each in (by, step) if each.saving_ms]
-            most = max(savings, key=lambda saving: saving.middle, default=None)
+            most = by.saving_ms if is_timed(by) else max(savings, key=lambda each: each.middle, default=None)
             both = replace(_fixing_too(by, [step]), saving_ms=most)
             return _needed([both if each is by else each for each in steps if each is not step], facts)
     return steps
