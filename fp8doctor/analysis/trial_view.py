@@ -177,6 +177,14 @@ class TrialView:
         """Divide the times of two timed variants, ``against`` / ``of``, with what noise leaves open."""
         return noise.speed(of.arm, against.arm, self.trial)
 
+    def sure_speed(self, fp8: Variant, bf16: Variant) -> Number | None:
+        """Compare a timed FP8 step with a BF16; None if a BF16 without a time may turn the answer.
+
+        One that was left out for time may be faster: then FP8 is known to be slower, or nothing is.
+        """
+        found = self.speed(fp8, bf16)
+        return None if bf16 is self.bf16 and self.late_bf16 and found.high >= 1 else found
+
     def fair_bf16(self, fp8: Variant | None) -> Variant | None:
         """Find the best BF16 with those changes of an FP8 step that help it too; None if it was not timed.
 
@@ -261,14 +269,10 @@ class TrialView:
 
     @known
     def speedup(self) -> Number | None:
-        """The step as it is in FP8, compared with the best BF16.
-
-        One that was left out for time may be faster: then FP8 is known to be slower, or nothing is.
-        """
+        """The step as it is in FP8, compared with the best BF16."""
         if not self.on_gpu or not self.uses_fp8 or not self.as_is or not self.bf16:
             return None
-        found = self.speed(self.as_is, self.bf16)
-        return None if self.late_bf16 and found.high >= 1 else found
+        return self.sure_speed(self.as_is, self.bf16)
 
     @known
     def bound(self) -> float | None:

@@ -84,13 +84,18 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     """Compare what a GPU timed, and in the place of a BF16 that had no time its estimate."""
     now, bf16 = view.as_is, view.bf16
     fp8 = now if view.uses_fp8 else None if view.late_fp8 else view.fp8
-    speedup = view.speed(fp8, bf16) if fp8 and bf16 else None
-    untimed = view.late_bf16 if fp8 and (speedup is None or speedup.high >= 1) else None
-    expects = expected_speedup(view.facts, findings) if untimed and now else None
+    expects = expected_speedup(view.facts, findings) if view.late_bf16 and now else None
     share = expects.now if expects else None
-    late = _late_bf16(untimed.name, now, share, view) if untimed and now and share else None
-    if untimed:
-        speedup = _over(fp8, now, share, view) if fp8 and now and share else None
+
+    def over(fp8: Variant, bf16: Variant | None) -> Number | None:
+        """Compare with a timed BF16, or with one whose time is a share of the step as it is."""
+        found = view.sure_speed(fp8, bf16) if bf16 else None
+        return _over(fp8, now, share, view) if found is None and now and share else found
+
+    speedup = over(fp8, bf16) if fp8 else None
+    late = None
+    if view.late_bf16 and now and share and speedup and speedup.basis != "measured":
+        late = _late_bf16(view.late_bf16.name, now, share, view)
     end = view.end if view.end and steps else now
     if now is None:
         end = view.made_by({step.treatment.name for step in steps})
@@ -101,9 +106,6 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
     parts = if_recorded(waterfall, fp8.arm, bf16.arm) if speedup and fp8 and bf16 and not late else None
     if parts and fp8 and bf16 and gpu_contention(view.trial.get("health")) and not alike(fp8.arm, bf16.arm):
         parts = None
-    over = view.speed(changed, fair) if changed and fair else None
-    if over and changed and fair is bf16 and view.late_bf16 and over.high >= 1:
-        over = _over(changed, now, share, view) if now and share else None
     return Comparison(
         now=now,
         bf16=late or bf16,
@@ -112,7 +114,7 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
         speedup=speedup,
         gain=view.speed(changed, now) if now and changed else None,
         best_fp8=view.fp8 if view.gives_up_fp8 and steps else None,
-        end_speedup=over,
+        end_speedup=over(changed, fair) if changed and fair else None,
         is_fair=fair is not None and fair is not bf16,
         parts_ms=parts.shown_ms if parts else {},
         gpu=expects.gpu if late and expects else "",
