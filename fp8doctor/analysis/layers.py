@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from keyword import iskeyword
 
+from fp8doctor.cost.layer import OWN_FORWARD
 from fp8doctor.cost.matmul_counts import rows_of, rows_seen, step_tokens
 from fp8doctor.facts import Facts, Linear, Network, recorded
 from fp8doctor.recipes import stack_of
@@ -151,9 +152,9 @@ NO_LINEAR = ("torchtune.modules.peft.lora.LoRALinear",)
 
 
 def is_nn_linear(linear: Linear) -> bool:
-    """Return whether an unconverted layer is an nn.Linear with a Parameter as weight.
+    """Return whether an unconverted layer is an nn.Linear with a Parameter as weight, or of a derived class.
 
-    Or of a derived class. torchao's conversion raises on a weight that is computed in each forward.
+    torchao's conversion raises on a weight that is computed in each forward.
     """
     if linear.features.get("functional") or linear.features.get("computed_weight"):
         return False
@@ -190,7 +191,8 @@ def would_be_converted(
     """Return whether a converter to FP8 takes this layer in 16 or 32 bits.
 
     It takes every nn.Linear that its filter lets through; the usual filter leaves out sides that 16 does not
-    divide, heads, routers, experts and LoRA's matrices. ``roles`` widens the filter.
+    divide, heads, routers, experts and LoRA's matrices. It should take no class with a forward of its own,
+    which the converter drops. ``roles`` widens the filter.
     ``rewritten`` adds layers that must become an nn.Linear first: Conv1D, the projections of
     nn.MultiheadAttention, 3-D experts. ``padded`` adds sides over 16 that it does not divide yet. Source:
     ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
@@ -200,6 +202,7 @@ def would_be_converted(
         and linear.stack == "torch"
         and linear.role in roles
         and linear.adapter != "adapter"
+        and not linear.features.get(OWN_FORWARD)
         and (fits_fp8(linear) or (padded and min(linear.in_features, linear.out_features) > FP8_MULTIPLE))
         and (rewritten or is_nn_linear(linear))
     )
@@ -222,6 +225,7 @@ def nothing_to_convert(network: Network) -> bool:
     """
     return not network.get("fp8_calls") and all(
         linear.use == "none"
+        and not linear.features.get(OWN_FORWARD)
         and not would_be_converted(linear, roles=("body", "experts"), rewritten=True, padded=True)
         for linear in network.linears
     )

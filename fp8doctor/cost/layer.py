@@ -37,7 +37,7 @@ from fp8doctor.recipes import (
 )
 
 OWN_FORWARD = "own_forward"
-"""Feature of a layer that is FP8 by descent and computes what it wants."""
+"""Feature of a layer that is FP8, or an nn.Linear, by descent and computes what it wants."""
 
 RECOMPUTED = {"between": 1 / 3, "casts": 0.1}
 """Share that a checkpointed block runs a second time. Between Linears: assumed. Casts: checkpointing all 24
@@ -230,7 +230,10 @@ def _unknown_form(call: Call, *, autocast: bool) -> str:
     in_fp32 = linear.multiplies_in == "float32" and linear.adapter != "adapter" and not autocast
     forms = (
         (features.get("emulate"), "FP8 is emulated"),
-        (features.get(OWN_FORWARD), "FP8 layers have a forward of their own that does other work"),
+        (
+            linear.use != "none" and features.get(OWN_FORWARD),
+            "FP8 layers have a forward of their own that does other work",
+        ),
         (linear.use == "storage", "it stores weights in low precision"),
         (call.casts_too_much, f"{linear.name} casts {call.rows:,} rows, uncompiled"),
         (in_fp32, "weights are in fp32, and no autocast is on"),

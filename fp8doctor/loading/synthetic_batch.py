@@ -282,6 +282,7 @@ def extent(model: Any, batch: Any) -> tuple[int | None, int | None, int | None]:
     tensor = dict(named).get("input_ids", inputs[0] if inputs else None)
     if tensor is None:
         return None, None, None
+    tensor = tensor.values() if tensor.is_nested else tensor  # the rows of all samples
     shape = tuple(tensor.shape)
     if not tensor.is_floating_point():
         return (None, None, tensor.numel()) if len(shape) < 2 else (shape[0], shape[-1], tensor.numel())

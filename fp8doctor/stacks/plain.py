@@ -89,6 +89,8 @@ def linear(module: nn.Module, gaps: dict[str, str]) -> tuple[Layer, ...]:
     )
     bias = tensor(module, "bias") is not None
     features = {} if "weight" in parameters_of(module) else {"computed_weight": True}
+    if read_class(type(module), "forward") is not nn.Linear.forward:
+        features["own_forward"] = True
     return (layer(module, (weight,), in_features, out_features, bias=bias, role=role, features=features),)
 
 

@@ -313,6 +313,10 @@ def test_inputs_of_other_kinds_are_asked_for() -> None:
         ({"attention_mask": torch.ones(4, 16), "inputs_embeds": torch.zeros(4, 16, 32)}, (4, 16, 64)),
         ({"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.zeros(2, 9).long()}, (2, 9, 18)),
         ((), (None, None, None)),
+        (
+            torch.nested.nested_tensor([torch.zeros(3, 32), torch.zeros(5, 32)], layout=torch.jagged),
+            (8, None, 8),
+        ),
     ],
 )
 def test_the_size_of_a_given_batch_is_read_from_its_shapes(

@@ -54,9 +54,7 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
     names = [name for each in lost.values() for name in each]
     if not names:
         return None
-    summary = "convert plain nn.Linear only, so a subclass keeps its forward"
-    only_plain = kit.conversion.conversion(facts, only="type(layer) is nn.Linear")
-    keep = kit.Treatment(name="keep-subclasses", summary=summary, code=only_plain)
+    some = len(seen.without_forward) < len(facts.network.fp8)
     return kit.Finding(
         severity="error" if seen.bypassed else "warning",
         title="; ".join(
@@ -65,7 +63,11 @@ def hooks_or_subclass_lost(facts: kit.Facts) -> kit.Finding | kit.NotApplicable 
         explanation=f"{kit.plural(seen.linears, 'Linear')} became FP8 layers while the model file was "
         f"loaded. {len(set(names))} of them lost something that nobody put back.",
         evidence={"converted": seen.linears, "lost": len(names), "first": names[0]},
-        treatment=keep if seen.without_forward else CONVERT_FIRST,
+        treatment=CONVERT_FIRST
+        if not seen.without_forward
+        else kit.keep_in_bf16(seen.without_forward, facts)
+        if some
+        else kit.stay_in_bf16(facts, "a conversion drops the forward of all of these classes"),
     )
 
 

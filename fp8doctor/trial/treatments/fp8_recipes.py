@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.analysis.layers import FP8_MULTIPLE
+from fp8doctor.analysis.layers import FP8_MULTIPLE, would_be_converted
 from fp8doctor.recipes import BY_TREATMENT
 from fp8doctor.stacks import recognise, te_private, transformer_engine
 from fp8doctor.stacks.looking import ancestor, read, state_of
@@ -62,12 +62,11 @@ def give(layer: Any, config: Any) -> None:
 
 
 def convert(variant: Variant, context: TreatmentContext) -> Variant:
-    """Convert every aligned nn.Linear of the body with torchao's recipe, but no adapter."""
+    """Convert what a conversion should take with torchao's recipe."""
     config = config_of(context.name.removeprefix("convert-"))
     from torchao.float8 import convert_to_float8_training
 
-    linears = context.facts.network.linears
-    skip = {each.name for each in linears if each.role != "body" or each.adapter == "adapter"}
+    skip = {each.name for each in context.facts.network.linears if not would_be_converted(each)}
 
     def wanted(module: Any, name: str) -> bool:
         return cleaned(name) not in skip and all(size % FP8_MULTIPLE == 0 for size in module.weight.shape)

@@ -10,6 +10,10 @@ import torch
 from torch import nn
 from torchao.float8 import convert_to_float8_training
 
+from fp8doctor.analysis.conversion import convert_all_that_fit
+from fp8doctor.analysis.layers import would_be_converted
+from fp8doctor.analysis.treatment_table import after
+from fp8doctor.code_snippets import with_imports
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts
 from tests.checks.rules import found_by, outcome_of
@@ -42,7 +46,7 @@ ORDERS = {
     "hooks": ((hook, convert), (convert, hook), "convert-first"),
     "compile": ((compile_forward, convert), (convert, lambda model: model[2].compile()), "convert-first"),
     "wrapper": ((wrap, convert), (convert, wrap), "convert-first"),
-    "forward": ((convert_to_float8_training,), (convert,), "keep-subclasses"),
+    "forward": ((convert_to_float8_training,), (convert,), "keep-in-bf16"),
 }
 """What a conversion drops -> steps that lose it, steps in the right order, and the fix."""
 
@@ -62,3 +66,39 @@ def test_what_the_conversion_drops(look: Callable[..., Facts], lost: str) -> Non
     assert lost in finding.title
     assert finding.treatment.name == treatment
     assert outcome_of(LOST, after(*right)) == "silent"
+
+
+class Decoder(nn.Module):
+    """Widths that FP8 pays for, half of them in a class with a forward of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4096, 4096), Scaled(4096, 4096)) for _ in range(2)
+        )
+
+
+def test_the_fix_for_a_lost_forward_ends_the_finding(look: Callable[..., Facts]) -> None:
+    """What stays in BF16 for its forward is no layer that another line would convert."""
+    with ConversionWatch() as watch:
+        model = convert_to_float8_training(Decoder().bfloat16())
+    facts = look(model, watched=watch)
+    treatment = found_by(LOST, facts).treatment
+    lost = {"layers.0.1", "layers.1.1"}
+    assert {each.name for each in after(facts, [treatment]).linears() if each.use == "none"} == lost
+
+    model = Decoder().bfloat16()
+    with ConversionWatch() as watch:
+        exec(treatment.code, {"model": model})
+    facts = look(model, watched=watch)
+    assert outcome_of(LOST, facts) == "silent"
+    assert {each.name for each in facts.linears() if each.use == "none"} == lost
+    assert outcome_of("partial-conversion", facts) == "silent"
+
+
+def test_no_line_converts_a_class_with_its_own_forward(look: Callable[..., Facts]) -> None:
+    facts = look(Decoder().bfloat16())
+    assert [each.name for each in facts.linears() if would_be_converted(each)] == ["layers.0.0", "layers.1.0"]
+    model = Decoder().bfloat16()
+    exec(with_imports(convert_all_that_fit(facts)), {"model": model})
+    assert [type(each) is Scaled for each in model.layers[0]] == [False, True]
