@@ -35,6 +35,9 @@ class FP8DoctorCallback(Watching, Callback):  # type: ignore[misc]
         for optimizer in stepping:
             self._stepped(optimizer)
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._paused()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._end()
 

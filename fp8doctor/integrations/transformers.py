@@ -31,5 +31,10 @@ class FP8DoctorCallback(Watching, TrainerCallback):
     if not hasattr(TrainerCallback, "on_optimizer_step"):  # before transformers 4.46
         on_step_end = on_optimizer_step
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._paused()
+
+    on_save = on_evaluate
+
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._end()

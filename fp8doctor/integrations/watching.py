@@ -118,6 +118,11 @@ class Watching:
                 self._guarded(self._observer.time_copies)
                 self._finish()
 
+    def _paused(self) -> None:
+        """Leave out what ran between two steps, such as an evaluation."""
+        if self._observer is not None:
+            self._observer.paused()
+
     def _end(self, *, failed: bool = False) -> None:
         """Report at the end of the training, if the window was still open."""
         observer = self._observer

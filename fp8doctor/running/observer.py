@@ -269,6 +269,13 @@ class ScriptObserver:
                 self.timing = False
             self.tell()
 
+    def paused(self) -> None:
+        """Leave out what ran between two steps."""
+        if self.window is not None:
+            self.guarded(self.window.begin_step_again)
+        elif self.recording is not None and self.recording.started:
+            self.guarded(lambda: self.cut_short("an evaluation or a save ran in the step to profile"))
+
     def forget(self) -> None:
         self.window = None
         self.watch.rest()

@@ -51,7 +51,7 @@ class StepProfiler:
         self.problem: str | None = _why_not(step_ms)
         """Why nothing is profiled."""
         self._profile: Any = None
-        self._started = False
+        self.started = False
         self._room = Patch(profile, torch_private.PREPARES_PROFILER, lambda theirs: self.end(GAVE_WAY))
 
     def begin(self) -> None:
@@ -60,7 +60,7 @@ class StepProfiler:
 
     def stepped(self) -> bool:
         """Note the end of a step. Return whether the profiling is over."""
-        if self.problem is None and not self._started:
+        if self.problem is None and not self.started:
             self._carry_out(self._start)
             return self.problem is not None
         self.end()
@@ -68,7 +68,7 @@ class StepProfiler:
 
     def end(self, problem: str | None = None) -> None:
         if self.problem is None:
-            if not self._started:
+            if not self.started:
                 self._carry_out(self._start)  # a prepared profiler cannot be stopped
             self._carry_out(self._stop)
             self.problem = self.problem or problem
@@ -92,7 +92,7 @@ class StepProfiler:
         if self.on_gpu:
             torch.cuda.synchronize()  # earlier work is not part of the step
         torch_private.start_profiler(self._profile)
-        self._started = True
+        self.started = True
 
     def _stop(self) -> None:
         self._room.end()

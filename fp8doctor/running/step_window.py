@@ -114,6 +114,11 @@ class StepWindow:
         self._step = _TimedStep(step.ended)
         return len(self._done) >= self.steps
 
+    def begin_step_again(self) -> None:
+        """Drop what ran since the last step, if the model was not called."""
+        if not self._step.calls:
+            self._step = _TimedStep(self._clock.now())
+
     def end(self) -> None:
         for each in (self._calls, self._waits, self._autocasts):
             each.end()

@@ -15,6 +15,8 @@ from tests.integrations.watched import (
     PROFILED,
     STEPS,
     WARMUP,
+    clock_of_reads,
+    hold_only_steps,
     left_behind,
 )
 from tests.markdown import fenced
@@ -108,6 +110,23 @@ def test_the_example_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     example = fenced("example: lightning").replace("max_steps=1000", "max_steps=4")
     exec(compile(example, "docs/api.md", "exec"), names)
     assert (tmp_path / "report.md").read_text().startswith("## ")
+
+
+@pytest.mark.slow
+def test_a_validation_is_no_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = clock_of_reads(monkeypatch)
+
+    class Validated(TensorDataset):
+        def __getitem__(self, number: int) -> Any:
+            read.append(number)
+            return super().__getitem__(number)
+
+    model, watching = made(), callback()
+    model.validation_step = lambda batch, batch_idx: None
+    model.val_dataloader = lambda: DataLoader(Validated(torch.randn(8, 16)), batch_size=4)
+    fit(model, watching, val_check_interval=1, num_sanity_val_steps=0)
+    assert len(read) == 8 * (PROFILED + 1)
+    hold_only_steps(watching)
 
 
 def test_a_training_that_fails_in_the_window(capfd: Any) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from fp8doctor.health.record import read_health
 from fp8doctor.integrations import FP8DoctorCallback
@@ -20,6 +21,8 @@ from tests.integrations.watched import (
     PROFILED,
     STEPS,
     WARMUP,
+    clock_of_reads,
+    hold_only_steps,
     left_behind,
 )
 from tests.markdown import fenced
@@ -202,6 +205,28 @@ def test_the_example_of_the_readme(make: Make, capfd: Any) -> None:
     names["dataset"] = trainer.train_dataset
     exec(compile(fenced("example: transformers"), "docs/api.md", "exec"), names)
     assert "the training ended after 3 steps, before 15 were watched" in capfd.readouterr().err
+
+
+def test_an_evaluation_and_a_save_are_no_part_of_a_step(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = clock_of_reads(monkeypatch)
+
+    class Evaluated(list[Any]):
+        def __getitem__(self, number: Any) -> Any:
+            read.append(number)
+            return super().__getitem__(number)
+
+    class Saving(Trainer):
+        def save_model(self, *args: Any, **others: Any) -> None:
+            read.append(0)
+            super().save_model(*args, **others)
+
+    watching = callback()
+    trainer = make(watching, kind=Saving, eval_steps=1, save_steps=1)
+    trainer.args.eval_strategy = trainer.args.save_strategy = IntervalStrategy.STEPS
+    trainer.eval_dataset = Evaluated(trainer.train_dataset[:8])
+    trainer.train()
+    assert len(read) >= 9 * (PROFILED + 1)
+    hold_only_steps(watching)
 
 
 @pytest.mark.parametrize(
