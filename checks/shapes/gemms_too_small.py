@@ -52,7 +52,7 @@ def gemms_too_small(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         rounds = f" FP8 rounding in a {apart.role} goes straight into {GOES_INTO[apart.role]}."
     return kit.Finding(
         title=f"{kit.plural(len(layers), 'layer')} of {len(fp8)} (in x out {shown}) "
-        f"{'is' if len(layers) == 1 else 'are'} slower in FP8 than in BF16, even compiled"
+        f"{'is' if len(layers) == 1 else 'are'} too small to gain from FP8"
         f"{'' if timed else ' (estimated)'}{which}",
         explanation=f"{'Timed alone on' if timed else 'Estimated for'} {lost[0].gpu}: their matmuls take "
         f"{bf16:.{digits}f} ms/step in BF16 and {in_fp8:.{digits}f} ms in FP8, their casts "
