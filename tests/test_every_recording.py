@@ -123,6 +123,7 @@ def test_a_recording(path: Path) -> None:
     the_facts_are_those_that_were_recorded(path, found.report)
     the_reasons_of_a_trial_are_not_read(found.report)
     programs_find_their_keys(found.report)
+    layers_in_fp8_were_not_forgotten(found.report)
     the_verdict_is_on_the_side_of_its_speedup(found)
     parts_add_up(found)
     a_name_has_one_value(found)
@@ -245,6 +246,12 @@ def the_reasons_of_a_trial_are_not_read(report: Report) -> None:
     assert [each.code for each in again.findings] == [each.code for each in report.findings]
     assert again.prescription == report.prescription
     assert again.verdict.status == report.verdict.status
+
+
+def layers_in_fp8_were_not_forgotten(report: Report) -> None:
+    """A model with FP8 layers is sound by the check that looks for them, whether or not a request is known."""
+    (outcome,) = (each for each in report.outcomes if each.code == "MOD001")
+    assert outcome.outcome == "silent" or not if_recorded(lambda: report.facts.network.fp8)
 
 
 def programs_find_their_keys(report: Report) -> None:

@@ -51,14 +51,15 @@ PAD = kit.Treatment(
     ),
 )
 def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
-    linears, flag = facts.network.linears, kit.fp8_was_asked_for(facts)
+    linears = facts.network.linears
+    if any(each.use == "training" or kit.stores_fp8(each) for each in linears):
+        return None
+    flag = kit.fp8_was_asked_for(facts)
     copied = 0 if flag else kit.fp8_request.converted_a_copy(facts)
     asked = flag or CONVERTER
     if asked == CONVERTER and not copied and (reason := not_due(facts)):
         return kit.NotApplicable(reason=reason)
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
-        return None
-    if any(each.use == "training" or kit.stores_fp8(each) for each in linears):
         return None
     proof: str | None = None
     if asked == CONVERTER and not copied:

@@ -54,7 +54,7 @@ ADAMW_8BIT = kit.Treatment(
 def more_memory_than_bf16(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     now, fp8 = kit.arms.arm(facts.trial, kit.ArmName.AS_IS), facts.network.fp8
     if now is None or now.peak_gib is None:
-        return kit.NotApplicable(reason="the trial did not measure the step's peak, which needs a GPU")
+        return kit.NotApplicable(reason="the trial did not measure the peak of your step")
     compiled = all(linear.compiled is not None for linear in fp8) and now.graphs_run != 0
     forms = (kit.ArmName.BF16_AS_COMPILED, kit.ArmName.BF16_COMPILED) if compiled else (kit.ArmName.BF16,)
     bf16 = next((found for form in forms if (found := kit.arms.arm(facts.trial, form))), None)
