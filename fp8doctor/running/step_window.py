@@ -201,6 +201,7 @@ class StepWindow:
                 self._compiled = tuple(map(id, compiled))
                 self._calls.tell_within(outside, self._seen)
             return self.captured.returned
+        self._seen.tell(module, kwargs)
         return None
 
 

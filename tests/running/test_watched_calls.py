@@ -57,6 +57,28 @@ def test_an_autocast_of_transformer_engine_in_the_forward(
     assert heard.facts.training.fp8_autocast is True
 
 
+class Telling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = te.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool) -> torch.Tensor:
+        output: torch.Tensor = self.layer(x, is_first_microbatch=is_first_microbatch)
+        return output
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_what_micro_batches_tell_transformer_engine(
+    observer: ScriptObserver, heard: Heard, monkeypatch: pytest.MonkeyPatch, always: bool
+) -> None:
+    te.install(monkeypatch)
+    model = Telling()
+    trained(
+        model, lambda x: torch.stack([model(x, is_first_microbatch=at == 0 or always) for at in (0, 1)]), 32
+    )
+    assert heard.facts.training.first_microbatch == (True, always) * STEPS
+
+
 @pytest.mark.slow
 def test_compiled_code_hides_its_calls(observer: ScriptObserver, heard: Heard) -> None:
     model = flagged(LikeTimm())

@@ -108,10 +108,14 @@ class CallsSeen:
         self._told: dict[int, list[bool]] = {}
         """By the module: `FIRST_MICROBATCH` of each call."""
 
-    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        told = arguments[-1].get(FIRST_MICROBATCH) if isinstance(arguments[-1], dict) else None
+    def tell(self, module: nn.Module, named: Any) -> None:
+        """Note what a call's ``named`` arguments say of its micro-batch."""
+        told = named.get(FIRST_MICROBATCH) if isinstance(named, dict) else None
         if isinstance(told, bool):
             self._told.setdefault(id(module), []).append(told)
+
+    def enter(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.tell(module, arguments[-1])
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
         rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
