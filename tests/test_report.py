@@ -12,6 +12,7 @@ import jsonschema
 import msgspec
 import pytest
 import torch
+from torchao.float8 import convert_to_float8_training
 
 import fp8doctor
 from fp8doctor import load_report
@@ -26,6 +27,7 @@ from fp8doctor.facts.observation import Observation
 from fp8doctor.finding import Finding, Treatment
 from fp8doctor.report import Prescription, Report, ReportFailed
 from tests.facts_of import DECODER_468M
+from tests.looked import looked
 from tests.recordings import text_of
 from tests.schema import FILE
 from tests.schema import text as schema_text
@@ -201,6 +203,17 @@ def test_apply_says_what_it_did_and_warns_of_the_rest(capsys: pytest.CaptureFixt
     assert [each.filename for each in said if "fp8doctor" in str(each.message)] == [__file__]
     (line,) = capsys.readouterr().err.splitlines()
     assert "compile-model" in line
+
+
+def test_apply_ends_what_raises_without_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """FP8 raises for a side of 12, and is not worth its casts; the model trains in BF16 afterwards."""
+    layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 12)).bfloat16()
+    model = convert_to_float8_training(layers)
+    report = looked(model, torch.ones(32, 64, dtype=torch.bfloat16), assume_gpu="H100")
+    assert report.verdict.status == "step_raises"
+    assert [step.treatment.name for step in report.prescription] == [STAY_IN_BF16]
+    assert not any("Float8" in type(each).__name__ for each in report.prescription.apply(model).modules())
+    assert STAY_IN_BF16 in capsys.readouterr().err
 
 
 def step_of(name: str) -> Step:

@@ -27,7 +27,7 @@ from fp8doctor.facts.record import (
     to_builtins,
 )
 from fp8doctor.files import regular
-from fp8doctor.finding import Finding, Outcome, Saving, Treatment
+from fp8doctor.finding import Breaks, Finding, Outcome, Saving, Treatment
 from fp8doctor.version import VERSION
 from fp8doctor.wording import quoted
 
@@ -65,12 +65,14 @@ class Step(Record, frozen=True, kw_only=True):
     """Names of the treatments that it saves time together with; the first of them has the saving."""
     peak_gib: float = NOT_RECORDED
     """The estimated peak after it, of what makes the job of the plan fit; set only there."""
+    breaks: Breaks = NOT_RECORDED
+    """What it ends, of what leaves FP8 off and ends breakage; set only there."""
 
     @property
     def removes_fp8_on_an_estimate(self) -> bool:
-        """Return whether it goes back to BF16 though no trial timed that, which only the user may do."""
+        """Return whether it goes back to BF16 for a speed that no trial timed, which only the user may do."""
         timed = self.saving_ms is not None and self.saving_ms.basis == "measured"
-        return self.treatment.name == STAY_IN_BF16 and not timed
+        return self.treatment.name == STAY_IN_BF16 and not timed and self.get("breaks") != "step_raises"
 
     def __repr__(self) -> str:
         saving = self.saving_ms

@@ -54,7 +54,7 @@ from fp8doctor.diagnosis.treatments import (
     stay_in_bf16,
     treatments_of,
 )
-from fp8doctor.facts import Facts, if_recorded, recorded
+from fp8doctor.facts import NOT_RECORDED, Facts, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName
 from fp8doctor.finding import Finding, Saving, Treatment
 from fp8doctor.recipes import TORCHAO
@@ -262,8 +262,8 @@ def _headed(steps: Iterable[Step], findings: Sequence[Finding]) -> Iterator[Step
         ]
         head = min(grave, key=_gravity, default=None if step.code else next(iter(ended), None))
         if step.treatment.name == STAY_IN_BF16 and head:
-            names = dict.fromkeys((head.name, *step.names))
-            step = replace(step, code=head.code, title=head.title, names=tuple(names))
+            names, ends = dict.fromkeys((head.name, *step.names)), head.get("breaks", NOT_RECORDED)
+            step = replace(step, code=head.code, title=head.title, names=tuple(names), breaks=ends)
         yield step
 
 
