@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from threading import Event, Thread
@@ -127,33 +127,30 @@ REFRESHED_S = 0.5
 @contextmanager
 def progress_line(*, ascii: bool = False) -> Iterator[Callable[[Doing], None]]:
     """Yield a function that overwrites the progress line; remove the line at the end."""
-    from tqdm import tqdm
+    course, dot, ended = Course(), "-" if ascii else "·", Event()
 
-    class Line(tqdm):  # type: ignore[type-arg]
-        monitor_interval = 0  # otherwise tqdm's monitor thread stays
+    def show() -> None:
+        columns = shutil.get_terminal_size().columns - 1
+        line = "" if ended.is_set() else course.fitted(columns, dot)
+        with suppress(OSError, ValueError):  # closed, or without its terminal
+            print(f"\r{line:<{columns}}", end="\r" if ended.is_set() else "", file=sys.stderr, flush=True)
 
-    course, dot = Course(), "-" if ascii else "·"
-    with Line(bar_format="{desc}", leave=False, file=sys.stderr) as line:
-        ended = Event()
-
-        def show() -> None:
-            line.set_description_str(course.fitted(shutil.get_terminal_size().columns - 1, dot))
-
-        def tick() -> None:
-            while not ended.wait(REFRESHED_S):
-                show()
-
-        def tell(doing: Doing) -> None:
-            course.take(doing)
+    def tick() -> None:
+        while not ended.wait(REFRESHED_S):
             show()
+        show()
 
-        thread = Thread(target=tick, daemon=True)
-        thread.start()
-        try:
-            yield tell
-        finally:
-            ended.set()
-            thread.join()
+    def tell(doing: Doing) -> None:
+        course.take(doing)
+        show()
+
+    thread = Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield tell
+    finally:
+        ended.set()
+        thread.join()
 
 
 def someone_watches() -> bool:

@@ -39,7 +39,6 @@ NEEDED = (
     "msgspec",
     "click",
     "tabulate",
-    "tqdm",
     "jinja2",
     "packaging",
     "nvidia-ml-py",
