@@ -24,7 +24,7 @@ import math
 from fp8doctor import kit
 
 OFF = kit.treatment_table.CHECKPOINTING_OFF
-USABLE = kit.fp8_weights.USABLE
+USABLE = kit.memory.USABLE
 
 FEWEST = 0.25  # share of the blocks that have to be able to keep their activations: a choice
 ESTIMATED = 0.5  # share of the GPU that an estimated peak may fill; activations were up to 0.7 off (`memory`)

@@ -10,11 +10,6 @@ from fp8doctor.finding import Treatment
 from fp8doctor.gpus import GpuSpec
 from fp8doctor.recipes import TRANSFORMER_ENGINE, of_stack, stack_of
 
-USABLE = 0.9
-"""Share of the memory that a step may fill. The rest is for the CUDA context (about 0.5 GiB), for fragments
-of the allocator and for workspaces. A convention of this tool, on the safe side."""
-
-
 MASTER_BYTES = 11.0
 """Bytes of optimizer state for a trainable parameter above which fp32 master weights are among it: Adam keeps
 12 with them, 8 in fp32 without."""

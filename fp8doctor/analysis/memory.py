@@ -35,7 +35,8 @@ LEAST_GIB = 0.05
 
 USABLE = 0.95
 """Share of the GPU's memory that a step may fill: CUDA's context takes 0.5 GiB, and the allocator's blocks
-are never full. A choice of this tool."""
+are never full. A choice; NVIDIA's LoRA of a Llama 70B ran above it by the estimate
+(``research/benchmarks/published.py``)."""
 
 
 class Peak(NamedTuple):

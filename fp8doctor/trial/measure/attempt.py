@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from fp8doctor.analysis.fp8_weights import USABLE
+from fp8doctor.analysis.memory import USABLE
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, Reason
 from fp8doctor.facts.no_number import NoNumber
 from fp8doctor.facts.unrecorded import NOT_RECORDED
