@@ -140,7 +140,7 @@ def own_compile(facts: Facts) -> Literal["", "whole", "blocks"]:
     marks = facts.get("training.compile_marks", ())
     if marks_without_kernels(facts):
         return ""
-    if any(not mark.name and mark.get("compiles") for mark in marks):
+    if any(not mark.get("name", "?") and mark.get("compiles") for mark in marks):
         return "whole"
     idle = any(mark.get("compiles") is False for mark in marks)
     every = recorded(facts, "network.blocks") and blocks_are_compiled(facts.network)

@@ -59,7 +59,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
         for each in facts.get("ranks.processes", ()):
             if each.get("end") == end:
                 reason = _explained(each.get("error") or UNSEEN)
-                yield Fault("open", words.format(each.rank), reason, was_seen=True, first=to_do)
+                yield Fault("open", words.format(each.get("rank", "?")), reason, was_seen=True, first=to_do)
     if not recorded(facts, "network"):
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return

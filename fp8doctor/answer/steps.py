@@ -242,7 +242,7 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
     if not recorded(facts, "ranks.processes"):
         return None
     processes = facts.ranks.processes
-    each = [(f"rank {rank.rank}", ", ".join(_rank(rank))) for rank in processes[:MOST_RANKS]]
+    each = [(f"rank {rank.get('rank', '?')}", ", ".join(_rank(rank))) for rank in processes[:MOST_RANKS]]
     if len(processes) > MOST_RANKS:
         each.append(("", f"and {plural(len(processes) - MOST_RANKS, 'rank')} more"))
     found = facts.get("training.distributed")

@@ -14,6 +14,7 @@ from fp8doctor.analysis.treatment_table import after, traits
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts
 from fp8doctor.facts.arm_names import ArmName, is_in_bf16
+from fp8doctor.facts.observation import Rank
 from fp8doctor.render.report_page import page
 from tests import replays
 from tests.replays import ALL, Replay, case, replayed
@@ -136,14 +137,25 @@ def test_a_report_with_a_part_missing_is_shown() -> None:
         of_facts(*each) for each in (("running", "h200x2-ddp_torchao"), ("benchmarks", "h200-qwen3_4b_bf16"))
     )
     raises = of_facts("patients", "h200-te_not_reentrant")
+    failed, sharded = (
+        of_facts("running", "h200x2-ddp_rank_raises"),
+        of_facts("sharded", "h200x2b-fsdp2_bf16_8b"),
+    )
     blocks = tuple(replace(each, count=NOT_RECORDED) for each in cut.network.blocks)
+    marks = tuple(replace(each, name=NOT_RECORDED) for each in sharded.training.compile_marks)
     for facts in (
+        *(replace(each, ranks=replace(each.ranks, processes=unnumbered(each))) for each in (ddp, failed)),
+        replace(sharded, training=replace(sharded.training, compile_marks=marks)),
         replace(ddp, ranks=replace(ddp.ranks, world_size=NOT_RECORDED)),
         replace(ddp, ranks=replace(ddp.ranks, processes=NOT_RECORDED)),
         replace(cut, network=replace(cut.network, blocks=blocks)),
         replace(raises, trial=replace(raises.trial, reason=NOT_RECORDED)),
     ):
         assert page(diagnose(facts)).parts
+
+
+def unnumbered(facts: Facts) -> tuple[Rank, ...]:
+    return tuple(replace(each, rank=NOT_RECORDED) for each in facts.ranks.processes)
 
 
 def of_facts(folder: str, name: str) -> Facts:
