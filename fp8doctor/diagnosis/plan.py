@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.arms import uses_fp8
-from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks
+from fp8doctor.analysis.compile_coverage import compile_treatment, covered_by_blocks, is_inside
 from fp8doctor.analysis.conversion import convert, keep_in_bf16, with_recipe
 from fp8doctor.analysis.fp8_request import asks_for_torchao, fp8_was_asked_for, runs_in_fp32
 from fp8doctor.analysis.layers import to_convert
@@ -346,6 +346,8 @@ def _with_a_start(steps: Sequence[Step], view: TrialView, findings: Sequence[Fin
         if eager and not any(map(compiles, steps)):
             title = "FP8 of torchao is slower than BF16 until it is compiled"
             return (*steps, _step(title, compile_treatment(facts, eager)))
+    if uses_fp8(facts) and not timed and not stops and not any(map(compiles, steps)):
+        return (*steps, *filter(None, [if_recorded(_compiling_the_rest, facts)]))
     if timed or uses_fp8(facts) or stops or without_fp8(facts).is_unclear:
         return tuple(steps)
     asked, in_fp32 = fp8_was_asked_for(facts), []
@@ -406,6 +408,20 @@ def _compiling(facts: Facts) -> Step | None:
     treatment = compile_treatment(facts, covered_by_blocks(facts))
     treatment = replace(treatment, summary=_compile_what(facts))
     return replace(_step(title, treatment), saving_ms=saving)
+
+
+def _compiling_the_rest(facts: Facts) -> Step | None:
+    """Compile lists of blocks in 16 bits next to compiled FP8, such as a teacher's or a frozen encoder's."""
+    rest = [each for each in facts.network.blocks if not each.compiled]
+    eager = [each for each in facts.network.linears if any(is_inside(each, blocks) for blocks in rest)]
+    if not eager or not compiles_any(facts) or any(each.use != "none" for each in eager):
+        return None
+    now, later = modelled_step(facts), modelled_step(with_linears_compiled(facts, yes=True))
+    if now is None or later is None or now.step_ms < (1 + OFF) * later.step_ms:
+        return None
+    count = sum(each.count for each in rest)
+    title = f"{count} of {sum(each.count for each in facts.network.blocks)} blocks are not compiled"
+    return _step(title, compile_treatment(facts, eager))
 
 
 def _compile_what(facts: Facts, *, by_block: bool = True) -> str:
