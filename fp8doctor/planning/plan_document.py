@@ -23,9 +23,6 @@ from fp8doctor.version import VERSION
 
 SCHEMA_VERSION = 1
 
-LEAST_GIB = 0.5
-"""GiB below which memory counts as unchanged."""
-
 MOST_TOKENS = 1 << 16
 """Tokens of a micro-batch that is assumed. A convention: with more of them the speedup hardly changes."""
 
@@ -150,7 +147,7 @@ def answer(found: Sequence[Row], options: Options) -> str:
 
 
 def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
-    """Say what to know of the best recipe, and which others of its library gain nothing."""
+    """Say what to know of the best recipe."""
     own = [each for each in fitting if each.stack == "torchao" != best.stack and not each.gains_nothing]
     if own:
         simpler = min(own, key=lambda each: each.step_ms or 0.0)
@@ -159,14 +156,7 @@ def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
     faster = next((each for each in fitting if (each.step_ms or 0.0) < (best.step_ms or 0.0)), None)
     if faster:
         yield f"{faster.words} gives {faster.gives}: less exact, and not surely faster."
-    none = [each.recipe for each in fitting if each.stack == best.stack and each.gains_nothing]
-    if none:
-        named = " and ".join(filter(None, (", ".join(none[:-1]), none[-1])))
-        yield f"{named[:1].upper()}{named[1:]} {'gains' if len(none) == 1 else 'gain'} nothing."
-    saved = (best.bf16_memory_gib or 0.0) - (best.memory_gib or 0.0)
-    size = f"{abs(saved):.1f} GiB" if abs(saved) >= LEAST_GIB else "no memory"
-    told = f"takes {size} more than BF16" if saved <= -LEAST_GIB else f"saves {size} here"
-    yield f"{best.words if own else 'FP8'} {told}."
+    yield f"It takes {best.memory_gib:,.1f} GiB, BF16 {best.bf16_memory_gib:,.1f}."
 
 
 def notes(facts: Facts, found: Sequence[Row], options: Options, assumed: int | None) -> Iterator[str]:
@@ -185,14 +175,9 @@ def notes(facts: Facts, found: Sequence[Row], options: Options, assumed: int | N
             "fp8doctor assumes BF16 for LoRA's adapters. PEFT makes them fp32 unless you pass "
             "autocast_adapter_dtype=False."
         )
-        gib = 2 * facts.network.parameters / 2**30
-        yield (
-            f"FP8 training keeps the frozen base in 16 bits: about {gib:.1f} GiB of weights. Stored in 8 or "
-            f"4 bits they take {gib / 2:.1f} or {gib / 4:.1f} GiB, without a speedup."
-        )
+        yield "FP8 training keeps the frozen base in 16 bits."
     if any(each.get("role") == "experts" for each in facts.network.linears):
         yield "fp8doctor assumes that all experts get equal shares of the tokens."
-    if options.step_ms is None and measured_bf16_ms(facts):
-        yield f"All times are scaled to the BF16 step that the report measured on {facts.trial.gpu}."
-    if options.step_ms is not None:
-        yield f"All times are scaled to your BF16 step of {options.step_ms:g} ms on {found[0].gpu}."
+    if step_ms := options.step_ms or measured_bf16_ms(facts):
+        gpu = found[0].gpu if options.step_ms else facts.trial.gpu
+        yield f"All times are scaled to your BF16 step of {step_ms:,.1f} ms on {gpu}."

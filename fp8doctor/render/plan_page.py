@@ -11,12 +11,9 @@ from fp8doctor.render.page import Code, Page, Part, Quiet, Strong, Table, number
 
 HEADS = ("recipe", "ms/step", "tokens/s", "speedup", "range", "GiB", "max batch")
 
-LONGEST_LIMITS = 22
-"""Characters that a line of 100 columns leaves them."""
-
 BASIS = (
     "Estimated: nothing was run. tokens/s and GiB are of one GPU, which is full at 95%; max batch is what "
-    "fits with this recipe; the last column has what FP8 does not speed up, from a tenth of the step. "
+    "fits with this recipe; the last column has the largest part that FP8 does not speed up. "
     "docs/plan.md says what the estimates rest on."
 )
 
@@ -78,10 +75,8 @@ def _cells(name: str, row: Row, of: str = "") -> tuple[str, ...]:
     speedup, between = ("", "") if of else ("-", "-")
     if row.speedup and not of:
         speedup, between = f"{row.speedup:.2f}x", f"{row.speedup_low:.2f}-{row.speedup_high:.2f}"
-    limited = ", ".join(limits[:2])
-    limited = limited if len(limited) <= LONGEST_LIMITS else limits[0]
-    fits = "-" if batch is None else f"{batch:,}" if batch else "none fits"
-    return name, number(ms), number(tokens, 0), speedup, between, number(gib), fits, limited
+    fits = f"{batch:,}" if batch else "none fits"
+    return name, number(ms), number(tokens, 0), speedup, between, number(gib), fits, "".join(limits[:1])
 
 
 def _legend(found: Sequence[Row]) -> Iterator[str]:

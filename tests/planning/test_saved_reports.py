@@ -26,7 +26,7 @@ def test_a_plan_is_scaled_to_the_measured_bf16_on_any_gpu(path: Path, fp8: str) 
     assert rows["H200"].bf16_step_ms == pytest.approx(timed["bf16_compiled"].step_ms, rel=1e-3)
     assert rows["H200"].step_ms == pytest.approx(timed[fp8].step_ms, rel=0.05)
     assert 1.5 < rows["H200"].bf16_step_ms / rows["B200"].bf16_step_ms < 2.3
-    assert "All times are scaled to the BF16 step that the report measured on NVIDIA H200." in plan.notes
+    assert any(note.startswith("All times are scaled") for note in plan.notes)
 
 
 @pytest.mark.parametrize("name", ["h200-te_checkpointed", "h200-te_checkpointed_inside"])
