@@ -146,8 +146,6 @@ class Health(msgspec.Struct, frozen=True):
     samples: tuple[tuple[Header, Sample], ...]
     """In the order of steps. A restarted job replaces the samples after its checkpoint."""
     first_bad: tuple[FirstBad, ...] = ()
-    torn: int = 0
-    """Lines that could not be read."""
 
     @property
     def layers(self) -> dict[str, HealthLayer]:
@@ -185,7 +183,6 @@ def read_health(path: Path) -> Health:
     headers: list[Header] = []
     samples: list[tuple[Header, Sample]] = []
     bad: list[FirstBad] = []
-    torn = 0
     try:
         regular(path)
         with path.open("rb") as lines:
@@ -193,8 +190,7 @@ def read_health(path: Path) -> Health:
                 try:
                     line = decode.decode(text)
                 except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                    torn += bool(text.strip())
-                    continue
+                    continue  # torn
                 if isinstance(line, Header):
                     headers.append(line)
                 elif isinstance(line, FirstBad):
@@ -209,7 +205,7 @@ def read_health(path: Path) -> Health:
         raise UserError(f"{path} holds no health of a job; 'fp8doctor run --health FILE train.py' writes one")
     if headers[-1].format > FORMAT:
         raise UserError(f"{path} was written by fp8doctor {headers[-1].version}, newer than {VERSION}")
-    return Health(path.name, tuple(headers), tuple(samples), tuple(bad), torn)
+    return Health(path.name, tuple(headers), tuple(samples), tuple(bad))
 
 
 def last_step(path: Path) -> int:

@@ -163,13 +163,10 @@ def rise_of(health: Health) -> Rise | None:
     return Rise(points[since][0], smooth[lowest], losses[-1])
 
 
-def _of_rise(rise: Rise, found: Iterable[Fault], health: Health) -> str:
+def _of_rise(rise: Rise, found: Sequence[Fault], health: Health) -> str:
     rose = f"The loss rises since step {rise.since:,}, from {rise.lowest:.4g} to {rise.last:.4g}."
-    since = min((each.since for each in found), default=rise.since + 1)
-    if since < rise.since:
-        return f"{rose} FP8 lost precision before that."
-    if since == rise.since:
-        return f"{rose} FP8 began to lose precision in the same sample: BF16 from a checkpoint would tell."
+    if found:
+        return f"{rose} FP8 had lost precision by then: BF16 from a checkpoint would tell."
     if unseen := [each for each in health.layers.values() if each.unseen]:
         layers = plural(len(unseen), "layer")
         return f"{rose} Whether FP8 started it is unknown: inputs and gradients of {layers} were not sampled."
@@ -187,11 +184,10 @@ def _of_healthy(health: Health) -> dict[Status, str]:
     seen = sum(each.unseen is None for each in health.layers.values())
     if not seen:
         return {"unknown": "Whether FP8 is healthy is unknown: inputs and gradients were not sampled."}
-    lowest = [db for by_step in health.lowest_db().values() for db in by_step.values()]
-    layers, steps = plural(seen, "layer"), health.steps
-    layers += f" of {len(health.layers)}" if seen < len(health.layers) else ""
+    lowest, steps = [min(each.values()) for each in health.lowest_db().values()], health.steps
+    sound = f"FP8 is healthy in {seen} of {plural(len(health.layers), 'layer')}"
     low = f" Every tensor was at least {min(lowest):.0f} dB above its rounding error." if lowest else ""
-    return {"healthy": f"FP8 is healthy in {layers}, steps {steps[0]:,} to {steps[-1]:,}.{low}"}
+    return {"healthy": f"{sound}, steps {steps[0]:,} to {steps[-1]:,}.{low}"}
 
 
 def _concluded(found: Iterable[Fault], health: Health, *, after: bool = False) -> Iterator[Conclusion]:
@@ -211,7 +207,7 @@ def _sentence(members: Sequence[Fault]) -> str:
     first = members[0]
     names = ", ".join(each.layer for each in members[:NAMED])
     more = f" and {len(members) - NAMED} more" if len(members) > NAMED else ""
-    when = f"since {'the restart, ' if first.restarted else ''}step {first.since:,}"
+    when = f"since step {first.since:,}"
     if not first.lasts:
         when = f"from step {first.since:,} to {max(each.last for each in members):,}"
     its, amount = f"{'its' if len(members) == 1 else 'their'} {first.operand}", first.amount
@@ -221,9 +217,8 @@ def _sentence(members: Sequence[Fault]) -> str:
         "saturated": f"{percent(amount)} of {its} is too large for FP8 {when}",
         "flushed": f"{percent(amount)} of {its} has flushed to zero {when}",
         "imprecise": f"{its} is only {amount:.0f} dB above its rounding error {when}",
-        "poisoned_history": f"{its} uses {used} of the scale's range {when}: the amax history "
-        f"{'of the checkpoint' if first.restarted else 'still'} holds a value {1 / (amount or 1):,.0f} times "
-        "as large",
+        "poisoned_history": f"{its} uses {used} of the scale's range {when}: the amax history holds a value "
+        f"{1 / (amount or 1):,.0f} times as large",
         "stale_scale": f"the scale of {its} is stale {when}: the largest element is {used} of its range",
     }[first.kind]
     return f"{names}{more}: {what}."

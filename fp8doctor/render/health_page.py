@@ -98,5 +98,3 @@ def _basis(health: Health) -> Iterator[str]:
         yield f"Input and gradient of {plural(count, 'layer')} are unknown: {why}."
     notes = dict.fromkeys(note for each in samples for note in each.notes)
     yield from (f"{note[:1].upper()}{note[1:]}." for note in list(notes)[:WORST])
-    if health.torn:
-        yield f"{plural(health.torn, 'line')} of the file could not be read."

@@ -62,7 +62,7 @@ def test_healthy_runs_are_accused_of_nothing(name: str, tmp_path: Path) -> None:
     ("name", "layer", "kind", "said"),
     [
         ("poisoned_history", "blocks.3.up", "poisoned_history", "47,603 times as large"),
-        ("stale_history", "blocks.3.qkv", "poisoned_history", "since the restart, step 152"),
+        ("stale_history", "blocks.3.qkv", "poisoned_history", "since step 152"),
         ("underflow", "blocks.3.proj", "flushed", "91% of their gradient"),
     ],
 )
@@ -98,7 +98,7 @@ def test_layers_of_which_only_weights_are_known_are_neither_sound_nor_cleared(
     seen = replace(header, layers=(replace(one, unseen=None), *others))
     verdict = conclude(replace(health, headers=(seen,)))
     assert verdict.status == ("diverges" if name == "diverges" else "healthy")
-    said = f"{len(others)} layers" if name == "diverges" else f"1 layer of {len(layers)}"
+    said = f"{len(others)} layers" if name == "diverges" else f"1 of {len(layers)} layers"
     assert said in verdict.summary
 
 
