@@ -56,7 +56,7 @@ def unaligned_dimensions(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | 
         explanation="Every side of an FP8 matmul must be a multiple of 16 (MX 32, torchao's blockwise and "
         "NVFP4 128). Otherwise a converted layer raises in the step, and a converter leaves it in 16 bits.",
         evidence={"raising_layers": len(raising), "skipped_layers": len(skipped), "first": found[0].name},
-        treatment=kit.padding.pad_sides(padded, kept, facts) if padded else kit.keep_in_bf16(kept, facts),
+        treatment=kit.padding.pad_sides(padded, kept) if padded else kit.keep_in_bf16(kept, facts),
     )
 
 
@@ -79,9 +79,9 @@ def rows_unaligned(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         explanation=f"In one forward, {first.name} multiplies {kit.plural(rows, 'row')} of the batch's "
         f"{workload.tokens} {'tokens' if workload.sequence_length else 'rows'}.",
         evidence={"layers": len(found), "first": first.name, "rows": rows, "multiple": multiple},
-        treatment=kit.padding.pad_batch(workload, multiple, first)
+        treatment=kit.padding.pad_batch(workload, multiple)
         if of_batch
-        else kit.padding.fitting_batch(found, fp8, facts) or kit.keep_in_bf16([*found], facts),
+        else kit.keep_in_bf16([*found], facts),
         breaks="step_raises",
     )
 

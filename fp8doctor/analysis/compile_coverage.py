@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from fp8doctor.analysis.conversion import names_in_python
-from fp8doctor.analysis.layers import in_its_place, in_python, wrapped_in_python
+from fp8doctor.analysis.layers import in_its_place, in_python
 from fp8doctor.analysis.treatment_table import COMPILE_BLOCKS, COMPILE_LAYERS, COMPILE_MODEL
 from fp8doctor.facts import Blocks, CompileMark, Facts, Linear, Network, recorded
 from fp8doctor.finding import Treatment
@@ -114,23 +114,15 @@ def with_kernels(lines: list[str], facts: Facts) -> list[str]:
 
 
 def with_default_backend(facts: Facts) -> list[str]:
-    """Write the user's compilations without kernels as such by the default backend."""
+    """Write the user's compilations in place without kernels as such by the default backend."""
     network, marks = facts.network, marks_without_kernels(facts)
-    model, compiled = in_python("", network), wrapped_in_python(network, within="OptimizedModule")
     lines = [f"# without backend={marks[0].backend!r}, which generates no kernel"]
-    ways = {
-        "in_place": (compile_whole(network), f"{model}.get_submodule(name).compile()"),
-        "wrapped": (
-            [f"{compiled} = torch.compile({compiled}._orig_mod)"],
-            f"{model}.set_submodule(name, torch.compile({model}.get_submodule(name)._orig_mod))",
-        ),
-    }
-    for form, (whole, each) in ways.items():
-        names = [mark.name for mark in marks if mark.form == form]
-        lines += whole if "" in names else []
-        if inside := names_in_python([name for name in names if name]):
-            lines.append(f"for name in {' | '.join(inside)}:\n    {each}")
-    if any(mark.form not in ways for mark in marks):
+    names = [mark.name for mark in marks if mark.form == "in_place"]
+    lines += compile_whole(network) if "" in names else []
+    if inside := names_in_python([name for name in names if name]):
+        module = f"{in_python('', network)}.get_submodule(name)"
+        lines.append(f"for name in {' | '.join(inside)}:\n    {module}.compile()")
+    if len(names) < len(marks):
         lines.append("# change your own call of torch.compile")
     return lines
 

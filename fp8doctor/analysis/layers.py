@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Sequence
-from itertools import takewhile
 from keyword import iskeyword
 
 from fp8doctor.cost.layer import OWN_FORWARD
@@ -66,10 +65,9 @@ def _model(network: Network) -> str:
     return "model.module" if wrapped else "model"
 
 
-def wrapped_in_python(network: Network, within: str = "") -> str:
-    """Write the model inside all of its wrappers, or one of them, for a line that assigns to it."""
-    wrappers = takewhile(lambda each: each != within, network.get("wrappers", ()))
-    return ".".join(["model", *(INSIDE[each] for each in wrappers if each in INSIDE)])
+def wrapped_in_python(network: Network) -> str:
+    """Write the model inside all of its wrappers, for a line that assigns to it."""
+    return ".".join(["model", *(INSIDE[each] for each in network.get("wrappers", ()) if each in INSIDE)])
 
 
 def _container(name: str, network: Network) -> str | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,9 +19,6 @@ from fp8doctor.facts import Facts, Linear, Network, Unrecorded, Workload
 from fp8doctor.finding import Saving, Treatment
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.wording import plural
-
-OF_AN_MLP = re.compile(r"\bmlp\.(gate|up|down)_proj\b")
-"""Layers of transformers between ``hidden_size`` and ``intermediate_size``."""
 
 LEAST_WIDTH = 2 * FP8_MULTIPLE
 """Features from which a side may be padded: below, padding costs as much (17 to 32) as FP8 can save."""
@@ -59,16 +54,13 @@ def may_be_padded(facts: Facts) -> Callable[[Linear], bool]:
     return may_be
 
 
-def pad_sides(padded: Sequence[Linear], kept: Sequence[str], facts: Facts) -> Treatment:
+def pad_sides(padded: Sequence[Linear], kept: Sequence[str]) -> Treatment:
     """Pad these layers' sides, and leave out of the conversion those that are ``kept``."""
     lines = dict[str, None]()
     for linear in sorted(padded, key=lambda each: (each.in_features, each.out_features)):
         k, n, multiple = linear.in_features, linear.out_features, multiple_of(linear)
-        named = {side: _setting(side, linear, facts.network) for side in (k, n) if side % multiple}
-        new = {f"{setting} = {round_up(side, multiple)}": str(side) for side, setting in named.items()}
-        if not all(named.values()):
-            new = {f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})": f"nn.Linear({k}, {n})"}
-        lines |= {f"{line}   # was {old}: multiples of {multiple}": None for line, old in new.items()}
+        new = f"nn.Linear({round_up(k, multiple)}, {round_up(n, multiple)})"
+        lines[f"{new}   # was nn.Linear({k}, {n}): multiples of {multiple}"] = None
     if kept:
         lines[
             f"# not {', '.join(kept)}: leave {'it' if len(kept) == 1 else 'them'} out of the conversion"
@@ -79,15 +71,6 @@ def pad_sides(padded: Sequence[Linear], kept: Sequence[str], facts: Facts) -> Tr
         code="\n".join(lines),
         kind="sketch",
     )
-
-
-def _setting(side: int, linear: Linear, network: Network) -> str | None:
-    """Name the setting that makes a side this wide; outside transformers None but for a vocabulary."""
-    between = OF_AN_MLP.search(linear.name) and side != network.get("hidden_size")
-    setting = "vocab_size" if side == network.get("vocabulary") else "intermediate_size" if between else None
-    if network.get("save_pretrained"):
-        return setting and f"config.{setting}"
-    return "vocab_size" if setting == "vocab_size" and linear.role == "head" else None
 
 
 def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, int]]:
@@ -104,7 +87,7 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
             if not aligned and linear.features.get("pad_token_groups_for_grouped_mm") is not True:
                 unknown.append(linear)
         elif facts.workload.batch_source == "given" and (multiple := tokens_divisor(linear)) > 1:
-            tokens, ranks = facts.workload.tokens or 0, sequence_ranks(linear)
+            tokens, ranks = facts.workload.tokens or 0, int(linear.features.get("sequence_ranks") or 1)
             multiple *= ranks
             if linear.role == "experts" and not seen:
                 unknown.append(linear)
@@ -120,43 +103,17 @@ def refused_rows(fp8: Sequence[Linear], facts: Facts) -> dict[str, tuple[int, in
     return found
 
 
-def sequence_ranks(linear: Linear) -> int:
-    return int(linear.features.get("sequence_ranks") or 1)
-
-
-def pad_batch(workload: Workload, multiple: int, linear: Linear) -> Treatment:
-    """Pad the batch for this layer: sequences in the collator, of a matrix its first dimension."""
-    tokens, length, ranks = workload.tokens or 0, workload.sequence_length, sequence_ranks(linear)
+def pad_batch(workload: Workload, multiple: int) -> Treatment:
+    """Pad the batch: sequences in the collator, of a matrix its first dimension."""
+    tokens, length = workload.tokens or 0, workload.sequence_length
     what, padded = "rows", round_up(tokens, multiple)
     line = f"x = torch.nn.functional.pad(x, (0, 0, 0, -len(x) % {multiple}))"
     if length:
         what, padded = "tokens", (workload.batch_size or 1) * round_up(length, multiple)
         line = f"collator = DataCollatorWithPadding(tokenizer, pad_to_multiple_of={multiple})"
     line += f"   # {tokens} to {padded} {what}"
-    if ranks > 1:
-        line += (
-            f"\n# {multiple // ranks} for each of {ranks} ranks: pad the packed batch, and mask what you add"
-        )
     summary = f"pad the batch to a multiple of {multiple} {what}"
     return Treatment(name="pad-tokens", summary=summary, code=line, kind="sketch")
-
-
-def fitting_batch(refused: Collection[str], fp8: Sequence[Linear], facts: Facts) -> Treatment | None:
-    """Choose the next batch whose rows every FP8 layer takes, if most of them refuse this one's.
-
-    None if few do, which can stay in 16 bits, or if the rows are not those of whole samples.
-    """
-    now, trainer = facts.workload.get("batch_size"), facts.trainer()
-    needs = {(rows, tokens_divisor(each)) for each in fp8 for rows in rows_seen(each, facts)}
-    routed = any(each.role == "experts" for each in fp8)
-    if routed or 2 * len(refused) <= len(fp8) or not now or any(rows % now for rows, _ in needs):
-        return None
-    fits = next(size for size in count(now) if all(rows // now * size % need == 0 for rows, need in needs))
-    line = f"DataLoader(..., batch_size={fits}, drop_last=True)"
-    if trainer:
-        line = trainer.call(f"per_device_train_batch_size={fits}, dataloader_drop_last=True")
-    summary = f"use {fits} samples per micro-batch, so every FP8 layer gets rows that it takes"
-    return Treatment(name="pad-tokens", summary=summary, code=f"{line}   # {now} now", kind="sketch")
 
 
 class Slow(Struct, frozen=True):
