@@ -42,9 +42,6 @@ BUDGET_S = 90.0
 90 s leave out compiled BF16 or the variant with all fixes in one of nine recorded trials; 60 s would leave
 one of them out in all nine (H200, torch 2.11)."""
 
-ABOUT = 1.1
-"""Tolerance: a time is "about" another up to this multiple."""
-
 
 @dataclass(frozen=True)
 class Doing:
@@ -101,13 +98,8 @@ class Course:
 
     def clock(self) -> str:
         """Format the elapsed time and, if there is a budget, the expected total."""
-        now = time.monotonic()
-        spent = f"{now - self._began:.0f} s"
-        if self._ends is None:
-            return spent
-        about_s = self._ends - self._began
-        between = " of" if now - self._began <= ABOUT * about_s else ", longer than"
-        return f"{spent}{between} about {about_s:.0f} s"
+        spent = f"{time.monotonic() - self._began:.0f} s"
+        return spent if self._ends is None else f"{spent} of about {self._ends - self._began:.0f} s"
 
     def line(self) -> str:
         """Format the start of a stage for output without a clock."""

@@ -43,8 +43,8 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
         ends = [sum(each.most_ms for each in found), sum(each.ms for each in found)] if found else []
         told = dict.fromkeys(signed(-ms, 2) for ms in ends)
         flops, costs = percent(share) if share else "-", " to ".join(told) or "-"
-        alone = next((if_recorded(_alone, shapes[each]) or "-" for each in names if each in shapes), "-")
-        rows.append((name, str(len(members)), shape, flops, costs, alone, compiled, how))
+        of_one = next((if_recorded(alone, shapes[each]) or "-" for each in names if each in shapes), "-")
+        rows.append((name, str(len(members)), shape, flops, costs, of_one, compiled, how))
     return tuple(rows)
 
 
@@ -70,7 +70,7 @@ def runs_in(linear: Linear) -> str:
     return f"{dtype}, weights only ({label or 'unknown'})" if use == "storage" else dtype
 
 
-def _alone(shape: LayerShape) -> str:
+def alone(shape: LayerShape) -> str:
     if shape.get("fp8_ms") is None:
         return f"{shape.bf16_ms:.2f}"
     casts = f" + {shape.casts_ms:.2f}" if shape.get("casts_ms") is not None else ""

@@ -28,9 +28,6 @@ from fp8doctor.facts import Facts
 MAX_REGRESSION_PCT = 5.0
 """Default of ``--max-regression``, in percent of the baseline's step time. A choice."""
 
-MOST_NAMED = 6
-"""Codes in one sentence."""
-
 
 class Gate(Struct, frozen=True):
     """Requirements for a report."""
@@ -141,8 +138,7 @@ def _grave(report: Document, least: Severity) -> list[str]:
 def _graver(report: Document, least: Severity) -> str:
     """Name what is at or above a severity: findings, else the verdict."""
     if codes := _grave(report, least):
-        more = f" and {len(codes) - MOST_NAMED} more" if len(codes) > MOST_NAMED else ""
-        return f"Found {', '.join(codes[:MOST_NAMED])}{more} with --fail-on {least}."
+        return f"Found {', '.join(codes)} with --fail-on {least}."
     return f"{box(report.answer).title.text}."
 
 

@@ -26,7 +26,6 @@ from fp8doctor.analysis.fp8_request import (
     fp8_was_asked_for,
     may_have_converted,
     opens_te_autocast,
-    precision_of,
     with_handler,
 )
 from fp8doctor.analysis.layer_gain import MOST_GROWTH, to_keep
@@ -138,8 +137,7 @@ def more_tokens(facts: Facts, tokens: int) -> Treatment | None:
         return None
     summary = f"use {tokens:,} tokens per micro-batch"
     if growth != 1:
-        summary += f"; the global batch {'grows' if growth > 1 else 'shrinks'} to {round(growth, 2):g} times "
-        summary += "its size, which changes the training"
+        summary += f"; the global batch has {round(growth, 2):g} times its size, which changes the training"
     code = _times_the_batch(times, facts)
     return Treatment(name=MORE_TOKENS, summary=summary, code=code, tokens=tokens)
 
@@ -282,10 +280,7 @@ def compiled_as(form: str, facts: Facts) -> list[str]:
 def _without_fp8(facts: Facts) -> str:
     """Tell what leaves FP8 out, if it is asked for."""
     variables = facts.variables()
-    asked, decided = asked_by_environment(variables), precision_of(facts.accelerate(), facts.trainer())
-    if BACKEND in variables and decided not in (None, "fp8") and not asked:
-        return f"# in the shell: unset {BACKEND} (the precision is {decided} already)"
-    if BACKEND in variables or asked or may_have_converted(facts):
+    if BACKEND in variables or asked_by_environment(variables) or may_have_converted(facts):
         return (
             '# leave FP8 out: Accelerator(mixed_precision="bf16"), or accelerate launch --mixed_precision '
             "bf16" + (f",\n# without {BACKEND} in the environment" if BACKEND in variables else "")

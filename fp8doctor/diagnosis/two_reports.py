@@ -23,7 +23,7 @@ from fp8doctor.analysis.step_difference import (
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool, tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Arm, Facts, if_recorded, recorded
+from fp8doctor.facts import Arm, Facts, Package, if_recorded, recorded
 from fp8doctor.facts.arm_names import Reason
 from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.record import Record, encode, to_builtins
@@ -193,22 +193,20 @@ def _batch(facts: Facts) -> str:
 
 
 def _version(name: str) -> Callable[[Facts], str]:
-    return lambda facts: facts.software.get(name) or ""
+    return lambda facts: facts.get(f"software.{name}") or ""
 
 
 def _package(name: str) -> Callable[[Facts], str]:
-    return lambda facts: facts.packages()[name].get("version") or "" if name in facts.packages() else ""
-
-
-def _processes(facts: Facts) -> str:
-    return str(facts.training.distributed.world_size if facts.training.distributed else 1)
+    return lambda facts: facts.packages().get(name, Package()).get("version") or ""
 
 
 _COMPARED: dict[str, Callable[[Facts], str]] = {
     "GPU": _gpu,
     "model": _model,
     "batch": _batch,
-    "processes": _processes,
+    "processes": lambda facts: str(
+        facts.training.distributed.world_size if facts.training.distributed else 1
+    ),
     "torch": _version("torch"),
     "CUDA": _version("cuda"),
     "driver": _version("driver"),

@@ -52,7 +52,7 @@ def _table(found: Comparison) -> Table:
     spreads = [f" ± {(high - low) / 2:,.1f}" if low and high else "" for low, high in ends]
     ms = _both(one.step_ms, other.step_ms, 1, *spreads)
     rows = (
-        (f"ms/step{' (CPU)' if one.on_cpu and other.on_cpu else ''}", *ms),
+        ("ms/step", *ms),
         ("ms/step, estimated", *_both(one.estimated_ms, other.estimated_ms, 1)),
         ("tokens/s", *_both(one.tokens_per_s, other.tokens_per_s, 0)),
         ("peak memory, GiB", *_both(one.peak_gib, other.peak_gib, 1)),
@@ -92,12 +92,7 @@ def _families(found: Comparison) -> Table:
 
 def _basis(found: Comparison) -> str:
     """Say how the times were taken; empty without any."""
-    told = []
-    for step in found.steps:
-        if step.step_ms:
-            rounds = f" in {len(step.rounds_ms)} rounds" if step.rounds_ms else ""
-            cut = ", predicted from cuts of the model" if step.predicted else ""
-            told.append(f"{step.name} measured on {step.measured_on}{rounds}{cut}")
+    told = [f"{step.name} measured on {step.measured_on}" for step in found.steps if step.step_ms]
     apart = (
         "± is half of the interval that holds the time in a script with 90% confidence. The two were timed "
         "apart, so that clocks and heat may differ too."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fp8doctor.answer.items import HOW_KNOWN
-from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in
+from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, alone, layer_rows, layer_shape, runs_in
 from fp8doctor.facts import Facts, LayerShape, if_recorded, recorded
 from fp8doctor.render.page import Page, Quiet, Table, labelled
 from fp8doctor.wording import plural
@@ -23,10 +23,8 @@ def page(layers: Sequence[LayerReport], asked: str, facts: Facts) -> Page:
 
 
 def _alone(shape: LayerShape) -> list[str]:
-    fp8 = f"FP8 {shape.fp8_ms:.3f} ms" if shape.fp8_ms is not None else shape.reason
-    casts = f"casts {shape.casts_ms:.3f} ms" if shape.casts_ms is not None else None
     sides = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
-    return [*filter(None, (sides, f"BF16 {shape.bf16_ms:.3f} ms", fp8, casts))]
+    return [sides, f"{alone(shape)} ms (BF16 | FP8 + its casts)"]
 
 
 def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
