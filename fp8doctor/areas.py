@@ -22,8 +22,3 @@ AREAS = (
     "step",
 )
 """Folders of ``checks/``, in the order in which the report shows them."""
-
-
-def position(area: str) -> int:
-    """Find an area's position in a report; unknown areas come last."""
-    return AREAS.index(area) if area in AREAS else len(AREAS)

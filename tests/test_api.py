@@ -243,9 +243,8 @@ def test_a_trainer_brings_its_model_its_optimizer_and_its_arguments(trainers: An
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_the_trainers_own_is_told(trainers: Any) -> None:
-    """Nothing of it is called: what a user computes there may change the Trainer. It may be the model's own,
-    as where metrics are noted beside it, so that it is not said to be another."""
+def test_a_loss_that_is_the_trainers_own_is_a_fact(trainers: Any) -> None:
+    """Nothing of it is called: what a user computes there may change the Trainer."""
 
     class Weighted(trainers.Trainer):  # type: ignore[misc, name-defined]
         def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
@@ -255,22 +254,14 @@ def test_a_loss_that_is_the_trainers_own_is_told(trainers: Any) -> None:
         def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
             raise AssertionError("it is called")
 
-    def told(kind: Any, *, smoothing: float = 0.0, loss: Any = None, **settings: Any) -> str:
+    def own(kind: Any, *, smoothing: float = 0.0, **settings: Any) -> str | None:
         trainer = kind(llama(), trainers.arguments(label_smoothing_factor=smoothing), **settings)
-        return " ".join(str(inspect_model(trainer, loss=loss, trial=False)).split())
+        return inspect_model(trainer, trial=False).facts.training.trainer.own_loss
 
-    line = "The loss is the model's own; the Trainer's ({}) is not called: "
-    given = told(trainers.Trainer, compute_loss_func=lambda *each, **named: each[0].loss)
-    assert line.format("Weighted.compute_loss") in told(Weighted)
-    assert line.format("Twice.training_step") in told(Twice)
-    assert line.format("label_smoother") in told(trainers.Trainer, smoothing=0.1)
-    assert line.format("compute_loss_func") in given
-    for own in (
-        told(trainers.Trainer),
-        told(trainers.Seq2Seq),
-        told(Weighted, loss=lambda *each: each[0].loss),
-    ):
-        assert "is not called" not in own
+    given = own(trainers.Trainer, compute_loss_func=lambda *each, **named: each[0].loss)
+    assert (own(Weighted), own(Twice)) == ("Weighted.compute_loss", "Twice.training_step")
+    assert (own(trainers.Trainer, smoothing=0.1), given) == ("label_smoother", "compute_loss_func")
+    assert (own(trainers.Trainer), own(trainers.Seq2Seq)) == (None, None)
 
 
 @pytest.mark.parametrize(("asked", "by_hand"), [(True, False), (True, True), (False, False)])
@@ -281,7 +272,7 @@ def test_what_a_trainer_turns_on_in_train_only_is_told(asked: bool, by_hand: boo
         model.gradient_checkpointing_enable()
     trainer = trainers.Trainer(model, trainers.arguments(gradient_checkpointing=asked))
     said = " ".join(str(inspect_model(trainer, trial=False)).split())
-    assert ("Without the checkpointing that train() turns on." in said) == (asked and not by_hand)
+    assert ("checkpointing off until train()" in said) == (asked and not by_hand)
 
 
 @dataclasses.dataclass

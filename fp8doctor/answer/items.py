@@ -12,8 +12,6 @@ from fp8doctor import registry
 from fp8doctor.analysis.arms import timed_on_gpu
 from fp8doctor.analysis.treatment_table import OPTIMIZER_LAST, STAY_IN_BF16, traits
 from fp8doctor.analysis.trial_view import TrialView
-from fp8doctor.answer.verdict import GRAVE, Status
-from fp8doctor.areas import position
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.facts import Facts, if_recorded, recorded
 from fp8doctor.finding import Basis, Finding, Outcome, Saving
@@ -122,7 +120,7 @@ def items(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) -
 
 
 def _fix_aside(step: Step, steps: Sequence[Step], view: TrialView, shown_in: int | None) -> str:
-    """Say where a fix is written, what it saves and with which others, or why it has no time.
+    """Say where a fix is written, what it saves and with which others, or that it has no time.
 
     ``shown_in`` is the number of an earlier fix with the same lines.
     """
@@ -151,27 +149,18 @@ def _saves(saving: Saving, after: str = "") -> str:
     how = HOW_KNOWN[saving.basis]
     if saving.from_ms is not None and saving.to_ms is not None:
         times = f"from {saving.from_ms:,.1f} {after}to {saving.to_ms:,.1f}"
-        return (
-            f"{'saves' if saving.middle >= 0 else 'costs'} {abs(saving.middle):,.1f} ms/step, {times}, {how}"
-        )
-    how += f" for {saving.gpu}" if saving.basis == "modelled" and saving.gpu else ""
-    if saving.low < 0 < saving.high:
-        return f"saves or costs: −{rounded_ms(saving.low)} to +{rounded_ms(saving.high)} ms/step, {how}"
-    first, last = map(rounded_ms, sorted((saving.low, saving.high), key=abs))
-    most = not saving.low and saving.high > 0
-    amount = f"at most {last}" if most else first if first == last else f"{first} to {last}"
-    return f"{'saves' if saving.high >= 0 else 'costs'} {amount} ms/step, {how}"
+        return f"saves {saving.middle:,.1f} ms/step, {times}, {how}"
+    how += f" for {saving.gpu}" if saving.gpu else ""
+    low, high = (f"{'−' * (each < 0)}{rounded_ms(each)}" for each in (saving.low, saving.high))
+    return f"saves {f'{low} to {high}' if saving.low else f'at most {high}'} ms/step, {how}"
 
 
 def _not_timed(step: Step, view: TrialView) -> str:
-    """Say why a trial on a GPU has no time of a fix; empty without a trial."""
-    name, arms = step.treatment.name, view.facts.arms()
-    planned = [each for each in arms if name in each.get("treatments", ())]
-    if not timed_on_gpu(view.facts) or not any(each.tried for each in arms) or any(e.tried for e in planned):
+    """Say that a trial on a GPU has no time of a fix; empty without a trial."""
+    name, tried = step.treatment.name, [each for each in view.facts.arms() if each.tried]
+    if not timed_on_gpu(view.facts) or not tried or any(name in each.get("treatments", ()) for each in tried):
         return ""
-    if planned or (name == STAY_IN_BF16 and view.own_bf16_left_out):
-        return "not timed"  # the table says why
-    return f"not timed: {'no part of this trial' if traits(name).runs else 'fp8doctor cannot apply it'}"
+    return "not timed" if traits(name).runs else "not timed: fp8doctor cannot apply it"
 
 
 def _ended_by(finding: Finding, steps: Sequence[Step]) -> str:
@@ -207,44 +196,31 @@ MARK_OF_OUTCOME: dict[str, Mark] = {
 }
 
 
-GRAVEST_MARK: tuple[Mark, ...] = ("unknown", "healthy", "not_applicable")
-"""Of an area the first of these marks counts."""
+CHECKS: dict[Mark, str] = {
+    "healthy": "found nothing",
+    "not_applicable": "not applicable",
+    "unknown": "without an answer (-v says why)",
+}
+"""Mark of checks without a finding -> its words."""
 
 
-def area_marks(
-    outcomes: Iterable[Outcome], findings: Iterable[Finding], status: Status, facts: Facts
-) -> dict[str, Mark]:
-    """Mark each area without a finding: unknown if a check of it is, else healthy.
+def counted(outcomes: Iterable[Outcome], facts: Facts) -> Iterator[Marked]:
+    """Count the checks without a finding.
 
-    A step that is slower than BF16 is not called fine if no check of it found anything. What waits for facts
-    that this way of looking never gives does not apply: watched steps of a model, the ranks of one process.
+    What waits for facts that this way of looking never gives does not apply: watched steps of a model, the
+    ranks of one process.
     """
     watched = facts.get("target.kind") == "script"
     several = watched and facts.get("training.distributed.world_size", 1) > 1
     never = {*(() if watched else ("observed",)), *(() if several else ("ranks",))}
-    is_slow, marks = status in ("fp8_slower", *GRAVE), dict[str, Mark]()
-    troubled = {each.area for each in findings}
-    for each in outcomes:
-        if each.outcome in ("fires", "crashed"):
-            troubled |= {each.area} if each.outcome == "crashed" else set()
-            continue
-        mark = MARK_OF_OUTCOME.get(each.outcome, "healthy")
-        if each.get("missing") in never or (is_slow and each.area == "step" and mark == "healthy"):
-            mark = "not_applicable"
-        marks[each.area] = min(mark, marks.get(each.area, mark), key=GRAVEST_MARK.index)
-    return {area: marks[area] for area in sorted(marks.keys() - troubled, key=position)}
-
-
-def areas(marks: dict[str, Mark]) -> Iterator[Marked]:
-    """Count the areas by what is known of them, and name those not fully checked."""
-    counts = Counter(marks.values())
-    if fine := counts["healthy"]:
-        yield Marked("healthy", f"{plural(fine, 'area')} fine")
-    if aside := counts["not_applicable"]:
-        yield Marked("not_applicable", f"{aside} {'does' if aside == 1 else 'do'} not apply")
-    if unknown := [AREAS.get(area, area) for area, mark in marks.items() if mark == "unknown"]:
-        names = ", ".join(unknown)
-        yield Marked("unknown", f"{len(unknown)} not fully checked (-v says why): {names}")
+    marks = Counter(
+        "not_applicable" if each.get("missing") in never else MARK_OF_OUTCOME.get(each.outcome, "healthy")
+        for each in outcomes
+        if each.outcome != "fires"
+    )
+    for mark, words in CHECKS.items():
+        if marks[mark]:
+            yield Marked(mark, f"{plural(marks[mark], 'check')} {words}")
 
 
 def without_findings(outcomes: Iterable[Outcome]) -> tuple[Marked, ...]:

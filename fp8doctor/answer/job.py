@@ -36,9 +36,7 @@ WATCHED = ("script", "live")
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
     """Describe the GPU and the versions that matter."""
-    if not recorded(facts, "software"):
-        return _gpu(facts, product(modelled_gpu)), "torch unknown"
-    torch, packages = facts.software.get("torch", UNKNOWN), facts.packages()
+    torch, packages = facts.get("software.torch", UNKNOWN), facts.packages()
     versions = {
         label: packages[name].get("version") for name, label in SHOWN_PACKAGES.items() if name in packages
     }
@@ -51,15 +49,11 @@ def _gpu(facts: Facts, modelled: str) -> str:
     gpus, elsewhere = visible_gpus(facts), f"; estimates for {modelled}"
     if gpus is None:
         return f"GPU unknown{elsewhere}"
-    if not gpus:
-        hidden = f"{plural(len(facts.gpus), 'GPU')} hidden from this process" if facts.gpus else "no GPU"
-        return hidden + elsewhere
     counts = Counter(map(gpu_label, gpus))
     names = " + ".join(f"{count} x {label}" if count > 1 else label for label, count in counts.items())
     if modelled:
-        return names + elsewhere * bool(facts.get("assumed_gpu"))
-    amd = all(gpu.get("vendor") == "amd" for gpu in gpus)
-    return f"{names}; no {'estimates for AMD' if amd else 'datasheet, so no estimates'}"
+        return (names or "no visible GPU") + elsewhere * bool(facts.get("assumed_gpu") or not gpus)
+    return f"{names}; no estimates"
 
 
 def gpu_label(gpu: Gpu) -> str:
@@ -79,9 +73,7 @@ def short_version(version: str) -> str:
 
 
 def model(facts: Facts) -> str:
-    """Describe the model, its size and its batch; empty for the environment alone."""
-    if not recorded(facts, "target") or facts.target.get("kind") == "environment":
-        return ""
+    """Describe the model, its size and its batch."""
     counted, steps = facts.get("network.parameters"), facts.get("observed.steps_ms")
     known = [f"{quantity(counted)} parameters"] if counted is not None else []
     known += [_batch(facts)] if recorded(facts, "workload") else []
@@ -98,21 +90,11 @@ def _batch(facts: Facts) -> str:
         text += f", most FLOPs in {rows} rows" if rows not in (None, tokens) else ""
     elif rows or tokens or size:
         text = f"{rows or tokens} rows" if rows or tokens else f"a batch of {size}"
-    elif _lacks_batch(facts):
-        return "batch not looked at" if facts.get("target.kind") in WATCHED else "no synthetic batch"
     else:
         return "batch unknown"
-    count = workload.get("accumulate", 1)
-    passes = facts.get("observed.backwards") or count
-    if count > 1:
-        calls = f"{count} calls ({passes} micro-batch{'' if passes == 1 else 'es'})" if passes < count else ""
-        text += f" in each of {calls or f'{count} micro-batches'}"
+    if (count := workload.get("accumulate", 1)) > 1:
+        text += f" in each of {count} calls"
     return f"{text} (synthetic)" if workload.get("batch_source") == "made up" else text
-
-
-def _lacks_batch(facts: Facts) -> bool:
-    """Return whether the step has no batch, and why is known."""
-    return facts.workload.get("batch_source", UNKNOWN) is None and bool(facts.workload.get("note"))
 
 
 def quantity(count: int) -> str:
@@ -171,11 +153,9 @@ def _fp8(facts: Facts) -> str:
         ]
         beside = ", ".join(names[:MOST_NAMES]) + " ..." * (len(names) > MOST_NAMES)
         seen = facts.get("observed.steps_ms") or any(each.get("tried") for each in facts.arms())
-        idle = (
-            "does not run" if if_recorded(why_fp8_does_not_run, facts) else "" if seen else "no step finished"
-        )
-        where = f"{'set up ' * bool(idle)}in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
-        return f"{low}{by} {where}{f'; {idle}' if idle else ''}"
+        runs = seen and not if_recorded(why_fp8_does_not_run, facts)
+        where = f"{'' if runs else 'set up '}in {len(fp8)} of {of}{f', not in {beside}' if beside else ''}"
+        return f"{low}{by} {where}"
     if unknown := sum(each.use == "unknown" for each in linears):
         return f"FP8 by name in {unknown} of {of}"
     if stored := sum(map(stores_fp8, linears)):
@@ -196,11 +176,11 @@ def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
     """Count what is compiled, or what asks for it if a finding says that not all of it is."""
     blocks, linears = facts.blocks(), facts.linears()
     done, count, noun = sum(each.compiled is not None for each in linears), len(linears), "Linear"
-    if blocks and all(recorded(each, "compiled") and recorded(each, "count") for each in blocks):
+    if blocks:
         whole = sum(each.compiled for each in blocks)
         if whole or not done:
             done, count, noun = whole, sum(each.count for each in blocks), "block"
-    if not count or (not done and may_be_compiled_by_unsloth(facts)):
+    if not done and may_be_compiled_by_unsloth(facts):
         return UNKNOWN
     doubts = (each for each in findings if each.area == "compilation" and invalidates(each))
     doubt = next(doubts, None) if done else None
@@ -209,15 +189,14 @@ def _compiled(findings: Sequence[Finding], facts: Facts) -> str:
 
 
 def _checkpointing(facts: Facts) -> str:
-    found = facts.training.checkpointing
+    found, trainer = facts.training.checkpointing, facts.trainer()
     if any(each.active is True for each in found):
-        lists = {each.name: if_recorded(recomputed, each, facts) for each in facts.blocks()}
-        if any(lists.values()):
-            blocks = plural(sum(each.count for each in facts.blocks() if lists[each.name]), "block")
-            return f"on in {sum(each or 0 for each in lists.values())} of {blocks}"
-        return "on"
-    undecided = any(each.active is not False for each in found)
-    return "possible (a forward calls checkpoint)" if undecided else "off"
+        counts = [(if_recorded(recomputed, each, facts), each.count) for each in facts.blocks()]
+        told = [f"{count} of {plural(blocks, 'block')}" for count, blocks in counts if count]
+        return f"on in {' and '.join(told)}" if told else "on"
+    if any(each.active is not False for each in found):
+        return "possible (a forward calls checkpoint)"
+    return "off until train()" if trainer and trainer.get("checkpointing") else "off"
 
 
 def _lora(facts: Facts) -> str:
@@ -225,10 +204,8 @@ def _lora(facts: Facts) -> str:
     if not network.adapter_parameters:
         return "none"
     flops = flops_share_pct((linear for linear in facts.linears() if linear.adapter == "adapter"), facts)
-    shares = {"matmul FLOPs": flops}
-    if network.get("parameters"):
-        shares = {"parameters": 100.0 * network.adapter_parameters / network.parameters} | shares
-    return ", ".join(f"{percent(share)} of {of}" for of, share in shares.items() if share) or "on"
+    shares = {"parameters": 100.0 * network.adapter_parameters / network.parameters, "matmul FLOPs": flops}
+    return ", ".join(f"{percent(share)} of {of}" for of, share in shares.items() if share)
 
 
 KERNELS = {"cudnn": "cuDNN", "flash": "flash", "efficient": "memory-efficient", "flex": "flex"}
@@ -245,17 +222,16 @@ def _attention(facts: Facts) -> str:
     ]
     found = (next((words for part, words in KERNELS.items() if part in name), "") for name in ran)
     fused = sorted(set(filter(None, found)))
-    kernels = f"{' and '.join(fused)} kernel{'s' if len(fused) > 1 else ''}" if fused else ""
-    unfused = "no fused kernel" if ran and not fused else ""
+    kernels = f"{' and '.join(fused) or 'no fused'} kernel" if ran else ""
     none = "no attention found" if recorded(facts, "network.attentions") and not (asked or ran) else ""
-    return ", ".join(filter(None, (*asked, kernels, unfused, none)))
+    return ", ".join(filter(None, (*asked, kernels, none)))
 
 
 def made_up(facts: Facts) -> str:
     """Name the step's synthetic parts, and what is missing; else empty."""
     if not recorded(facts, "workload"):
         return ""
-    work, trainer = facts.workload, facts.trainer()
+    work = facts.workload
     synthetic = {
         "the batch": work.get("batch_source") == "made up",
         "the loss (the mean of the output)": work.get("loss_source") == "mean",
@@ -265,20 +241,7 @@ def made_up(facts: Facts) -> str:
     if parts := [name for name, holds in synthetic.items() if holds]:
         without = work.get("autocast_source") == "none" and lacks_autocast(facts)
         told.append(f"Synthetic: {', '.join(parts)}{'; no autocast' if without else ''}.")
-    if _lacks_batch(facts) and facts.get("target.kind") not in WATCHED:
-        why = (work.note or "").rstrip(".")
+    unseen = work.get("batch_source", UNKNOWN) is None and facts.get("target.kind") not in WATCHED
+    if unseen and (why := (work.get("note") or "").rstrip(".")):
         told.append(f"{why[:1].upper()}{why[1:]}.")
-    of_source = {"output.loss": "the model's own", "mean": "the mean of the output"}
-    used = of_source.get(work.get("loss_source"))
-    copied = not facts.get("observed.steps_ms") or recorded(facts, "trial.arms")
-    if used and copied and trainer is not None and trainer.get("own_loss"):
-        told.append(
-            f"The loss is {used}; the Trainer's ({trainer.own_loss}) is not called: if it is another, "
-            "give it as loss(output, batch) or training_step(model, batch)."
-        )
-    regions = facts.get("training.checkpointing")
-    is_off = regions is not None and all(each.get("active") is False for each in regions)
-    later = trainer is not None and trainer.get("checkpointing") is True
-    if later and is_off and facts.get("target.kind") != "script":
-        told.append("Without the checkpointing that train() turns on.")
     return " ".join(told)

@@ -12,7 +12,7 @@ from fp8doctor.analysis.recipe_support import (
     visible_gpus,
 )
 from fp8doctor.answer.items import MARK_OF_SEVERITY, Mark, Marked
-from fp8doctor.answer.job import gpu_label, short_version
+from fp8doctor.answer.job import gpu_label
 from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, Software, if_recorded, recorded
 from fp8doctor.recipes import STACKS
@@ -47,13 +47,7 @@ def says(report: Document) -> tuple[Mark, str]:
         return "warning", f"No GPU here: FP8 cannot be timed on this machine{issues}"
     if why := next((each for each in _parts(facts) if each.mark == "bad"), None):
         return "bad", f"This machine cannot train in FP8: {why.name} {why.text}{issues}"
-    by_library = [
-        f"{', '.join(each.words or each.name for each in found)} "
-        f"({STACKS[stack].in_words} {short_version(facts.packages()[stack].get('version') or '?')})"
-        for stack, found in (if_recorded(usable_recipes, facts) or {}).items()
-    ]
-    how = f" with {' and '.join(by_library)}" if by_library else ""
-    return "warning" if bad else "healthy", f"This machine can train in FP8{how}{issues}"
+    return "warning" if bad else "healthy", f"This machine can train in FP8{issues}"
 
 
 def things(report: Document, *, quiet: bool = False) -> Iterator[Marked]:
@@ -109,7 +103,8 @@ def _packages(facts: Facts, *, can_run: bool) -> Iterator[Marked]:
     for name in own:
         version, words = versions.pop(name), STACKS[name].in_words
         if recipes is None or name in recipes:
-            yield Marked("healthy", version, words)
+            found = [each.words or each.name for each in (recipes or {}).get(name, ())]
+            yield Marked("healthy", ": ".join(filter(None, (version, ", ".join(found)))), words)
             continue
         upgrade = f"{INSTALL} --upgrade" if name == "torchao" else transformer_engine_line(facts)
         mark: Mark = "warning" if recipes else "bad"
@@ -122,15 +117,12 @@ def _packages(facts: Facts, *, can_run: bool) -> Iterator[Marked]:
 
 
 def _findings(report: Document) -> Iterator[Marked]:
-    """List the findings that no part's own line says, and the checks that crashed."""
+    """List the findings that no part's own line says."""
     for each in report.findings:
         if each.name != "no-fp8-tensor-cores" or each.treatment:
             change = each.treatment.code if each.treatment else ""
             mark = MARK_OF_SEVERITY.get(each.severity, "info")
             yield Marked(mark, each.title.rstrip("."), each.code, lines=change)
-    for outcome in report.outcomes:
-        if outcome.outcome == "crashed":
-            yield Marked("unknown", f"the check crashed: {outcome.reason or 'no reason given'}", outcome.code)
 
 
 SUPPORT = {

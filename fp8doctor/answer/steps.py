@@ -18,7 +18,7 @@ from fp8doctor.analysis.watched import PARTS, exposed_ms, exposed_of_ranks, step
 from fp8doctor.facts import Breakdown, Facts, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import BF16_BASELINES, ArmName, is_withdrawn
 from fp8doctor.facts.no_number import sentence_of
-from fp8doctor.wording import percent, plural, times
+from fp8doctor.wording import plural, times
 
 COLUMNS = {
     "FP8 matmul": ("gemm_fp8",),
@@ -32,9 +32,6 @@ COLUMNS = {
 
 NONE_MS = 0.05
 """Time of a part, in ms, below which it counts as none: it would be printed as 0.0."""
-
-UNCLASSIFIED_PCT = 1.0
-"""Share of unclassified kernels, in per cent, above which it is shown: the project's goal is 99%."""
 
 MANY = 3
 """Variants with one reason that are counted and not named."""
@@ -76,7 +73,7 @@ class Steps(Struct, frozen=True):
     differences: tuple[str, ...] = ()
     """Why each FP8 step takes longer or less long than the best BF16."""
     notes: tuple[str, ...] = ()
-    """On the parts: scaled, unreliable, unknown to every rule, or missing; on the trial's circumstances."""
+    """On the parts: scaled or unreliable; on the trial's circumstances."""
 
 
 def timed_steps(view: TrialView) -> Steps | None:
@@ -195,9 +192,6 @@ def _notes(steps: Iterable[Variant], view: TrialView) -> Iterator[str]:
         elif f"{found.scale:.2f}" != "1.00":
             aside = f"{each.words} (profiled, its kernels took {found.scale:.2f} times as long)"
             told.setdefault("Scaled down to the step", []).append(aside)
-        if found.unclassified_pct > UNCLASSIFIED_PCT:
-            aside = f"{each.words} ({percent(found.unclassified_pct)})"
-            told.setdefault("In kernels that no rule knows (in other)", []).append(aside)
     yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
     disturbed = (busy_host(view.trial, idle_pct=100 * EVEN), gpu_contention(view.trial.get("health")))
     yield from (f"While timed: {each}." for each in disturbed if each)
@@ -214,12 +208,9 @@ def _method(view: TrialView, timed: Sequence[Variant]) -> str:
     of = f"extrapolated from {' and '.join(depths[:-1])} of {depths[-1]} blocks"
     parts.append(of if blocks else "the whole model")
     if took_s := trial.get("elapsed_s"):
-        budget_s = trial.get("budget_s")
-        late = budget_s and took_s >= budget_s + 0.5
-        parts.append(f"{took_s:.0f} s of a budget of {budget_s:g} s" if late else f"{took_s:.0f} s")
+        parts.append(f"{took_s:.0f} s")
     alike = trial.get("self_check_ratio")
-    alone = "; no step was timed against its own copy" if len(timed) > 1 else ""
-    copies = f"; two copies of one step differ by {100 * abs(alike - 1):.1f}%" if alike else alone
+    copies = f"; two copies of one step differ by {100 * abs(alike - 1):.1f}%" if alike else ""
     larger = any(each.arm.get("tokens_ratio", 1.0) > 1 for each in timed)
     per_batch = " A larger batch's times are for as many tokens as the others'." if larger else ""
     return f"Timed: {', '.join(parts)}{copies}.{per_batch}"
@@ -227,14 +218,6 @@ def _method(view: TrialView, timed: Sequence[Variant]) -> str:
 
 MOST_RANKS = 16
 """Processes that are shown; two hosts of eight GPUs."""
-
-ENDS = {
-    "raised": "an exception ended it",
-    "killed": "was killed, or exited without a shutdown of Python",
-    "running": "still ran when rank 0 had ended",
-    "not_seen": "not heard of",
-}
-"""Unusual end of a rank -> words for it."""
 
 
 def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
@@ -258,12 +241,10 @@ def ranks(facts: Facts) -> tuple[str, tuple[tuple[str, str], ...]] | None:
 
 
 def _rank(rank: Rank) -> Iterator[str]:
-    end = rank.get("end")
-    if end in ENDS:
-        yield ENDS[end]
+    if (end := rank.get("end", "ended")) != "ended":
+        yield end.replace("_", " ")
     if not recorded(rank, "observed"):
-        if end != "not_seen":
-            yield "no window of steps was seen"
+        yield "no window of steps was seen"
         return
     if (step := if_recorded(step_ms, rank.observed)) is not None:
         yield f"{step:,.1f} ms/step"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fp8doctor.answer.commands import more_time
-from fp8doctor.answer.items import Item, area_marks, areas, without_findings
+from fp8doctor.answer.items import Item, counted, without_findings
 from fp8doctor.answer.job import ROWS, TOKENS, UNKNOWN, job_facts, machine, made_up, model
 from fp8doctor.answer.layer_rows import HEADS, LEGEND, layer_rows
 from fp8doctor.answer.machine import no_model, says, support, things, variables
@@ -72,8 +72,7 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
     if of_ranks:
         yield from (of_ranks[0], labelled(of_ranks[1]))
     yield _notices(report)
-    counted = areas(area_marks(report.outcomes, report.findings, said.status, facts))
-    yield Marks(tuple(counted), in_a_line=True)
+    yield Marks(tuple(counted(report.outcomes, facts)), in_a_line=True)
     yield Quiet(made_up(facts))
     ignored = "; ".join(f"{code} ({reason})" for code, reason in report.ignored.items())
     yield Quiet(ignored and f"Ignored: {ignored}")
@@ -88,10 +87,6 @@ def _notices(report: Document, *, notes: bool = True) -> Marks:
         for each in said.notices
         if notes or each.mark != "info"
     ]
-    for outcome in report.outcomes:
-        if outcome.outcome == "crashed":
-            why = f"check {outcome.code} crashed: {outcome.reason or 'no reason given'}"
-            lines.append(Marked("unknown", why, code=outcome.code))
     mended = {name for step in said.fixes for name in step.names}
     infos = [each for each in said.items if each.is_note and each.name not in mended]
     if infos and notes:

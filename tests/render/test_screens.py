@@ -1,4 +1,4 @@
-"""Whole screens, as files in ``golden/``, and areas that are ticked only if their checks could answer.
+"""Whole screens, as files in ``golden/``.
 
 ``python -m tests.refresh screens`` writes the files again. Read the diff.
 """
@@ -9,15 +9,12 @@ import os
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
-from fp8doctor.answer.items import Mark, area_marks
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.facts import Facts, recorded
 from fp8doctor.render import markdown, text
 from fp8doctor.render.page import Bars
 from fp8doctor.render.report_page import page
@@ -100,38 +97,3 @@ def test_a_screen_fits_its_width_and_parts_no_number_from_its_unit(ascii: bool) 
         prose = [line for line in lines if line.strip() not in code]
         assert max(map(columns, prose)) <= width
         assert not re.search(r"±\s*│?$|\d\s*│\n│\s+(?:%|ms)", "\n".join(prose), re.MULTILINE)
-
-
-PATIENTS = [f"patients h200-{name}" for name in "decoder_468m lora te_fused cast_heavy_layer".split()]
-RECORDINGS = (*PATIENTS, "running h200x2-ddp_slow_rank")
-
-TOP_LEVEL = [name for name in Facts.__struct_fields__ if name not in ("gaps", "unrecognized", "assumed_gpu")]
-
-
-def marks(report: Document) -> dict[str, Mark]:
-    return area_marks(report.outcomes, report.findings, report.verdict.status, report.facts)
-
-
-def unknown(report: Document) -> dict[str, str]:
-    return {each.code: each.area for each in report.outcomes if each.outcome == "unknown"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("recording", RECORDINGS)
-def test_what_nobody_saw_leaves_no_tick(recording: str) -> None:
-    facts = replays.of(*recording.split()).report.facts
-    before, became = unknown(diagnose(facts)), 0
-    for name in TOP_LEVEL:
-        if not recorded(facts, name) or name == "target":
-            continue
-        without = diagnose(replace(facts, **{name: msgspec.UNSET}))
-        areas = {area for code, area in unknown(without).items() if code not in before}
-        became += len(areas)
-        ticked = {area for area, mark in marks(without).items() if mark == "healthy"}
-        assert not areas & ticked, f"without {name}"
-    assert became
-
-
-def test_an_area_of_which_nothing_applies_is_not_ticked() -> None:
-    found = marks(replays.of("patients", "h200-decoder_468m").report)
-    assert found | {"checkpointing": "not_applicable", "memory": "healthy"} == found
