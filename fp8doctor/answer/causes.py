@@ -72,8 +72,7 @@ def _explaining(
 ) -> Iterator[Finding | Step]:
     """List what the plan fixes, then what it undoes by leaving FP8 off, then what no fix is for."""
     yield from (step for step in steps if step.code and step.treatment.name != STAY_IN_BF16)
-    is_faster = view.speedup is not None and view.speedup.side == "faster"
-    seeks = not is_faster or any(each.severity == "error" for each in findings)
+    seeks = view.speedup is None or view.speedup.side != "faster"
     undone = {name for step in steps if step.treatment.name == STAY_IN_BF16 for name in step.names}
     fixed = {name for step in steps for name in step.names}
     known = {each.code for each in findings if each.severity != "info"}

@@ -74,5 +74,4 @@ def more_time_s(trial: Trial) -> float | None:
         return None
     if enough_s := trial.get("enough_s"):
         return max(min(float(enough_s), MOST_S), budget_s)
-    took_s = max(budget_s, trial.get("elapsed_s") or 0.0)
-    return 2 * budget_s if took_s < 1.2 * budget_s else 30 * max(1, round((took_s + budget_s) / 30))
+    return 30 * max(1, round(max(budget_s, trial.get("elapsed_s") or 0.0) / 15))

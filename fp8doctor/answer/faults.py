@@ -51,15 +51,16 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
     engagement = next((each for each in errors if each.area in KEEPS_FP8_OUT), None)
     broken = {each.breaks: each for each in reversed(findings) if recorded(each, "breaks")}
     if error := facts.get("script_error"):
-        yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True, first=EXCEPTION_FIRST)
+        yield Fault("open", FAILED_EARLY, _explained(error), was_seen=True, first=FIRST)
     elif FAILED_EARLY.lower() == facts.get("gaps", {}).get("network", "").lower():
         where = "The exception is in the script's output"
-        yield Fault("open", FAILED_EARLY, where, was_seen=True, first=EXCEPTION_FIRST)
-    for end, (words, to_do) in ENDED.items():
-        for each in facts.get("ranks.processes", ()):
-            if each.get("end") == end:
-                reason = _explained(each.get("error") or UNSEEN)
-                yield Fault("open", words.format(each.get("rank", "?")), reason, was_seen=True, first=to_do)
+        yield Fault("open", FAILED_EARLY, where, was_seen=True, first=FIRST)
+    for end in ("raised", "killed"):
+        for each in (rank for rank in facts.get("ranks.processes", ()) if rank.get("end") == end):
+            reason = _explained(each.get("error") or UNSEEN)
+            yield Fault(
+                "open", f"Rank {each.get('rank', '?')} ended early", reason, was_seen=True, first=FIRST
+            )
     if not recorded(facts, "network"):
         yield Fault("open", "No model was examined", facts.get("gaps", {}).get("network", ""))
         return
@@ -87,15 +88,7 @@ def _faults(facts: Facts, findings: Sequence[Finding]) -> Iterator[Fault]:
 
 
 FAILED_EARLY = "The script failed before its first step"
-EXCEPTION_FIRST = "Solve the exception first"
-EXIT_CODE_FIRST = (
-    "Read the launcher's exit code first: -9 is often the host's memory, -11 a crash in native code"
-)
-ENDED = {
-    "raised": ("An exception ended rank {}", EXCEPTION_FIRST),
-    "killed": ("Rank {} was killed", EXIT_CODE_FIRST),
-}
-"""End of a rank -> its words, and what to do first."""
+FIRST = "Solve what ended the job first"
 UNSEEN = "A signal, a crash in native code or os._exit: it left no exception"
 
 

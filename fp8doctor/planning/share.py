@@ -119,13 +119,14 @@ def _not_divided(network: Network, options: Options, blocks: int) -> Iterator[st
             f"fp8doctor knows no attention in {unknown} of the {blocks} blocks of {model}, so it cannot "
             "estimate the step"
         )
-    if options.seq % options.cp:
-        yield f"--cp {options.cp} does not divide the sequence of {options.seq:,} tokens"
-    if options.ranks % options.ep:
-        yield f"--ep {options.ep} does not divide the ranks of --dp and --cp ({options.ranks})"
-    heads, of_keys, tp = network.get("heads"), network.get("key_value_heads"), options.tp
-    if heads and heads % tp:
-        yield f"--tp {tp} does not divide the {heads} heads of attention"
+    of_keys, tp = network.get("key_value_heads"), options.tp
+    for name, by, count, what in (
+        ("cp", options.cp, options.seq, "tokens of a sequence"),
+        ("ep", options.ep, options.ranks, "ranks of --dp and --cp"),
+        ("tp", tp, network.get("heads") or 0, "heads of attention"),
+    ):
+        if count % by:
+            yield f"--{name} {by} does not divide the {count:,} {what}"
     if of_keys and of_keys % tp and tp % of_keys:
         yield f"--tp {tp} does not divide the {of_keys} heads of keys and values"
     if options.pp > max(1, blocks):

@@ -49,11 +49,6 @@ def _named(step: TracedStep) -> Iterator[str]:
     each = f" each ({shown(step.low_ms)} to {shown(step.high_ms)})" if step.steps > 1 else ""
     yield from (step.file, step.gpu or "")
     yield f"the busiest of {step.gpus} GPUs" if step.gpus > 1 else ""
-    yield (
-        f"rank {step.rank} of {step.world_size}"
-        if step.rank is not None and (step.world_size or 1) > 1
-        else ""
-    )
     if step.marked_by:
         yield f"{plural(step.steps, 'step')} ({marked[step.marked_by]}), {ms}{each}"
     else:
@@ -90,7 +85,6 @@ def _basis(step: TracedStep) -> str:
     left_out = f"{plural(step.compiling_steps, 'step')} in which torch.compile was at work left out."
     told = {
         "Measured by torch's profiler, whose own cost on the host is in the idle time.": True,
-        "Stacks were recorded, which slows the host most.": step.with_stack,
         "torch.compile was at work: this is no step as the job repeats it.": step.compiled,
         left_out: step.compiling_steps and not step.compiled,
         f"{shown(step.outside_ms)} ms of GPU work outside the steps left out.": step.outside_ms >= 0.05,

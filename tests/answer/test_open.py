@@ -47,7 +47,7 @@ def test_a_decided_answer_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "elapsed_s", "advised"), [(0.5, 3.0, 30), (10.0, 13.0, 30), (60.0, 90.0, 150)]
+    ("budget_s", "elapsed_s", "advised"), [(0.5, 3.0, 30), (10.0, 13.0, 30), (60.0, 90.0, 180)]
 )
 def test_the_budget_that_is_advised_is_more_than_the_trial_took(
     budget_s: float, elapsed_s: float, advised: int
