@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import itertools
-import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -50,9 +48,6 @@ MODULES = {
 COMMANDS = tuple("#,export ,unset ,pip ,fp8doctor ,nvidia-smi,accelerate ,conda ,uv ,top ".split(","))
 """First words of shell commands."""
 
-SETS = re.compile(r"[A-Z][A-Z0-9_]*=")
-"""A word that sets a variable for the shell command after it."""
-
 
 def with_imports(code: str) -> str:
     """Add an import for every known name that is used but not defined.
@@ -75,18 +70,6 @@ def _parsed(code: str) -> ast.Module | None:
         return ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-
-
-def settings(line: str) -> dict[str, str | None]:
-    """Read the variables that a shell line sets (value) or unsets (None)."""
-    words = line.partition("#")[0].split()
-    command, rest = (words[0], words[1:]) if words else ("", [])
-    if command == "unset":
-        return dict.fromkeys(rest)
-    pairs = [each.partition("=") for each in rest] if command == "export" else []
-    if SETS.match(command):
-        pairs = [each.partition("=") for each in itertools.takewhile(SETS.match, words)]
-    return {name: value for name, mark, value in pairs if mark}
 
 
 def kind_of(code: str) -> SnippetKind:

@@ -157,16 +157,15 @@ def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
         if isinstance(each, IMPORTS):
             each.names = [alias for alias in each.names if (alias.asname or alias.name) in lacks - {"torch"}]
             lines += [ast.unparse(each)] if each.names else []
-    bound = {each.id for each in variables if isinstance(each.ctx, ast.Store)}
-    renamed = {each: f"fp8_{each}" for each in bound & script.taken} | names
+    renamed = {each: f"fp8_{each}" for each in _bound(code) & script.taken} | names
     for variable in variables:
         variable.id = renamed.get(variable.id, variable.id)
     return lines + [line for statement in code for line in ast.unparse(statement).splitlines()]
 
 
-def _bound_by(statement: ast.stmt) -> Iterator[str]:
-    names = (each for each in ast.walk(statement) if isinstance(each, ast.Name))
-    yield from (each.id for each in names if isinstance(each.ctx, ast.Store))
+def _bound(statements: Sequence[ast.stmt]) -> set[str]:
+    names = (node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name))
+    return {each.id for each in names if isinstance(each.ctx, ast.Store)}
 
 
 def _changed_conversion(fix: Sequence[ast.stmt], keyword: str, script: Script) -> Sequence[Edit]:
@@ -183,7 +182,7 @@ def _changed_conversion(fix: Sequence[ast.stmt], keyword: str, script: Script) -
     if len(own[0].args) != 1 or keyword in given or None in given:
         raise NotPlacedError(f"line {own[0].lineno} gives {keyword} already, or may do so")
     used = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
-    before = [each for each in before if isinstance(each, IMPORTS) or used & {*_bound_by(each)}]
+    before = [each for each in before if isinstance(each, IMPORTS) or used & _bound([each])]
     *lines, written = _lines([*before, ast.Expr(value)], script)
     statement = next(each for each in script.around(own[0]) if isinstance(each, ast.stmt))
     end = [*own[0].args, *given.values()][-1]

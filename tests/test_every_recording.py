@@ -35,7 +35,6 @@ from fp8doctor.analysis.trial_view import TrialView, Variant
 from fp8doctor.answer.answer import UNCOMPILED
 from fp8doctor.answer.sentences import PARTS
 from fp8doctor.answer.steps import COLUMNS
-from fp8doctor.code_snippets import settings
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.engagement import invalidates
 from fp8doctor.diagnosis.estimate import changes_fp8_alone, why_not_estimated
@@ -60,6 +59,7 @@ from fp8doctor.render.terminal import columns
 from fp8doctor.report import Report
 from fp8doctor.trial.treatments import apply
 from fp8doctor.trial.treatments.apply import CarriedOut
+from tests.checks.rules import settings
 from tests.recordings import ANSWERS, answer, text_of
 from tests.render.every_format import CELL, hold_every_format
 from tests.render.sound_html import hold_sound

@@ -163,14 +163,8 @@ def complain_of_ourselves(error: Exception, *, verbose: bool) -> None:
 
 
 def _say(text: str) -> None:
-    with or_nowhere():
-        click.echo(text, err=True)
-
-
-@contextmanager
-def or_nowhere() -> Iterator[None]:
     """Print on stderr; if that fails, print nowhere from now on."""
     try:
-        yield
+        click.echo(text, err=True)
     except OSError:
         _discard(2)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import takewhile
 
 from fp8doctor.facts import Facts
 from fp8doctor.finding import Finding, Outcome, Treatment
 from fp8doctor.registry import discover, run
 
 Look = Callable[..., Facts]
+
+SETS = re.compile(r"[A-Z][A-Z0-9_]*=")
+"""A word that sets a variable for the shell command after it."""
 
 
 def _run(name: str, facts: Facts) -> tuple[Finding | None, Outcome]:
@@ -43,3 +48,15 @@ def fix_of(name: str, facts: Facts) -> Treatment:
     treatment = found_by(name, facts).treatment
     assert treatment is not None
     return treatment
+
+
+def settings(line: str) -> dict[str, str | None]:
+    """The variables that a shell line sets (value) or unsets (None)."""
+    words = line.partition("#")[0].split()
+    command, rest = (words[0], words[1:]) if words else ("", [])
+    if command == "unset":
+        return dict.fromkeys(rest)
+    pairs = [each.partition("=") for each in rest] if command == "export" else []
+    if SETS.match(command):
+        pairs = [each.partition("=") for each in takewhile(SETS.match, words)]
+    return {name: value for name, mark, value in pairs if mark}
