@@ -204,7 +204,7 @@ CHECKS: dict[Mark, str] = {
 """Mark of checks without a finding -> its words."""
 
 
-def counted(outcomes: Iterable[Outcome], facts: Facts) -> Iterator[Marked]:
+def counted(outcomes: Iterable[Outcome], facts: Facts) -> Iterator[str]:
     """Count the checks without a finding.
 
     What waits for facts that this way of looking never gives does not apply: watched steps of a model, the
@@ -220,7 +220,7 @@ def counted(outcomes: Iterable[Outcome], facts: Facts) -> Iterator[Marked]:
     )
     for mark, words in CHECKS.items():
         if marks[mark]:
-            yield Marked(mark, f"{plural(marks[mark], 'check')} {words}")
+            yield f"{plural(marks[mark], 'check')} {words}"
 
 
 def without_findings(outcomes: Iterable[Outcome]) -> tuple[Marked, ...]:

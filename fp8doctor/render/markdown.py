@@ -46,7 +46,7 @@ def render(report: Document) -> str:
 def as_markdown(page: Page) -> str:
     """Write a page, its details where a reader opens them."""
     name, *heading = page.heading
-    written = [f"## {escaped(name)}", _joined(heading), *_parts(page.parts)]
+    written = [f"## {escaped(name)}", " · ".join(map(escaped, heading)), *_parts(page.parts)]
     if page.details:
         written.append("<details><summary>Details</summary>")
         for section in page.details:
@@ -91,10 +91,6 @@ def _glyph(mark: Mark | None) -> str:
     return f"{LOOKS[mark].emoji} " if mark else ""
 
 
-def _joined(pieces: Iterable[str]) -> str:
-    return " · ".join(escaped(each) for each in pieces if each)
-
-
 def _box(said: Box) -> Iterator[str]:
     """Write the verdict, and a row for each question."""
     yield f"**{_glyph(TONES[said.tone])}{escaped(said.headline)}**"
@@ -103,14 +99,10 @@ def _box(said: Box) -> Iterator[str]:
 
 
 def _marks(part: Marks) -> Iterator[str]:
-    """Write a list, or a line; the code of an item stands below it."""
-    told = [f"{_glyph(each.mark)}{escaped(_named(each))}" for each in part.rows]
-    if part.in_a_line:
-        yield " · ".join(told)
-        return
+    """Write a list; the code of an item stands below it."""
     items: list[str] = []
-    for each, line in zip(part.rows, told, strict=True):
-        items.append(f"- {line}")
+    for each in part.rows:
+        items.append(f"- {_glyph(each.mark)}{escaped(_named(each))}")
         if each.lines:
             yield from ("\n".join(items), fenced(each.lines))
             items = []

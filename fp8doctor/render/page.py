@@ -74,7 +74,6 @@ class Marks(Struct, frozen=True):
     """A list, whose lines begin with a mark or a name if they have one."""
 
     rows: tuple[Marked, ...]
-    in_a_line: bool = False
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> Marks:

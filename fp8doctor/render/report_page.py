@@ -72,7 +72,7 @@ def _first(report: Document, held_in: str) -> Iterator[Part]:
     if of_ranks:
         yield from (of_ranks[0], labelled(of_ranks[1]))
     yield _notices(report)
-    yield Marks(tuple(counted(report.outcomes, facts)), in_a_line=True)
+    yield side_by_side(counted(report.outcomes, facts))
     yield Quiet(made_up(facts))
     ignored = "; ".join(f"{code} ({reason})" for code, reason in report.ignored.items())
     yield Quiet(ignored and f"Ignored: {ignored}")

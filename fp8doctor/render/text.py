@@ -185,10 +185,6 @@ class _Paper:
         return self.hanging(self.mark(part.mark, taken), taken, part.text, BOLD)
 
     def marks(self, part: Marks) -> Iterator[str]:
-        if part.in_a_line:
-            told = [f"{self.glyph(each.mark)}{TIED}{_tied(each.text)}" for each in part.rows]
-            yield from wrap(told, self.width, joint="  ")
-            return
         margin = max(len(self.glyph(each.mark)) + bool(each.mark) for each in part.rows)
         name = max(columns(printable_line(each.name)) for each in part.rows)
         name += 2 if name else 0
