@@ -192,15 +192,16 @@ def would_be_converted(
     divide, heads, routers, experts and LoRA's matrices. It should take no class with a forward of its own,
     which the converter drops. ``roles`` widens the filter.
     ``rewritten`` adds layers that must become an nn.Linear first: Conv1D, the projections of
-    nn.MultiheadAttention, 3-D experts. ``padded`` adds sides over 16 that it does not divide yet. Source:
-    ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in accelerate 1.15.
+    nn.MultiheadAttention, 3-D experts, classes with a forward of their own. ``padded`` adds sides over 16
+    that it does not divide yet. Source: ``swap_linear_layers`` in torchao 0.10 to 0.18, ``convert_model`` in
+    accelerate 1.15.
     """
     return (
         linear.use == "none"
         and linear.stack == "torch"
         and linear.role in roles
         and linear.adapter != "adapter"
-        and not linear.features.get(OWN_FORWARD)
+        and (rewritten or not linear.features.get(OWN_FORWARD))
         and (fits_fp8(linear) or (padded and min(linear.in_features, linear.out_features) > FP8_MULTIPLE))
         and (rewritten or is_nn_linear(linear))
     )
@@ -223,7 +224,6 @@ def nothing_to_convert(network: Network) -> bool:
     """
     return not network.get("fp8_calls") and all(
         linear.use == "none"
-        and not linear.features.get(OWN_FORWARD)
         and not would_be_converted(linear, roles=("body", "experts"), rewritten=True, padded=True)
         for linear in network.linears
     )

@@ -26,7 +26,7 @@ from typing import Any
 
 from fp8doctor import kit
 
-from .left_out import BY_FILTER, REASONS, Reason
+from .left_out import BY_CHOICE, REASONS, Reason
 
 WORTH_MENTIONING_PCT = 5.0
 """Percent of the matmul FLOPs: less shortens the matmuls by under 2.4% (FP8 at 1.89x), a step's noise."""
@@ -64,7 +64,8 @@ def partial_conversion(facts: kit.Facts) -> kit.Finding | None:
         why.setdefault(next(one for one in REASONS if one.holds(each, fp8, facts)), []).append(each)
     shares = {one: share(members, facts) for one, members in why.items()}
     main = max(shares, key=lambda each: shares[each])
-    chosen = missing - shares.get(BY_FILTER, 0.0) < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
+    otherwise = missing - sum(shares.get(each, 0.0) for each in BY_CHOICE)
+    chosen = otherwise < WORTH_MENTIONING_PCT and done >= MOST * (done + missing)
     said = [f"{kit.plural(len(why[one]), 'layer')} ({kit.percent(shares[one])}) {one.said}" for one in why]
     now, then = bound(done, facts), bound(done + missing, facts)
     bounds = f" Upper bound for the matmuls: {now:.2f}x now, {then:.2f}x with these layers." if now else ""
@@ -110,7 +111,8 @@ def pays(linear: kit.Linear, fp8: list[kit.Linear], facts: kit.Facts) -> bool:
         return False
     rows = kit.cost.rows_of(linear, facts) if kit.layer_gain.is_given(facts) else None
     gpu = kit.cost.modelled_gpu(facts)
-    if not rows or linear.role == "experts" or gpu is None or not gpu.fp8_tflops:
+    unmodelled = linear.role == "experts" or linear.features.get("own_forward")
+    if not rows or unmodelled or gpu is None or not gpu.fp8_tflops:
         return True
     cost = kit.cost.linear_cost(linear, rows, gpu)
     error = kit.layer_gain.ERROR

@@ -106,6 +106,13 @@ REASONS = (
         "convert_to_float8_training(model)\nlayer = weight_norm(model.layer)   # a sketch",
     ),
     Reason(
+        lambda linear, *_: bool(linear.features.get("own_forward")),
+        "are of a class with its own forward, which a conversion drops",
+        "own-forward-around-linear",
+        "let the class hold an nn.Linear, and do its other work around that",
+        "y = self.linear(x) * self.scale   # self.linear = nn.Linear(...), which is converted",
+    ),
+    Reason(
         is_behind_a_stop,
         "come after a sibling with unaligned sides, at which Accelerate's conversion stops",
         "convert-with-torchao",
@@ -136,4 +143,4 @@ REASONS = (
         by_name=True,
     ),
 )
-BY_FILTER = REASONS[-1]
+BY_CHOICE = [each for each in REASONS if each.name in ("own-forward-around-linear", "convert-the-rest")]

@@ -93,7 +93,21 @@ def test_the_fix_for_a_lost_forward_ends_the_finding(look: Callable[..., Facts])
     facts = look(model, watched=watch)
     assert outcome_of(LOST, facts) == "silent"
     assert {each.name for each in facts.linears() if each.use == "none"} == lost
-    assert outcome_of("partial-conversion", facts) == "silent"
+    kept = found_by("partial-conversion", facts)
+    assert kept.severity == "info", "half of its work is in the class that keeps its forward"
+    assert kept.evidence["missing_layers"] == 2
+
+
+@pytest.mark.parametrize(("own", "severity"), [(1, "info"), (4, "warning")])
+def test_work_in_a_class_with_its_own_forward_is_no_work_in_fp8(
+    own: int, severity: str, look: Callable[..., Facts]
+) -> None:
+    with torch.device("meta"):
+        plain = nn.Linear(4096, 4096)
+        model = nn.Sequential(plain, *(Scaled(4096, 4096) for _ in range(own))).bfloat16()
+        convert_to_float8_training(model, module_filter_fn=lambda module, name: module is plain)
+    finding = found_by("partial-conversion", look(model))
+    assert (finding.severity, finding.evidence["missing_layers"]) == (severity, own)
 
 
 def test_no_line_converts_a_class_with_its_own_forward(look: Callable[..., Facts]) -> None:
