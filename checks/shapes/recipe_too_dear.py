@@ -103,15 +103,21 @@ def at_half_rate(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
 
 
 def estimated(own: tuple[str, ...], facts: kit.Facts) -> kit.Finding | None:
-    """Report the recipe of the same stack that the cost model makes faster by more than its error."""
+    """Report the recipe of the same stack that the cost model makes faster by more than its error.
+
+    Layers that have to be compiled are compared as they are then.
+    """
+    eager = any(each.compiled is None and kit.needs_compile(each) for each in facts.network.fp8)
+    facts = kit.cost.with_linears_compiled(facts, yes=True) if eager else facts
     found = kit.modelled_speedup.faster_recipe(facts) if len(own) == 1 else None
     if found is None:
         return None
     return kit.Finding(
         title=f"The recipe {found.recipe.name} is about {found.now_ms / found.then_ms:.2f}x as fast as "
         f"{own[0]} (estimated)",
-        explanation=f"Estimated for {found.saving.gpu}: the step takes {found.then_ms:,.1f} instead of "
-        f"{found.now_ms:,.1f} ms. The recipes also differ in exactness: watch the loss.",
+        explanation=f"Estimated for {found.saving.gpu}: {'compiled, ' * eager}the step takes "
+        f"{found.then_ms:,.1f} instead of {found.now_ms:,.1f} ms. The recipes also differ in exactness: "
+        "watch the loss.",
         evidence={"own_recipe": own, "faster_recipe": found.recipe.name, "faster_step_ms": found.then_ms},
         saving_ms=found.saving,
         treatment=kit.describe(found.recipe.treatment, facts),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch import nn
 
 from fp8doctor.analysis.arms import base_of, ratio
+from fp8doctor.cost.step_cost import with_linears_compiled
 from fp8doctor.facts import NOT_RECORDED, Arm, Facts, Linear, Network, Trial, recorded
 from tests.checks.arms import failed, ran, timed
 from tests.checks.models import float8, mlp
 from tests.checks.rules import Look, finding_of, found_by, outcome_of
+from tests.looked import looked
 from tests.replays import ALL, replayed
 
 DEAR = "recipe-too-dear"
@@ -82,6 +86,17 @@ def test_a_cpu_and_a_gpu_that_multiplies_block_scaled_fp8_faster(rowwise: Facts)
     assert outcome_of(DEAR, compiled(rowwise, "rowwise", WIDTH_1024, device="cpu")) == "not_applicable"
     assert found_by(DEAR, replace(rowwise, assumed_gpu="RTX5090")).severity == "info"
     assert finding_of(DEAR, replace(rowwise, assumed_gpu="B200")) is None
+
+
+def test_recipes_are_estimated_as_they_are_once_compiled() -> None:
+    """Not compiled, the host sets the pace of every recipe, and none is faster."""
+    with torch.device("meta"):
+        model = float8(nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))), "rowwise")
+        batch = torch.ones(16384, 2048, dtype=torch.bfloat16)
+        eager = looked(model.bfloat16(), batch, assume_gpu="H100").facts
+    found = found_by(DEAR, eager)
+    assert found.evidence == found_by(DEAR, with_linears_compiled(eager, yes=True)).evidence
+    assert found.evidence["faster_recipe"] == "tensorwise"
 
 
 def test_an_estimated_recipe_was_faster_where_it_was_timed() -> None:
