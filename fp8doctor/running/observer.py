@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from fp8doctor.examine.fp8_conversion import ConversionWatch
 from fp8doctor.facts import Facts, NotFinite, Target, recorded
 from fp8doctor.loading.job import Job
+from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.running.examination import ScriptExaminer
 from fp8doctor.running.long_watch import LongWatch
 from fp8doctor.running.losses import Losses
@@ -199,6 +200,16 @@ class ScriptObserver:
         if self.long is not None:
             self.long.know(found, optimizer)
 
+    def name_others(self, main: Optimizer) -> None:
+        """Name the models that train beside the one of the main optimizer, which alone is examined."""
+        beside = [each for each in self.steppers.known if each is not main]
+        owners = {each: owner_of(each, self.living) for each in (main, *beside) if beside}
+        models = {id(each.model): type(core(each.model)).__name__ for each in owners.values() if each}
+        examined, *others = models.values() or [""]
+        if others and owners[main]:
+            said = f"only {examined} was examined; {', '.join(others)} trained beside it"
+            self.channel.send(Message(note=said))
+
     def open(self, main: Stepper, optimizer: Optimizer) -> None:
         """Start the window for the main optimizer's model."""
         if self.examined is not main:
@@ -219,6 +230,7 @@ class ScriptObserver:
         observation = self.window.observation()
         assert observation is not None  # the fewest steps that can be asked for are enough
         self.examine(optimizer, self.window)
+        self.name_others(optimizer)
         assert self.facts is not None
         self.facts = replace(self.facts, observed=observation)
         self.forget()

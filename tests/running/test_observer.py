@@ -53,6 +53,19 @@ def test_the_optimizer_that_holds_most_counts(observer: ScriptObserver, heard: H
     assert len(facts.observed.steps_ms) == STEPS
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_second_model_that_trains_is_named(observer: ScriptObserver, heard: Heard, apart: bool) -> None:
+    generator, critic = Net(3), nn.Sequential(nn.Linear(16, 1))
+    if not apart:
+        generator.critic = critic
+    optimizers = [torch.optim.SGD(each.parameters()) for each in (generator, critic)]
+    for _ in range(WARMUP + STEPS):
+        critic(generator(torch.randn(8, 16))).mean().backward()
+        for each in optimizers:
+            each.step()
+    assert [("Net" in note and "Sequential" in note) for note in heard.notes] == [True] * apart
+
+
 def test_an_optimizer_that_is_done_with_makes_room(observer: ScriptObserver, heard: Heard) -> None:
     kept = train(Net(), WARMUP + 1)
     assert observer.window is not None
