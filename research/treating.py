@@ -115,10 +115,16 @@ class Script:
         """What the lines use that a model file has not, in words."""
         return "wants an accelerator" if "accelerator" in set(free_names(ast.parse(code))) else None
 
+    def holds(self, text: str) -> bool:
+        """Whether the file, or one beside it that it imported, has these words."""
+        beside = {module.__file__ for module in list(sys.modules.values()) if is_beside(self.path, module)}
+        return any(text in Path(each).read_text("utf-8") for each in {self.path, *beside})
+
     def follow(self, treatment: Treatment) -> None:
         """Change the script by the lines: in the place of what they do again, or at its end."""
         used = set(free_names(ast.parse(treatment.code)))
-        again = [CONVERT] if "convert_to_float8_training(" in treatment.code else []
+        converts = "convert_to_float8_training("
+        again = [CONVERT] if converts in treatment.code and self.holds(converts) else []
         again += [ACCELERATOR] if "Accelerator(" in treatment.code and "model" not in used else []
         if treatment.name == STAY_IN_BF16:
             leave_fp8_out()
@@ -137,13 +143,17 @@ class Script:
 
     def _run(self, code: str) -> None:
         optimizer = self.job.optimizer or torch.optim.SGD(self.job.model.parameters())
-        names = {"model": self.job.model, "torch": torch, "optimizer": optimizer, "batch": self.job.batch}
+        given = self.job.model
+        if "convert_to_float8_training(" in code:  # it stands before the script's own torch.compile
+            given = getattr(given, "_orig_mod", given)
+        names = {"model": given, "torch": torch, "optimizer": optimizer, "batch": self.job.batch}
         if "Accelerator(" in code:
             forget_accelerate()
         with autocast_on_meta():
             exec(code, names)
         kept = names["optimizer"] if self.job.optimizer or names["optimizer"] is not optimizer else None
-        self._job = dataclasses.replace(self.job, model=names["model"], optimizer=kept)
+        model = self.job.model if names["model"] is given else names["model"]
+        self._job = dataclasses.replace(self.job, model=model, optimizer=kept)
 
 
 def loaded_again(path: str, instead: dict[str, str]) -> Job:
