@@ -57,7 +57,6 @@ class Recipe(Struct, frozen=True, kw_only=True):
     in_fp4: bool = False
     frozen_cast_share: float = 1.0  # cast bytes of an activation in a frozen layer / in a trained one
     only_compiled: bool = False  # its casts were measured only in compiled layers
-    timed_alone: bool = False  # the trial times its matmuls and casts alone
     drops_bias: bool = False  # its layers drop their bias silently, so it excludes layers with a bias
     grouped_cast_bytes: float | None = None  # bytes per element that experts' casts move, each operand
     grouped_scales_ms: float = 0.0  # time per row to reorder the scales of its groups
@@ -160,7 +159,6 @@ _TORCHAO = (
         granularity="tensor",
         # Kernel time of two compiled decoders less that of their BF16 twins, all but matmuls, attention and
         # optimizer: 21.0 ms at width 1024, 10.0 at 4096, 47.6 in a Llama 8B, for which these give 49.8.
-        timed_alone=True,
         cast_bytes=CastBytes(9.0, 17.0),
         frozen_cast_share=5.0 / 9.0,
         treatment="recipe-tensorwise",
@@ -173,7 +171,6 @@ _TORCHAO = (
         granularity="row",
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
         # 70B (2048 tokens), scaling the gradients after their matmul included.
-        timed_alone=True,
         cast_bytes=CastBytes(25.0, 37.0),
         frozen_cast_share=6.4 / 25.0,  # what rowwise_with_gw_hp moves, which casts once in any case
         # 2.93, 2.16, 1.41, 1.38, 2.13 and 5.51 ms: 14.1 to 20.8 bytes, the median (h200_grouped)
@@ -198,7 +195,6 @@ _TORCHAO = (
         pads_tokens=True,
         # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise. The weight is cast once as in
         # tensorwise and once as in rowwise, and its gradient is not scaled: half way.
-        timed_alone=True,
         cast_bytes=CastBytes(6.4, 25.0),
         treatment="recipe-rowwise-with-gw-hp",
     ),
@@ -255,7 +251,6 @@ _TRANSFORMER_ENGINE = (
         granularity="tensor",
         classes=("DelayedScaling",),
         config="DelayedScaling()",
-        timed_alone=True,
         cast_bytes=CastBytes(4.7, 4.7),  # 0.435 ms at (16384, 4096, 16384)
         frozen_cast_share=3.0 / 4.7,
         treatment="te-delayed",
@@ -267,7 +262,6 @@ _TRANSFORMER_ENGINE = (
         classes=("Float8CurrentScaling",),
         config="Float8CurrentScaling()",
         since="2.2",
-        timed_alone=True,
         cast_bytes=CastBytes(6.8, 6.8),  # 0.638 ms at (16384, 4096, 16384)
         frozen_cast_share=5.0 / 6.8,
         treatment="te-current",
@@ -338,7 +332,6 @@ _NANOCHAT = Recipe(
     stack="nanochat",
     name="tensorwise",
     granularity="tensor",
-    timed_alone=True,
     cast_bytes=CastBytes(7.2, 10.0),  # 4.26, 4.31 and 1.97 ms
     frozen_cast_share=5.0 / 7.2,
 )

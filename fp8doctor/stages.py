@@ -17,7 +17,7 @@ class Stage(StrEnum):
 
     LOADING = "loading the model"
     LOOKING = "looking at it"
-    SHAPES = "timing its matmuls alone"
+    FORWARD = "watching a forward of a copy"
     BUILDING = "building and compiling variants of its step"
     TIMING = "timing the variants in turn"
     PROFILING = "profiling the variants that are compared"

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-L2_BYTES = 50 * 2**20
 
 
 class FakeGpu:
@@ -19,7 +16,6 @@ class FakeGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launched = self.waited = 0.0
-        self.cached = False
         gpu = self
 
         class Event:
@@ -41,7 +37,6 @@ class FakeGpu:
             "Event": Event,
             "synchronize": self.synchronize,
             "device": lambda device: contextlib.nullcontext(),
-            "get_device_properties": lambda device: SimpleNamespace(L2_cache_size=L2_BYTES),
         }.items():
             monkeypatch.setattr(torch.cuda, name, stand_in)
 
@@ -50,17 +45,3 @@ class FakeGpu:
 
     def run(self, ms: float) -> None:
         self.launched += ms
-
-    def buffer(self, size: int, **settings: Any) -> Any:
-        """Stand in for a tensor of bytes, which empties the L2 cache if it is written and large enough."""
-
-        def write() -> None:
-            self.cached = self.cached and size < L2_BYTES
-            self.run(1.0)
-
-        return SimpleNamespace(zero_=write)
-
-    def read(self, cold_ms: float, warm_ms: float) -> None:
-        """Run a kernel whose operands may lie in the L2 cache."""
-        self.run(warm_ms if self.cached else cold_ms)
-        self.cached = True

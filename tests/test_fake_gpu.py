@@ -1,16 +1,13 @@
 """What makes the product's numbers, on a GPU whose clock the test sets: no time is read before the GPU is
-done, none of settling steps or of a warm cache counts, and a variant's time is its median."""
+done, none of settling steps counts, and a variant's time is its median."""
 
 from __future__ import annotations
-
-import itertools
 
 import pytest
 import torch
 
 from fp8doctor.analysis.arms import lacked_time
 from fp8doctor.trial.copies.depth import Cut, Plan, Stack
-from fp8doctor.trial.layers.shapes import Timer
 from fp8doctor.trial.measure.attempt import Attempt, Ready
 from fp8doctor.trial.measure.compilations import Compilations
 from fp8doctor.trial.measure.evidence import StepProof
@@ -35,13 +32,6 @@ def test_a_block_is_the_median_of_its_settled_steps(gpu: FakeGpu) -> None:
     )
     assert gpu.waited == gpu.launched == 242.0
     assert looked == [0.0], "the GPU still works while the doctor looks at it"
-
-
-def test_shapes_are_timed_with_a_cold_cache(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "empty", gpu.buffer)
-    calls = itertools.count()
-    operations = {"bf16": lambda: gpu.read(10.0 + next(calls) % 3, 2.0), "fp8": lambda: gpu.read(6.0, 1.0)}
-    assert Timer(gpu.device).turns(operations) == {"bf16": 11.0, "fp8": 6.0}
 
 
 READY = Ready(

@@ -80,7 +80,7 @@ UNSAVED = Facts(gaps=GAPS)
         ("training", UNSAVED, f"training: {ELSEWHERE}"),
         ("network", UNSAVED, "network: it has no module"),
         ("training.dynamo.disabled", replace(UNSAVED, training=Training(dynamo=Dynamo())), f": {ELSEWHERE}"),
-        ("trial.shapes", Facts(trial=Trial(gaps={"trial.shapes": "no time"})), "trial.shapes: no time"),
+        ("trial.rows", Facts(trial=Trial(gaps={"trial.rows": "no time"})), "trial.rows: no time"),
         ("network.linears", Facts(network=Network()), "network.linears was not recorded"),
         ("network.linears", Facts(network=Network(linears=(Linear(),))), None),
     ],

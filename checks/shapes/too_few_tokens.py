@@ -12,9 +12,8 @@ of BF16 (`h200-few_tokens`).
 
 Use a larger batch, longer or packed sequences, and fewer accumulation steps in exchange, so training stays
 the same. If the batch had to grow more than 16 times, the advice is BF16. fp8doctor needs a batch of yours:
-ignore it if your real batch is larger. The layers must be 25% slower when estimated, or 3% when timed with
-45% of their casts. A step that waits for the host or for data needs more tokens than the title says. If no
-number of tokens helps, see SHP002.
+ignore it if your real batch is larger. The layers must be 25% slower by the estimate. A step that waits for
+the host or for data needs more tokens than the title says. If no number of tokens helps, see SHP002.
 https://github.com/pytorch/ao/issues/572
 https://github.com/axolotl-ai-cloud/axolotl/issues/3969
 """
@@ -39,15 +38,13 @@ def too_few_tokens(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         title=f"{tokens:,} tokens per {per} are too few for the FP8 layers; they gain "
         f"from about {found.tokens:,}",
         explanation=f"Matmuls and compiled casts of the FP8 layers run at {found.speedup_now:.2f}x of BF16 "
-        f"at best with these tokens ({'timed alone' if found.measured else 'estimated'}, {found.gpu}), and "
-        f"at {found.speedup_then:.2f}x with {found.tokens:,} (estimated). A step that waits for the host, or "
-        "for anything else outside them, gains less.",
+        f"with these tokens, and at {found.speedup_then:.2f}x with {found.tokens:,} (estimated for "
+        f"{found.gpu}). A step that waits for the host, or for anything else outside them, gains less.",
         evidence={
             "tokens": tokens,
             "crossing_tokens": found.tokens,
             "speedup_now": round(found.speedup_now, 3),
             "speedup_then": round(found.speedup_then, 3),
-            "timed_alone": found.measured,
         },
         treatment=kit.treatments.more_tokens(facts, found.tokens)
         or kit.stay_in_bf16(facts, f"FP8 needs {found.tokens // tokens:g} times the batch"),

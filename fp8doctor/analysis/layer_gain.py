@@ -1,6 +1,7 @@
-"""Gain of each FP8 layer over BF16, by matmuls and compiled casts that were timed alone, else modelled.
+"""Gain of each FP8 layer over BF16, by the cost model's matmuls and compiled casts.
 
-Experts are left out, because their rows change from step to step."""
+Experts are left out, because their rows change from step to step. A trial times the step without the
+layers that lose."""
 
 from __future__ import annotations
 
@@ -13,22 +14,14 @@ from fp8doctor.analysis.recipe_support import unaligned
 from fp8doctor.analysis.trial_view import fp8_pays
 from fp8doctor.cost.layer import is_known, linear_cost, recipe_on
 from fp8doctor.cost.matmul_counts import calls_of, gemms, micro_batches, rows_of, step_tokens
-from fp8doctor.cost.step_cost import UNCERTAINTY
-from fp8doctor.facts import Facts, LayerShape, Linear, Unrecorded, if_recorded, recorded
+from fp8doctor.cost.step_cost import UNCERTAINTY, modelled_saving
+from fp8doctor.facts import Facts, Linear, Unrecorded, if_recorded, recorded
 from fp8doctor.finding import Saving
 from fp8doctor.gpus import GpuSpec, modelled_gpu
 from fp8doctor.recipes import recipe_of, stack_of
 
-LEAST_IN_STEP = 0.45
-"""Share of the casts that were timed alone that a compiled step pays at the least.
-There they are fused, and layers with one input cast it once. Of 14 compiled steps on one H200 (torch 2.11,
-torchao 0.18): 0.45 to 0.68, two Llama 8B 0.63 and 1.18. If the model of the step gives less, that counts."""
-
 ERROR = 0.09
 """Part of BF16 matmul time by which the cost model is off: the mean over 1490 matmuls on an H200."""
-
-REPEATS_WITHIN = 0.03
-"""Share by which two kernels timed in turn may differ by chance; a step and its replica differ by 0.02."""
 
 MANY_TOKENS = 65_536
 """Tokens of a micro-batch at which a layer that still loses is called too small. A choice."""
@@ -53,15 +46,9 @@ class Gain(msgspec.Struct, frozen=True):
     bf16_ms: float
     fp8_ms: float
     casts_ms: float
-    """Timed alone, or modelled as they are in a step."""
-    least_casts_ms: float
-    """The least that a step pays of them."""
-    margin: float
-    """Share by which FP8 has to be slower before it counts as a loss."""
+    """As they are in a compiled step."""
     times: int
     """Repetitions in a step: micro-batches, calls of the layer, and matmuls of that shape."""
-    measured: bool
-    """True if matmuls and casts were timed; if the casts are missing, only they are modelled."""
     gpu: str
 
     @property
@@ -69,45 +56,19 @@ class Gain(msgspec.Struct, frozen=True):
         """Compute what FP8 saves of a step; negative if it costs."""
         return self.times * (self.bf16_ms - self.fp8_ms - self.casts_ms)
 
-    @property
-    def most_ms(self) -> float:
-        return self.times * (self.bf16_ms - self.fp8_ms - self.least_casts_ms)
-
-    @property
-    def loses(self) -> bool:
-        return self.fp8_ms + self.least_casts_ms > self.bf16_ms * (1 + self.margin)
+    def loses(self, by: float = UNCERTAINTY) -> bool:
+        """Return whether FP8 is slower by more than this share; by default by more than the model's error."""
+        return self.fp8_ms + self.casts_ms > self.bf16_ms * (1 + by)
 
 
-def gain_of(
-    linear: Linear,
-    facts: Facts,
-    gpu: GpuSpec | None,
-    timed: LayerShape | None = None,
-    rows: int | None = None,
-) -> Gain | None:
-    """Compute one layer's gain: timed, else modelled; None if neither is known."""
+def gain_of(linear: Linear, facts: Facts, gpu: GpuSpec | None, rows: int | None = None) -> Gain | None:
+    """Model one layer's gain; None without numbers."""
     rows = rows or rows_of(linear, facts) or facts.workload.tokens
-    times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
     cost = linear_cost(linear, rows, gpu) if gpu is not None and rows is not None else None
-    casts = cost.casts_ms if cost else None
-    if timed is not None and timed.fp8_ms is not None:
-        where = facts.trial.gpu or (gpu.name if gpu else "the GPU of the trial")
-        if timed.casts_ms is not None:
-            least = LEAST_IN_STEP * timed.casts_ms
-            least = least if casts is None else min(least, casts)
-            times_ms = timed.bf16_ms, timed.fp8_ms, timed.casts_ms, least
-            return Gain(*times_ms, REPEATS_WITHIN, times, True, where)
-        if casts is not None:
-            return Gain(timed.bf16_ms, timed.fp8_ms, casts, casts, UNCERTAINTY, times, False, where)
-    if gpu is None or cost is None or casts is None:
+    if gpu is None or cost is None:
         return None
-    return Gain(cost.bf16_ms, cost.fp8_ms, casts, casts, UNCERTAINTY, times, False, gpu.name)
-
-
-def timed_shapes(facts: Facts) -> tuple[LayerShape, ...]:
-    if not recorded(facts, "trial.shapes") or facts.trial.device == "cpu":
-        return ()
-    return tuple(shape for shape in facts.trial.shapes if shape.fp8_ms is not None)
+    times = micro_batches(facts) * gemms(linear) * calls_of(linear, facts)
+    return Gain(cost.bf16_ms, cost.fp8_ms, cost.casts_ms, times, gpu.name)
 
 
 def judged(facts: Facts) -> list[Linear]:
@@ -133,15 +94,14 @@ def judged(facts: Facts) -> list[Linear]:
 
 def gains(facts: Facts) -> dict[str, Gain]:
     """Compute every judged layer's gain by name; empty if tokens or GPU forbid it."""
-    timed = {name: shape for shape in timed_shapes(facts) for name in shape.layers}
-    layers, gpu = judged(facts), modelled_gpu(facts)
-    found = ((linear.name, gain_of(linear, facts, gpu, timed.get(linear.name))) for linear in layers)
+    gpu = modelled_gpu(facts)
+    found = ((linear.name, gain_of(linear, facts, gpu)) for linear in judged(facts))
     return {name: gain for name, gain in found if gain is not None}
 
 
 def speedup(of: Collection[Gain]) -> float:
-    """Divide matmuls in BF16 by matmuls and the fewest casts in FP8."""
-    in_fp8 = sum(gain.times * (gain.fp8_ms + gain.least_casts_ms) for gain in of)
+    """Divide matmuls in BF16 by matmuls and casts in FP8."""
+    in_fp8 = sum(gain.times * (gain.fp8_ms + gain.casts_ms) for gain in of)
     return sum(gain.times * gain.bf16_ms for gain in of) / in_fp8
 
 
@@ -150,10 +110,8 @@ class Crossing(msgspec.Struct, frozen=True):
 
     tokens: int
     speedup_now: float
-    """BF16 matmuls / (FP8 matmuls + the fewest casts), with the tokens there are."""
+    """BF16 matmuls / (FP8 matmuls + casts), with the tokens there are."""
     speedup_then: float
-    measured: bool
-    """True if ``speedup_now`` was timed."""
     gpu: str
 
 
@@ -180,8 +138,7 @@ def crossing(facts: Facts, of_all: Collection[Gain] | None = None) -> Crossing |
 
     if (pays := first_that_pays(tokens, with_tokens)) is None:
         return None
-    timed = all(gain.measured for gain in now)
-    return Crossing(pays[0], speedup(now), pays[1], timed, now[0].gpu)
+    return Crossing(pays[0], speedup(now), pays[1], now[0].gpu)
 
 
 def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[int, float] | None:
@@ -193,8 +150,8 @@ def first_that_pays(tokens: int, speedup_with: Callable[[int], float]) -> tuple[
 
 
 def lose_for_sure(of: Collection[Gain]) -> bool:
-    """Return whether these layers together lose by more than the margin of any."""
-    return bool(of) and speedup(of) * (1 + max(gain.margin for gain in of)) < 1
+    """Return whether these layers together lose by more than the model's error."""
+    return bool(of) and speedup(of) * (1 + UNCERTAINTY) < 1
 
 
 def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
@@ -206,32 +163,31 @@ def would_lose(linear: Linear, facts: Facts, recipe: str | None) -> bool:
     if not is_known(converted, gpu) or linear.role == "experts" or not fits_fp8(linear):
         return False
     gain = gain_of(converted, facts, gpu)
-    return gain is not None and gain.loses and _too_small(converted, facts)
+    return gain is not None and gain.loses() and _too_small(converted, facts)
 
 
 def _too_small(linear: Linear, facts: Facts) -> bool:
     """Return whether a layer that loses has the wrong shape, not too few tokens or the wrong recipe.
 
-    Modelled: it does not begin to pay with `MANY_TOKENS`, or loses with one scale per tensor too.
+    It does not begin to pay with `MANY_TOKENS` either, or loses with one scale per tensor too.
     """
     gpu = modelled_gpu(facts)
     if recipe_of(linear).granularity == "row":
         rows = None if is_given(facts) else MANY_TOKENS
         best = gain_of(msgspec.structs.replace(linear, recipe="tensorwise"), facts, gpu, rows=rows)
         return best is not None and speedup([best]) * (1 + ERROR) < 1
-    now, then = gain_of(linear, facts, gpu), gain_of(linear, facts, gpu, rows=MANY_TOKENS)
-    timed_otherwise = is_given(facts) and now is not None and now.ms > 0
-    return timed_otherwise or then is None or speedup([then]) < PAYS_FROM
+    then = gain_of(linear, facts, gpu, rows=MANY_TOKENS)
+    return then is None or speedup([then]) < PAYS_FROM
 
 
-def losing(facts: Facts) -> dict[str, Gain]:
-    """Find the layers that are better left in BF16, in the order of the model.
+def losing(facts: Facts, by: float = UNCERTAINTY) -> dict[str, Gain]:
+    """Find the layers that are better left in BF16, as `Gain.loses` by so much, in the order of the model.
 
     LoRA's are left to another rule. Layers of the body are worth a filter only if all of them lose a share of
     the matmuls' time, and if no larger batch is the fix.
     """
     of_all = gains(facts)
-    layers = [each for each in judged(facts) if each.name in of_all and of_all[each.name].loses]
+    layers = [each for each in judged(facts) if each.name in of_all and of_all[each.name].loses(by)]
     layers = [each for each in layers if each.adapter != "adapter" and _too_small(each, facts)]
     body = [each for each in layers if each.role not in APART]
     if body and not _are_worth_a_filter(body, of_all, facts):
@@ -245,18 +201,23 @@ def _are_worth_a_filter(body: list[Linear], of_all: dict[str, Gain], facts: Fact
     layers = judged(facts)
     if not all(recorded(each, "flops_share_pct") for each in layers):
         raise Unrecorded(Linear, "flops_share_pct")
-    lost = -sum(of_all[each.name].most_ms for each in body)
+    lost = -sum(of_all[each.name].ms for each in body)
     in_bf16 = sum(gain.times * gain.bf16_ms for gain in of_all.values())
     return lost / in_bf16 * flops_share_pct(layers, facts) >= WORTH_PCT
 
 
 def to_keep(facts: Facts) -> tuple[str, ...]:
-    return tuple(losing(facts))
+    """Name the layers that a trial tries in BF16: those that lose by the model at all.
+
+    It had the sign of 280 of 307 shapes that trials of 91 jobs timed alone (H100 and H200), where an error as
+    large as `UNCERTAINTY` hides layers whose filter saved 12 of 75 ms (h200-vit_large).
+    """
+    return tuple(losing(facts, by=0.0))
 
 
 def pays_for_none(facts: Facts) -> bool:
     """Return whether BF16 is better for every FP8 layer, and for every layer that could be converted."""
-    fp8, lose = facts.network.fp8, to_keep(facts)
+    fp8, lose = facts.network.fp8, losing(facts)
     others = (linear for linear in facts.network.linears if if_recorded(would_be_converted, linear))
     return all(each.name in lose or if_recorded(unaligned, each) for each in fp8) and all(
         would_lose(linear, facts, fp8[0].recipe) for linear in others
@@ -264,11 +225,6 @@ def pays_for_none(facts: Facts) -> bool:
 
 
 def saving(of: Iterable[Gain]) -> Saving:
-    """Tell what BF16 saves of a step for layers that lose.
-
-    It is modelled even if each layer was timed, because each was timed alone.
-    """
+    """Tell what BF16 saves of a step for layers that lose."""
     of = list(of)
-    low, high = -sum(gain.most_ms for gain in of), -sum(gain.ms for gain in of)
-    apart = 0.0 if all(gain.measured for gain in of) else UNCERTAINTY
-    return Saving(low=low * (1 - apart), high=high * (1 + apart), basis="modelled", gpu=of[0].gpu)
+    return modelled_saving(-sum(gain.ms for gain in of), of[0].gpu)

@@ -14,17 +14,16 @@ from fp8doctor.analysis.treatment_table import KEEP_IN_BF16
 from fp8doctor.cost.matmul_counts import rows_of
 from fp8doctor.diagnosis.document import SCHEMA_VERSION, Document, Tool
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, LayerShape, Linear, if_recorded, recorded
+from fp8doctor.facts import Facts, Linear, if_recorded, recorded
 from fp8doctor.facts.record import Record, encode, to_builtins
-from fp8doctor.finding import Basis
 from fp8doctor.wording import percent, quoted
 
-HEADS = ("layer", "count", "shape", "FLOPs", "FP8 ms", "alone ms", "compiled")
+HEADS = ("layer", "count", "shape", "FLOPs", "FP8 ms", "compiled")
 """Of a row, besides what it runs in."""
 
 LEGEND = (
-    "FP8 ms: what FP8 changes of a step in these layers, with the fewest casts to with all of them. Alone: "
-    "one layer's matmuls in BF16 | in FP8 + its casts. Compiled: under torch.compile. - is not known."
+    "FP8 ms: what FP8 changes of a step in these layers, compiled, estimated. Compiled: under torch.compile. "
+    "- is not known."
 )
 
 
@@ -35,21 +34,14 @@ def layer_rows(linears: Iterable[Linear], facts: Facts) -> tuple[tuple[str, ...]
         name = re.sub(r"(?<![^.])\d+(?![^.])", "*", each.get("name", ""))
         compiled = "-" if not recorded(each, "compiled") else "no" if each.compiled is None else "yes"
         alike.setdefault((name, layer_shape(each), compiled, runs_in(each)), []).append(each)
-    gained, shapes, rows = if_recorded(gains, facts) or {}, _shapes(facts), []
+    gained, rows = if_recorded(gains, facts) or {}, []
     for (name, shape, compiled, how), members in alike.items():
         names = [each.get("name", "") for each in members]
         found = [gained[each] for each in names if each in gained]
         share = if_recorded(flops_share_pct, members, facts)
-        ends = [sum(each.most_ms for each in found), sum(each.ms for each in found)] if found else []
-        told = dict.fromkeys(signed(-ms, 2) for ms in ends)
-        flops, costs = percent(share) if share else "-", " to ".join(told) or "-"
-        of_one = next((if_recorded(alone, shapes[each]) or "-" for each in names if each in shapes), "-")
-        rows.append((name, str(len(members)), shape, flops, costs, of_one, compiled, how))
+        costs = signed(-sum(each.ms for each in found), 2) if found else "-"
+        rows.append((name, str(len(members)), shape, percent(share) if share else "-", costs, compiled, how))
     return tuple(rows)
-
-
-def _shapes(facts: Facts) -> dict[str, LayerShape]:
-    return {name: each for each in facts.get("trial.shapes", ()) for name in each.get("layers", ())}
 
 
 def layer_shape(linear: Linear) -> str:
@@ -70,13 +62,6 @@ def runs_in(linear: Linear) -> str:
     return f"{dtype}, weights only ({label or 'unknown'})" if use == "storage" else dtype
 
 
-def alone(shape: LayerShape) -> str:
-    if shape.get("fp8_ms") is None:
-        return f"{shape.bf16_ms:.2f}"
-    casts = f" + {shape.casts_ms:.2f}" if shape.get("casts_ms") is not None else ""
-    return f"{shape.bf16_ms:.2f} | {shape.fp8_ms:.2f}{casts}"
-
-
 class LayerReport(Record, frozen=True, kw_only=True):
     """One layer. What is None, or empty, is not known."""
 
@@ -84,14 +69,8 @@ class LayerReport(Record, frozen=True, kw_only=True):
     seen: Linear
     rows: int | None
     """Rows of one call."""
-    alike: tuple[str, ...]
-    """The other layers of its shape and recipe that were timed with it."""
-    shape: LayerShape | None
-    """Its matmuls alone, as they were timed."""
     gain_ms: float | None
-    """FP8's saving of a step in this layer; negative if it costs."""
-    gain_basis: Basis | None
-    """Of its matmuls and casts alone; if only the casts are modelled, measured."""
+    """FP8's saving of a step in this layer, compiled, modelled; negative if it costs."""
     advised: tuple[str, ...]
     """Findings that name the layer, and steps of the plan that change it."""
     keep_in_bf16: bool
@@ -126,22 +105,19 @@ def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
 def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerReport]:
     """Collect all that is known of some layers."""
     facts, plan = document.facts, document.prescription
-    gained, shapes = if_recorded(gains, facts) or {}, _shapes(facts)
+    gained = if_recorded(gains, facts) or {}
     changed = [(step.title, step.treatment) for step in plan if not step.code]
     fixable = ((f"{each.code}: {each.title}", each.treatment) for each in document.findings)
     changed += [(title, treatment) for title, treatment in fixable if treatment]
     kept = {name for step in plan if step.treatment.name == KEEP_IN_BF16 for name in step.treatment.layers}
 
     def report(linear: Linear) -> LayerReport:
-        name, gain, shape = linear.name, gained.get(linear.name), shapes.get(linear.name)
+        name, gain = linear.name, gained.get(linear.name)
         return LayerReport(
             tool=document.tool,
             seen=linear,
             rows=if_recorded(rows_of, linear, facts),
-            alike=tuple(each for each in shape.layers if each != name) if shape else (),
-            shape=shape,
             gain_ms=gain.ms if gain else None,
-            gain_basis=("measured" if gain.measured else "modelled") if gain else None,
             advised=tuple(title for title, treatment in changed if name in treatment.layers),
             keep_in_bf16=name in kept,
         )

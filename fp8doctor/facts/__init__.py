@@ -45,8 +45,6 @@ from fp8doctor.facts.trial import (
     Health,
     HostLoad,
     KernelGroup,
-    LayerShape,
-    Layout,
     MemoryParts,
     Trial,
 )

@@ -70,33 +70,6 @@ class MemoryParts(Record, frozen=True, kw_only=True):
     """The rest of the peak: saved activations and temporaries, more if it comes before the last gradient."""
 
 
-Layout = Literal["output", "input_gradient", "weight_gradient"]
-"""One of the three matmuls of a training Linear, in the order of a step."""
-
-
-class LayerShape(Record, frozen=True, kw_only=True):
-    """The matmuls of one (M, K, N) timed alone, in training's layouts, and the casts."""
-
-    m: int = NOT_RECORDED
-    """Rows: as `Trial.rows` has them, else the tokens of one micro-batch."""
-    k: int = NOT_RECORDED
-    """in_features."""
-    n: int = NOT_RECORDED
-    """out_features."""
-    recipe: str = NOT_RECORDED
-    layers: tuple[str, ...] = NOT_RECORDED
-    """Linears of this shape and recipe, by their names in the whole model."""
-    trained: bool = NOT_RECORDED
-    """True if their weights are trained; a frozen weight has no weight-gradient matmul."""
-    bf16_ms: float = NOT_RECORDED
-    """Output, input gradient and weight gradient together, of one layer in one micro-batch."""
-    fp8_ms: float | None = NOT_RECORDED
-    casts_ms: float | None = NOT_RECORDED
-    """Compiled casts of input, weight and output gradient that the recipe needs."""
-    reason: Prose | None = NOT_RECORDED
-    """Why FP8, or its casts, could not be timed; None if both were."""
-
-
 class ArmCut(Record, frozen=True, kw_only=True):
     """One variant at one cut of the model."""
 
@@ -201,10 +174,8 @@ class Trial(Record, frozen=True, kw_only=True):
     """Linear -> rows that it multiplied in each of its calls in one forward of a micro-batch; if a weight
     holds many experts, those of each. What was not seen is left out. Empty if none is, or could be, in
     FP8."""
-    shapes: tuple[LayerShape, ...] = NOT_RECORDED
-    """Distinct shapes of the Linears that are, or would be, in FP8. On a CPU they tell nothing of a GPU."""
     gaps: dict[str, Prose] = NOT_RECORDED
-    """Dotted path of a fact of the trial that is missing, such as ``trial.shapes`` -> the reason."""
+    """Dotted path of a fact of the trial that is missing, such as ``trial.rows`` -> the reason."""
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
     """Budget in which the variants that were left out for time are expected to fit too, or those that decide

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.answer.items import HOW_KNOWN
-from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, alone, layer_rows, layer_shape, runs_in
-from fp8doctor.facts import Facts, LayerShape, if_recorded, recorded
+from fp8doctor.answer.layer_rows import HEADS, LEGEND, LayerReport, layer_rows, layer_shape, runs_in
+from fp8doctor.facts import Facts, recorded
 from fp8doctor.render.page import Page, Quiet, Table, labelled
 from fp8doctor.wording import plural
 
@@ -22,13 +21,8 @@ def page(layers: Sequence[LayerReport], asked: str, facts: Facts) -> Page:
     return Page(heading, (Table(HEADS, found, "runs in"), Quiet(LEGEND)))
 
 
-def _alone(shape: LayerShape) -> list[str]:
-    sides = f"{shape.m:,} x {shape.k:,} x {shape.n:,} (rows x K x N), {shape.recipe}"
-    return [sides, f"{alone(shape)} ms (BF16 | FP8 + its casts)"]
-
-
 def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
-    linear, shape = layer.seen, layer.shape
+    linear = layer.seen
     seen = [linear.kind, layer_shape(linear), f"runs in {runs_in(linear)}"]
     seen += [f"{layer.rows:,} rows a call"] if layer.rows else []
     for what in ("compiled", "checkpointed"):
@@ -36,10 +30,8 @@ def _known(layer: LayerReport) -> Iterator[tuple[str, list[str]]]:
             by = linear.get(what)
             seen.append(f"not {what}" if by is None else f"{what} with {by or 'the whole model'}")
     yield "Seen", seen + [f"{name}={value}" for name, value in linear.get("features", {}).items()]
-    if shape:
-        yield "Alone", if_recorded(_alone, shape) or ["unknown"]
     if layer.gain_ms is not None:
         saves = f"{'saves' if layer.gain_ms > 0 else 'costs'} {abs(layer.gain_ms):.3f} ms/step in this layer"
-        yield "FP8", [f"{saves}, {HOW_KNOWN[layer.gain_basis]}, compiled"]
+        yield "FP8", [f"{saves}, estimated, compiled"]
     kept = ["the plan keeps this layer in BF16"] if layer.keep_in_bf16 else []
     yield "Advised", [*layer.advised, *kept] or ["nothing"]

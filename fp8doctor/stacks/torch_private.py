@@ -230,13 +230,6 @@ reset_code = partial(_call, "torch._C", "_dynamo.eval_frame.reset_code")
 """Forget the entries of a code object (2.11 and 2.13)."""
 
 
-def mark_dynamic(tensor: Any, side: int) -> None:
-    """Compile for any size of one side of a tensor (2.6 to 2.15)."""
-    import torch
-
-    torch._dynamo.mark_dynamic(tensor, side)
-
-
 # Inductor
 
 
@@ -304,9 +297,6 @@ def start_profiler(profile: Any) -> None:
 
 clear_cublas_workspaces = partial(_call, "torch._C", "_cuda_clearCublasWorkspaces")
 """Free cuBLAS's workspaces, 66 MiB on an H200 (2.6 to 2.13)."""
-
-scaled_mm = partial(_loaded, "torch", "_scaled_mm")
-"""Return torch's FP8 matmul, or None (2.6 to 2.15)."""
 
 default_device = partial(_loaded, "torch.utils._device", "CURRENT_DEVICE")
 """Return the device of ``torch.set_default_device``; None if not loaded: nothing set one (2.6 to 2.13)."""

@@ -1,9 +1,8 @@
-"""Conduct a trial: watch a forward, time shapes, build the variants by importance, time and prove them."""
+"""Conduct a trial: watch a forward, build the variants by importance, time and prove them."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -27,7 +26,7 @@ from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.stages import Doing, Stage, Teller
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.copies.unsharded import unsharded
-from fp8doctor.trial.layers import rows, shapes
+from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import without_seen
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu, raised
 from fp8doctor.trial.measure.bench import Bench
@@ -62,7 +61,7 @@ def time_copies(
     keep: Callable[[Facts], object] = lambda known: None,
     **settings: Any,
 ) -> Facts | None:
-    """Watch a forward of a copy, time the shapes, then the variants; add that to the facts.
+    """Watch a forward of a copy, then time the variants; add that to the facts.
 
     None if there is no device for it. What the model raises becomes a reason. ``propose`` receives the facts
     with what the forward showed, and returns the steps to time. ``tell`` receives each activity and its
@@ -97,19 +96,14 @@ def time_copies(
         return known(run.without_times(NoNumber(Reason.NOT_REPLICABLE, str(error))))
     no_time = budget.left_out(Reason.NO_TIME_LEFT)
     run.keep(run.without_times(no_time))  # of a child that is ended from here on
-    run.begin(Stage.SHAPES)
+    run.begin(Stage.FORWARD)
     current = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
     try:
         with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
-            now = time.monotonic()
             facts, seen, unseen = rows.watch_copy(job, facts, guarded)
             prescription = propose(facts)
-            until = now + shapes.SHARE * (budget.end - now)
-            with_rows = known(replace(guarded, known={"rows": seen}).trial())
-            timed_shapes, untimed = shapes.time_shapes(with_rows, guarded, until)
-            gaps = {"trial.rows": unseen, "trial.shapes": untimed}
-            missing = {fact: gap for fact, gap in gaps.items() if gap}
-            guarded = replace(guarded, known={"rows": seen, "shapes": timed_shapes, "gaps": missing})
+            gaps = {"trial.rows": unseen} if unseen else {}
+            guarded = replace(guarded, known={"rows": seen, "gaps": gaps})
             planned = plan_variants(known(guarded.trial()), prescription, job)
             guarded.keep(guarded.without_times(no_time))
             trial = timed(job, [blocks.name for blocks in facts.network.blocks], planned, guarded)

@@ -9,10 +9,9 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fp8doctor import registry
 from fp8doctor.analysis.arms import BF16_WITH, uses_fp8
 from fp8doctor.analysis.compile_coverage import is_inside
-from fp8doctor.analysis.layer_gain import timed_shapes, to_keep
+from fp8doctor.analysis.layer_gain import to_keep
 from fp8doctor.analysis.recipe_support import may_run, own_recipes
 from fp8doctor.analysis.treatment_table import (
     AUTOCAST_BF16,
@@ -265,10 +264,10 @@ def blocks_may_gain(of: VariantPlanner) -> bool:
 
 
 def some_lose(of: VariantPlanner) -> bool:
-    """Return whether some layers, timed alone with compiled casts, lose, but not all."""
+    """Return whether some layers lose by the model, with compiled casts, but not all."""
     in_fp8 = of.in_fp8
     fused = of.compiled or all(stack_of(each).own_kernels for each in in_fp8)
-    return fused and bool(timed_shapes(of.facts)) and 0 < len(to_keep(of.facts)) < len(in_fp8)
+    return fused and 0 < len(to_keep(of.facts)) < len(in_fp8)
 
 
 WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
@@ -285,27 +284,12 @@ WORTH_A_TRY: dict[str, Callable[[VariantPlanner], bool]] = {
 """Treatment -> whether to try it without a finding, in the order of what they save where they gain."""
 
 
-def with_timed_shapes(prescription: Sequence[Step], facts: Facts) -> list[Treatment]:
-    """Return the proposed treatments; those that a timing of the shapes may refute as these were timed."""
-    about_shapes = {
-        check.name for check in registry.discover() if check.area == "shapes" and check.severity != "error"
-    }
-    treatments = []
-    for step in prescription:
-        treatment: Treatment | None = step.treatment
-        by_shape = step.treatment.name == KEEP_IN_BF16 and about_shapes.issuperset(step.names)
-        if by_shape and timed_shapes(facts):
-            treatment = if_recorded(describe, KEEP_IN_BF16, facts)
-        treatments += [treatment] if treatment else []
-    return treatments
-
-
 def plan_variants(facts: Facts, prescription: Sequence[Step], job: Job) -> list[VariantPlan]:
     """Plan the variants for these facts, those that decide first."""
     planner = VariantPlanner(facts, job)
     proposals = [
         each
-        for each in known(with_timed_shapes(prescription, facts))
+        for each in known([step.treatment for step in prescription])
         if not traits(each.name).is_an_arm_already
     ]
     in_fp8 = uses_fp8(facts)

@@ -20,7 +20,7 @@ SHORT = Arm(
 DIED = NoNumber(Reason.TOOK_PROCESS_DOWN, "it died")
 
 
-@pytest.mark.parametrize("gaps", [NOT_RECORDED, {"trial.shapes": "no time"}], ids=["none yet", "another"])
+@pytest.mark.parametrize("gaps", [NOT_RECORDED, {"trial.rows": "no time"}], ids=["none yet", "another"])
 @pytest.mark.parametrize(("part", "fact"), PARTS.items())
 def test_a_part_that_is_no_arm_is_a_gap(part: str, fact: str, gaps: dict[str, str]) -> None:
     kept = without(Trial(arms=(TIMED,), gaps=gaps), part, DIED)

@@ -256,10 +256,10 @@ CLEAN = "no access with token <secret> in ~/x"
 
 
 def test_prose_of_a_record_is_scrubbed_whoever_fills_it() -> None:
-    trial = Trial(reason=SAID, gaps={"trial.shapes": SAID}, arms=(Arm(name="as_is", reason=SAID),))
+    trial = Trial(reason=SAID, gaps={"trial.rows": SAID}, arms=(Arm(name="as_is", reason=SAID),))
     facts = Facts(trial=trial, gaps={"network": SAID}, network=Network(quantization=SAID))
     assert TOKEN not in json.dumps(facts.to_dict())
-    assert facts.trial.reason == facts.trial.gaps["trial.shapes"] == facts.network.quantization == CLEAN
+    assert facts.trial.reason == facts.trial.gaps["trial.rows"] == facts.network.quantization == CLEAN
     assert Outcome(code="X", outcome="crashed", reason=SAID).reason == CLEAN
     assert Facts.from_dict(facts.to_dict()) == facts
 

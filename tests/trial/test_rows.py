@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torchao.float8 import convert_to_float8_training
 from transformers import T5Config, T5ForConditionalGeneration
 
+from fp8doctor.cost import rows_of
 from fp8doctor.examine import examine
-from fp8doctor.facts import Facts, recorded
+from fp8doctor.facts import Facts, Target, Workload, recorded
 from fp8doctor.loading.job import Job
 from fp8doctor.trial import conductor
 from fp8doctor.trial.layers import fake_forward, rows
@@ -25,9 +26,20 @@ from fp8doctor.trial.layers.seen_calls import CallsSeen
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.examine.models import llama, qwen3_moe
-from tests.trial.test_shapes import CPU, TOKENS, in_time, job
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+
+
+CPU = torch.device("cpu")
+TOKENS = 48
+
+
+def job(model: nn.Module) -> Job:
+    workload = Workload(
+        batch_source="given", batch_size=TOKENS, sequence_length=None, tokens=TOKENS, accumulate=1
+    )
+    batch = torch.ones(TOKENS, 64, dtype=torch.bfloat16)
+    return Job(model=model, target=Target(), workload=workload, batch=batch)
 
 
 def seen(of: Job) -> tuple[rows.Rows, str | None]:
@@ -267,7 +279,6 @@ def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
 def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
     of: Callable[[], Job], reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    in_time(monkeypatch)
     monkeypatch.setattr(conductor, "timed", lambda *given: given[-1].trial(arms=()))
     made, told = of(), list[Any]()
     found = conductor.time_copies(
@@ -275,8 +286,9 @@ def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
     )
     assert found
     trial = found.trial
-    assert [part for part in told if part] == ["rows", "shapes"]
-    assert {shape.m for shape in trial.shapes} == ({TOKENS} if reason else {512, 64, 16, TOKENS})
+    assert [part for part in told if part] == ["rows"]
+    multiplied = {rows_of(each, found) for each in found.network.linears}
+    assert multiplied == ({TOKENS} if reason else {512, 64, 16, TOKENS})
     assert trial.gaps.get("trial.rows", "").startswith(reason or "")
     assert ("trial.rows" in trial.gaps) is (reason is not None)
 

@@ -1,1 +1,1 @@
-"""Single layers: times of their matmuls and casts, and a watched forward: rows, regions, autocasts."""
+"""A watched forward: the rows of single layers, checkpointed regions, autocasts."""

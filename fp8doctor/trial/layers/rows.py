@@ -20,8 +20,10 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from fp8doctor.analysis.layer_gain import judged
+from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import Facts
+from fp8doctor.facts import Facts, if_recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import class_name, modules_of
@@ -41,7 +43,6 @@ from fp8doctor.trial.layers.seen_calls import (
     with_seen,
     without_seen,
 )
-from fp8doctor.trial.layers.shapes import of_interest
 from fp8doctor.trial.measure.evidence import on_calls
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
 from fp8doctor.trial.state.guard import Guard
@@ -98,6 +99,13 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
     if reason is not None:
         return without_seen(facts, reason), NOT_RECORDED, reason
     return with_seen(facts, seen), seen.rows if of_interest(facts) else {}, None
+
+
+def of_interest(facts: Facts) -> bool:
+    """Return whether a layer is in FP8; of a model without any, whether a conversion would take one."""
+    if any(linear.use == "training" for linear in facts.network.linears):
+        return bool(if_recorded(judged, facts))
+    return any(map(would_be_converted, facts.network.linears))
 
 
 def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Seen:

@@ -9,12 +9,9 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from fp8doctor.diagnosis.diagnose import diagnose
-from fp8doctor.facts import Facts, LayerShape, Network, Workload
+from fp8doctor.facts import Facts, Network, Workload
 from fp8doctor.facts.examples import float8 as example_layer
 from fp8doctor.finding import Finding
-from tests.checks.arms import ran
-from tests.checks.arms import timed as with_trial
 from tests.checks.models import float8, llama_1b
 from tests.checks.rules import Look, finding_of, fix_of, found_by, outcome_of
 from tests.examine.models import llama, lora, low_rank
@@ -31,10 +28,6 @@ def narrow() -> nn.Module:
 
 def blocks_in_fp8(model: nn.Module, recipe: str = "tensorwise") -> nn.Module:
     return float8(model, recipe, keep=("lm_head",))
-
-
-def wide() -> nn.Module:
-    return blocks_in_fp8(llama_1b(1024, 2048, num_hidden_layers=3))
 
 
 def kept(finding: Finding) -> set[str]:
@@ -75,39 +68,6 @@ def test_rowwise_layers_that_lose_with_the_tokens_of_the_job_are_left_out(look: 
         model = nn.Sequential(nn.Linear(7168, 16384), nn.Linear(16384, 512), nn.Linear(512, 32768)).bfloat16()
         converted = float8(model, "rowwise")
     assert "2" in kept(found_by(SMALL, look(converted, tokens=TOKENS)))
-
-
-def timed(facts: Facts, *losing: str, kept_ms: float = 97.0) -> Facts:
-    """The facts with every layer's shape as a GPU may have timed it, these lose, the others gain; and the
-    step without them."""
-    timed_alone = {"m": TOKENS, "recipe": "tensorwise", "trained": True, "bf16_ms": 0.13, "casts_ms": 0.06}
-    shapes = []
-    for each in facts.network.fp8:
-        fp8_ms = 0.12 if each.name.endswith(losing) else 0.05
-        sides = {"k": each.in_features, "n": each.out_features, "layers": (each.name,), "reason": None}
-        shapes.append(LayerShape(**timed_alone, **sides, fp8_ms=fp8_ms))  # type: ignore[arg-type]
-    arms = (ran("as_is", 100.0), ran("keep-in-bf16", kept_ms, base="as_is", treatments=("keep-in-bf16",)))
-    facts = with_trial(facts, *arms)
-    return replace(facts, trial=replace(facts.trial, shapes=tuple(shapes)))
-
-
-def test_what_was_timed_alone_decides(look: Look) -> None:
-    finding = found_by(SMALL, timed(look(wide(), tokens=TOKENS), "q_proj", "o_proj"))
-    assert finding.evidence["timed_alone"] is True
-    assert kept(finding) == {f"model.layers.{i}.self_attn.{qo}_proj" for i in range(3) for qo in "qo"}
-    modelled = look(blocks_in_fp8(narrow()), tokens=TOKENS)
-    assert (outcome_of(SMALL, modelled), outcome_of(SMALL, timed(modelled, "none"))) == ("fires", "silent")
-
-
-@pytest.mark.parametrize(
-    ("kept_ms", "outcome"),
-    [(99.8, "fires"), (99.95, "silent"), (100.5, "refuted")],
-    ids=["gains", "too little", "costs"],
-)
-def test_the_whole_step_without_them_decides_last(kept_ms: float, outcome: str, look: Look) -> None:
-    """Six layers that lose 0.017 ms each at the least."""
-    facts = timed(look(wide(), tokens=TOKENS), "q_proj", "o_proj", kept_ms=kept_ms)
-    assert {each.code: each.outcome for each in diagnose(facts).outcomes}["SHP002"] == outcome
 
 
 def routed() -> nn.Module:
