@@ -6,6 +6,7 @@ away has the rows and regions of the kept block in its place of the pattern.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
 from collections import Counter
@@ -35,6 +36,7 @@ from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, cut_of, unwrapped
 from fp8doctor.trial.copies.step import call, move
 from fp8doctor.trial.layers.seen_calls import (
+    FIRST_MICROBATCH,
     CallsSeen,
     Seen,
     autocast_now,
@@ -153,6 +155,8 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         if rows.keys() >= {*layers, *experts} and not next_is_told:
             break
     seen = calls.seen(layers, model, kept_blocks=_kept_blocks(original, plan, model))
+    if not seen.first_microbatch and _may_pass_it(job, facts):
+        seen.first_microbatch = NOT_RECORDED
     names = {id(module): cleaned(name) for name, module in modules_of(model)}
     adapted = {each.name: each.layer for each in facts.network.linears if each.adapter == "adapter"}
     scaled = {name: products.scaled[id(each)] for name, each in layers.items() if id(each) in products.scaled}
@@ -166,6 +170,14 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         fp32_products=tuple(names.get(each or 0, "") for each in products.in_fp32),
         without_hooks=hooks[0] != hooks[1],
     )
+
+
+def _may_pass_it(job: Job, facts: Facts) -> bool:
+    """Return whether `FIRST_MICROBATCH` may be passed unseen: by the user's own call, or in a subclass."""
+    original = unwrapped(job.model)
+    kinds = {cleaned(name): class_name(type(module)) for name, module in modules_of(original)}
+    takes = not job.training_step and FIRST_MICROBATCH in inspect.signature(original.forward).parameters
+    return takes or any(kinds.get(each.name, each.kind) != each.kind for each in facts.network.fp8)
 
 
 def _of_their_layers(adapted: Mapping[str, str], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def telling(monkeypatch: pytest.MonkeyPatch, always: bool | None, accumulate: in
 
 @pytest.mark.parametrize(
     ("always", "accumulate", "outcome"),
-    [(True, 4, "fires"), (False, 4, "silent"), (None, 4, "silent"), (True, 1, "not_applicable")],
+    [(True, 4, "fires"), (False, 4, "silent"), (None, 4, "fires"), (True, 1, "not_applicable")],
 )
 def test_the_first_of_several_micro_batches_casts_for_all(
     always: bool | None, accumulate: int, outcome: str, monkeypatch: pytest.MonkeyPatch
@@ -49,3 +49,31 @@ def test_the_first_of_several_micro_batches_casts_for_all(
         if finding.code == "STP008":
             assert 0 < finding.saving_ms.high < report.answer.compared.fp8.ms.value
             assert report.prescription[0].treatment.name == "first-microbatch"
+
+
+class Handing(Telling):
+    """Hands on what its caller tells."""
+
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+        return self.layer(x, is_first_microbatch=is_first_microbatch)
+
+
+class OwnLinear(te.Linear):
+    """Tells itself, as Megatron's layers do."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "outcome"),
+    [(Telling, te.Linear, "fires"), (Handing, te.Linear, "unknown"), (Telling, OwnLinear, "unknown")],
+)
+def test_an_argument_that_nobody_passed_is_known_of_plain_layers(
+    kind: type[Telling], layer: type[te.Linear], outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    te.install(monkeypatch)
+    with torch.device("meta"):
+        model, batch = kind(None), torch.zeros(2048, 4096, dtype=torch.bfloat16)
+        model.layer = layer(4096, 4096, bias=False).bfloat16()
+    with te.autocast(enabled=True, recipe=te.Float8CurrentScaling()):
+        model.layer(batch)
+    report = looked(model, batch, accumulate=4, assume_gpu="H100")
+    assert next(each.outcome for each in report.outcomes if each.code == "STP008") == outcome
