@@ -3,7 +3,8 @@
 Asking for FP8 only sets a flag; a conversion must put FP8 layers in place. Without them every matmul runs in
 BF16, while flags and logs say fp8. The usual reasons: nothing reads the flag; Accelerate converts `nn.Linear`
 only, and GPT-2's layers are `Conv1D`. Its torchao path skips the first and the last Linear and sides not
-divisible by 16. A `module_filter_fn` may compare names that this model does not have.
+divisible by 16. A `module_filter_fn` may compare names that this model does not have. Of transformers, only
+`from_pretrained` reads a `quantization_config`, and its layers are for inference.
 
     accelerator = Accelerator(mixed_precision="fp8")          # before: only the flag
 
@@ -16,6 +17,7 @@ divisible by 16. A `module_filter_fn` may compare names that this model does not
 
 Ignore it before `prepare` or `Trainer.train()`: a sound model has no FP8 layer yet, and this is information.
 https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/ao.py
+https://github.com/huggingface/transformers/issues/42865
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from fp8doctor import kit
 
 MULTIPLE = kit.layers.FP8_MULTIPLE
 CONVERTER = "convert_to_float8_training"
+CONFIGURATION = "quantization_config"
 PREPARE = "model, optimizer = accelerator.prepare(model, optimizer)"
 
 NOT_YET = (
@@ -56,7 +59,7 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         return None
     flag = kit.fp8_was_asked_for(facts)
     copied = 0 if flag else kit.fp8_request.converted_a_copy(facts)
-    asked = flag or CONVERTER
+    asked = flag or (CONFIGURATION if kit.fp8_request.configured(facts) else CONVERTER)
     if asked == CONVERTER and not copied and (reason := not_due(facts)):
         return kit.NotApplicable(reason=reason)
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
@@ -64,6 +67,8 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     proof: str | None = None
     if asked == CONVERTER and not copied:
         proof = "it was called" if kit.fp8_request.converted_nothing(facts) else None
+    elif asked == CONFIGURATION:
+        proof = "the model is made of it"
     elif kit.fp8_request.was_prepared(facts):
         proof = "the model went through Accelerator.prepare"
     elif kit.recorded(facts, "observed") or facts.training.gradients_seen:
@@ -110,6 +115,8 @@ def why_none(
             "The converter changes only the model that you pass, in place, and every nn.Linear that its "
             f"filter accepts. It was not called on this model, or the filter lacks its names{named}."
         )
+        if asked == CONFIGURATION:
+            cause = "from_config ignores it, and what from_pretrained makes of it does not train in FP8."
         takes = kit.if_recorded(lambda: any(map(kit.layers.would_be_converted, linears)))
         code = kit.conversion.convert_all_that_fit(facts) if takes else None
     summary = "convert the model that trains, before you create its optimizer"

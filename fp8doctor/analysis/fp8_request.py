@@ -81,6 +81,11 @@ def fp8_was_asked_for(facts: Facts) -> str | None:
     return None
 
 
+def configured(facts: Facts) -> bool:
+    """Return whether transformers' configuration of this model asks for FP8 weights."""
+    return facts.get("network.quantization") in ("fp8", "fbgemm_fp8")
+
+
 def precision_of(accelerate: Accelerate | None, trainer: TrainerArguments | None) -> str | None:
     """Find the precision in force: Accelerate's, else that of TrainingArguments.
 

@@ -63,6 +63,27 @@ def test_what_prepare_does_not_convert(
     assert finding.evidence["asked_by"] == "ACCELERATE_MIXED_PRECISION=fp8"
 
 
+@pytest.mark.parametrize(
+    ("settings", "outcome"),
+    [
+        ({"quant_method": "fp8"}, "fires"),
+        ({"quant_method": "fp8", "dequantize": True}, "not_applicable"),
+        ({"quant_method": "bitsandbytes"}, "not_applicable"),
+    ],
+)
+def test_a_configuration_asks_for_fp8_that_from_config_does_not_make(
+    look: Look, settings: dict[str, object], outcome: str
+) -> None:
+    model = llama()
+    model.config.quantization_config = settings
+    facts = look(model)
+    assert outcome_of(RULE, facts) == outcome
+    if outcome == "fires":
+        finding, treatment = found(facts)
+        assert (finding.severity, treatment.name) == ("error", "convert")
+        assert finding.evidence["asked_by"] == "quantization_config"
+
+
 def test_the_printed_lines_for_conv1d(asked: None, look: Look) -> None:
     model = gpt2()
     _, treatment = found(look(prepared(gpt2())))
