@@ -42,6 +42,7 @@ class Recipe(Struct, frozen=True, kw_only=True):
     first: VersionNumbers = FIRST_WITH_FP8  # lowest CUDA compute capability
     below: VersionNumbers | None = None  # first compute capability on which it no longer runs
     cuda: VersionNumbers = (0,)  # lowest CUDA version
+    torch_on_ada: VersionNumbers = (0,)  # lowest torch on compute capability 8.9
     amd: tuple[str, ...] | None = None  # prefixes of supported AMD architectures; None if its stack decides
     # First version with `config`. Source: wheels of torchao 0.8 to 0.17, Transformer Engine 2.1 to 2.3.
     since: str = "0"
@@ -169,6 +170,7 @@ _TORCHAO = (
         config='Float8LinearConfig.from_recipe_name("rowwise")',
         operands=("axiswise e4m3",) * 6,
         granularity="row",
+        torch_on_ada=(2, 7),  # pytorch/pytorch #144348
         # What a layer takes longer than with tensorwise, 2.24 ms in a Llama 8B (4096 tokens) and 5.43 in a
         # 70B (2048 tokens), scaling the gradients after their matmul included.
         cast_bytes=CastBytes(25.0, 37.0),
@@ -191,6 +193,7 @@ _TORCHAO = (
             "disabled",
         ),
         granularity="row",
+        torch_on_ada=(2, 7),  # pytorch/pytorch #144348
         weight_gradient_in_16_bits=True,
         pads_tokens=True,
         # A decoder of width 1024 takes 2.9 ms a step more than with tensorwise. The weight is cast once as in

@@ -3,8 +3,8 @@
 FP8 tensor cores begin with compute capability 8.9 (Ada: L4, L40S, RTX 4090) and 9.0 (Hopper). Ampere has
 none: FP8 raises there or, in Accelerate, becomes fp16. AMD's gfx94x (MI300), gfx95x (MI350), gfx120x and
 gfx125x have FP8 cores. MXFP8 and NVFP4 need Blackwell (10.x) or gfx950; 128x128 blocks need 9.0 and, in
-Transformer Engine, CUDA 12.9. Transformer Engine 2.19 has fixes for NVFP4 on 12.x (RTX 50), where
-fp8doctor did not run it: the issue below is open.
+Transformer Engine, CUDA 12.9. On 8.9 torchao's rowwise scales need torch 2.7. Transformer Engine 2.19 has
+fixes for NVFP4 on 12.x (RTX 50), where fp8doctor did not run it: the first issue below is open.
 
     from torchao.quantization import quantize_
     quantize_(model, MXFP8TrainingOpConfig())  # before: on an H100
@@ -17,6 +17,7 @@ Tensorwise (torchao) and current scaling (Transformer Engine) run wherever FP8 d
 in BF16: `Accelerator(mixed_precision="bf16")`. Ignore it if the job will run on another GPU; name it with
 `--assume-gpu`. If nothing asks for FP8, it is information. Recipes that are emulated on purpose: MOD002.
 https://github.com/NVIDIA/TransformerEngine/issues/3062
+https://github.com/pytorch/pytorch/issues/130359
 """
 
 from __future__ import annotations

@@ -76,6 +76,8 @@ def unmet(stack: str, wanted: Recipe, gpu: Gpu, facts: Facts) -> str | None:
     least = max(wanted.cuda, on_ada)
     if cuda and numbers(cuda) < least:
         return f"it needs CUDA {dotted(least)}, and torch was built with {cuda}"
+    if have == FIRST_WITH_FP8 and (torch := facts.software.torch) and numbers(torch) < wanted.torch_on_ada:
+        return f"it needs torch {dotted(wanted.torch_on_ada)} on {gpu.name}, and this is {torch}"
     return None
 
 

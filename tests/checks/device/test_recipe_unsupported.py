@@ -96,6 +96,23 @@ def test_mxfp8_needs_blackwell_and_its_cuda(
         assert outcome_of(RECIPE, look(model)) == "silent"
 
 
+@pytest.mark.parametrize(
+    ("gpu_name", "release", "recipe", "outcome"),
+    [
+        ("L4", "2.6.0+cu124", "rowwise", "fires"),
+        ("L4", "2.7.0", "rowwise", "silent"),
+        ("L4", "2.6.0", "tensorwise", "silent"),
+        ("H100", "2.6.0", "rowwise", "silent"),
+    ],
+)
+def test_rowwise_needs_a_newer_torch_on_ada(
+    monkeypatch: pytest.MonkeyPatch, gpu_name: str, release: str, recipe: str, outcome: str, look: Look
+) -> None:
+    machine(monkeypatch)
+    facts = with_releases(look(float8(mlp(), recipe=recipe)), release)
+    assert outcome_of(RECIPE, replace(facts, assumed_gpu=gpu_name)) == outcome
+
+
 def test_a_gpu_that_is_assumed_counts_without_another(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
     machine(monkeypatch)
     facts = look(mxfp8(mlp()))
