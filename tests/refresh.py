@@ -23,6 +23,7 @@ WRITERS = {
     "complaints": "research.complaints.replay",
     "unseen": "research.complaints.unseen",
     "unseen_engines": "research.complaints.unseen_engines",
+    "unseen_mixed": "research.complaints.unseen_mixed",
     "check_pages": "tests.check_pages",
     "sentences": "tests.sentences",
     "screens": "pytest -q -p no:cacheprovider tests/render tests/test_gate.py",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from research.complaints import unseen_engines as engines
+from research.complaints import unseen_mixed as mixed
 from research.complaints.unseen import MARK, OUTCOMES, PAGE, THREADS, answer, asked, misses, name_of, row
 from tests.markdown import table
 
@@ -42,8 +43,11 @@ def test_silence_is_told_from_an_answer() -> None:
     )
 
 
-@pytest.mark.parametrize("thread", engines.THREADS, ids=name_of)
-def test_a_thread_about_engines_has_the_recorded_outcome(thread: dict[str, Any]) -> None:
-    _, _, line = table(("",) * 5, [engines.row(thread)]).splitlines()
-    assert line in engines.PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
+@pytest.mark.parametrize(
+    ("of", "thread"),
+    [pytest.param(of, each, id=name_of(each)) for of in (engines, mixed) for each in of.THREADS],
+)
+def test_a_thread_of_the_later_sets_has_the_recorded_outcome(of: Any, thread: dict[str, Any]) -> None:
+    _, _, line = table(("",) * 5, [of.row(thread)]).splitlines()
+    assert line in of.PAGE.read_text("utf-8").partition(MARK)[2].splitlines()
     assert (thread["first"] == "right") != ("why" in thread)
