@@ -79,9 +79,4 @@ def require_torch(wanted: str, *others: str) -> None:
 
 def torch_line(*others: str) -> str:
     """Return the line that installs torch and others next to fp8doctor."""
-    return " ".join((pip_line(f"'torch>={OLDEST_TORCH}'"), *others))
-
-
-def pip_line(package: str) -> str:
-    """Return the line that installs a package next to fp8doctor."""
-    return f"{shlex.quote(sys.executable)} -m pip install {package}"
+    return " ".join((shlex.quote(sys.executable), f"-m pip install 'torch>={OLDEST_TORCH}'", *others))

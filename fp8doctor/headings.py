@@ -48,7 +48,6 @@ class Heading(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Return the first line of the page."""
         return self.page.partition("\n")[0]
 
 
@@ -62,7 +61,6 @@ def headings(folders: Sequence[Path] = ()) -> tuple[Heading, ...]:
 
 
 def registered(rules: Sequence[Check]) -> tuple[Heading, ...]:
-    """Describe the codes of registered rules."""
     of_code: dict[str, list[Check]] = {}
     for each in rules:
         of_code.setdefault(each.code, []).append(each)

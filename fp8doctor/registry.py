@@ -193,7 +193,6 @@ def _import(path: Path) -> None:
 
 
 def check_of(finding: Finding) -> Check | None:
-    """Return the registered rule of a finding."""
     _import_own()
     return _checks.get(finding.name)
 

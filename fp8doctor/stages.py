@@ -24,7 +24,6 @@ class Stage(StrEnum):
 
     @property
     def number(self) -> int:
-        """Number the stage, from 1."""
         return tuple(Stage).index(self) + 1
 
 
@@ -69,7 +68,6 @@ class Teller:
         self.say(stage.value, None)
 
     def say(self, text: str, arm: str | None) -> None:
-        """Report an activity of the current stage."""
         number = self._before + 1 + OF_TRIAL.index(self._stage)
         left_s = self._end - time.monotonic()
         self._tell(Doing(text, number, self._before + len(OF_TRIAL), left_s), arm)

@@ -77,7 +77,6 @@ def minus(one_ms: float | None, other_ms: float | None) -> float:
 
 
 def times(one_ms: float | None, other_ms: float | None) -> str:
-    """Format the quotient of two times as shown."""
     found = quotient(one_ms, other_ms)
     return "unknown" if found is None else f"{found:.2f}x"
 

@@ -21,7 +21,6 @@ def accelerate_of_model(facts: Facts) -> Accelerate | None:
 
 
 def was_prepared(facts: Facts) -> bool:
-    """Return whether Accelerate's ``prepare`` got this model."""
     accelerate = facts.accelerate()
     return accelerate is not None and accelerate.prepared
 
@@ -121,7 +120,6 @@ def converted_nothing(facts: Facts) -> bool:
 
 
 def of_converter(facts: Facts) -> Converter | None:
-    """Return the record of calls of torchao's converter; None if there is none."""
     return facts.training.converter if recorded(facts, "training.converter") else None
 
 
@@ -138,7 +136,6 @@ def autocast_of(facts: Facts) -> str | None:
 
 
 def lacks_autocast(facts: Facts) -> bool:
-    """Return whether the step surely has no autocast."""
     try:
         return autocast_of(facts) is None
     except Unrecorded:

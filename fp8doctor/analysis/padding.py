@@ -54,7 +54,7 @@ def may_be_padded(facts: Facts) -> Callable[[Linear], bool]:
     return may_be
 
 
-def pad_sides(padded: Sequence[Linear], kept: Sequence[str]) -> Treatment:
+def pad_sides(padded: Sequence[Linear], kept: Sequence[str] = ()) -> Treatment:
     """Pad these layers' sides, and leave out of the conversion those that are ``kept``."""
     lines = dict[str, None]()
     for linear in sorted(padded, key=lambda each: (each.in_features, each.out_features)):
@@ -180,6 +180,4 @@ def pad_in_16_bits(linear: Linear, network: Network) -> Treatment:
             f"pad the model's vocabulary from {vocabulary} to {padded_side(vocabulary)}, not the tokenizer's"
         )
         return Treatment(name=PAD_VOCABULARY, summary=summary, code=code)
-    code = f"nn.Linear{sides}  ->  nn.Linear{tuple(map(padded_side, sides))}   # {linear.name}"
-    summary = f"pad the layer's sides to multiples of {PADDED}"
-    return Treatment(name="pad-dimensions", summary=summary, code=code)
+    return pad_sides([linear])

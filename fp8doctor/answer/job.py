@@ -35,7 +35,6 @@ WATCHED = ("script", "live")
 
 
 def machine(facts: Facts, modelled_gpu: str) -> tuple[str, ...]:
-    """Describe the GPU and the versions that matter."""
     torch, packages = facts.get("software.torch", UNKNOWN), facts.packages()
     versions = {
         label: packages[name].get("version") for name, label in SHOWN_PACKAGES.items() if name in packages
@@ -73,7 +72,6 @@ def short_version(version: str) -> str:
 
 
 def model(facts: Facts) -> str:
-    """Describe the model, its size and its batch."""
     counted, steps = facts.get("network.parameters"), facts.get("observed.steps_ms")
     known = [f"{quantity(counted)} parameters"] if counted is not None else []
     known += [_batch(facts)] if recorded(facts, "workload") else []

@@ -103,7 +103,6 @@ def named(asked: str, facts: Facts) -> tuple[Linear, ...]:
 
 
 def layer_reports(linears: Sequence[Linear], document: Document) -> list[LayerReport]:
-    """Collect all that is known of some layers."""
     facts, plan = document.facts, document.prescription
     gained = if_recorded(gains, facts) or {}
     changed = [(step.title, step.treatment) for step in plan if not step.code]

@@ -112,7 +112,6 @@ class Commands(click.Group):
         return self.commands.get(cmd_name)
 
     def every(self) -> dict[str, click.Command]:
-        """Import every command."""
         context = click.Context(self)
         return {name: command for name in COMMANDS if (command := self.get_command(context, name))}
 

@@ -94,7 +94,6 @@ def _discard(stream: int) -> None:
 
 
 def show_page(text: str) -> None:
-    """Print fp8doctor's own lines."""
     from fp8doctor.render.terminal import to_ascii
 
     show((to_ascii(text) if wants_ascii() else text) + "\n")
@@ -144,7 +143,6 @@ def complain(sentence: str, detail: str = "") -> None:
 
 
 def complain_of_known(text: str) -> None:
-    """Explain a known error in a text, if there is one."""
     from fp8doctor.known_errors import in_a_sentence
 
     if known := in_a_sentence(text):

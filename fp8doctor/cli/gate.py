@@ -53,7 +53,6 @@ class Gate(Struct, frozen=True):
 
     @property
     def asks(self) -> bool:
-        """Return whether there is any requirement."""
         return self != Gate(max_regression=self.max_regression)
 
     def judged(self, report: Document) -> int:
@@ -130,7 +129,6 @@ def exit_code(missed: Iterable[str]) -> int:
 
 
 def _grave(report: Document, least: Severity) -> list[str]:
-    """List the codes of findings at or above a severity."""
     grave = SEVERITIES[SEVERITIES.index(least) :]
     return [*dict.fromkeys(each.code for each in report.findings if (each.severity or "info") in grave)]
 

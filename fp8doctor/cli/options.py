@@ -82,14 +82,12 @@ def positive(
 
 
 def number(name: str, takes: str, help: str, **settings: Any) -> Decorator:
-    """Define an option that takes a positive number."""
     unit = " of seconds" if takes == "SECONDS" else ""
     check = functools.partial(positive, unit=unit)
     return option(name, takes=takes, type=float, callback=check, help=help, **settings)
 
 
 def count(name: str, help: str, least: int = 1, **settings: Any) -> Decorator:
-    """Define an option that takes a whole number."""
     return option(name, takes="N", type=click.IntRange(min=least), help=help, **settings)
 
 
@@ -99,7 +97,6 @@ def load_timeout(doing: str) -> Decorator:
 
 
 def fail_on(default: str, help: str) -> Decorator:
-    """Define the option for the severity that makes a command fail."""
     severities = click.Choice(("never", *SEVERITIES))
     return option(
         "--fail-on", takes="SEVERITY", type=severities, default=default, show_default=True, help=help
@@ -152,13 +149,11 @@ def delivery_options(formats: Sequence[str], stream: str) -> Decorator:
 
 
 def checks(*, rare: bool) -> Decorator:
-    """Define the option that adds folders of checks."""
     text = "Also use the checks in this folder and its direct subfolders; repeatable."
     return option("--checks", takes="DIR", type=READ, multiple=True, rare=rare, help=text)
 
 
 def selection(name: str, help: str) -> Decorator:
-    """Define an option that takes codes of checks."""
     return option(name, takes="CODES", multiple=True, callback=codes, rare=True, help=help)
 
 

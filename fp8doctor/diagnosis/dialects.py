@@ -61,7 +61,6 @@ def _in_format(told: T, low: str) -> T:
 
 @functools.cache
 def tables() -> dict[str, dict[str, Any]]:
-    """Read the table of each framework."""
     return tomllib.loads(resources.files("fp8doctor").joinpath("dialects.toml").read_text("utf-8"))
 
 

@@ -152,7 +152,6 @@ class Document(Record, frozen=True, kw_only=True):
         return SEVERITIES[max(grades)] if grades else None
 
     def verdict_severity(self) -> Severity | None:
-        """Return the verdict's own severity; None if it is no problem."""
         slower = self.verdict.status == "fp8_slower" and self.gpu_speedup is not None
         fault = self.answer.fault if self.answer else None
         failed = fault is not None and fault.was_seen
@@ -169,18 +168,15 @@ class Document(Record, frozen=True, kw_only=True):
         return self.verdict.summary if self.verdict.status == "step_raises" else ""
 
     def reaches(self, severity: Severity) -> bool:
-        """Return whether something is at or above ``severity``."""
         worst = self.worst()
         return worst is not None and SEVERITIES.index(worst) >= SEVERITIES.index(severity)
 
 
 def tool() -> Tool:
-    """Give this version of fp8doctor."""
     return Tool(version=VERSION)
 
 
 def now() -> str:
-    """Give the current time as reports carry it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -240,7 +236,6 @@ def schema() -> dict[str, Any]:
 
 
 def contradiction(facts: Facts) -> str | None:
-    """Describe a contradiction; None without one."""
     of, adapters = facts.get("network.parameters"), facts.get("network.adapter_parameters")
     if of is not None and adapters is not None and not 0 <= adapters <= of:
         return f"it says that {adapters} of {of} parameters are the adapters'"

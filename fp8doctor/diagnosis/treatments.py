@@ -106,7 +106,6 @@ def autocast_bf16(facts: Facts, instead: str = "keep the weights in BF16") -> Tr
 
 
 def fused_optimizer(facts: Facts) -> Treatment:
-    """Update many parameters by one kernel."""
     code = f"{optimizer_class(facts)}(parameters, ..., fused=True)"
     return Treatment(name="fused-optimizer", summary="use a fused optimizer", code=code)
 

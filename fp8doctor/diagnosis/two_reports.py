@@ -94,7 +94,6 @@ class Comparison(Record, frozen=True, kw_only=True):
 
     @property
     def on_cpu(self) -> str:
-        """Name the steps that a CPU took; empty if none."""
         return cpu_times(*self.steps)
 
     @property

@@ -149,7 +149,6 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def layers(self) -> dict[str, HealthLayer]:
-        """All layers by name, as last described."""
         return {layer.name: layer for header in self.headers for layer in header.layers}
 
     @property

@@ -90,7 +90,6 @@ class HealthVerdict(msgspec.Struct, frozen=True):
 
     @property
     def layers(self) -> set[str]:
-        """Names of the layers with a fault."""
         return {fault.layer for each in self.conclusions for fault in each.faults}
 
 

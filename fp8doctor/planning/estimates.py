@@ -160,7 +160,6 @@ def _of_gpu(share: Share, options: Options, gpu: GpuSpec, scale: float) -> Itera
 
 
 def _row(form: Form, row: Row, bf16: Step | None, recipe: Recipe) -> Row:
-    """Complete the row of BF16 by a recipe."""
     gpu, layers = form.gpu, form.share.layers
     if gpu.fp8_tflops is None:
         return replace(row, why="the GPU has no FP8 tensor cores")

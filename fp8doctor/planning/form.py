@@ -156,7 +156,6 @@ class Form(Struct, frozen=True):
         return taken and not (linear.in_features % recipe.multiple or linear.out_features % recipe.multiple)
 
     def call(self, layer: Layer) -> Call:
-        """Describe a layer as it runs."""
         own, is_head = self.recipe if self.converts(layer) else None, layer.linear.role == "head"
         linear = replace(
             layer.linear,

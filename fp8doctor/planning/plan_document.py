@@ -147,7 +147,6 @@ def answer(found: Sequence[Row], options: Options) -> str:
 
 
 def _remarks(best: Row, fitting: Sequence[Row]) -> Iterator[str]:
-    """Say what to know of the best recipe."""
     own = [each for each in fitting if each.stack == "torchao" != best.stack and not each.gains_nothing]
     if own:
         simpler = min(own, key=lambda each: each.step_ms or 0.0)

@@ -26,7 +26,6 @@ class Notice(Struct, frozen=True):
 
 
 def notices(report: Document) -> Iterator[Notice]:
-    """List the verdict, then the findings."""
     explained = {each.name: each for each in report.answer.items} if report.answer else {}
     told = report.verdict
     title = printable_line(told.summary) or "No verdict."

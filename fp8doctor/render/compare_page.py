@@ -14,7 +14,6 @@ NONE_MS = 0.05
 
 
 def page(found: Comparison, documents: tuple[Document, Document]) -> Page:
-    """Lay out the comparison of these reports."""
     one, other = found.steps
     unknown = found.why_no_difference and not found.families_ms
     jobs = [job_facts(each.facts, None) for each in documents]

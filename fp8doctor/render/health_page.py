@@ -38,7 +38,6 @@ def page(judged: Judged, *, verbose: bool = False) -> Page:
 
 
 def as_json(judged: Judged) -> str:
-    """Return what was sampled and concluded."""
     health, verdict = judged
     samples = [sample for _, sample in health.samples]
     run = {"file": health.name, "verdict": verdict, "jobs": health.headers, "samples": samples}

@@ -130,7 +130,6 @@ def _table(part: Table) -> str:
 
 
 def _tabulated(heads: Sequence[str], rows: Iterable[Sequence[str]], sides: Sequence[str]) -> str:
-    """Lay out escaped cells."""
     from tabulate import tabulate
 
     return tabulate(rows, headers=heads, tablefmt="github", disable_numparse=True, colalign=sides)

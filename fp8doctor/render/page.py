@@ -35,7 +35,6 @@ class Quiet(Struct, frozen=True):
 
 
 def side_by_side(pieces: Iterable[str]) -> Quiet:
-    """Put short pieces into one paragraph."""
     return Quiet(" · ".join(filter(None, pieces)))
 
 
@@ -77,7 +76,6 @@ class Marks(Struct, frozen=True):
 
 
 def labelled(rows: Iterable[tuple[str, str]]) -> Marks:
-    """Put a label before each line."""
     return Marks(tuple(Marked(None, text, label) for label, text in rows))
 
 
@@ -97,7 +95,6 @@ class Table(Struct, frozen=True):
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """Write a cell of a table."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
@@ -141,7 +138,6 @@ class Heatmap(Struct, frozen=True):
         return sum(number < each for each in self.limits)
 
     def as_table(self) -> Table:
-        """Draw it in characters."""
         drawn = (
             (name, "".join("-" if each is None else SHADES[self.shade(each)] for each in numbers))
             for name, numbers in self.rows

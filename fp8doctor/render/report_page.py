@@ -118,7 +118,6 @@ def _next(report: Document, held_in: str) -> Next:
 
 
 def _details(report: Document) -> Iterator[Section]:
-    """Add what the first screen does not say."""
     facts = report.facts
     if steps := report.answer.steps:
         rounds = tuple((each.label, each.rounds) for each in steps.rows if each.rounds)

@@ -132,7 +132,6 @@ class _Paper:
         yield lines
 
     def of(self, part: Part) -> Iterable[str]:
-        """Lay one part out as lines."""
         layouts: dict[type, Callable[..., Iterable[str]]] = {
             str: self.prose,
             Quiet: self.quietly,
@@ -258,7 +257,6 @@ class _Paper:
             yield from self._legend(part, "± holds 9 of 10 new runs" if spread else "")
 
     def _fill(self, name: str, count: int = 1) -> str:
-        """Draw a piece of this part of a bar."""
         return self.paint(FILLS[name][self.ascii] * count, FILLS[name][2])
 
     def _bar(self, part: Bars, row: Row, width: int, longest_ms: float) -> str:

@@ -44,7 +44,6 @@ def page(document: Traces, *, verbose: bool = False) -> Page:
 
 
 def _named(step: TracedStep) -> Iterator[str]:
-    """Describe the trace's file, GPU and steps."""
     ms, marked = f"{shown(step.step_ms)} ms", {"profiler": "ProfilerStep", "optimizer": "optimizer steps"}
     each = f" each ({shown(step.low_ms)} to {shown(step.high_ms)})" if step.steps > 1 else ""
     yield from (step.file, step.gpu or "")
