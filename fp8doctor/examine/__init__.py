@@ -30,7 +30,8 @@ def examine(job: Job) -> Facts:
 
     facts = examine_surroundings(job.target)
     gaps = dict(facts.gaps)
-    tree = walk(job.model, job.training_step, unused_marks=job.unused_marks)
+    marks = {"unused_marks": job.unused_marks, "in_a_function": job.in_a_function}
+    tree = walk(job.model, job.training_step, **marks)
     network = msgspec.structs.replace(
         with_recipe_of_the_step(examine_network(tree, gaps), tree, job),
         scalings=examine_scaling(tree),

@@ -43,8 +43,9 @@ def compile_mark(module: Any, name: str) -> CompileMark | None:
     )
 
 
-def step_mark(training_step: Callable[..., Any] | None) -> CompileMark | None:
-    if (compiled := compiled_function(training_step)) is None:
+def step_mark(training_step: Callable[..., Any] | None, *, seen: bool = False) -> CompileMark | None:
+    """Return the mark of a compiled step, also of one that was only ``seen`` to run."""
+    if (compiled := compiled_function(training_step)) is None and not seen:
         return None
     return CompileMark(name="", form="training_step", backend=_backend_of_function(compiled), compiles=True)
 

@@ -134,14 +134,18 @@ class Tree:
 
 
 def walk(
-    model: nn.Module, training_step: Callable[..., Any] | None = None, *, unused_marks: bool = False
+    model: nn.Module,
+    training_step: Callable[..., Any] | None = None,
+    *,
+    unused_marks: bool = False,
+    in_a_function: bool = False,
 ) -> Tree:
     """Visit every module once, in the order of ``named_modules``.
 
-    ``unused_marks``: training steps ran, and the marked code did not compile in them. Raises `UserError` for
+    ``unused_marks`` and ``in_a_function`` are those of `Job`. Raises `UserError` for
     a model that is nested too deep.
     """
-    tree, step = Tree(), step_mark(training_step)
+    tree, step = Tree(), step_mark(training_step, seen=in_a_function)
     if step:
         tree.marks.append(step)
     try:

@@ -47,6 +47,8 @@ class Job:
     ``layers``. Raises `fp8doctor.errors.UserError`."""
     unused_marks: bool = False
     """Training steps ran, and nothing with a mark of torch.compile compiled."""
+    in_a_function: bool = False
+    """A compiled function of the script computes most gradients of the model, which has no mark itself."""
     sharded: Job | None = None
     """The job in this process, if ``model`` is a plain one that stands for its sharded model."""
     watched: Any = None

@@ -75,6 +75,7 @@ class ScriptExaminer:
             why_none=_why_no_batch(window),
             accumulate=accumulate,
             unused_marks=unused,
+            in_a_function=window is not None and window.in_a_function,
             loss=loss,
             optimizer=optimizer if owner.wrapper is None else owner.wrapper,
             other_optimizers=tuple(each for each in owner.optimizers if each is not optimizer),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import Any
 
@@ -62,6 +62,8 @@ class Losses:
         self.norm: torch.Tensor | None = None
         """Norm of all gradients after the last pass, if `wants_norm`."""
         self.wants_norm = self.wants_largest = False
+        self.look: Callable[[torch.Tensor], None] | None = None
+        """Is called with the losses, while their graphs are alive."""
         self._patch = Patch(torch.autograd, "backward", self._before, self._after)
         self._parameters: list[weakref.ref[torch.Tensor]] = []
         self._unread: list[tuple[int, list[Loss]]] = []
@@ -113,6 +115,8 @@ class Losses:
             for each in (roots,) if isinstance(roots, torch.Tensor) else tuple(roots or ()):
                 if type(each) is torch.Tensor and each.numel() == 1 and not captured(each):
                     self.step.append(Loss(each, at_once=self.wants_largest))
+                    if self.look is not None:
+                        self.look(each)
         return True
 
     def _after(self, heard: bool) -> None:
@@ -143,6 +147,22 @@ class Losses:
             if not captured(gradients[0]):
                 norms += torch._foreach_norm(gradients, order, dtype=torch.float32)
         return [place for places, _ in groups.values() for place in places], norms
+
+
+def in_graphs(loss: torch.Tensor) -> set[int]:
+    """Find the ids of parameters whose gradients compiled code computes, by AOTAutograd's nodes."""
+    found, seen, left = set[int](), set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        below = [each for each, _ in node.next_functions]
+        if node.name() == "CompiledFunctionBackward":
+            leaves = [each for each in below if each and each.name() == "torch::autograd::AccumulateGrad"]
+            found |= {id(each.variable) for each in leaves}  # type: ignore[attr-defined]
+        left += below
+    return found
 
 
 def total(losses: list[Loss]) -> float | None:

@@ -25,7 +25,7 @@ from fp8doctor.facts import Observation
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.synthetic_batch import core
 from fp8doctor.running.calls import Calls
-from fp8doctor.running.losses import Loss, Losses, total
+from fp8doctor.running.losses import Loss, Losses, in_graphs, total
 from fp8doctor.running.patches import Patch, unnoticed
 from fp8doctor.running.stepped_model import Ownership, outside_compiled
 from fp8doctor.stacks.looking import tensors_of
@@ -96,6 +96,8 @@ class StepWindow:
         """Calls of a model could be seen."""
         self.seen = False
         """A call was seen."""
+        self.in_a_function = False
+        """Such a function computes the gradients of most parameters."""
         self.opened = False
         """The script opened an autocast while gradients were computed."""
         self.autocast: torch.dtype | None = None
@@ -104,7 +106,14 @@ class StepWindow:
     def begin(self) -> None:
         for each in (self._calls, self._waits, self._autocasts):
             each.begin()
+        self._losses.look = None if self.marked else self._looks_at
         self._step = _TimedStep(self._clock.now())
+
+    def _looks_at(self, loss: torch.Tensor) -> None:
+        self._losses.look, model = None, self._model()
+        own = [each for _, each in tensors_of(model, "_parameters")] if model is not None else []
+        sizes = {id(each): each.numel() for each in own if each.requires_grad}
+        self.in_a_function = sum(sizes.get(each, 0) for each in in_graphs(loss)) > sum(sizes.values()) / 2
 
     def stepped(self) -> bool:
         """Note the end of a step. Return whether it was the window's last."""
@@ -122,6 +131,7 @@ class StepWindow:
     def end(self) -> None:
         for each in (self._calls, self._waits, self._autocasts):
             each.end()
+        self._losses.look = None
 
     def observation(self) -> Observation | None:
         """Return the window's times; None if it is too short. Waits for the GPU."""

@@ -136,6 +136,21 @@ def test_a_compiled_function_is_left_alone(observer: ScriptObserver, heard: Hear
     assert "a function of the script is compiled" in facts.workload.note
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("holds_model", [True, False])
+def test_layers_in_a_compiled_function_are_compiled(
+    holds_model: bool, observer: ScriptObserver, heard: Heard
+) -> None:
+    """A compiled loss alone compiles none of them."""
+    torch._dynamo.reset()
+    model = Net()
+    function = torch.compile(lambda x: (model(x) if holds_model else x) * 2, backend="aot_eager")
+    train(model, 1 + WARMUP + STEPS, call=function if holds_model else lambda x: function(model(x)))
+    facts = heard.facts
+    assert {each.compiled for each in facts.linears()} == {"" if holds_model else None}
+    assert [each.form for each in facts.training.compile_marks] == ["training_step"] * holds_model
+
+
 def test_a_model_that_raises_in_the_window(observer: ScriptObserver) -> None:
     model = Net()
     optimizer = train(model, WARMUP + 1)
