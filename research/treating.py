@@ -81,9 +81,8 @@ def treat(path: str, job: Job, facts: Facts) -> Course:
 
 def followed(script: Script, treatment: Treatment, course: Course) -> bool:
     """Whether the lines were run, and the step after them."""
-    why = treatment.kind if treatment.kind != "python" else script.lacks(treatment.code)
-    if why:
-        course.not_run[treatment.name] = why
+    if treatment.kind != "python":
+        course.not_run[treatment.name] = treatment.kind
         return False
     try:
         script.follow(treatment)
@@ -110,10 +109,6 @@ class Script:
         """What the script trains."""
         self._job = self._job or loaded_again(self.path, self.instead)
         return self._job
-
-    def lacks(self, code: str) -> str | None:
-        """What the lines use that a model file has not, in words."""
-        return "wants an accelerator" if "accelerator" in set(free_names(ast.parse(code))) else None
 
     def holds(self, text: str) -> bool:
         """Whether the file, or one beside it that it imported, has these words."""
