@@ -74,7 +74,8 @@ def conversion(
         return "\n".join((*keep, in_script(facts, config=config, takes=" and ".join(takes)) + note))
     first = [stack.converter_import] if stack.converter_import else []
     given = f", config={config}" * bool(config)
-    return "\n".join((*first, *keep, f"{stack.converter}(model{given}{_filter(takes)}){note}"))
+    root = "model = " * any(each.get("name") == "" for each in linears)  # which is no child to be replaced
+    return "\n".join((*first, *keep, f"{root}{stack.converter}(model{given}{_filter(takes)}){note}"))
 
 
 def _filter(takes: Collection[str]) -> str:

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-from fp8doctor.analysis.conversion import keep_in_bf16
+from fp8doctor.analysis.conversion import convert_all_that_fit, keep_in_bf16
 from fp8doctor.analysis.trial_view import TrialView
+from fp8doctor.code_snippets import with_imports
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.diagnosis.plan import make_plan
 from fp8doctor.examine import examine
@@ -110,3 +111,9 @@ def test_a_trainer_gets_the_filter_of_its_own_accelerator(
     exec(keep_in_bf16(out, now).code, {"trainer": then})
     in_fp8 = recipes(then.accelerator.prepare(then.model))
     assert recipes(model).keys() - in_fp8.keys() == {*out}
+
+
+def test_a_model_that_is_one_linear_is_replaced() -> None:
+    script = {"model": nn.Linear(64, 64)}
+    exec(with_imports(convert_all_that_fit(of(script["model"]))), script)
+    assert recipes(script["model"]) == {"": "tensorwise"}
