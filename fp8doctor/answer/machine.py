@@ -142,8 +142,6 @@ SUPPORT = {
 
 def support(facts: Facts) -> tuple[str, ...]:
     told = [words.format(value) for path, words in SUPPORT.items() if (value := facts.get(path))]
-    clocks = ((gpu.get("sm_clock_mhz"), gpu.get("sm_clock_max_mhz")) for gpu in facts.get("gpus", ()))
-    told += [f"SM clock {now} of {most} MHz" for now, most in clocks if now and most]
     low, high = (facts.get(f"trial.health.sm_clock_{each}_mhz") for each in ("low", "high"))
     if low and high:
         told.append(f"{low} to {high} MHz while timed")

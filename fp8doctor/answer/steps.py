@@ -73,7 +73,7 @@ class Steps(Struct, frozen=True):
     differences: tuple[str, ...] = ()
     """Why each FP8 step takes longer or less long than the best BF16."""
     notes: tuple[str, ...] = ()
-    """On the parts: scaled or unreliable; on the trial's circumstances."""
+    """On unreliable parts, and on the trial's circumstances."""
 
 
 def timed_steps(view: TrialView) -> Steps | None:
@@ -182,17 +182,14 @@ def _differences(view: TrialView) -> Iterator[str]:
 
 def _notes(steps: Iterable[Variant], view: TrialView) -> Iterator[str]:
     """Say what is wrong with the parts of the steps, and what may have changed the times."""
-    told: dict[str, list[str]] = {}
-    for each in steps:
-        if (found := _profile(each, view)) is None:
-            continue
-        if not found.reliable:
-            aside = f"{each.words} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
-            told.setdefault("Unreliable parts", []).append(aside)
-        elif f"{found.scale:.2f}" != "1.00":
-            aside = f"{each.words} (profiled, its kernels took {found.scale:.2f} times as long)"
-            told.setdefault("Scaled down to the step", []).append(aside)
-    yield from (f"{what}: {'; '.join(each)}." for what, each in told.items())
+    parts = ((each.words, _profile(each, view)) for each in steps)
+    doubted = [
+        f"{words} (profiled, its kernels took {found.busy_ms:,.1f} ms)"
+        for words, found in parts
+        if found and not found.reliable
+    ]
+    if doubted:
+        yield f"Unreliable parts: {'; '.join(doubted)}."
     disturbed = (busy_host(view.trial, idle_pct=100 * EVEN), gpu_contention(view.trial.get("health")))
     yield from (f"While timed: {each}." for each in disturbed if each)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,18 +72,14 @@ def codes(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...
     return prefixes
 
 
-def positive(
-    ctx: click.Context, parameter: click.Parameter, value: float | None, unit: str = ""
-) -> float | None:
+def positive(ctx: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
     if value is not None and not (math.isfinite(value) and value > 0):
-        raise click.BadParameter(f"{value} is not a positive number{unit}", ctx, parameter)
+        raise click.BadParameter(f"{value} is not a positive number", ctx, parameter)
     return value
 
 
 def number(name: str, takes: str, help: str, **settings: Any) -> Decorator:
-    unit = " of seconds" if takes == "SECONDS" else ""
-    check = functools.partial(positive, unit=unit)
-    return option(name, takes=takes, type=float, callback=check, help=help, **settings)
+    return option(name, takes=takes, type=float, callback=positive, help=help, **settings)
 
 
 def count(name: str, help: str, least: int = 1, **settings: Any) -> Decorator:

@@ -129,14 +129,13 @@ def answer(found: Sequence[Row], options: Options) -> str:
     timed = [each for each in found if each.speedup is not None]
     fitting = [each for each in timed if each.fits]
     needs = [each.memory_gib for each in found if each.memory_gib is not None]
-    in_fp8 = f", FP8 {min(needs):,.0f}" if needs else ""
-    if not (first.bf16_fits or fitting):
-        bf16 = f"BF16 needs {first.bf16_memory_gib:,.0f} GiB of {first.gpu_memory_gib:g}"
-        return f"{on} this job does not fit: {bf16}{in_fp8}."
-    if not timed:
-        return f"{on} there is no estimate{', only of BF16' if first.bf16_step_ms else ''}: {first.why}."
+    if first.bf16_fits and not timed:
+        return f"{on} there is no estimate of FP8: {first.why}."
     if not fitting:
-        return f"{on} stay in BF16: FP8 does not fit in {first.gpu_memory_gib:g} GiB{in_fp8}."
+        so = "stay in BF16" if first.bf16_fits else "this job does not fit"
+        in_fp8 = f", FP8 {min(needs):,.0f}" if needs else ""
+        bf16 = f"BF16 needs {first.bf16_memory_gib:,.0f} GiB"
+        return f"{on} {so}: {bf16}{in_fp8}, of {first.gpu_memory_gib:g}."
     best = min(fitting, key=lambda each: (each.is_doubtful(fitting), each.step_ms or 0.0))
     how = f"{best.words}, compiled"
     if best.gains_nothing:

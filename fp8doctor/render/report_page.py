@@ -145,9 +145,8 @@ def _explained(items: Iterable[Item]) -> Iterator[Part]:
 
 
 def _unread(report: Document) -> Iterator[Marked]:
-    """List facts that could not be read or timed, with the reason."""
-    of_arms = {name: why for name, why in report.facts.get("trial.gaps", {}).items() if ".arms." in name}
-    for name, reason in (report.facts.get("gaps", {}) | of_arms).items():
+    """List facts that could not be read, with the reason."""
+    for name, reason in report.facts.get("gaps", {}).items():
         yield Marked("unknown", f"Not read: {name}: {reason}")
 
 

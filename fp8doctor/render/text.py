@@ -254,7 +254,7 @@ class _Paper:
             yield "  ".join(line).rstrip()
             yield from (self.paint(each, style) for each in more)
         if room:
-            yield from self._legend(part, "± holds 9 of 10 new runs" if spread else "")
+            yield from self._legend(part)
 
     def _fill(self, name: str, count: int = 1) -> str:
         return self.paint(FILLS[name][self.ascii] * count, FILLS[name][2])
@@ -268,10 +268,10 @@ class _Paper:
             bar += self._fill(name, end - start)
         return bar + " " * (width - end)
 
-    def _legend(self, part: Bars, spread: str) -> Iterator[str]:
+    def _legend(self, part: Bars) -> Iterator[str]:
         shown = {name for row in part.rows for name, _ in part.segments(row) or ((NOT_PROFILED, 0.0),)}
         named = [f"{FILLS[name][self.ascii]}{TIED}{name}" for name in FILLS if name in shown]
-        for line in wrap([*named, spread], self.width, joint="  "):
+        for line in wrap([*named, "± holds 9 of 10 new runs"], self.width, joint="  "):
             for name in shown:
                 line = line.replace(f"{FILLS[name][self.ascii]}{TIED}", f"{self._fill(name)}{TIED}")
             yield line
