@@ -60,13 +60,14 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
     flag = kit.fp8_was_asked_for(facts)
     copied = 0 if flag else kit.fp8_request.converted_a_copy(facts)
     asked = flag or (CONFIGURATION if kit.fp8_request.configured(facts) else CONVERTER)
-    if asked == CONVERTER and not copied and (reason := not_due(facts)):
-        return kit.NotApplicable(reason=reason)
+    called = asked == CONVERTER and not copied
+    if called and not kit.fp8_request.converted_nothing(facts):
+        return kit.NotApplicable(reason="nothing asks for FP8 in this model")
     if facts.network.float8_parameters or facts.get("observed.fp8_gemms"):
         return None
     proof: str | None = None
-    if asked == CONVERTER and not copied:
-        proof = "it was called" if kit.fp8_request.converted_nothing(facts) else None
+    if called:
+        proof = "it was called"
     elif asked == CONFIGURATION:
         proof = "the model is made of it"
     elif kit.fp8_request.was_prepared(facts):
@@ -82,14 +83,6 @@ def no_fp8_modules(facts: kit.Facts) -> kit.Finding | kit.NotApplicable | None:
         evidence={"asked_by": asked, "linears": len(linears), "fp8_layers": 0, "conversion_due": proof},
         treatment=fix,
     )
-
-
-def not_due(facts: kit.Facts) -> str | None:
-    """Say why a converter does not concern this model; None if it may have replaced nothing."""
-    converter = kit.fp8_request.of_converter(facts)
-    if converter is None or not converter.called:
-        return "nothing asks for FP8"
-    return "the conversion replaced Linears as asked" if converter.replaced else None
 
 
 def why_none(

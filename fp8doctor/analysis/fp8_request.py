@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fp8doctor.facts import Accelerate, Converter, Facts, TrainerArguments, Unrecorded, recorded
+from fp8doctor.facts import Accelerate, Facts, TrainerArguments, Unrecorded, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.wording import plural
 
@@ -115,12 +115,8 @@ def converted_a_copy(facts: Facts) -> int:
 
 def converted_nothing(facts: Facts) -> bool:
     """Return whether torchao's converter was seen to be called and replaced no layer."""
-    converter = of_converter(facts)
+    converter = facts.get("training.converter")
     return converter is not None and converter.called is True and converter.replaced == 0
-
-
-def of_converter(facts: Facts) -> Converter | None:
-    return facts.training.converter if recorded(facts, "training.converter") else None
 
 
 def autocast_of(facts: Facts) -> str | None:

@@ -113,7 +113,7 @@ def test_before_prepare_it_is_information(asked: None, look: Look) -> None:
 
 
 def test_nothing_asks_for_fp8(look: Look) -> None:
-    assert answer_of(RULE, look(llama())).reason == "nothing asks for FP8"
+    assert answer_of(RULE, look(llama())).reason == "nothing asks for FP8 in this model"
     old = replace(FIRES, environment=Environment(), training=replace(FIRES.training, accelerate=None))
     assert outcome_of(RULE, old) == "not_applicable", "a recording without variables"
 
