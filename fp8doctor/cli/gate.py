@@ -19,6 +19,7 @@ from fp8doctor.diagnosis.two_reports import (
     SAME_JOB,
     Comparison,
     checked_baseline,
+    cpu_times,
     regression,
     unknown_of_job,
     unlike,
@@ -104,14 +105,15 @@ class Gate(Struct, frozen=True):
 
     def missed_by_second(self, found: Comparison, first: Document, second: Document) -> Iterator[str]:
         """Explain each requirement that the second of two reports misses against the first."""
-        cpu = found.on_cpu
+        cpu, speedup = cpu_times(*found.steps), found.speedup
         unclear = {
             f"{cpu[:1].upper()}{cpu[1:]}.": bool(cpu),
-            "There are not two measured steps.": found.speedup is None,
-            "The timing is too noisy to tell which is faster.": found.is_noise,
+            "There are not two measured steps.": speedup is None,
+            "The timing is too noisy to tell which is faster.": speedup is not None
+            and speedup.side == "open",
         }
-        speedup = found.speedup.value if found.speedup else None
-        yield from self.too_slow(unclear, speedup, "The second runs at {} of the first's speed.")
+        value = speedup.value if speedup else None
+        yield from self.too_slow(unclear, value, "The second runs at {} of the first's speed.")
         if self.max_regression is not None:
             yield from longer(first.facts, second.facts, found.files[0], self.max_regression)
         known = {each.code for each in first.findings}

@@ -92,15 +92,6 @@ class Comparison(Record, frozen=True, kw_only=True):
     """Codes that only the first has."""
     summary: str
 
-    @property
-    def on_cpu(self) -> str:
-        return cpu_times(*self.steps)
-
-    @property
-    def is_noise(self) -> bool:
-        """Return whether the timing leaves open which step is faster."""
-        return self.speedup is not None and self.speedup.side == "open"
-
     def to_json(self) -> str:
         data: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "kind": "comparison", **to_builtins(self)}
         return encode(data).decode()
