@@ -194,7 +194,10 @@ def visited_experts(place: Place, config: Any) -> int | None:
 
 
 def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[Blocks]) -> set[int]:
-    """Return the index of the layer that makes the logits: the last as wide as the vocabulary, or by name."""
+    """Return the indices of layers that make logits: the last as wide as the vocabulary, or by name.
+
+    And those of its name in other models of the job, such as a teacher or a reference.
+    """
     inside = tuple(f"{each.name}." for each in blocks)
     candidates = [
         i
@@ -208,7 +211,11 @@ def find_heads(found: Sequence[Found], vocabulary: int | None, blocks: Sequence[
         if not found[i][0].name.startswith(inside)
         and any(part.endswith(HEAD_NAMES) for part in found[i][0].name.split("."))
     ]
-    return {(wide or by_name)[-1]} if wide or by_name else set()
+    heads = wide or by_name
+    last = found[heads[-1]][0].name.rpartition(".")[2] if heads else ""
+    others = (found[i][0].name for i in heads if not found[i][0].name.startswith(inside))
+    alike = {name for name in others if name.rpartition(".")[2] == last}
+    return {i for i in heads if i == heads[-1] or found[i][0].name in alike}
 
 
 def examine_scaling(tree: Tree) -> tuple[Scaling, ...]:

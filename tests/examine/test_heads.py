@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from tests.examine.models import Block, network
+from tests.examine.models import Block, llama, network
 
 
 class Around(nn.Module):
@@ -25,6 +25,12 @@ def encoder() -> nn.Module:
     return nn.ModuleList(Block() for _ in range(2))
 
 
+def two() -> nn.Module:
+    """A student and its teacher, as wide as the vocabulary at their ends."""
+    student, teacher = llama(), llama()
+    return Around(student=student, teacher=teacher.requires_grad_(False))
+
+
 def vgg() -> nn.Module:
     """As torchvision's."""
     layers = (nn.Linear(512, 64), nn.ReLU(), nn.Dropout(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -38,6 +44,7 @@ def vgg() -> nn.Module:
         (lambda: Around(layers=encoder(), mlp_head=nn.Linear(32, 10)), ["mlp_head"]),
         (lambda: Around(layers=encoder(), head=Around(fc=nn.Linear(32, 10))), ["head.fc"]),
         (vgg, ["classifier.5"]),
+        (two, ["student.lm_head", "teacher.lm_head"]),
     ],
 )
 def test_the_head_is_what_ends_the_model(build: Callable[[], nn.Module], heads: list[str]) -> None:
