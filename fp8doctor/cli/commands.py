@@ -134,7 +134,7 @@ class Commands(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "fp8doctor"
-            complain(f"{error.format_message().rstrip('.')}. See '{command} --help'.")
+            complain(f"{error.format_message().rstrip('.')}. See '{command} --help'.".replace("?. ", "? "))
             code = FAILED
         except UserError as error:
             complain(str(error), error.detail)
