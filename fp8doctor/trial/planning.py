@@ -250,8 +250,9 @@ def other_recipe(of: VariantPlanner, name: str) -> bool:
 def blocks_may_gain(of: VariantPlanner) -> bool:
     """Return whether compiling block by block may gain without a finding; of a BF16 job it is a baseline.
 
-    That is a job in one graph, or repeated blocks with uncompiled ``te.Linear``: compiling around its graph
-    breaks pays with enough tokens, 1.10x on an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
+    That is a job that the user compiles in another form, as BF16 is timed by block then too; or repeated
+    blocks with uncompiled ``te.Linear``: compiling around its graph breaks pays with enough tokens, 1.10x on
+    an H200 at 4,096 and more, 0.90x at 256 (2.20.2).
     """
     te_is_eager = any(
         stack_of(linear).own_kernels
@@ -260,7 +261,9 @@ def blocks_may_gain(of: VariantPlanner) -> bool:
         and any(is_inside(linear, blocks) for blocks in of.facts.network.blocks)
         for linear in of.in_fp8
     )
-    return (te_is_eager and not of.compiles) or (bool(of.in_fp8) and of.is_one_graph)
+    whole_step = any(each.form == "training_step" for each in of.facts.get("training.compile_marks", ()))
+    otherwise = of.in_fp8 and of.facts.network.blocks and of.compiles_otherwise and not whole_step
+    return not of.compiles and (te_is_eager or bool(otherwise))
 
 
 def some_lose(of: VariantPlanner) -> bool:

@@ -153,6 +153,27 @@ def test_a_model_compiled_as_one_is_tried_block_by_block() -> None:
     assert not plans(job(model), "compile-model")["recipe-tensorwise"].by_block
 
 
+def test_fp8_is_tried_in_every_form_in_which_bf16_is() -> None:
+    """A student compiled by block, an eager teacher: only BF16 was timed with both compiled (H200).
+    FP8 with both compiled is the faster one."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = float8(Stacked().bfloat16()), Stacked().bfloat16()
+
+    model = Pair()
+    for block in model.student.get_submodule("blocks").children():
+        block.compile()
+    found = plans(job(model))
+    forms = {"bf16_as_compiled", "bf16_compiled", "compile-blocks"}
+    assert forms <= set(found)
+    assert found["compile-blocks"].by_block
+    for block in model.teacher.get_submodule("blocks").children():
+        block.compile()
+    assert forms & set(plans(job(model))) == {"bf16_compiled"}
+
+
 def test_a_model_without_fp8_is_tried_in_two_recipes() -> None:
     found = plans(job(Stacked().bfloat16()))
     assert list(found) == ["as_is", "float8_tensorwise", "bf16_compiled", "bf16_again", "float8_rowwise"]
