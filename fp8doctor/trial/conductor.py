@@ -32,7 +32,7 @@ from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu,
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.evidence import detached_at_the_end
-from fp8doctor.trial.measure.memory import gpu_gib
+from fp8doctor.trial.measure.memory import gpu_gib, held_apart
 from fp8doctor.trial.measure.profile_step import explain, prove
 from fp8doctor.trial.measure.results import report
 from fp8doctor.trial.measure.timer import interleave, sign_is_open
@@ -140,6 +140,7 @@ def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
     guard = Guard(job)
     run = replace(run, guard=guard)
     if run.own_process:
+        run = replace(run, apart_gib=held_apart(job, run.device))
         with trial_modes(), guard.standing():
             yield run, []
         return

@@ -173,6 +173,34 @@ def test_the_peak_is_that_of_the_arm_alone(
     )
 
 
+def test_what_a_job_holds_apart_from_its_model_is_part_of_its_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frozen reference of a DPO, of which a trial on an H200 said nothing: 1.8 of 15.8 GiB."""
+    model, reference = nn.Linear(32, 32, bias=False), nn.Linear(32, 64, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(32, 32)).sum().backward()
+    optimizer.step()
+    weight = 4 * 32 * 32
+    counter = 4
+    there = [4 * weight + counter + weight + 2 * weight]
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device=None: there[-1])
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device=None: {})
+    monkeypatch.setattr(memory, "gib", lambda tensors, device: gib(tensors, CPU))
+    batch = {"x": torch.ones(32, 32)}
+    job = Job(model, Target(), Workload(), batch=batch, optimizer=optimizer)
+    held = memory.held_apart(job, OTHER)
+    assert bytes_of(held) == sum(each.nbytes for each in reference.parameters())
+    assert memory.held_apart(job, CPU) == 0.0
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: there[-1])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device=None: None)
+    peaks = []
+    for apart_gib in (0.0, held):
+        watch = MemoryWatch(OTHER, batch, apart_gib)
+        watch.begin()
+        peaks.append(watch.end(model, optimizer, 0.0).peak_gib or 0.0)
+    assert peaks[1] - peaks[0] == pytest.approx(held)
+
+
 DEPTHS = Plan((Stack("blocks", 10, 0, 1),), (Cut({"blocks": 2}), Cut({"blocks": 4})))
 """Two blocks more take twenty GiB more below: the whole model 40 + 4 * 20 = 120."""
 

@@ -220,7 +220,8 @@ class Bench:
         replica = replicate(self.bases[number], share=True)[0]
         give_own_code(replica, own)
         variant = plan.make(self.variant(replica))
-        optimizer, memory = self._optimizer(variant, number), MemoryWatch(self.device, self.batch)
+        optimizer = self._optimizer(variant, number)
+        memory = MemoryWatch(self.device, self.batch, self.run.apart_gib)
         step = training_step(self.job, variant, optimizer, self.device, memory.at_backward)
         buffers: Buffers = {}
 

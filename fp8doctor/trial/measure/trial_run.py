@@ -33,6 +33,8 @@ class TrialRun:
     """Whether the process runs only this trial, and is not the user's."""
     guard: Guard | None = None
     """Watches for writes to the user's objects in every step."""
+    apart_gib: float = 0.0
+    """What the job holds on the device apart from its model, if the process is not the user's."""
     known: dict[str, Any] = field(default_factory=dict)
     """Fields of the trial that are known before a variant is built."""
 
