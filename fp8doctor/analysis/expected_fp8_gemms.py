@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fp8doctor.cost.matmul_counts import gemms, micro_batches, rows_seen
+from fp8doctor.cost.matmul_counts import gemms, micro_batches, passes, rows_seen
 from fp8doctor.facts import Arm, Facts, Linear, recorded
 from fp8doctor.facts.arm_names import ArmName
 from fp8doctor.recipes import recipe_of
@@ -107,12 +107,9 @@ def ran_in_bf16_later(facts: Facts, suspects: Iterable[Linear]) -> bool | None:
 
 
 def _gradients(linear: Linear) -> int:
-    """Count the FP8 matmuls of its backward, from the FLOPs counted per token."""
-    passes = 3 if linear.requires_grad else 2
-    if flops := linear.get("flops_per_token"):
-        passes = round(flops / (2.0 * linear.in_features * linear.out_features * gemms(linear)))
+    """Count the FP8 matmuls of its backward."""
     in_16_bits = recipe_of(linear).weight_gradient_in_16_bits and linear.requires_grad
-    return max(0, passes - 1 - in_16_bits)
+    return max(0, passes(linear) - 1 - in_16_bits)
 
 
 def _left_out(facts: Facts) -> tuple[str, ...]:

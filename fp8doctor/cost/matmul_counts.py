@@ -79,6 +79,16 @@ def launches(linear: Linear, share: float = 1.0) -> float:
     return 1.0 if is_grouped(linear) else gemms(linear)
 
 
+def passes(linear: Linear) -> int:
+    """Count the matmuls of one call, its backward included, from the FLOPs per token: 1 to 3."""
+    most = 3 if linear.get("requires_grad") is not False else 2
+    flops = float(linear.get("flops_per_token") or 0)
+    if not flops or linear.get("role") == "experts":
+        return most
+    one = 2.0 * linear.in_features * linear.out_features * gemms(linear)
+    return min(most, max(1, round(flops / one)))
+
+
 def routed_rows(linear: Linear, facts: Facts) -> int | None:
     """Count the rows of all experts of a weight: as seen, else tokens times visits.
 

@@ -75,6 +75,11 @@ def describe(
         _linear(place, layer, number in heads, config, gaps, in_training=in_training)
         for number, (place, layer) in enumerate(found)
     ]
+    return with_shares(linears)
+
+
+def with_shares(linears: Sequence[Linear]) -> tuple[Linear, ...]:
+    """Add each layer's share of the FLOPs; none if one layer's are unknown."""
     if not all(recorded(each, "flops_per_token") for each in linears):
         return tuple(linears)
     total = sum(each.flops_per_token or 0.0 for each in linears) or 1.0

@@ -13,10 +13,13 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 from torchao.float8 import convert_to_float8_training
 from transformers import T5Config, T5ForConditionalGeneration
 
 from fp8doctor.cost import rows_of
+from fp8doctor.cost.matmul_counts import passes
 from fp8doctor.examine import examine
 from fp8doctor.facts import Facts, Target, Workload, recorded
 from fp8doctor.loading.job import Job
@@ -153,6 +156,48 @@ def test_every_layer_has_its_own_rows(
     model: nn.Module, expected: rows.Rows, count: Callable[[Job], rows.Rows]
 ) -> None:
     assert count(frames(model)) == expected
+
+
+class Distilled(nn.Module):
+    """A teacher whose forward has no backward, behind a student that comes first in the tree."""
+
+    def __init__(self, student: nn.Module) -> None:
+        super().__init__()
+        self.embedding, self.student = nn.Embedding(16, 32), student
+        self.teacher = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32)).requires_grad_(False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        with torch.no_grad():
+            wanted = self.teacher(x)
+        return (self.student(x) - wanted).pow(2).mean()
+
+
+@pytest.mark.parametrize("convert", [nn.Sequential, convert_to_float8_training])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_layer_without_a_backward_has_the_flops_of_its_forward(
+    convert: Callable[[nn.Module], nn.Module], checkpointed: bool
+) -> None:
+    """A frozen teacher had those of an input gradient too: 37% of a job's FLOPs were said to be in FP8, not
+    52%, and of its FP8 matmuls a third was missed (H200)."""
+
+    class Student(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(super().forward, x, use_reentrant=True) if checkpointed else super().forward(x)
+
+    model = Distilled(Student(nn.Linear(32, 64), nn.Linear(64, 32)))
+    batch = torch.arange(16)
+    with FlopCounterMode(display=False) as counted:
+        model(batch).backward()
+    recomputed = 2 * 16 * 2 * 32 * 64 * checkpointed
+    of = replace(job(convert(model)), batch=batch)
+    for facts in (with_fakes(of), rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))[0]):
+        linears = facts.network.linears
+        assert (
+            16 * sum(each.flops_per_token or 0 for each in linears) == counted.get_total_flops() - recomputed
+        )
+        assert sum(each.flops_share_pct or 0 for each in linears) == pytest.approx(100)
+        assert [passes(each) for each in linears] == [3, 3, 1, 1]
 
 
 @BOTH_WAYS

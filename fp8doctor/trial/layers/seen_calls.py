@@ -18,7 +18,9 @@ import torch
 from torch import nn
 
 from fp8doctor.analysis.layers import OWN_FUNCTION, QUANTIZES
+from fp8doctor.cost.matmul_counts import passes
 from fp8doctor.examine.checkpointing import CHECKPOINT_MODULES, TRANSFORMER_ENGINE, name_fp8_autocast
+from fp8doctor.examine.linears import with_shares
 from fp8doctor.facts import Checkpointing, Facts, Linear, recorded
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.stacks.code_names import names_in
@@ -60,6 +62,8 @@ class Seen(msgspec.Struct):
     """As `fp8doctor.facts.Trial.rows`."""
     scaled: Mapping[str, bool] = {}
     """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
+    forward_only: tuple[str, ...] = ()
+    """Layers that ran without autograd alone, such as a frozen teacher's."""
     regions: dict[str, str | None] = {}
     """Layer -> name of the checkpointed region that it ran in; None if it ran in none."""
     calls: dict[str, Call] = {}
@@ -91,6 +95,7 @@ class _Entered:
     """Call of the module around it."""
     autocast: str | None
     fp8: bool
+    with_backward: bool
     rows: int | None
     begin: _Entered | None = None
     """Call that begins the checkpointed region around it, or itself; None outside of any."""
@@ -119,7 +124,9 @@ class CallsSeen:
         above = self._running[-1] if self._running else None
         first = next(tensors(arguments), None)
         rows = rows_of(first) if first is not None and first.dim() and first.shape[-1] else None
-        entered = _Entered(id(module), above, autocast_now(), autocast_is_open(), rows)
+        entered = _Entered(
+            id(module), above, autocast_now(), autocast_is_open(), torch.is_grad_enabled(), rows
+        )
         self._running.append(entered)
         self._ran.setdefault(id(module), []).append(entered)
         call = None
@@ -182,6 +189,8 @@ class CallsSeen:
                 within = within.rpartition(".")[0]
                 above = [(each, ran) for each in at.get(within, ()) for ran in self._ran.get(each, ())]
                 ran = [ran for each, ran in above if ran.begin or each in compiled]
+            if ran and not any(each.with_backward or each.begin for each in ran):
+                seen.forward_only += (name,)
             if ran:
                 regions = [names.get(each.begin.module, "") for each in ran if each.begin]
                 seen.regions[name] = regions[0] if regions else None
@@ -260,7 +269,7 @@ def undecided(facts: Facts) -> bool:
 def with_seen(facts: Facts, seen: Seen) -> Facts:
     """Add the calls of the job's forward to the facts, if only a forward shows them."""
     told = msgspec.structs.replace(facts.training, first_microbatch=seen.first_microbatch)
-    linears = tuple(_scales(each, seen.scaled.get(each.name)) for each in facts.network.linears)
+    linears = with_shares([_as_seen(each, seen) for each in facts.network.linears])
     in_fp8 = dict.fromkeys(facts.network.get("fp8_calls", ()))
     if all(each.use == "none" for each in linears):  # else FP8 is in layers that are known
         in_fp8 |= dict.fromkeys(seen.fp8_calls)
@@ -332,15 +341,18 @@ def without_forward(facts: Facts) -> Facts:
     return msgspec.structs.replace(facts, gaps={**facts.gaps, "workload.rows": NO_FORWARD})
 
 
-def _scales(linear: Linear, in_own_function: bool | None) -> Linear:
-    """Add to a layer that stores FP8 weights that its forward multiplies in FP8; None: it does not.
+def _as_seen(linear: Linear, seen: Seen) -> Linear:
+    """Take the gradients off a layer that ran without autograd, and note FP8 matmuls over FP8 storage.
 
     A function of its own has a backward; torchao's dynamic inference tensors have none.
     """
+    if linear.name in seen.forward_only and (flops := linear.get("flops_per_token")):
+        return msgspec.structs.replace(linear, flops_per_token=flops / passes(linear))
+    in_own_function = seen.scaled.get(linear.name)
     if linear.use != "storage" or in_own_function is None:
         return linear
-    seen = OWN_FUNCTION if in_own_function else QUANTIZES
-    return msgspec.structs.replace(linear, features={**linear.features, seen: True})
+    feature = OWN_FUNCTION if in_own_function else QUANTIZES
+    return msgspec.structs.replace(linear, features={**linear.features, feature: True})
 
 
 def _called(mark: Checkpointing, call: Call) -> Checkpointing:
