@@ -76,8 +76,11 @@ def training_step(job: Any, changes: Sequence[str]) -> Callable[[], torch.Tensor
 
     def micro_batch() -> torch.Tensor:
         with torch.autocast(kind, dtype=dtype) if dtype else nullcontext():
-            output = model(**batch) if isinstance(batch, dict) else model(batch)
-            loss = job.loss(output, batch) if hasattr(job, "loss") else output.loss
+            if hasattr(job, "training_step"):
+                loss = job.training_step(model, batch)
+            else:
+                output = model(**batch) if isinstance(batch, dict) else model(batch)
+                loss = job.loss(output, batch) if hasattr(job, "loss") else output.loss
         loss.backward()
         return loss
 

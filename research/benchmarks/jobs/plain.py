@@ -109,8 +109,10 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 
 def by_block(model: nn.Module, lists: Collection[str], **settings: str) -> nn.Module:
-    """Compile every block of these lists in place, without a KV cache as the printed lines do."""
+    """Compile every block of these lists (``*``: all) in place, without a KV cache as printed lines do."""
     model = without_cache(uncompiled(model))
+    if "*" in lists:
+        lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     for name in lists:
         for block in model.get_submodule(name).children():
             block.compile(**settings)
