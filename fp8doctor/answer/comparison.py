@@ -224,10 +224,13 @@ def _with_plan(
     return replace(found, end=replace(end, ms=ms), gain=gained, end_speedup=over)
 
 
-def _exceeds(step: Step, now: Variant) -> bool:
-    """Return whether an estimate saves all of a measured step: that refutes its model."""
+def _within(step: Step, now: Variant) -> Step:
+    """Estimate no saving beyond the step; one that is surely beyond it refutes its model."""
     saving = step.saving_ms
-    return saving is not None and saving.basis == "modelled" and saving.high >= now.ms.value
+    if saving is None or saving.basis != "modelled" or saving.high < now.ms.value:
+        return step
+    within = replace(saving, high=now.ms.value) if saving.low < now.ms.value else None
+    return replace(step, saving_ms=within)
 
 
 def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ...]:
@@ -236,8 +239,8 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
     A check counts the kernels of some layers, without the host. A measured plan keeps its savings.
     """
     now, end, gain = compared.now, compared.end, compared.gain
-    if now and now.ms.basis == "measured" and compared.speedup is None:
-        steps = [replace(step, saving_ms=None) if _exceeds(step, now) else step for step in steps]
+    if now:
+        steps = [_within(step, now) for step in steps]
     of = gain or compared.speedup
     if of is not None and of.basis == "measured":
         return tuple(steps)
@@ -250,5 +253,6 @@ def with_its_gain(steps: Sequence[Step], compared: Comparison) -> tuple[Step, ..
         ends = [now.ms.value - end.ms.high, now.ms.value - end.ms.low]
         if (off := compared.speedup) and now.ms.basis == "modelled":  # or both times are off together
             ends += [(now.ms.value - end.ms.value) * each / off.value for each in (off.low, off.high)]
-        saving = Saving(low=min(ends), high=min(max(ends), now.ms.value), basis="modelled", gpu=compared.gpu)
-    return together(steps, [step.treatment.name for step in known], saving)
+        saving = Saving(low=min(ends), high=max(ends), basis="modelled", gpu=compared.gpu)
+    steps = together(steps, [step.treatment.name for step in known], saving)
+    return tuple(_within(step, now) for step in steps) if now else steps
