@@ -200,6 +200,20 @@ def test_a_layer_without_a_backward_has_the_flops_of_its_forward(
         assert [passes(each) for each in linears] == [3, 3, 1, 1]
 
 
+@pytest.mark.parametrize(("given", "source"), [(None, "output.loss"), (lambda output, batch: 0, "given")])
+def test_an_output_that_has_a_loss_is_said_to_have_it_without_labels_too(given: Any, source: str) -> None:
+    """The mean of the output was said of a ViT-MAE and of a CLIP, whose own loss was trained (H200)."""
+
+    class Masked(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> Any:
+            return SimpleNamespace(logits=super().forward(x), loss=x.mean())
+
+    model = convert_to_float8_training(Masked(nn.Linear(64, 64)).bfloat16())
+    of = replace(job(model), loss=given, workload=Workload(loss_source="given" if given else "mean"))
+    watched = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))[0]
+    assert [each.workload.loss_source for each in (with_fakes(of), watched)] == [source] * 2
+
+
 @BOTH_WAYS
 def test_an_encoder_and_a_decoder_see_different_rows(count: Callable[[Job], rows.Rows]) -> None:
     config = T5Config(

@@ -34,7 +34,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code, own_step
 from fp8doctor.trial.copies.depth import cleaned
 from fp8doctor.trial.copies.replica import OriginalTouched, cut_of, unwrapped
-from fp8doctor.trial.copies.step import call, move
+from fp8doctor.trial.copies.step import call, carried_loss, move
 from fp8doctor.trial.layers.seen_calls import (
     FIRST_MICROBATCH,
     CallsSeen,
@@ -149,7 +149,7 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         }
     for number in range(MOST_FORWARDS):
         with on_calls(model.modules(), calls.enter, calls.leave), products:
-            job.training_step(model, batch) if job.training_step else call(model, batch)
+            output = job.training_step(model, batch) if job.training_step else call(model, batch)
         rows = products.rows() | calls.rows(layers) | rows
         next_is_told = number == 0 and calls.first_microbatch and micro_batches(facts) > 1
         if rows.keys() >= {*layers, *experts} and not next_is_told:
@@ -164,6 +164,7 @@ def watch(job: Job, facts: Facts, plan: depth.Plan, model: nn.Module, batch: Any
         seen,
         rows=_of_their_layers(adapted, rows),
         scaled=scaled,
+        own_loss=not (job.training_step or job.loss) and carried_loss(output) is not None,
         regions=_of_their_layers(adapted, seen.regions),
         autocast=products.in_own_autocast,
         fp8_calls=(*products.in_fp8,),

@@ -62,6 +62,8 @@ class Seen(msgspec.Struct):
     """As `fp8doctor.facts.Trial.rows`."""
     scaled: Mapping[str, bool] = {}
     """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
+    own_loss: bool = False
+    """Whether the output has a ``loss``, and nothing else computes one."""
     forward_only: tuple[str, ...] = ()
     """Layers that ran without autograd alone, such as a frozen teacher's."""
     regions: dict[str, str | None] = {}
@@ -277,6 +279,9 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
         facts.network, linears=linears, fp32_products=seen.fp32_products, fp8_calls=tuple(in_fp8)
     )
     facts = msgspec.structs.replace(facts, training=told, network=network)
+    if seen.own_loss and facts.get("workload.loss_source") == "mean":
+        workload = msgspec.structs.replace(facts.workload, loss_source="output.loss")
+        facts = msgspec.structs.replace(facts, workload=workload)
     if not undecided(facts):
         return facts
     if facts.network.linears and not seen.regions:
