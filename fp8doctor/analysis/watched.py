@@ -7,7 +7,7 @@ from statistics import median
 from typing import NamedTuple
 
 from fp8doctor.analysis.arms import arm_if_any, timed_on_cpu
-from fp8doctor.analysis.significance import EVEN, Number, interval
+from fp8doctor.analysis.significance import EVEN, WIDEST, Number, interval
 from fp8doctor.cost.matmul_counts import micro_batches
 from fp8doctor.facts import Facts, Observation, Rank, if_recorded, recorded
 from fp8doctor.facts.arm_names import ArmName
@@ -203,9 +203,21 @@ def copy_overhead(facts: Facts) -> bool:
 
 
 def timed_alone(facts: Facts) -> bool:
-    """Tell if the timed copies lack the communication that the job has, or take less than its own step."""
-    spread = _is_spread(facts) and any(each.tried for each in facts.arms())
-    return spread or bool(if_recorded(script_overhead, facts))
+    """Tell if the timed copies are not all of the job's step.
+
+    They lack the communication that the job has, take less than its own step, or take one batch of a job
+    whose batches differ: 1.11x of one was 0.97x for a script with samples of one to three times a length
+    (h200-reward_variable).
+    """
+    if not any(each.tried for each in facts.arms()):
+        return False
+    return _is_spread(facts) or bool(if_recorded(script_overhead, facts) or if_recorded(_steps_differ, facts))
+
+
+def _steps_differ(facts: Facts) -> bool:
+    """Return whether a script's steps on a GPU differ by more than a machine makes them."""
+    steps = interval(facts.observed.steps_ms)
+    return facts.observed.clock == "cuda" and steps.high >= WIDEST * steps.low
 
 
 def _is_spread(facts: Facts) -> bool:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from fp8doctor import registry
 from fp8doctor.analysis.noise import _unlike_its_copy, speed
+from fp8doctor.analysis.significance import WIDEST
 from fp8doctor.analysis.treatment_table import after, traits
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import NOT_RECORDED, Facts
@@ -160,3 +161,15 @@ def unnumbered(facts: Facts) -> tuple[Rank, ...]:
 
 def of_facts(folder: str, name: str) -> Facts:
     return replays.of(folder, name).report.facts
+
+
+def test_one_batch_is_not_the_step_of_a_script_whose_steps_differ() -> None:
+    """Of the script behind the recording FP8 was 0.97x as fast in the median, 1.11x with the timed batch."""
+    seen = 0
+    for name, of in every():
+        steps, said = of.view.watched, of.report.answer
+        if steps and said.compared.timed and steps.ms.high >= WIDEST * steps.ms.low:
+            assert said.is_compute, name
+            assert said.lacks_whole or said.whole, name
+            seen += 1
+    assert seen >= 1
