@@ -296,7 +296,8 @@ class TrialView:
     @cached_property
     def is_decided(self) -> bool:
         """Return whether the plan leaves FP8 off, and FP8 would gain little if its casts were free."""
-        return self.gives_up_fp8 and self.bound is not None and self.bound < LITTLE
+        little = self.bound is not None and self.bound < LITTLE
+        return little and self.gives_up_fp8 and self.late_bf16 is None
 
     @cached_property
     def savings(self) -> dict[str, Saving]:
