@@ -131,8 +131,8 @@ def _timed(view: TrialView, findings: Sequence[Finding], steps: Sequence[Step]) 
 def _as_low_as_timed(share: Number, now: Variant, view: TrialView) -> Number:
     """Let a late BF16 be as fast as the timed FP8 tells: its step without casts, with BF16's matmuls.
 
-    The model knows Linears, and compiling fuses other work too: BF16 took 97 ms where it said 166, and this
-    says 94 (a state-space model on an H200).
+    The model knows Linears, and compiling fuses other work too: BF16 took 97 ms and not the 166 of the model,
+    and this says 94 (a state-space model on an H200).
     """
     plain = now if not now.in_fp8 else view.bf16
     profiles = [if_recorded(breakdown_of, each.arm) if each else None for each in (view.fp8, plain)]
