@@ -198,8 +198,8 @@ class Workload(Record, frozen=True, kw_only=True):
     tokens: int | None = NOT_RECORDED
     """Rows of the matmuls in one micro-batch (M): batch x sequence, or the batch if there is no sequence."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
-    """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch, by a forward on
-    fake tensors; those that it does not call are left out. Not recorded if a trial counts them."""
+    """Linear -> rows that it multiplies in each of its calls in one forward of a micro-batch; if a weight
+    holds many experts, those of each. Those that the forward does not call are left out."""
     refused: Prose = NOT_RECORDED
     """Layer, and what torch says of its product with this batch; not recorded if it takes it."""
     note: Prose | None = NOT_RECORDED

@@ -171,11 +171,9 @@ class Trial(Record, frozen=True, kw_only=True):
     host: HostLoad = NOT_RECORDED
     """Not recorded if the system does not tell."""
     rows: dict[str, tuple[int, ...]] = NOT_RECORDED
-    """Linear -> rows that it multiplied in each of its calls in one forward of a micro-batch; if a weight
-    holds many experts, those of each. What was not seen is left out. Empty if none is, or could be, in
-    FP8."""
+    """As `Workload.rows`, where they are now; recordings until November 2026 have a trial's here."""
     gaps: dict[str, Prose] = NOT_RECORDED
-    """Dotted path of a fact of the trial that is missing, such as ``trial.rows`` -> the reason."""
+    """Dotted path of a fact of the trial that is missing, such as ``trial.numerics`` -> the reason."""
     budget_s: float | None = NOT_RECORDED
     enough_s: float | None = NOT_RECORDED
     """Budget in which the variants that were left out for time are expected to fit too, or those that decide

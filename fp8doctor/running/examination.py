@@ -93,9 +93,7 @@ class ScriptExaminer:
             facts = examine(job)
             if window is not None and captured is not None and recorded(facts, "network.linears"):
                 wanted = [each.name for each in facts.network.linears]
-                seen = window.seen_calls(unwrapped(model, refuse=False), wanted)
-                counted = msgspec.structs.replace(facts.workload, rows=seen.rows or NOT_RECORDED)
-                facts = with_seen(msgspec.structs.replace(facts, workload=counted), seen)
+                facts = with_seen(facts, window.seen_calls(unwrapped(model, refuse=False), wanted))
         if unused and (inner := behind_compile(model)) is not None:  # which the steps call, or its forward
             job.model = inner
         return job, facts

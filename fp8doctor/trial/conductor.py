@@ -27,7 +27,7 @@ from fp8doctor.stages import Doing, Stage, Teller
 from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows
-from fp8doctor.trial.layers.seen_calls import without_seen
+from fp8doctor.trial.layers.seen_calls import without_forward
 from fp8doctor.trial.measure.attempt import Attempt, Ready, Samples, beyond_gpu, raised
 from fp8doctor.trial.measure.bench import Bench
 from fp8doctor.trial.measure.budget import Budget
@@ -92,7 +92,7 @@ def time_copies(
         _refuse_unready(job)
         job = unsharded(job)
     except NotReplicable as error:
-        facts = without_seen(facts, str(error))
+        facts = without_forward(facts, str(error))
         return known(run.without_times(NoNumber(Reason.NOT_REPLICABLE, str(error))))
     no_time = budget.left_out(Reason.NO_TIME_LEFT)
     run.keep(run.without_times(no_time))  # of a child that is ended from here on
@@ -100,11 +100,8 @@ def time_copies(
     current = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
     try:
         with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
-            facts, seen, unseen = rows.watch_copy(job, facts, guarded)
-            prescription = propose(facts)
-            gaps = {"trial.rows": unseen} if unseen else {}
-            guarded = replace(guarded, known={"rows": seen, "gaps": gaps})
-            planned = plan_variants(known(guarded.trial()), prescription, job)
+            facts = rows.watch_copy(job, facts, guarded)
+            planned = plan_variants(known(guarded.trial()), propose(facts), job)
             guarded.keep(guarded.without_times(no_time))
             trial = timed(job, [blocks.name for blocks in facts.network.blocks], planned, guarded)
             guarded.keep(trial)

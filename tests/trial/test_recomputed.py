@@ -116,8 +116,7 @@ def test_without_a_forward_no_step_is_modelled() -> None:
 def test_the_first_copy_of_a_live_job_shows_it_without_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "fork")
     of = job(Reentrant())
-    facts, counted, reason = rows.watch_copy(of, examine(of), TrialRun(torch.device("cpu"), Budget(600.0)))
-    assert reason is None
+    facts = rows.watch_copy(of, examine(of), TrialRun(torch.device("cpu"), Budget(600.0)))
     assert recomputed(facts.network.blocks[0], facts) == 4
-    assert {*counted.values()} == {(ROWS,)}
+    assert {*facts.workload.rows.values()} == {(ROWS,)}
     assert {each.active for each in facts.training.checkpointing} == {True}

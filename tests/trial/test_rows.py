@@ -45,9 +45,8 @@ def job(model: nn.Module) -> Job:
     return Job(model=model, target=Target(), workload=workload, batch=batch)
 
 
-def seen(of: Job) -> tuple[rows.Rows, str | None]:
-    _, counted, reason = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
-    return counted, reason
+def watched(of: Job) -> Facts:
+    return rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))
 
 
 def with_fakes(of: Job) -> Facts:
@@ -56,7 +55,7 @@ def with_fakes(of: Job) -> Facts:
 
 BOTH_WAYS = pytest.mark.parametrize(
     "count",
-    [lambda of: seen(of)[0], lambda of: with_fakes(of).workload.rows],
+    [lambda of: watched(of).workload.rows, lambda of: with_fakes(of).workload.rows],
     ids=["a copy", "fake tensors"],
 )
 
@@ -191,7 +190,7 @@ def test_a_layer_without_a_backward_has_the_flops_of_its_forward(
         model(batch).backward()
     recomputed = 2 * 16 * 2 * 32 * 64 * checkpointed
     of = replace(job(convert(model)), batch=batch)
-    for facts in (with_fakes(of), rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))[0]):
+    for facts in (with_fakes(of), watched(of)):
         linears = facts.network.linears
         assert (
             16 * sum(each.flops_per_token or 0 for each in linears) == counted.get_total_flops() - recomputed
@@ -210,8 +209,7 @@ def test_an_output_that_has_a_loss_is_said_to_have_it_without_labels_too(given: 
 
     model = convert_to_float8_training(Masked(nn.Linear(64, 64)).bfloat16())
     of = replace(job(model), loss=given, workload=Workload(loss_source="given" if given else "mean"))
-    watched = rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))[0]
-    assert [each.workload.loss_source for each in (with_fakes(of), watched)] == [source] * 2
+    assert [each.workload.loss_source for each in (with_fakes(of), watched(of))] == [source] * 2
 
 
 @BOTH_WAYS
@@ -239,9 +237,8 @@ def test_an_encoder_and_a_decoder_see_different_rows(count: Callable[[Job], rows
 
 def test_the_experts_of_one_weight_have_the_rows_that_the_router_gave_them() -> None:
     model = qwen3_moe().bfloat16()
-    found, gap = seen(replace(job(model), batch={"input_ids": torch.arange(48).view(2, 24)}))
-    assert gap is None
-    experts = [each for name, each in found.items() if ".experts." in name]
+    found = watched(replace(job(model), batch={"input_ids": torch.arange(48).view(2, 24)}))
+    experts = [each for name, each in found.workload.rows.items() if ".experts." in name]
     assert {sum(each) for each in experts} == {48 * 2}
     assert all(len(each) <= 8 for each in experts)
 
@@ -312,7 +309,7 @@ def test_products_in_fp32_are_named_the_largest_first(
     model.frames, model.head = InFp32(32, 32, bias=False), InFp32(32, 65536, bias=False)
     batch = torch.ones(16, 32, 32, dtype=torch.bfloat16)
     of = replace(job(model.bfloat16()), batch=batch, autocast=autocast)
-    facts = with_fakes(of) if on_fakes else rows.watch_copy(of, examine(of), TrialRun(CPU, Budget(600.0)))[0]
+    facts = with_fakes(of) if on_fakes else watched(of)
     assert facts.network.fp32_products == found
 
 
@@ -320,7 +317,7 @@ def test_nothing_is_compiled_and_nothing_of_the_users_is_touched() -> None:
     of = frames()
     of.model.compile(backend=lambda graph, examples: 1 / 0)
     before = {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()}
-    assert seen(of) == (in_frames(), None)
+    assert watched(of).workload.rows == in_frames()
     assert {name: value._version for name, value in of.model.state_dict(keep_vars=True).items()} == before
     assert not any(module._forward_pre_hooks for module in of.model.modules())
     deep = frames(Frames(30))
@@ -344,12 +341,11 @@ def test_a_trial_begins_with_the_rows_and_else_takes_the_tokens(
         made, examine(made), "cpu", lambda facts: (), Budget(60), lambda doing, part: told.append(part)
     )
     assert found
-    trial = found.trial
     assert [part for part in told if part] == ["rows"]
     multiplied = {rows_of(each, found) for each in found.network.linears}
     assert multiplied == ({TOKENS} if reason else {512, 64, 16, TOKENS})
-    assert trial.gaps.get("trial.rows", "").startswith(reason or "")
-    assert ("trial.rows" in trial.gaps) is (reason is not None)
+    assert found.gaps.get("workload.rows", "").startswith(reason or "")
+    assert ("workload.rows" in found.gaps) is (reason is not None)
 
 
 # On fake tensors alone, in another process.

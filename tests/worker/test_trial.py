@@ -113,7 +113,7 @@ def test_a_child_that_overstays_in_an_arm_is_ended_and_what_it_sent_is_reported(
         "cpu",
         "the budget of 180 s was used up while fp8doctor was building FP8 tensorwise compiled",
     )
-    assert recorded(trial, "rows")
+    assert recorded(examination.facts, "workload.rows")
     assert not any("starting again" in line for line in said)
 
 

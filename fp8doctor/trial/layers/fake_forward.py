@@ -26,7 +26,7 @@ from fp8doctor.trial.copies import depth
 from fp8doctor.trial.copies.compiling import give_own_code
 from fp8doctor.trial.copies.replica import replicate, unwrapped
 from fp8doctor.trial.layers import rows
-from fp8doctor.trial.layers.seen_calls import Seen, with_seen, without_seen
+from fp8doctor.trial.layers.seen_calls import Seen, with_seen, without_forward
 from fp8doctor.trial.measure.alarm import Overrun, abort_after
 from fp8doctor.trial.treatments.apply import swap
 from fp8doctor.trial.treatments.forms import strip_compile_marks
@@ -39,19 +39,11 @@ than one."""
 
 def with_forward(job: Job, facts: Facts) -> Facts:
     """Add what a forward shows: rows, and calls around the layers. What was not seen has a reason."""
-    if not recorded(facts, "network.linears"):
-        return facts
-    watched = _watched(job, facts)
+    watched = _watched(job, facts) if recorded(facts, "network.linears") else ""
     if isinstance(watched, Misfit):
         workload = msgspec.structs.replace(facts.workload, refused=str(watched))
         facts, watched = msgspec.structs.replace(facts, workload=workload), f"{FORWARD} raises: {watched}"
-    if isinstance(watched, str):
-        facts = without_seen(facts, watched)
-        gaps = {**facts.get("gaps", {}), "workload.rows": watched}
-        return msgspec.structs.replace(facts, gaps=gaps)
-    facts = with_seen(facts, watched)
-    workload = msgspec.structs.replace(facts.workload, rows=watched.rows)
-    return msgspec.structs.replace(facts, workload=workload)
+    return without_forward(facts, watched) if isinstance(watched, str) else with_seen(facts, watched)
 
 
 FORWARD = "a forward on fake tensors"

@@ -21,10 +21,8 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from fp8doctor.analysis.layer_gain import judged
-from fp8doctor.analysis.layers import would_be_converted
 from fp8doctor.cost import micro_batches
-from fp8doctor.facts import Facts, if_recorded
+from fp8doctor.facts import Facts
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.loading.job import Job
 from fp8doctor.stacks.looking import class_name, modules_of
@@ -41,9 +39,8 @@ from fp8doctor.trial.layers.seen_calls import (
     Seen,
     autocast_now,
     rows_of,
-    undecided,
     with_seen,
-    without_seen,
+    without_forward,
 )
 from fp8doctor.trial.measure.evidence import on_calls
 from fp8doctor.trial.measure.trial_run import TrialRun, still_there
@@ -76,21 +73,16 @@ OF_LAYERS = (functional.linear, functional.multi_head_attention_forward)
 """Functions that multiply their first tensor by the weights of layers that are not called."""
 
 Rows = dict[str, tuple[int, ...]]
-"""As `fp8doctor.facts.Trial.rows`."""
+"""As `fp8doctor.facts.Workload.rows`."""
 
 
-def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str | None]:
-    """Run a forward of a copy: return the facts with what it showed, the rows, or why there are none.
-
-    Raises `DeviceLost`.
-    """
-    if not of_interest(facts) and not undecided(facts):
-        return facts, {}, None
+def watch_copy(job: Job, facts: Facts, run: TrialRun) -> Facts:
+    """Run a forward of a copy, and add what it shows, or why nothing was seen. Raises `DeviceLost`."""
     reason = run.skip.get(PART) or (NO_BATCH if job.batch is None else None)
     if reason is None:
         run.progress("counting the rows of its layers", PART)
         try:
-            seen = on_a_copy(job, facts, run.device, run.guard or Guard(job))
+            facts = with_seen(facts, on_a_copy(job, facts, run.device, run.guard or Guard(job)))
         except OriginalTouched as error:
             reason = str(error)
         except Exception as error:
@@ -98,16 +90,7 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> tuple[Facts, Rows, str 
             still_there(run.device, PART)
             reason = sentence(error)
         free(run.device)
-    if reason is not None:
-        return without_seen(facts, reason), NOT_RECORDED, reason
-    return with_seen(facts, seen), seen.rows if of_interest(facts) else {}, None
-
-
-def of_interest(facts: Facts) -> bool:
-    """Return whether a layer is in FP8; of a model without any, whether a conversion would take one."""
-    if any(linear.use == "training" for linear in facts.network.linears):
-        return bool(if_recorded(judged, facts))
-    return any(map(would_be_converted, facts.network.linears))
+    return facts if reason is None else without_forward(facts, reason)
 
 
 def on_a_copy(job: Job, facts: Facts, device: torch.device, guard: Guard) -> Seen:

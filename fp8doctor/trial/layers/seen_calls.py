@@ -32,6 +32,8 @@ from fp8doctor.trial.copies.depth import cleaned
 
 AUTOCAST_WITHIN, FP8_AUTOCAST = "training.autocast_within", "training.fp8_autocast"
 
+ROWS = "workload.rows"
+
 CALLED = "called_in_forward"
 
 FIRST_MICROBATCH = "is_first_microbatch"
@@ -59,7 +61,7 @@ class Seen(msgspec.Struct):
     """Calls of a forward."""
 
     rows: dict[str, tuple[int, ...]] = {}
-    """As `fp8doctor.facts.Trial.rows`."""
+    """As `fp8doctor.facts.Workload.rows`."""
     scaled: Mapping[str, bool] = {}
     """Layer whose forward calls ``torch._scaled_mm`` -> whether in a function with a backward of its own."""
     own_loss: bool = False
@@ -278,14 +280,17 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
     network = msgspec.structs.replace(
         facts.network, linears=linears, fp32_products=seen.fp32_products, fp8_calls=tuple(in_fp8)
     )
-    facts = msgspec.structs.replace(facts, training=told, network=network)
-    if seen.own_loss and facts.get("workload.loss_source") == "mean":
-        workload = msgspec.structs.replace(facts.workload, loss_source="output.loss")
-        facts = msgspec.structs.replace(facts, workload=workload)
+    workload, gaps = facts.workload, dict(facts.get("gaps", {}))
+    if seen.rows:
+        workload = msgspec.structs.replace(workload, rows={**workload.get("rows", {}), **seen.rows})
+        gaps.pop(ROWS, None)
+    if seen.own_loss and workload.get("loss_source") == "mean":
+        workload = msgspec.structs.replace(workload, loss_source="output.loss")
+    facts = msgspec.structs.replace(facts, training=told, network=network, workload=workload, gaps=gaps)
     if not undecided(facts):
         return facts
     if facts.network.linears and not seen.regions:
-        return without_seen(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
+        return without_forward(facts, IN_COMPILED_CODE if seen.compiled else NO_LAYER)
     marks = [
         _called(each, seen.calls[each.name]) if each.form == CALLED and each.name in seen.calls else each
         for each in facts.training.checkpointing
@@ -301,7 +306,6 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
 
     linears = tuple(map(decided, facts.network.linears))
     training = msgspec.structs.replace(facts.training, checkpointing=tuple(marks))
-    gaps = dict(facts.get("gaps", {}))
     if unknown:
         gaps["network.linears.checkpointed"] = IN_COMPILED_CODE
     if seen.autocast or not (recorded(training, "autocast_within") or seen.compiled):
@@ -324,26 +328,20 @@ def with_seen(facts: Facts, seen: Seen) -> Facts:
     return msgspec.structs.replace(facts, network=network, training=training, gaps=gaps)
 
 
-def without_seen(facts: Facts, why: str) -> Facts:
-    """Add to the facts why the calls of the job's forward are unknown, if only a forward shows them."""
-    if not undecided(facts):
+def without_forward(facts: Facts, why: str = NO_FORWARD) -> Facts:
+    """Add to the facts why what only a forward shows is unknown."""
+    if not recorded(facts, "network.linears"):
         return facts
     gaps = dict(facts.get("gaps", {}))
-    if any(each.form == CALLED for each in facts.training.checkpointing):
+    if not recorded(facts, ROWS):
+        gaps[ROWS] = why
+    if any(each.form == CALLED and each.active is None for each in facts.training.get("checkpointing", ())):
         gaps["network.linears.checkpointed"] = why
     if not recorded(facts, AUTOCAST_WITHIN):
         gaps[AUTOCAST_WITHIN] = why
     if not recorded(facts, FP8_AUTOCAST) and FP8_AUTOCAST not in gaps:
         gaps[FP8_AUTOCAST] = why
     return msgspec.structs.replace(facts, gaps=gaps)
-
-
-def without_forward(facts: Facts) -> Facts:
-    """Add to the facts of a look that runs nothing what only a forward shows."""
-    if not recorded(facts, "network.linears"):
-        return facts
-    facts = without_seen(facts, NO_FORWARD)
-    return msgspec.structs.replace(facts, gaps={**facts.gaps, "workload.rows": NO_FORWARD})
 
 
 def _as_seen(linear: Linear, seen: Seen) -> Linear:

@@ -35,15 +35,11 @@ class TrialRun:
     """Watches for writes to the user's objects in every step."""
     apart_gib: float = 0.0
     """What the job holds on the device apart from its model, if the process is not the user's."""
-    known: dict[str, Any] = field(default_factory=dict)
-    """Fields of the trial that are known before a variant is built."""
 
     def trial(self, **fields: Any) -> Trial:
-        """Record what is known so far, and these fields."""
-        gaps = {**self.known.get("gaps", {}), **fields.get("gaps", {})}
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else None
-        at = {"device": self.device.type, "gpu": gpu, "budget_s": self.budget.seconds}
-        return Trial(**{**at, **self.known, **fields, "gaps": gaps})
+        fields = {"gaps": {}, **fields}
+        return Trial(device=self.device.type, gpu=gpu, budget_s=self.budget.seconds, **fields)
 
     def without_times(self, no_number: NoNumber) -> Trial:
         why = {"why": no_number.why, "reason": no_number.sentence, "reliable": False}
