@@ -73,21 +73,14 @@ def time_copies(
     where = choose_device(device)
     if where is None:
         return None
-    teller = Teller(tell, budget.end, before=before)
     latest: list[Trial] = []
 
     def known(trial: Trial) -> Facts:
         latest[:] = [trial]
         return structs.replace(facts, trial=trial)
 
-    run = TrialRun(
-        where,
-        budget,
-        teller.say,
-        keep=lambda trial: keep(known(trial)),
-        begin=teller.begin,
-        **settings,
-    )
+    teller = Teller(tell, budget.end, before=before)
+    run = TrialRun(where, budget, teller, keep=lambda trial: keep(known(trial)), **settings)
     try:
         _refuse_unready(job)
         job = unsharded(job)
@@ -96,15 +89,15 @@ def time_copies(
         return known(run.without_times(NoNumber(Reason.NOT_REPLICABLE, str(error))))
     no_time = budget.left_out(Reason.NO_TIME_LEFT)
     run.keep(run.without_times(no_time))  # of a child that is ended from here on
-    run.begin(Stage.FORWARD)
+    teller.begin(Stage.FORWARD)
     current = torch.cuda.device(where) if where.type == "cuda" else nullcontext()
     try:
-        with current, left_alone(job, run) as (guarded, changed):  # events are of the current device
-            facts = rows.watch_copy(job, facts, guarded)
-            planned = plan_variants(known(guarded.trial()), propose(facts), job)
-            guarded.keep(guarded.without_times(no_time))
-            trial = timed(job, [blocks.name for blocks in facts.network.blocks], planned, guarded)
-            guarded.keep(trial)
+        with current, left_alone(job, run) as changed:  # events are of the current device
+            facts = rows.watch_copy(job, facts, run)
+            planned = plan_variants(known(run.trial()), propose(facts), job)
+            run.keep(run.without_times(no_time))
+            trial = timed(job, [blocks.name for blocks in facts.network.blocks], planned, run)
+            run.keep(trial)
     except DeviceLost as lost:
         if run.own_process:
             raise
@@ -132,20 +125,19 @@ def _refuse_unready(job: Job) -> None:
 
 
 @contextmanager
-def left_alone(job: Job, run: TrialRun) -> Iterator[tuple[TrialRun, list[str]]]:
+def left_alone(job: Job, run: TrialRun) -> Iterator[list[str]]:
     """Guard what is the user's; in their process put it back at the end, and name what was changed."""
-    guard = Guard(job)
-    run = replace(run, guard=guard)
+    guard = run.guard = Guard(job)
     if run.own_process:
-        run = replace(run, apart_gib=held_apart(job, run.device))
+        run.apart_gib = held_apart(job, run.device)
         with trial_modes(), guard.standing():
-            yield run, []
+            yield []
         return
-    run.progress("noting the state of the model", None)
+    run.teller.say("noting the state of the model", None)
     before = guard.sums()
     with restored(job) as changed, guard.standing():
-        yield run, changed
-        run.progress("looking at what was changed", None)
+        yield changed
+        run.teller.say("looking at what was changed", None)
     try:
         still_there(run.device, "")
     except DeviceLost:
@@ -159,8 +151,8 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
     if job.batch is None:
         reason = "there is no batch to run it on; give one, as example_batch() in a model file"
         return run.without_times(NoNumber(Reason.NO_BATCH, reason))
-    run.begin(Stage.BUILDING)
-    run.progress("copying the model to the device", None)
+    run.teller.begin(Stage.BUILDING)
+    run.teller.say("copying the model to the device", None)
     bench = None
     try:
         skipped = {each: NoNumber(Reason.TOOK_PROCESS_DOWN, reason) for each, reason in run.skip.items()}
@@ -197,17 +189,17 @@ def _timed(bench: Bench) -> Trial:
     run = bench.run
     build(bench)
     enough_s = run.budget.enough_s(bench.attempts)
-    run.begin(Stage.TIMING)
+    run.teller.begin(Stage.TIMING)
     _take_samples(bench)
     timed = [each for each in bench.attempts if each.no_number is None]
-    run.begin(Stage.PROFILING)
+    run.teller.begin(Stage.PROFILING)
     run.keep(report(bench, enough_s))
     with nullcontext() if run.own_process else detached_at_the_end(run.device):
         explain(bench, timed)
         run.keep(report(bench, enough_s))
         for each in timed:
             if not each.no_number and not each.proof and each.plan.name != ArmName.SELF_CHECK:
-                run.progress(f"checking what {variant_in_a_sentence(each.plan.name)} ran", each.plan.name)
+                run.teller.say(f"checking what {variant_in_a_sentence(each.plan.name)} ran", each.plan.name)
                 prove(bench, each)
     return report(bench, enough_s)
 
@@ -251,7 +243,7 @@ def _build_variant(attempt: Attempt, bench: Bench) -> None:
     names = {each.plan.name for each in bench.built}
     if plan.name == ArmName.SELF_CHECK and ArmName.BF16 not in names:
         attempt.plan = replace(bench.attempts[0].plan, name=ArmName.SELF_CHECK)
-    run.progress(f"building {variant_in_a_sentence(plan.name)}", plan.name)
+    run.teller.say(f"building {variant_in_a_sentence(plan.name)}", plan.name)
     bench.build(attempt, run.budget.build_until(bench.built))
     if beyond := beyond_gpu(attempt, bench.attempts, bench.plan, gpu_gib(bench.device)):
         bench.drop(attempt, beyond)
@@ -270,7 +262,7 @@ def _take_samples(bench: Bench) -> None:
     """Time the variants in turn, and begin again without one that raises, if it is not the step as it is."""
     while True:
         timed = [each for each in bench.attempts if each.no_number is None]
-        bench.run.progress(f"timing {len(timed)} variants of the step", None)
+        bench.run.teller.say(f"timing {len(timed)} variants of the step", None)
         try:
             bench.samples = time_in_turn(bench, timed)
             return

@@ -13,6 +13,6 @@ from fp8doctor.trial.variant import VariantPlan
 
 
 def conduct(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: TrialRun) -> Trial:
-    with left_alone(job, run) as (guarded, changed):
-        trial = timed(job, lists, plans, guarded)
+    with left_alone(job, run) as changed:
+        trial = timed(job, lists, plans, run)
     return with_harm(trial, changed)

@@ -80,7 +80,7 @@ def watch_copy(job: Job, facts: Facts, run: TrialRun) -> Facts:
     """Run a forward of a copy, and add what it shows, or why nothing was seen. Raises `DeviceLost`."""
     reason = run.skip.get(PART) or (NO_BATCH if job.batch is None else None)
     if reason is None:
-        run.progress("counting the rows of its layers", PART)
+        run.teller.say("counting the rows of its layers", PART)
         try:
             facts = with_seen(facts, on_a_copy(job, facts, run.device, run.guard or Guard(job)))
         except OriginalTouched as error:

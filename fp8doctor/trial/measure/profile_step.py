@@ -75,7 +75,7 @@ def prove(bench: Bench, attempt: Attempt) -> None:
 
 def _divided(bench: Bench, attempt: Attempt) -> tuple[StepProof | None, str | None]:
     """Profile a step at every depth, the deepest first as the proof; also return why that failed."""
-    bench.run.progress(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
+    bench.run.teller.say(f"profiling {variant_in_a_sentence(attempt.plan.name)}", BREAKDOWN)
     proof: StepProof | None = None
     steps: list[ProfiledStep] = []
     try:

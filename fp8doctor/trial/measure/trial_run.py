@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,24 +12,22 @@ import torch
 from fp8doctor.errors import UserError
 from fp8doctor.facts import Trial
 from fp8doctor.facts.no_number import NoNumber
-from fp8doctor.stages import Stage
+from fp8doctor.stages import Teller
 from fp8doctor.trial.measure.budget import Budget
 from fp8doctor.trial.state.guard import Guard
 from fp8doctor.wording import sentence
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrialRun:
     device: torch.device
     budget: Budget
-    progress: Callable[[str, str | None], object] = lambda *_: None
-    """Receives a line of progress, and the variant that it is about."""
+    teller: Teller = field(default_factory=lambda: Teller(lambda *_: None, math.inf))
+    """Receives each stage and activity, and the variant that it is about."""
     skip: Mapping[str, str] = field(default_factory=dict)
     """Variant or part that is left out -> the reason, after it crashed an earlier process."""
     keep: Callable[[Trial], object] = lambda *_: None
     """Receives the partial trial before each optional part starts."""
-    begin: Callable[[Stage], object] = lambda *_: None
-    """Receives each stage as it begins."""
     own_process: bool = False
     """Whether the process runs only this trial, and is not the user's."""
     guard: Guard | None = None
