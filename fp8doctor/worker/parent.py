@@ -49,9 +49,6 @@ SOON_S = 0.01
 GRACE_S = 2.0
 """Seconds for the child's exit handlers after its last message."""
 
-MOST_WORKERS = 4
-"""Workers that may die in one variant each before the trial is given up."""
-
 _BOOT = """\
 import importlib.util, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -89,11 +86,10 @@ def examine_in_worker(
     """Examine ``target`` in a child process, and time it if there is a request. None: environment only.
 
     Raises `UserError` for the user's mistakes. If a child dies, hangs or sends nonsense, the facts so far
-    come back with the problem. If it dies in a variant of the trial, another starts without that variant,
-    `MOST_WORKERS` in all; times that are already known are kept. The trial's budget begins here, holds for
-    all children, and a child that exceeds it is killed. If it is ``planned``, a configuration is a
-    target too, and the model is built on the meta device. ``printed`` holds back its
-    stderr.
+    come back with the problem. If it dies in a variant of the trial, another starts without that variant;
+    times that are already known are kept. The trial's budget begins here, holds for all children, and a child
+    that exceeds it is killed. If it is ``planned``, a configuration is a target too, and the model is built
+    on the meta device. ``printed`` holds back its stderr.
     """
     config = planned and target is not None and is_config(target)
     source = locate(target) if target is not None and not config else None
@@ -117,11 +113,9 @@ def examine_in_worker(
         "skip": {},
     }
     attempts = _Attempts(request, facts, load_timeout, progress, printed)
-    for _ in range(MOST_WORKERS):
-        if (found := attempts.run()) is not None:
-            return found
-    died = "; ".join(f"{arm}: {why}" for arm, why in request["skip"].items())
-    return attempts.incomplete(f"{MOST_WORKERS} workers in a row died of the trial: {died}")
+    while (found := attempts.run()) is None:
+        pass
+    return found
 
 
 @dataclass
