@@ -1,18 +1,198 @@
-"""Split a profiled step's GPU time by kernel family, with idle time."""
+"""Split a profiled step's GPU time by kernel family, with idle time.
+
+Its work is kernels, or a CPU's operators. Each is linked to the operator that launched it, and a node of the
+backward to its operator in the forward.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
+from math import inf
+from operator import attrgetter
 from typing import TypeVar
+
+import msgspec
 
 from fp8doctor.facts import Family, KernelGroup
 from fp8doctor.facts.record import UnreadableDocument
-from fp8doctor.profiling.activities import Work, WorkKind, work_of
-from fp8doctor.profiling.trace import Trace, collector_paused
+from fp8doctor.profiling.kernel_families import (
+    FP8_GEMM_KERNEL,
+    classify,
+    is_fp8_gemm,
+    own_work,
+    work_inside,
+)
+from fp8doctor.profiling.trace import (
+    LAUNCHES,
+    Event,
+    Thread,
+    Trace,
+    collector_paused,
+    in_order,
+    outer_first,
+)
+
+
+class Operator(msgspec.Struct, gc=False, frozen=True):
+    """An operator that launched work, and what was open around it."""
+
+    name: str | None = None
+    types: tuple[str, ...] = ()
+    inside: Family | None = None
+    node: tuple[int, int] | None = None
+    """The node of the backward around it, by its forward's thread and sequence number."""
+
+
+@dataclass
+class Forward:
+    """The work of the forward's operators, which is that of their nodes in the backward."""
+
+    works: dict[Thread, dict[int, Family | None]] = field(default_factory=lambda: defaultdict(dict))
+    """Thread -> sequence number -> work. The last one counts: making a node uses up a number."""
+    threads: dict[int, Thread] = field(default_factory=dict)
+    """``Fwd thread id`` -> thread, which operators of the forward lack."""
+
+    def work(self, operator: Operator) -> Family | None:
+        """Return an operator's work: in the backward, its forward's."""
+        if operator.inside is not None or operator.node is None:
+            return operator.inside
+        thread, sequence = operator.node
+        if thread in self.threads:
+            return self.works[self.threads[thread]].get(sequence)
+        candidates = [numbers[sequence] for numbers in self.works.values() if sequence in numbers]
+        return candidates[0] if len(candidates) == 1 else None
+
+
+def launching_operators(
+    trace: Trace, activities: Sequence[Event], launches: Sequence[Event | None], forward: Forward
+) -> list[Operator]:
+    """Find each activity's innermost operator, by ``External id``, or by launch time without one."""
+    identities: list[int] = []
+    without_id: dict[Thread, list[Event]] = defaultdict(list)
+    for activity, launch in zip(activities, launches, strict=True):
+        identity = activity.args.external
+        if not identity and launch is not None:
+            identity = -launch.args.correlation
+            without_id[launch.tid].append(launch)
+        identities.append(identity)
+    found: dict[int, Operator] = {}
+    wanted = set(identities)
+    begins = {event.id: event.tid for event in trace.links if not event.bp}
+    # thread and start of a backward node -> its forward operator's thread
+    links = {(each.tid, each.ts): begins[each.id] for each in trace.links if each.bp and each.id in begins}
+    for thread in {*trace.host, *without_id}:
+        works, to_place = forward.works[thread], without_id.get(thread, [])
+        ahead = iter(sorted(launch.ts for launch in to_place))
+        next_launch = next(ahead, inf)
+        opened: list[tuple[float, Family | None, tuple[int, int] | None, Event | None]] = []
+        until = inf
+        inside: Family | None = None
+        node: tuple[int, int] | None = None
+        operator: Event | None = None
+        for event in in_order(trace.host.get(thread, []) + to_place, outer_first):
+            start = event.ts
+            while until <= start:
+                _, inside, node, operator = opened.pop()
+                until = opened[-1][0] if opened else inf
+            arguments = event.args
+            then, there, by = inside, node, operator
+            if event.cat == "cpu_op":
+                sequence = arguments.sequence
+                if sequence >= 0:
+                    if arguments.forward_thread:
+                        there = (arguments.forward_thread, sequence)
+                        if arguments.forward_thread not in forward.threads and (thread, start) in links:
+                            forward.threads[arguments.forward_thread] = links[thread, start]
+                    else:
+                        works[sequence] = inside
+                if arguments.external in wanted:
+                    found[arguments.external] = Operator(event.name, arguments.types, inside, there)
+                then = work_inside(event.name) or inside
+                if start + event.dur > next_launch:
+                    by = event
+            elif event.cat in LAUNCHES:
+                next_launch = next(ahead, inf)
+                if operator is not None:
+                    found[-arguments.correlation] = Operator(operator.name, operator.args.types, inside, node)
+            elif event.name.startswith("Optimizer."):
+                then = "optimizer"
+            if then is not inside or there is not node or by is not operator:
+                until = start + event.dur
+                opened.append((until, inside, node, operator))
+                inside, node, operator = then, there, by
+    return [found.get(identity, Operator()) for identity in identities]
+
+
+_RANKS: dict[Family, int] = {"communication": 1, "copy": 2}
+"""Computing has rank 0."""
+
+
+class Work(msgspec.Struct, gc=False):
+    """A kernel, copy or fill, or an operator that computes on a CPU; times in ns."""
+
+    start: int
+    end: int
+    rank: int
+    """The lowest owns a shared time."""
+    launched: float
+    """Start of the launching call, -1 if unknown."""
+    name: str
+    family: Family
+    operator: str | None
+    own: int = 0
+    """Its time that no other work owns."""
+
+
+def work_of(trace: Trace) -> list[Work]:
+    """Collect kernels, copies and fills; if the trace has none, the operators that compute on a CPU."""
+    on_gpu = bool(trace.gpu)
+    activities = in_order(
+        trace.gpu if on_gpu else _computing_operators(trace), attrgetter("ts", "dur", "name")
+    )
+    launches = [trace.launches.get(event.args.correlation) for event in activities]
+    forward = Forward()
+    operators = launching_operators(trace, activities, launches, forward)
+    keys = [
+        (event.name, operator.name, operator.types, forward.work(operator))
+        for event, operator in zip(activities, operators, strict=True)
+    ]
+    kinds = set(keys)
+    fp8_step = any(
+        FP8_GEMM_KERNEL.search(name) or (operator is not None and is_fp8_gemm(operator))
+        for name, operator, _, _ in kinds
+    )
+    families = {
+        key: classify(key[0] if on_gpu else "", key[1], key[2], key[3], fp8_step=fp8_step) for key in kinds
+    }
+    works = []
+    for event, launch, key in zip(activities, launches, keys, strict=True):
+        name, operator, family = *key[:2], families[key]
+        start, launched = round(event.ts * 1e3), -1.0 if launch is None else launch.ts * 1e3
+        end, rank = start + round(event.dur * 1e3), _RANKS.get(family, 0)
+        works.append(Work(start, end, rank, launched, name, family, operator))
+    return sorted(works, key=attrgetter("start", "end", "rank"))
+
+
+def _computing_operators(trace: Trace) -> list[Event]:
+    """List the operators that compute, each with all that a CPU does in its place, but its matmuls."""
+    found: list[Event] = []
+    for thread in trace.host.values():
+        last = Event()
+        for event in in_order(thread, outer_first):
+            work = own_work(event.name) if event.cat == "cpu_op" else None
+            if event.ts < last.ts + last.dur:
+                if work not in ("gemm", "gemm_fp8") or is_fp8_gemm(last.name):
+                    continue
+                found.pop()
+            if work is not None:
+                found.append(event)
+                last = event
+    return found
+
 
 Name = TypeVar("Name", bound=str)
 
@@ -52,15 +232,24 @@ def _share(works: Sequence[Work]) -> None:
         works[running[0][1]].own += then - now
 
 
-def grouped(kinds: Iterable[WorkKind]) -> list[WorkKind]:
-    groups: dict[tuple[str, Family], WorkKind] = {}
-    for kind in {id(each): each for each in kinds}.values():
-        group = groups.setdefault((kind.name, kind.family), WorkKind(kind.name, kind.family, kind.operator))
-        group.count += kind.count
-        group.time += kind.time
-        if group.operator != kind.operator:
-            group.operator = None
-    return sorted(groups.values(), key=lambda group: (-group.time, group.name, group.family))
+def divided(works: Iterable[Work]) -> tuple[dict[Family, int], list[KernelGroup]]:
+    """Sum up each family in ns, and the work of each name and family, the longest first."""
+    families: dict[Family, int] = defaultdict(int)
+    together: dict[tuple[str, Family], list[Work]] = defaultdict(list)
+    for work in works:
+        families[work.family] += work.own
+        together[work.name, work.family].append(work)
+    groups = [
+        KernelGroup(
+            name=name,
+            family=family,
+            operator=of[0].operator if len({each.operator for each in of}) == 1 else None,
+            count=len(of),
+            time_ms=sum(each.own for each in of) / 1e6,
+        )
+        for (name, family), of in together.items()
+    ]
+    return families, sorted(groups, key=lambda group: (-group.time_ms, group.name, group.family))
 
 
 def longest_first(times: Mapping[Name, int]) -> dict[Name, float]:
@@ -100,26 +289,11 @@ def step_of(trace: Trace, *, on_gpu: bool = False) -> ProfiledStep:
     gaps = sweep(works)
     idle = sum(end - start for start, end, _ in gaps)
     waited = sum(end - start for start, end, work in gaps if work.launched > start)
-    for work in works:
-        work.kind.count += 1
-        work.kind.time += work.own
-    groups = grouped(work.kind for work in works)
-    families: dict[Family, int] = defaultdict(int)
-    for group in groups:
-        families[group.family] += group.time
+    families, groups = divided(works)
     return ProfiledStep(
         families_ms=longest_first(families),
         busy_ms=sum(work.own for work in works) / 1e6,
         host_wait_pct=100 * waited / idle if idle and trace.gpu else None,
         kernels=len(works),
-        groups=tuple(
-            KernelGroup(
-                name=each.name,
-                family=each.family,
-                operator=each.operator,
-                count=each.count,
-                time_ms=each.time / 1e6,
-            )
-            for each in groups
-        ),
+        groups=tuple(groups),
     )

@@ -14,8 +14,7 @@ from typing import Literal
 
 from fp8doctor.facts.record import UnreadableDocument
 from fp8doctor.facts.traced import IdleCause, TracedKernel, TracedStep
-from fp8doctor.profiling.activities import Work, work_of
-from fp8doctor.profiling.profiled_step import Gap, grouped, longest_first, sweep
+from fp8doctor.profiling.profiled_step import Gap, Work, divided, longest_first, sweep, work_of
 from fp8doctor.profiling.trace import Event, Trace, collector_paused, outer_first, read_gpu_trace
 
 
@@ -45,15 +44,8 @@ def traced_step(path: Path) -> TracedStep:
     calm = [step for step in worked if not compiled.within(*on_host[step])]
     counted = calm or worked
     length = [edges[step + 1] - edges[step] for step in counted]
-    outside, wanted = 0, set(counted)
-    families: dict[str, int] = defaultdict(int)
-    for work, step in zip(works, at, strict=True):
-        if step in wanted:
-            work.kind.count += 1
-            work.kind.time += work.own
-            families[work.kind.family] += work.own
-        elif step is None:
-            outside += work.own
+    wanted = set(counted)
+    families, kernels = divided(work for work, step in zip(works, at, strict=True) if step in wanted)
     idle = _idle(HostActivity(trace), works, gaps, [(edges[step], edges[step + 1]) for step in counted])
     if not any(families.values()):
         raise UnreadableDocument("none of the GPU's work that its steps launched takes any time")
@@ -73,18 +65,17 @@ def traced_step(path: Path) -> TracedStep:
         busy_ms=sum(families.values()) / 1e6 / len(counted),
         families_ms={name: time / len(counted) for name, time in longest_first(families).items()},
         idle_ms={cause: time / len(counted) for cause, time in longest_first(idle).items() if time},
-        outside_ms=outside / 1e6,
+        outside_ms=sum(work.own for work, step in zip(works, at, strict=True) if step is None) / 1e6,
         with_stack=trace.with_stack,
         kernels=tuple(
             TracedKernel(
-                name=kind.name,
-                family=kind.family,
-                operator=kind.operator,
-                count=kind.count / len(counted),
-                time_ms=kind.time / 1e6 / len(counted),
+                name=each.name,
+                family=each.family,
+                operator=each.operator,
+                count=each.count / len(counted),
+                time_ms=each.time_ms / len(counted),
             )
-            for kind in grouped(work.kind for work in works)
-            if kind.count
+            for each in kernels
         ),
     )
 
