@@ -24,7 +24,7 @@ from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.looking import is_a, is_torchscript, modules_of, tensors_of
 from fp8doctor.stacks.torch_private import frames_compiled
 from fp8doctor.stages import Doing, Stage, Teller
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.copies.unsharded import unsharded
 from fp8doctor.trial.layers import rows
 from fp8doctor.trial.layers.seen_calls import without_forward
@@ -159,7 +159,7 @@ def timed(job: Job, lists: Sequence[str], plans: Sequence[VariantPlan], run: Tri
         attempts = [Attempt(each, no_number=skipped.get(each.name)) for each in plans]
         bench = Bench(job, lists, run, attempts)
         trial = _timed(bench)
-    except (NotReplicable, OriginalTouched) as error:
+    except NotReplicable as error:
         trial = run.without_times(NoNumber(Reason.NOT_REPLICABLE, str(error)))
     except Exception as error:
         _log.debug("the step raises", exc_info=True)

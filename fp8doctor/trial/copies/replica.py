@@ -50,7 +50,7 @@ class NotReplicable(Exception):
     """The model cannot be copied safely. The message names the part and the reason."""
 
 
-class OriginalTouched(Exception):
+class OriginalTouched(NotReplicable):
     """A replica ran a module of the original or wrote to one of its tensors."""
 
 

@@ -15,7 +15,7 @@ from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.profiling.profiled_step import ProfiledStep
 from fp8doctor.stacks import NoCounterpart
 from fp8doctor.trial.copies.depth import Plan
-from fp8doctor.trial.copies.replica import NotReplicable, OriginalTouched
+from fp8doctor.trial.copies.replica import NotReplicable
 from fp8doctor.trial.measure.compilations import Compilations
 from fp8doctor.trial.measure.evidence import StepProof
 from fp8doctor.trial.measure.memory import StepMemory, full_peak
@@ -29,14 +29,6 @@ for 15% of the time had more than 0.8 (H200)."""
 
 ALIKE = 1.01
 """Peak / peak of the step as it is that counts as equal: extrapolated peaks were within 1%."""
-
-
-KNOWN_ERRORS = {
-    NoCounterpart: Reason.NOT_APPLICABLE,
-    NotReplicable: Reason.NOT_REPLICABLE,
-    OriginalTouched: Reason.NOT_REPLICABLE,
-}
-"""Errors whose message is the reason of a variant without a number."""
 
 
 @dataclass
@@ -98,9 +90,9 @@ def raised(error: Exception) -> NoNumber:
     """Explain why a variant that raised this has no number."""
     if isinstance(error, torch.OutOfMemoryError):
         return NoNumber(Reason.OUT_OF_MEMORY, "the GPU has too little memory left for it")
-    for kind, why in KNOWN_ERRORS.items():
-        if isinstance(error, kind):
-            return NoNumber(why, str(error))
+    if isinstance(error, (NoCounterpart, NotReplicable)):
+        why = Reason.NOT_APPLICABLE if isinstance(error, NoCounterpart) else Reason.NOT_REPLICABLE
+        return NoNumber(why, str(error))
     return NoNumber(Reason.RAISES, f"it raises {sentence(error)}")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -33,39 +33,27 @@ class Observer:
         self._looks = self._since = 0
         self._paces_ms: list[float] = []
         if device.type == "cuda":
-            self._find()
-
-    def _find(self) -> None:
-        try:
-            self._nvml = self._open.enter_context(open_nvml())
-            uuid = str(torch.cuda.get_device_properties(self._device).uuid)
-        except Exception:  # no driver, another version of it than the library's, or an older torch
-            return
-        self._card = self._ask("DeviceGetHandleByUUID", f"GPU-{uuid.removeprefix('GPU-')}")
-
-    def _ask(self, question: str, *arguments: Any) -> Any:
-        """Ask NVML; None if it has no answer."""
-        try:
-            return getattr(self._nvml, f"nvml{question}")(*arguments)
-        except self._nvml.NVMLError:
-            return None
+            with suppress(Exception):  # no driver, another version than the library's, or an older torch
+                self._nvml = self._open.enter_context(open_nvml())
+                uuid = str(torch.cuda.get_device_properties(device).uuid)
+                self._card = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
 
     def look(self) -> None:
         """Take one sample, of the GPU first, which is busy now."""
         if self._card is not None:
-            self._look_at_gpu(self._card)
+            self._looks += 1
+            with suppress(self._nvml.NVMLError):
+                self._mhz.append(self._nvml.nvmlDeviceGetClockInfo(self._card, self._nvml.NVML_CLOCK_SM))
+            with suppress(self._nvml.NVMLError):
+                self._note(self._nvml.nvmlDeviceGetProcessUtilization(self._card, self._since))
         self._paces_ms.append(_pace_ms())
 
-    def _look_at_gpu(self, card: Any) -> None:
-        self._looks += 1
-        mhz = self._ask("DeviceGetClockInfo", card, self._nvml.NVML_CLOCK_SM)
-        self._mhz += [] if mhz is None else [mhz]
-        # in a container this process cannot be distinguished from the others
-        if used := self._ask("DeviceGetProcessUtilization", card, self._since):
-            self._since = max(each.timeStamp for each in used)
-            latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
-            if latest.pop(os.getpid(), None) is not None:
-                self._shares.append(float(sum(latest.values())))
+    def _note(self, used: Any) -> None:
+        """Note what other processes use, if this one is among them: not in a container."""
+        self._since = max((each.timeStamp for each in used), default=self._since)
+        latest = {each.pid: each.smUtil for each in sorted(used, key=lambda each: each.timeStamp)}
+        if latest.pop(os.getpid(), None) is not None:
+            self._shares.append(float(sum(latest.values())))
 
     def health(self) -> Health | None:
         """Sum up the samples of the GPU; None on a CPU, not recorded without NVML."""
