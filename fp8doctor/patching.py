@@ -9,17 +9,9 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from fp8doctor.analysis.treatment_table import CONVERT_BASE_FIRST, KEEP_IN_BF16, traits
 from fp8doctor.diagnosis.document import Step
 from fp8doctor.errors import UserError
 from fp8doctor.finding import Treatment
-from fp8doctor.recipes import TORCHAO
-
-KEYWORDS = {
-    **dict.fromkeys((KEEP_IN_BF16, CONVERT_BASE_FIRST), "module_filter_fn"),
-    **dict.fromkeys(("recipe-that-fits", "safe-recipe", "real-fp8-kernel"), "config"),
-}
-"""Fix -> the keyword that it gives the script's conversion; changes of the recipe give a config."""
 
 MORE_TO_DO = re.compile(r"# *(leave out|and |in the shell|build |or[:,] ).*")
 """Comments of a fix that ask for more than its lines, or for a choice."""
@@ -40,18 +32,17 @@ class NotPlacedError(Exception):
 
 
 class Edit(NamedTuple):
-    """Text to insert at a byte (UTF-8) of a line, both counted from 0."""
+    """Lines to insert before a line, counted from 0."""
 
     line: int
-    column: int
     text: str
 
 
 class Placed(NamedTuple):
-    """A fix with its edits, or with the reason why it has none."""
+    """A fix with its edit, or with the reason why it has none."""
 
     step: Step
-    edits: tuple[Edit, ...] = ()
+    edit: Edit | None = None
     reason: str = ""
 
 
@@ -61,12 +52,12 @@ class Script:
     def __init__(self, content: bytes, name: str = "script") -> None:
         try:
             self.text = content.decode()
-            self.tree = parsed(self.text, name)
+            tree = parsed(self.text, name)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise UserError(f"cannot read {name} as Python in UTF-8: {error}") from None
         self.lines = [each.encode() for each in io.StringIO(self.text, newline="")]
         self.newline = "\r\n" if self.text.partition("\n")[0].endswith("\r") else "\n"
-        nodes = [*ast.walk(self.tree)]
+        nodes = [*ast.walk(tree)]
         self.parents = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
         self.calls = [each for each in nodes if isinstance(each, ast.Call)]
         aliases = (alias for each in nodes if isinstance(each, IMPORTS) for alias in each.names)
@@ -89,29 +80,26 @@ class Script:
             raise NotPlacedError(f"line {at.lineno} holds several statements")
         unit = "\t" if "\t" in blanks else "    "
         text = "".join(f"{blanks}{each.replace('    ', unit)}{self.newline}" for each in lines)
-        if after and not self.lines[last].endswith((b"\n", b"\r")):
-            return Edit(last, len(self.lines[last]), self.newline + text)
-        return Edit(last + 1 if after else first, 0, text)
+        return Edit(last + 1 if after else first, text)
 
     def edited(self, edits: Sequence[Edit]) -> str:
         """Return the text with these edits. Raises `NotPlacedError` if they give no Python."""
-        lines = [*self.lines, b""]
-        for _, edit in sorted(enumerate(edits), key=lambda each: (each[1][:2], each[0]), reverse=True):
-            line = lines[edit.line]
-            lines[edit.line] = line[: edit.column] + edit.text.encode() + line[edit.column :]
-        text = b"".join(lines).decode()
+        lines = [each.decode() for each in self.lines]
+        if not self.text.endswith(("\n", "\r")) and any(edit.line == len(lines) for edit in edits):
+            lines[-1] += self.newline
+        for edit in sorted(edits, key=lambda each: each.line)[::-1]:
+            lines.insert(edit.line, edit.text)
+        text = "".join(lines)
         try:
             parsed(text)
         except (SyntaxError, ValueError):
-            raise NotPlacedError("an earlier fix changes the same place, or its form is unusual") from None
+            raise NotPlacedError("its form is unusual") from None
         return text
 
 
 def parsed(text: str, name: str = "script") -> ast.Module:
-    """Parse a script; raises SyntaxError also for a keyword that is given twice."""
     with warnings.catch_warnings(action="ignore"):
-        compile(text, name, "exec", dont_inherit=True)
-        return ast.parse(text)
+        return ast.parse(text, name)
 
 
 def placed(steps: Sequence[Step], script: Script) -> list[Placed]:
@@ -119,32 +107,36 @@ def placed(steps: Sequence[Step], script: Script) -> list[Placed]:
     found: list[Placed] = []
     for step in steps:
         try:
-            edits = tuple(_edits(step.treatment, script))
-            script.edited([*(edit for each in found for edit in each.edits), *edits])
-            found.append(Placed(step, edits))
+            edit = _edit(step.treatment, script)
+            script.edited([*(each.edit for each in found if each.edit), edit])
+            found.append(Placed(step, edit))
         except NotPlacedError as error:
             found.append(Placed(step, reason=str(error)))
     return found
 
 
-def _edits(treatment: Treatment, script: Script) -> Sequence[Edit]:
-    name, code = treatment.name, treatment.code
-    if more := MORE_TO_DO.search(code):
+def _edit(treatment: Treatment, script: Script) -> Edit:
+    """Insert a fix where the script's only model is built and wrapped, and not yet trained."""
+    if more := MORE_TO_DO.search(treatment.code):
         raise NotPlacedError(f"its comment asks for more: {more[0].lstrip('# ')}")
     if treatment.kind in ("yaml", "shell"):
         raise NotPlacedError(f"it belongs in {'the YAML file' if treatment.kind == 'yaml' else 'the shell'}")
-    fix = ast.parse(code).body
-    if keyword := KEYWORDS.get(name) or ("config" if traits(name).family == "recipe" else None):
-        return _changed_conversion(fix, keyword, script)
-    if not name.startswith(("compile-", "convert-")):
+    if not treatment.name.startswith(("compile-", "convert-")):
         raise NotPlacedError("fp8doctor does not place a fix of this kind")
     if found := COMPILES.search(script.text):
         line = script.text.count("\n", 0, found.start()) + 1
         raise NotPlacedError(f"line {line} compiles already, perhaps not always")
-    return _before_training(fix, script)
+    models: dict[tuple[ast.AST, str], list[ast.AST]] = {}
+    for name, use in _trained(script):
+        models.setdefault((script.around(use)[-1], name), []).append(use)
+    if len(models) != 1:
+        raise NotPlacedError("several models are trained" if models else "no line trains one, but in a loop")
+    ((_, model), uses) = next(iter(models.items()))
+    anchor, after = _place_of(model, uses[-1], script)
+    return script.insert(anchor, _lines(ast.parse(treatment.code).body, script, model), after=after)
 
 
-def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
+def _lines(fix: Sequence[ast.stmt], script: Script, model: str) -> list[str]:
     """Write statements of a fix, and imports that they use and the script lacks.
 
     Its variables get names of their own if the script has them too.
@@ -157,49 +149,11 @@ def _lines(fix: Sequence[ast.stmt], script: Script, **names: str) -> list[str]:
         if isinstance(each, IMPORTS):
             each.names = [alias for alias in each.names if (alias.asname or alias.name) in lacks - {"torch"}]
             lines += [ast.unparse(each)] if each.names else []
-    renamed = {each: f"fp8_{each}" for each in _bound(code) & script.taken} | names
+    bound = {each.id for each in variables if isinstance(each.ctx, ast.Store)}
+    renamed = {each: f"fp8_{each}" for each in bound & script.taken} | {"model": model}
     for variable in variables:
         variable.id = renamed.get(variable.id, variable.id)
     return lines + [line for statement in code for line in ast.unparse(statement).splitlines()]
-
-
-def _bound(statements: Sequence[ast.stmt]) -> set[str]:
-    names = (node for each in statements for node in ast.walk(each) if isinstance(node, ast.Name))
-    return {each.id for each in names if isinstance(each.ctx, ast.Store)}
-
-
-def _changed_conversion(fix: Sequence[ast.stmt], keyword: str, script: Script) -> Sequence[Edit]:
-    """Give the script's only conversion by torchao this keyword of the fix, which it does not have yet."""
-    *before, last = fix
-    call = last.value if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) else None
-    value = next((each.value for each in call.keywords if each.arg == keyword), None) if call else None
-    own = [each for each in script.calls if _name(each) == TORCHAO.converter]
-    if call is None or value is None or _name(call) != TORCHAO.converter:
-        raise NotPlacedError(f"it changes more than {keyword} of {TORCHAO.converter}")
-    if len(own) != 1:
-        raise NotPlacedError(f"{'several lines call' if own else 'no line calls'} {TORCHAO.converter}")
-    given = {each.arg: each.value for each in own[0].keywords}
-    if len(own[0].args) != 1 or keyword in given or None in given:
-        raise NotPlacedError(f"line {own[0].lineno} gives {keyword} already, or may do so")
-    used = {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
-    before = [each for each in before if isinstance(each, IMPORTS) or used & _bound([each])]
-    *lines, written = _lines([*before, ast.Expr(value)], script)
-    statement = next(each for each in script.around(own[0]) if isinstance(each, ast.stmt))
-    end = [*own[0].args, *given.values()][-1]
-    here = Edit((end.end_lineno or 0) - 1, end.end_col_offset or 0, f", {keyword}={written}")
-    return [script.insert(statement, lines), here]
-
-
-def _before_training(fix: Sequence[ast.stmt], script: Script) -> Sequence[Edit]:
-    """Insert a fix where the script's only model is built and wrapped, and not yet trained."""
-    models: dict[tuple[ast.AST, str], list[ast.AST]] = {}
-    for name, use in _trained(script):
-        models.setdefault((script.around(use)[-1], name), []).append(use)
-    if len(models) != 1:
-        raise NotPlacedError("several models are trained" if models else "no line trains one, but in a loop")
-    ((_, model), uses) = next(iter(models.items()))
-    anchor, after = _place_of(model, uses[-1], script)
-    return [script.insert(anchor, _lines(fix, script, model=model), after=after)]
 
 
 def _trained(script: Script) -> Iterator[tuple[str, ast.Call]]:

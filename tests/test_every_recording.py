@@ -110,7 +110,7 @@ def test_no_estimate_takes_fp8_out(
             leaves = [each for each in plan if each.treatment.name == STAY_IN_BF16]
             assert (f"applied {STAY_IN_BF16}" in said) == (bool(leaves) and measured)
             assert len(said.splitlines()) + len([each for each in leaves if not measured]) == len(plan)
-            assert not any(each.edits for each in placed(leaves, SCRIPT))
+            assert not any(each.edit for each in placed(leaves, SCRIPT))
             gone += f"applied {STAY_IN_BF16}" in said
     assert gone > 20
 

@@ -33,7 +33,6 @@ from fp8doctor.facts.arm_names import (
 from fp8doctor.finding import Treatment
 from fp8doctor.recipes import BY_TREATMENT, RECIPES, TORCHAO, Recipe, named
 
-CONVERT_BASE_FIRST = "convert-base-first"
 KEEP_IN_BF16 = "keep-in-bf16"
 PAD_VOCABULARY = "pad-vocabulary"
 COMPILE_LAYERS = "compile-layers"

@@ -59,7 +59,7 @@ def fix(script: Path, arguments: Sequence[str], *, saved: Path | None, apply: bo
     if report.facts.get("target.digest") != digest(content):
         raise UserError(f"{script} has changed since the report; run it again: fp8doctor fix {script}")
     found = placed(report.prescription, source)
-    fixed = source.edited([edit for each in found for edit in each.edits])
+    fixed = source.edited([each.edit for each in found if each.edit])
     show("".join(_page(found, script, source.text, fixed)))
     if not apply or fixed == source.text:
         return FOUND if apply and found else OK
@@ -137,11 +137,11 @@ def _page(found: Sequence[Placed], script: Path, old: str, new: str) -> Iterator
 
     if not found:
         yield "The report has no fix.\n"
-    for number, (step, edits, reason) in enumerate(found, 1):
+    for number, (step, edit, reason) in enumerate(found, 1):
         code = f" ({step.code})" if step.code else ""
-        where = "in the diff below" if edits else f"write it yourself, because {reason}"
+        where = "in the diff below" if edit else f"write it yourself, because {reason}"
         yield f"Fix {number}{code}, {step.treatment.summary}: {where}.\n"
-        if not edits:
+        if not edit:
             yield "".join(f"    {line}\n" for line in step.treatment.code.splitlines())
     name = script.as_posix().removeprefix("/")
     lines, fixed = old.splitlines(keepends=True), new.splitlines(keepends=True)
