@@ -22,15 +22,6 @@ class Stage(StrEnum):
     TIMING = "timing the variants in turn"
     PROFILING = "profiling the variants that are compared"
 
-    @property
-    def number(self) -> int:
-        return tuple(Stage).index(self) + 1
-
-
-OF_TRIAL = tuple(Stage)[2:]
-"""The stages of a trial, which has a budget; earlier stages have none."""
-
-BEFORE_TRIAL = len(Stage) - len(OF_TRIAL)
 
 STEPS, WARMUP = 10, 5
 """Steps that `run` times, and those of its warm-up. The range of ten times holds the true median with 98%
@@ -48,9 +39,8 @@ class Doing:
 
     text: str
     """Completes "while ..."."""
-    stage: int = 0
-    """The number of its stage; 0 for an activity outside the stages, always shown."""
-    stages: int = 0
+    stage: Stage | None = None
+    """None for an activity outside the stages, always shown."""
     left_s: float | None = None
     """Estimated seconds left; None if unknown."""
 
@@ -58,41 +48,35 @@ class Doing:
 class Teller:
     """Reports a trial's activity, with its stage and remaining budget."""
 
-    def __init__(self, tell: Callable[[Doing, str | None], object], end: float, *, before: int = 0) -> None:
-        """Take the callback, the budget's end (``time.monotonic``), and the count of stages before it."""
-        self._tell, self._end, self._before = tell, end, before
-        self._stage = OF_TRIAL[0]
+    def __init__(self, tell: Callable[[Doing, str | None], object], end: float) -> None:
+        """Take the callback and the budget's end (``time.monotonic``)."""
+        self._tell, self._end = tell, end
+        self._stage: Stage | None = None
 
     def begin(self, stage: Stage) -> None:
         self._stage = stage
         self.say(stage.value, None)
 
     def say(self, text: str, arm: str | None) -> None:
-        number = self._before + 1 + OF_TRIAL.index(self._stage)
-        left_s = self._end - time.monotonic()
-        self._tell(Doing(text, number, self._before + len(OF_TRIAL), left_s), arm)
+        self._tell(Doing(text, self._stage, self._end - time.monotonic()), arm)
 
 
 class Course:
-    """The progress of an examination. The stage never goes back, even after a restart."""
+    """The progress of an examination."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._ends: float | None = None
-        self._stage = 0
-        self._doing = Doing("starting")
+        self._begun: set[Stage | None] = set()
+        self._doing = "starting"
 
     def take(self, doing: Doing) -> bool:
         """Record an activity; return whether it begins a stage or is outside of them."""
-        is_new = not doing.stage or doing.stage > self._stage
-        self._doing, self._stage = doing, max(self._stage, doing.stage)
+        is_new = doing.stage not in self._begun
+        self._begun |= {doing.stage} - {None}
+        self._doing = doing.text
         self._ends = None if doing.left_s is None else time.monotonic() + doing.left_s
         return is_new
-
-    def words(self) -> str:
-        """Format the activity after its stage number."""
-        doing = self._doing
-        return f"{self._stage}/{doing.stages} {doing.text}" if doing.stages else doing.text
 
     def clock(self) -> str:
         """Format the elapsed time and, if there is a budget, the expected total."""
@@ -101,11 +85,11 @@ class Course:
 
     def line(self) -> str:
         """Format the start of a stage for output without a clock."""
-        return self.words() if self._ends is None else f"{self.words()} ({self.clock()})"
+        return self._doing if self._ends is None else f"{self._doing} ({self.clock()})"
 
     def fitted(self, columns: int, dot: str = "·") -> str:
-        """Fit both into this many columns; the end of the activity is cut first."""
-        words, clock = self.words(), f" {dot} {self.clock()}"
+        """Fit activity and clock into this many columns; the end of the activity is cut first."""
+        words, clock = self._doing, f" {dot} {self.clock()}"
         room = max(0, columns - len(clock))
         return (words if len(words) <= room else f"{words[: max(0, room - 3)]}...") + clock
 

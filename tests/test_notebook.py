@@ -23,7 +23,7 @@ import fp8doctor.trial
 from fp8doctor import inspect_model, load_report
 from fp8doctor.report import Prescription, Report
 from fp8doctor.shown import Shown
-from fp8doctor.stages import Doing, progress_line, someone_watches
+from fp8doctor.stages import Doing, Stage, progress_line, someone_watches
 from tests.configurations import LLAMA_8B
 from tests.render.sound_html import hold_sound
 from tests.render.test_html import DEMO
@@ -151,7 +151,7 @@ def test_the_line_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress_line() as tell:
-        tell(Doing("building BF16", 2, 5))
-        tell(Doing("timing 3 variants of the step", 3, 5, left_s=60.0))
-    assert "3/5 timing 3 variants of the step · 0 s of about 60 s" in terminal.getvalue()
+        tell(Doing("building BF16", Stage.BUILDING))
+        tell(Doing("timing 3 variants of the step", Stage.TIMING, left_s=60.0))
+    assert "timing 3 variants of the step · 0 s of about 60 s" in terminal.getvalue()
     assert terminal.getvalue().split("\r")[-1].strip() == ""

@@ -57,7 +57,6 @@ def time_copies(
     budget: Budget,
     tell: Callable[[Doing, str | None], object],
     *,
-    before: int = 0,
     keep: Callable[[Facts], object] = lambda known: None,
     **settings: Any,
 ) -> Facts | None:
@@ -65,8 +64,7 @@ def time_copies(
 
     None if there is no device for it. What the model raises becomes a reason. ``propose`` receives the facts
     with what the forward showed, and returns the steps to time. ``tell`` receives each activity and its
-    variant, ``keep`` the facts with the trial so far. ``before`` counts the stages before the trial;
-    ``settings`` are other fields of the `TrialRun`.
+    variant, ``keep`` the facts with the trial so far. ``settings`` are other fields of the `TrialRun`.
 
     Raises `DeviceLost` in a process of the trial's own, and `UserError` for a device that is not here.
     """
@@ -79,7 +77,7 @@ def time_copies(
         latest[:] = [trial]
         return structs.replace(facts, trial=trial)
 
-    teller = Teller(tell, budget.end, before=before)
+    teller = Teller(tell, budget.end)
     run = TrialRun(where, budget, teller, keep=lambda trial: keep(known(trial)), **settings)
     try:
         _refuse_unready(job)

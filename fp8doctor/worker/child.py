@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from fp8doctor.errors import UserError
-from fp8doctor.facts import Facts, Target, recorded
+from fp8doctor.facts import Facts, Target
 from fp8doctor.facts.record import settle
 from fp8doctor.loading.job import Job
 from fp8doctor.loading.model_file import load
 from fp8doctor.loading.target import locate
 from fp8doctor.pipes import Channel
-from fp8doctor.stages import BEFORE_TRIAL, BUDGET_S, Doing, Stage
+from fp8doctor.stages import BUDGET_S, Doing, Stage
 from fp8doctor.wording import error_in_words
 from fp8doctor.worker import Message, TrialRequest
 
@@ -86,13 +86,10 @@ def _examine_file(send: Send, asked: dict[str, Any]) -> None:
     target = locate(asked["target"]).target()
     surroundings = examine_surroundings(target)
     send(Message(facts=surroundings.to_dict()))
-    gpus = surroundings.gpus if recorded(surroundings, "gpus") else ()  # torch would set up CUDA to tell
-    likely = asked["trial"] is not None and (asked["trial"]["device"] or any(gpu.visible for gpu in gpus))
-    stages = len(Stage) if likely else BEFORE_TRIAL
-    send(Message(doing=Doing(f"loading {target.name}", Stage.LOADING.number, stages)))
+    send(Message(doing=Doing(f"loading {target.name}", Stage.LOADING)))
     size = {name: asked[name] for name in ("layers", "batch", "seq")}
     job = load(asked["target"], **size, meta=asked["planned"])
-    send(Message(doing=Doing(f"looking at {target.name}", Stage.LOOKING.number, stages)))
+    send(Message(doing=Doing(f"looking at {target.name}", Stage.LOOKING)))
     facts = examine(job)  # the surroundings again: loading may have changed variables and imports
     send(Message(facts=facts.to_dict()))
     from fp8doctor.trial import with_forward
@@ -119,7 +116,6 @@ def _timed(send: Send, job: Job, facts: Facts, asked: dict[str, Any]) -> Facts |
             partial(hypotheses, select=request.select, ignore=request.ignore, checks=checks),
             budget,
             lambda doing, arm: send(Message(doing=doing, until=budget.deadline, arm=arm)),
-            before=BEFORE_TRIAL,
             keep=lambda known: send(Message(facts=known.to_dict())),
             skip=asked["skip"],
             own_process=True,

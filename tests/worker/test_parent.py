@@ -17,7 +17,7 @@ import pytest
 import fp8doctor
 from fp8doctor.errors import UserError
 from fp8doctor.facts import recorded
-from fp8doctor.stages import Doing
+from fp8doctor.stages import Doing, Stage
 from fp8doctor.worker.parent import Examination, examine_in_worker
 from fp8doctor.worker.printed import Printed
 from tests.waiting import LONGEST_S, comes_true, wait_for
@@ -99,8 +99,8 @@ def test_the_facts_of_a_model(examine: Examine) -> None:
     assert not recorded(examination.facts, "trial")
     assert says == [
         Doing("reading the environment"),
-        Doing("loading net.py", 1, 2),
-        Doing("looking at net.py", 2, 2),
+        Doing("loading net.py", Stage.LOADING),
+        Doing("looking at net.py", Stage.LOOKING),
     ]
 
 
