@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -122,17 +121,24 @@ torchao's roofline uses 0.92.
 """
 
 
+def _datasheet(name: str) -> GpuSpec | None:
+    wanted = _bare(name)
+    for spec in GPUS:
+        product = re.sub(r"[ -]|GeForce|SXM4\?", "", spec.product)
+        if wanted in _names(spec) or re.fullmatch(product, wanted, re.IGNORECASE):
+            return spec
+    return None
+
+
 @lru_cache(maxsize=256)
 def gpu_spec(name: str) -> GpuSpec:
     """Find the datasheet of a GPU by its short or full name, in any case.
 
     Raises `UserError` that names similar and all known GPUs.
     """
-    wanted = _bare(name.partition(",")[0])
-    for spec in GPUS:
-        product = re.sub(r"[ -]|GeForce|SXM4\?", "", spec.product)
-        if wanted in _names(spec) or re.fullmatch(product, wanted, re.IGNORECASE):
-            return spec
+    if spec := _datasheet(name):
+        return spec
+    wanted = _bare(name)
     if wanted.startswith(AMD):
         raise UserError(f"fp8doctor has no estimates for AMD GPUs such as {name}: no matmul was timed on one")
     from difflib import get_close_matches
@@ -164,7 +170,7 @@ def _bare(name: str) -> str:
 
     H100 for NVIDIA H100 SXM5.
     """
-    bare = re.sub(r"[\W_]", "", name.upper())
+    bare = re.sub(r"[\W_]", "", name.partition(",")[0].upper())
     return re.sub(r"^NVIDIA|GEFORCE|(?<=[0-9])SXM[0-9]?(?=$|[0-9]{2}GB)", "", bare)
 
 
@@ -175,21 +181,10 @@ def modelled_gpu(facts: Facts) -> GpuSpec | None:
     None if no visible GPU has a datasheet: boards of one name differ by a factor, so another board's numbers
     would be wrong. None, too, for an assumed GPU that is not known.
     """
-    if assumed := facts.get("assumed_gpu"):
-        with suppress(UserError):
-            return gpu_spec(assumed)
-        return None
     gpus = facts.get("gpus", ())
     visible = [name for gpu in gpus if (name := gpu.get("name")) and gpu.get("visible") is not False]
-    if not visible:
-        return gpu_spec(DEFAULT_GPU)
-    known = (spec for name in visible for spec in GPUS if _is_product(name, spec))
-    return next(known, None)
-
-
-@lru_cache(maxsize=256)
-def _is_product(name: str, spec: GpuSpec) -> bool:
-    return re.fullmatch(spec.product, name.removeprefix("NVIDIA ")) is not None
+    assumed = facts.get("assumed_gpu")
+    return next(filter(None, map(_datasheet, [assumed] if assumed else visible or [DEFAULT_GPU])), None)
 
 
 def modelled_gpu_name(facts: Facts) -> str:
