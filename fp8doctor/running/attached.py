@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from fp8doctor.pipes import Channel
-from fp8doctor.running.patches import without_own_frame
+from fp8doctor.running.patches import without_own_frames
 from fp8doctor.running.script_messages import Message, WatchOptions
 
 READER_TAKES_S = 10.0
@@ -162,7 +162,7 @@ class _TorchFinder:
             try:
                 executes(module)
             except BaseException as error:
-                without_own_frame(error)
+                without_own_frames(error)
                 raise
             if self in sys.meta_path:
                 sys.meta_path.remove(self)

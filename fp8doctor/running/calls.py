@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8doctor.running.patches import unnoticed, without_own_frame
+from fp8doctor.running.patches import unnoticed, without_own_frames
 from fp8doctor.signals import signals_deferred
 from fp8doctor.stacks import torch_private
 from fp8doctor.stacks.torch_private import COMPILED_CALL
@@ -99,7 +99,7 @@ class Calls:
                         self._within = None
                         self._watch(self._outer)
         except BaseException as error:
-            without_own_frame(error)
+            without_own_frames(error)
             raise
         if then is not None:
             self._notify(then, output)

@@ -44,7 +44,7 @@ class Patch:
             try:
                 return own(*arguments, **named)
             except BaseException as error:
-                without_own_frame(error)
+                without_own_frames(error)
                 raise
             finally:
                 if noted is not None:
@@ -73,14 +73,8 @@ def unnoticed(failed: Callable[[Exception], object] = lambda error: None) -> Ite
         failed(error)
 
 
-def without_own_frame(error: BaseException) -> None:
-    """Drop the frame that handles ``error``; a bare ``raise`` adds none."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-
-
 def without_own_frames(error: BaseException) -> None:
-    """Drop our leading frames; a handler of the script's raised below them."""
+    """Drop our leading frames; the script's or a library's code raised below them."""
     ours = (_FOLDER, contextlib.__file__)
     while error.__traceback__ is not None:
         if not error.__traceback__.tb_frame.f_code.co_filename.startswith(ours):

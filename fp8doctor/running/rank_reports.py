@@ -33,9 +33,6 @@ NAMED_BY = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_R
 OTHERS_END_WITHIN_S = 10.0
 """Seconds that rank 0 waits after its end for the others. A choice: ranks end together."""
 
-AFTER_A_CRASH_S = 5.0
-"""The same if rank 0 failed: the launcher ends the others."""
-
 MEETS_WITHIN_S = 3.0
 """Seconds that a rank looks for rank 0's folder. A choice: the launcher starts both at once."""
 
@@ -170,11 +167,8 @@ class RankReports:
         place, began_s = self.place, time.monotonic()
         told = self.changed(state)
         if place.rank == 0:
-            failed = state.error is not None or not state.ended
-            within_s = AFTER_A_CRASH_S if failed else OTHERS_END_WITHIN_S
-            while not self._read_all() and (
-                time.monotonic() < began_s + within_s or (patient and not failed and self._running())
-            ):
+            ends_s, patient = began_s + OTHERS_END_WITHIN_S, patient and state.error is None and state.ended
+            while not self._read_all() and (time.monotonic() < ends_s or (patient and self._running())):
                 time.sleep(TICK_S)
             self._remove()
             self._combine(state)
