@@ -60,9 +60,9 @@ RUN = "'fp8doctor run train_h100.py ARGS...'"
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("expalin CMP001", "'explain'"),
-        ("reprot", "'report'"),
-        ("lst", "'list'"),
+        ("expalin CMP001", "explain?"),
+        ("reprot", "report?"),
+        ("lst", "list?"),
         ("train_h100.py --use_fp8 --compile_model", RUN),
         ("--use_fp8 train_h100.py", RUN),
         ("train_h100.py --batch_size 16", RUN),
@@ -91,7 +91,7 @@ def test_a_file_or_a_module_named_nearly_like_a_command_is_a_target(
     refuse_mistyped("lists", ["list"])
     refuse_mistyped("statistics", ["statistic"])
     (tmp_path / "lists.py").unlink()
-    with pytest.raises(click.UsageError, match="Did you mean 'list'"):
+    with pytest.raises(click.UsageError, match="did you mean list"):
         refuse_mistyped("lists", ["list"])
 
 

@@ -35,6 +35,7 @@ from fp8doctor.cli.options import (
 )
 from fp8doctor.cli.project import TargetCommand
 from fp8doctor.errors import UserError
+from fp8doctor.wording import did_you_mean
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -151,15 +152,13 @@ class Commands(click.Group):
 
 def refuse_mistyped(word: str, commands: Iterable[str]) -> None:
     """Raise a usage error for a word that is nearly a command and no file or module."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(word, commands, 1)
-    if not near or not word.isidentifier() or os.path.exists(word) or os.path.exists(f"{word}.py"):
+    meant = did_you_mean(word, commands)
+    if not meant or not word.isidentifier() or os.path.exists(word) or os.path.exists(f"{word}.py"):
         return
     from importlib.machinery import PathFinder
 
     if PathFinder.find_spec(word) is None:
-        raise click.UsageError(f"There is no command, file or module {word!r}. Did you mean {near[0]!r}?")
+        raise click.UsageError(f"There is no command, file or module {word!r}{meant}")
 
 
 def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:

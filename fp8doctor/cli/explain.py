@@ -13,6 +13,7 @@ import click
 from fp8doctor.cli.console import OK, columns, show_json, show_page
 from fp8doctor.cli.options import list_options
 from fp8doctor.errors import UserError
+from fp8doctor.wording import did_you_mean
 
 if TYPE_CHECKING:
     from fp8doctor.headings import Heading
@@ -130,8 +131,6 @@ def _error_page(error: KnownError, catalogue: Sequence[Heading]) -> str:
 
 def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     """Say that nothing was found, without repeating text that may hold a secret."""
-    from difflib import get_close_matches
-
     from fp8doctor.facts.scrub import scrub
     from fp8doctor.known_errors import known_errors
 
@@ -139,9 +138,8 @@ def _not_known(text: str, catalogue: Sequence[Heading]) -> str:
     if not word:
         return "nothing to explain. 'fp8doctor list' shows the checks"
     if len(word) <= LONGEST_WORD and len(word.split()) == 1:
-        near = get_close_matches(scrub(word).upper(), [check.code for check in catalogue])
-        alike = f" (did you mean {', '.join(near)}?)" if near else ""
-        return f"no check or page has {scrub(word)!r}{alike}. 'fp8doctor list' shows the checks"
+        meant = did_you_mean(scrub(word).upper(), [check.code for check in catalogue])
+        return f"no check or page has {scrub(word)!r}; 'fp8doctor list' shows the checks{meant}"
     return (
         f"this text has none of the {len(known_errors())} messages that fp8doctor knows. To examine a job, "
         "use 'fp8doctor model.py' or 'fp8doctor run train.py'"

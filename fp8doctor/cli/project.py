@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from fp8doctor.cli.arguments import first_word, options_with_value
 from fp8doctor.cli.console import complain
 from fp8doctor.errors import UserError
-from fp8doctor.wording import error_in_words
+from fp8doctor.wording import did_you_mean, error_in_words
 
 TABLE = "tool.fp8doctor"
 
@@ -155,14 +155,11 @@ def _is_foreign(file: str) -> bool:
 
 def _options(file: str, table: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield options as they would be typed; click checks them. Raises `UserError` for a wrong key."""
-    from difflib import get_close_matches
-
     for key, value in table.items():
         if key not in KEYS:
             keys = ", ".join(KEYS)
-            near = get_close_matches(key.replace("_", "-"), KEYS, 1)
-            alike = f" (did you mean {near[0]}?)" if near else ""
-            raise UserError(f"{file}: [{TABLE}] has no key {key!r}{alike}; its keys are {keys}")
+            meant = did_you_mean(key.replace("_", "-"), KEYS)
+            raise UserError(f"{file}: [{TABLE}] has no key {key!r}; its keys are {keys}{meant}")
         if key == "select":
             yield key, [str(each) for each in (value if isinstance(value, list) else [value])]
         elif key != "ignore":

@@ -42,12 +42,6 @@ NO_STEP = (
 )
 """Why no step of a whole script was seen."""
 
-BEHIND = (
-    "the script got {option}, which stands behind its name. If it is fp8doctor's, put it before: "
-    "fp8doctor run {option} {script}"
-)
-"""Hint if no step was seen of a script that got an option of `run`."""
-
 UNTIMED = (
     "no copies of the model were timed: a variant that fails could take the training's GPU context with it. "
     "To time them after the watched steps, which ends the script"
@@ -160,10 +154,6 @@ def run(ctx: click.Context, /, **options: Any) -> int:
     def report(seen: ScriptState) -> int:
         if not reports:
             return OK
-        ours = {word for each in ctx.command.params for word in each.opts}
-        late = [each for each in ctx.meta[SCRIPT][1:] if each.partition("=")[0] in ours]
-        if late and not seen.stepped:
-            complain(BEHIND.format(option=late[0], script=ctx.meta[SCRIPT][0]))
         for sentence in what_was_not_seen(seen, settings.warmup + settings.steps):
             complain(sentence)
         if seen.error is not None and not failed_early(seen):
