@@ -123,19 +123,10 @@ class Report(Shown, Document, frozen=True, kw_only=True):
         }
         return {f"fp8doctor/{name}": float(number) for name, number in numbers.items() if number is not None}
 
-    def __str__(self) -> str:
-        return self._printed()
-
-    def _printed(self, held_in: str = "report") -> str:
-        """Render as text for a reader who holds the report in this variable."""
-        from fp8doctor.render.text import render
-
-        return render(self, held_in=held_in)
-
     def page(self) -> Page:
         from fp8doctor.render.report_page import page
 
-        return page(self)
+        return page(self, held_in="report")
 
     def _line(self) -> str:
         found = plural(len(self.findings), "finding")

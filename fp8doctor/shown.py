@@ -13,6 +13,7 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.diagnosis.two_reports import Comparison as Compared
 from fp8doctor.diagnosis.two_reports import compared
 from fp8doctor.errors import in_one_sentence
+from fp8doctor.facts.record import encode
 from fp8doctor.files import write_text
 
 if TYPE_CHECKING:
@@ -91,15 +92,15 @@ class Health(Shown, Struct, frozen=True):
     def page(self, *, verbose: bool = True) -> Page:
         from fp8doctor.render.health_page import page
 
-        return page((self.samples, self.verdict), verbose=verbose)
+        return page(self.samples, self.verdict, verbose=verbose)
 
     def _line(self) -> str:
         return self.verdict.summary
 
     def to_json(self) -> str:
-        from fp8doctor.render.health_page import as_json
-
-        return as_json((self.samples, self.verdict))
+        health, samples = self.samples, [sample for _, sample in self.samples.samples]
+        run = {"file": health.name, "verdict": self.verdict, "jobs": health.headers, "samples": samples}
+        return encode({"schema_version": 1, "kind": "health", "runs": [run]}).decode()
 
 
 @in_one_sentence

@@ -32,9 +32,6 @@ _log = logging.getLogger("fp8doctor")
 
 FailOn = Literal["never", "info", "warning", "error"]
 
-HELD_IN = "callback.report"
-"""Where a user finds the report in Python."""
-
 
 class Watching:
     """Watches ``steps`` steps of a training after ``warmup``, more while they compile.
@@ -131,11 +128,11 @@ class Watching:
             return
         if not (observer.done or observer.complete):
             needed = self._options.warmup + self._options.steps
-            self._heard.notes.append(
-                f"the training ended after {plural(observer.steps, 'step')}, before {needed} were watched: "
-                "the report is of what was seen until then"
+            say(
+                f"fp8doctor: the training ended after {plural(observer.steps, 'step')}, before {needed} were "
+                "watched: the report is of what was seen until then"
                 if observer.steps
-                else "no training step was seen"
+                else "fp8doctor: no training step was seen"
             )
         self._guarded(observer.closed)
         self._abandon()
@@ -164,8 +161,6 @@ class Watching:
             observer.release()
 
     def _report(self) -> None:
-        """Print the notes and the report; later notes are printed at once."""
-        self._heard.print_notes()
         if self._heard.facts is None:
             return
         report = Report.of(diagnose(self._heard.facts, select=self._select, ignore=self._ignore))
@@ -176,7 +171,7 @@ class Watching:
                 return
             except UserError as error:
                 say(f"fp8doctor: {error}")
-        say(report._printed(HELD_IN))
+        say(str(report))
 
     def _guarded(self, part: Callable[[], object]) -> None:
         """Run a part of ours; a failure is printed, and the training goes on."""
@@ -195,27 +190,17 @@ class Heard:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self.facts: Facts | None = None
-        self.notes: list[str] = []
-        self.late = False
 
     @property
     def forked(self) -> bool:
         return os.getpid() != self.owner
 
     def send(self, message: Message) -> None:
-        """Keep what the report needs."""
+        """Keep the facts, and print notes."""
         if message.facts is not None:
             self.facts = Facts.from_dict(message.facts)
         if message.note is not None:
-            self.notes.append(message.note)
-            if self.late:
-                self.print_notes()
-
-    def print_notes(self) -> None:
-        """Print the notes so far, and from now on each at once."""
-        self.late = True
-        while self.notes:
-            say(f"fp8doctor: {self.notes.pop(0)}")
+            say(f"fp8doctor: {message.note}")
 
 
 def check_fail_on(value: Any) -> None:
@@ -226,7 +211,7 @@ def check_fail_on(value: Any) -> None:
 def _rendered(report: Report, path: Path) -> str:
     if path.suffix == ".json":
         return str(report.to_json())
-    return report.to_markdown() if path.suffix == ".md" else report._printed(HELD_IN)
+    return report.to_markdown() if path.suffix == ".md" else str(report)
 
 
 def say(text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from fp8doctor.facts.record import encode
 from fp8doctor.health.record import OPERANDS, Health
 from fp8doctor.health.verdict import HealthVerdict
 from fp8doctor.render.page import Code, Heatmap, Page, Part, Quiet, Strong, Table, number
@@ -19,12 +18,9 @@ COLUMNS, ROWS, WORST = 48, 24, 5
 """Largest size of the map without ``-v``: a column is the worst of its samples, and the worst layers are
 shown; rows of the table."""
 
-Judged = tuple[Health, HealthVerdict]
 
-
-def page(judged: Judged, *, verbose: bool = False) -> Page:
+def page(health: Health, verdict: HealthVerdict, *, verbose: bool = False) -> Page:
     """Lay out one run; ``verbose`` shows all layers."""
-    health, verdict = judged
     header = health.headers[-1]
     heading = (f"fp8doctor {VERSION}", health.name, header.script, header.device or "")
     by_layer = health.lowest_db()
@@ -35,13 +31,6 @@ def page(judged: Judged, *, verbose: bool = False) -> Page:
     if by_layer:
         parts += [*_map(health, by_layer, set(by_layer if verbose else worst[:ROWS])), _last(health, worst)]
     return Page(heading, (*parts, Quiet(" ".join(_basis(health)))))
-
-
-def as_json(judged: Judged) -> str:
-    health, verdict = judged
-    samples = [sample for _, sample in health.samples]
-    run = {"file": health.name, "verdict": verdict, "jobs": health.headers, "samples": samples}
-    return encode({"schema_version": 1, "kind": "health", "runs": [run]}).decode()
 
 
 def _map(health: Health, by_layer: dict[str, dict[int, float]], kept: set[str]) -> Iterator[Part]:

@@ -95,7 +95,7 @@ def test_a_training_is_watched_and_ends_as_without_it(make: Make, capfd: Any) ->
     out, err = capfd.readouterr()
     assert "fp8doctor" not in out
     assert err.count("LlamaForCausalLM: ") == 1
-    assert 'callback.report.save("report.json")' in err
+    assert 'report.save("report.json")' in err
     assert "-o report.html" not in err
     report = watching.report
     assert report is not None
