@@ -59,19 +59,8 @@ def printable(text: str) -> str:
 
 def to_ascii(text: str) -> str:
     """Write lines in ASCII, none wider than before; what has no stand-in becomes a question mark."""
-    plain = "".join(filter(_columns, text)).translate(ASCII).encode("ascii", "replace").decode("ascii")
+    plain = text.translate(ASCII).encode("ascii", "replace").decode("ascii")
     return "\n".join(line.rstrip() for line in plain.split("\n"))
-
-
-def columns(text: str) -> int:
-    """Count the text's columns: two for wide characters, none for combining ones."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-    if unicodedata.category(character) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
 def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
@@ -81,28 +70,21 @@ def wrap(items: Iterable[str], width: int, *, joint: str = " ") -> list[str]:
     """
     lines: list[str] = []
     for item in items:
-        if lines and columns(lines[-1] + joint + item) <= width:
+        if lines and len(lines[-1] + joint + item) <= width:
             lines[-1] += joint + item
-        elif columns(item) <= width:
+        elif len(item) <= width:
             lines.append(item)
         elif " " in item:
             lines += wrap(item.split(" "), width)
         else:
-            lines += _pieces(item, width)
+            lines += [item[at : at + width] for at in range(0, len(item), width)]
     return [line.rstrip() for line in lines if line.strip()]
 
 
 def filled_up(text: str, width: int, *, right: bool = False) -> str:
     """Fill a line up to a width, or cut it to that and say so."""
-    if columns(text) > width:
-        kept = ""
-        for each in text:
-            if columns(kept + each) > width - 3:
-                break
-            kept += each
-        text = f"{kept}..."
-    blanks = " " * (width - columns(text))
-    return blanks + text if right else text + blanks
+    text = text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
+    return text.rjust(width) if right else text.ljust(width)
 
 
 COMMENTED = re.compile(r"(\s*)(\S.*?)\s{2,}(# .*)")
@@ -137,17 +119,7 @@ def reflow(page: str, width: int) -> Iterator[str]:
 
 def in_width(code: Sequence[str], width: int) -> Iterator[str]:
     """Move the comments of code above their lines if a line is too long with its own."""
-    long = any(columns(line) > width for line in code)
+    long = any(len(line) > width for line in code)
     for line in code:
         found = COMMENTED.fullmatch(line) if long else None
         yield from (f"{found[1]}{found[3]}", f"{found[1]}{found[2]}") if found else (line,)
-
-
-def _pieces(word: str, width: int) -> Iterator[str]:
-    piece = ""
-    for character in word:
-        if piece and columns(piece + character) > width:
-            yield piece
-            piece = ""
-        piece += character
-    yield piece

@@ -30,7 +30,6 @@ from fp8doctor.render.terminal import (
     BOLD,
     DIM,
     NARROWEST,
-    columns,
     filled_up,
     printable_line,
     printable_lines,
@@ -185,7 +184,7 @@ class _Paper:
 
     def marks(self, part: Marks) -> Iterator[str]:
         margin = max(len(self.glyph(each.mark)) + bool(each.mark) for each in part.rows)
-        name = max(columns(printable_line(each.name)) for each in part.rows)
+        name = max(len(printable_line(each.name)) for each in part.rows)
         name += 2 if name else 0
         for each in part.rows:
             begin = self.mark(each.mark, margin)
@@ -203,7 +202,7 @@ class _Paper:
             for at, cells in enumerate(zip(*rows, strict=True))
             if at in (0, len(part.heads)) or not {*cells[1:]} <= {"", "-"}
         ]
-        widths = [max(map(columns, cells)) for cells in shown]
+        widths = [max(map(len, cells)) for cells in shown]
         text = bool(part.text)
         spare = self.width - 2 * len(shown) - sum(widths[1 : len(widths) - text])
         widths[0] = min(widths[0], max(NAMED, spare - TEXT * text))
@@ -232,7 +231,7 @@ class _Paper:
         rows = part.rows
         step, spread = max(len(row.step) for row in rows), max(len(row.spread) for row in rows)
         times = [f"{row.step:>{step}}" + (f" {row.spread:>{spread}}" if spread else "") for row in rows]
-        label = max(9, min(max(columns(printable_line(row.label)) for row in rows), self.width * 2 // 5))
+        label = max(9, min(max(len(printable_line(row.label)) for row in rows), self.width * 2 // 5))
         ends = {"speed": [row.speed for row in rows], "GiB": [row.memory for row in rows]}
         wide = {head: max(len(head), *map(len, cells)) for head, cells in ends.items() if any(cells)}
         spare = self.width - label - len(times[0]) - 4 - sum(2 + each for each in wide.values())
@@ -284,7 +283,7 @@ class _Paper:
         glyph, style = self.glyph(mark), f"1;{colour}"
         numbers = said.numbers.text if said.numbers else ""
         title, alone = printable_line(said.title.text), len(glyph) + 1
-        if numbers and alone + columns(title) + 3 + columns(numbers) <= inner.width:
+        if numbers and alone + len(title) + 3 + len(numbers) <= inner.width:
             lines = [f"{inner.paint(f'{glyph} {title}', style)}   {inner.paint(numbers, BOLD)}"]
         else:
             lines = list(inner.hanging(inner.paint(f"{glyph} ", style), alone, title, style))
@@ -297,5 +296,5 @@ class _Paper:
         yield self.paint(frame[0] + frame[1] * (self.width - 2) + frame[2], colour)
         for line in lines:
             bare = re.sub(r"\x1b\[[\d;]*m", "", line)
-            yield f"{edge} {line}{' ' * (inner.width - columns(bare))} {edge}"
+            yield f"{edge} {line}{' ' * (inner.width - len(bare))} {edge}"
         yield self.paint(frame[4] + frame[1] * (self.width - 2) + frame[5], colour)

@@ -18,7 +18,6 @@ from fp8doctor.render import compare_page, trace_page
 from fp8doctor.render.html import as_html
 from fp8doctor.render.markdown import as_markdown
 from fp8doctor.render.page import Page, Quiet, Strong, Table
-from fp8doctor.render.terminal import columns
 from fp8doctor.render.text import as_text
 from tests.accessible import faults
 from tests.render.sound_html import hold_sound, text
@@ -141,7 +140,7 @@ def test_pages(name: str) -> None:
         lines = as_text(sheet, width=width).splitlines()
         assert all(line == line.rstrip() for line in lines)
         if width >= 79:
-            assert max(map(columns, lines)) <= width
+            assert max(map(len, lines)) <= width
     assert as_text(sheet, width=100, ascii=True).isascii()
     coloured = as_text(sheet, width=100, colour=True)
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == as_text(sheet, width=100)

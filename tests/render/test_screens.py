@@ -18,7 +18,6 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.render import markdown, text
 from fp8doctor.render.page import Bars
 from fp8doctor.render.report_page import page
-from fp8doctor.render.terminal import columns
 from tests import replays
 from tests.checks.arms import timed
 from tests.checks.step.profiled import BF16, FP8_COMPILED, FP8_EAGER
@@ -95,5 +94,5 @@ def test_a_screen_fits_its_width_and_parts_no_number_from_its_unit(ascii: bool) 
     for width in range(40, 121):
         lines = text.render(report, width=width, ascii=ascii).splitlines()
         prose = [line for line in lines if line.strip() not in code]
-        assert max(map(columns, prose)) <= width
+        assert max(map(len, prose)) <= width
         assert not re.search(r"±\s*│?$|\d\s*│\n│\s+(?:%|ms)", "\n".join(prose), re.MULTILINE)

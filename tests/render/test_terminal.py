@@ -1,20 +1,12 @@
-"""Text on a terminal: what it is as wide as, where it breaks, and how numbers are written."""
+"""Text on a terminal: where it breaks, and how numbers are written."""
 
 from __future__ import annotations
 
 import pytest
 
 from fp8doctor.answer.job import quantity, short_version
-from fp8doctor.render.terminal import columns, filled_up, printable_line, printable_lines, reflow, wrap
+from fp8doctor.render.terminal import printable_line, printable_lines, reflow, wrap
 from fp8doctor.wording import percent
-
-
-@pytest.mark.parametrize(
-    ("text", "width"), [("", 0), ("abc", 3), ("日本語", 6), ("ｆ８", 4), ("e\u0301", 1), ("−250 · ✗", 8)]
-)
-def test_columns(text: str, width: int) -> None:
-    assert columns(text) == width
-    assert columns(filled_up(text, 5)) == 5
 
 
 @pytest.mark.parametrize(
@@ -39,7 +31,6 @@ def test_blanks_of_every_kind_stay_in_code() -> None:
 def test_what_does_not_fit_is_broken_between_words_then_anywhere() -> None:
     assert wrap(["one two three"], 7) == ["one two", "three"]
     assert wrap(["abcdefgh"], 3) == ["abc", "def", "gh"]
-    assert wrap(["日本語"], 5) == ["日本", "語"]
 
 
 PAGE = """\
