@@ -16,8 +16,7 @@ import msgspec
 
 from fp8doctor.diagnosis.diagnose import diagnose, hypotheses
 from fp8doctor.errors import UserError, WrongType, in_one_sentence, require
-from fp8doctor.facts import Facts, Network, Target, recorded
-from fp8doctor.facts.unrecorded import NOT_RECORDED
+from fp8doctor.facts import Network, Target, recorded
 from fp8doctor.gpus import gpu_spec
 from fp8doctor.loading.job import (
     Job,
@@ -72,7 +71,7 @@ def inspect_model(
     Leaves the model and the process unchanged. ``model`` is a ``torch.nn.Module`` or a transformers Trainer,
     whose data are not read. ``batch`` is a mapping (keyword arguments), a tuple (positional arguments) or
     the one argument: a tensor, a dataclass, an object with tensors; a ``training_step`` also takes a list.
-    ``optimizer`` is an instance, or a callable that builds one, which fp8doctor does not call on your model.
+    ``optimizer`` is an instance. A callable that builds one is not called on your model: AdamW is timed.
     ``autocast`` is the step's dtype, ``accumulate`` its number of micro-batches. ``trial`` times copies of
     the model for about ``budget_s`` seconds (None: 90) on ``device`` (None: the current CUDA device; without
     one nothing is timed; ``cpu`` works but says nothing about a GPU). ``layers`` examines a copy with this
@@ -98,8 +97,6 @@ def inspect_model(
     if layers is not None:
         job = _cut(job, examine(job).network, layers)
     facts = msgspec.structs.replace(examine(job), assumed_gpu=gpu)
-    if optimizer is not None and job.optimizer is None:
-        facts = _with_uncalled_optimizer(facts, optimizer)
     if trial:
         propose = partial(hypotheses, select=selected, ignore=ignored)
         budget = Budget.since(began, budget_s or BUDGET_S)
@@ -182,18 +179,3 @@ def codes(argument: str, value: Any) -> tuple[str, ...]:
     are_text = isinstance(parts, Sequence) and all(isinstance(part, str) for part in parts)
     require(are_text, argument, "codes such as 'CMP,ENV001', or a sequence of them", value)
     return tuple(code for part in parts for each in part.split(",") if (code := each.strip()))
-
-
-def _with_uncalled_optimizer(facts: Facts, factory: Any) -> Facts:
-    """Record an optimizer that was given as a callable. It is not called."""
-    if not recorded(facts, "training"):
-        return facts
-    reason = "the optimizer was given as a callable, and fp8doctor does not call it on your model"
-    unknown = dict.fromkeys(("optimizer", "parameters_outside_optimizer"), NOT_RECORDED)
-    if inspect.isclass(factory):
-        unknown["optimizer"] = f"{factory.__module__}.{factory.__qualname__}"
-    training = msgspec.structs.replace(facts.training, **unknown)
-    lacks = {f"training.{name}": reason for name, value in unknown.items() if value is NOT_RECORDED}
-    gaps = {**facts.get("gaps", {}), **lacks}
-    workload = msgspec.structs.replace(facts.workload, optimizer_source="given")
-    return msgspec.structs.replace(facts, training=training, workload=workload, gaps=gaps)

@@ -34,10 +34,8 @@ def write_text(path: Path, text: str) -> None:
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # pipes and devices cannot be replaced
-        elif os.path.islink(whole := os.path.realpath(path)):
-            raise UserError(f"cannot write {path}: its links lead back to it")
         else:
-            _replace(Path(whole), text)
+            _replace(Path(os.path.realpath(path)), text)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 

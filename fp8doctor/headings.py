@@ -10,10 +10,10 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fp8doctor.areas import AREAS, SEVERITIES
-from fp8doctor.retired import RETIRED
+from fp8doctor.areas import AREAS, RETIRED, SEVERITIES
 
 if TYPE_CHECKING:
     from fp8doctor.registry import Check
@@ -24,14 +24,6 @@ HEAD = re.compile(
 """The registration of a rule."""
 
 FORMERLY = re.compile(r'was=(?:"\w+"|\([^)]*\))')
-
-
-class Rule(NamedTuple):
-    """A rule, as far as its text says."""
-
-    code: Any
-    name: Any
-    severity: Any
 
 
 class Heading(NamedTuple):
@@ -86,12 +78,12 @@ def _own() -> Iterator[Heading]:
         for path in Path(folder).glob("*/[!_]*"):
             files = [path] if path.suffix == ".py" else sorted(path.glob("*.py"))
             if text := "".join(each.read_text("utf-8") for each in files):
-                rules = [Rule(**each.groupdict()) for each in HEAD.finditer(text)]
+                rules = [SimpleNamespace(**each.groupdict()) for each in HEAD.finditer(text)]
                 former = re.findall(r'"(\w+)"', " ".join(FORMERLY.findall(text)))
                 yield _heading(path.parent.name, inspect.cleandoc(text.split('"""')[1]), rules, former)
 
 
-def _heading(area: str, page: str, rules: Sequence[Rule | Check], former: Sequence[str]) -> Heading:
+def _heading(area: str, page: str, rules: Sequence[Any], former: Sequence[str]) -> Heading:
     """Describe the rules of one code."""
     first, *others = rules
     severity = max((each.severity for each in rules), key=SEVERITIES.index)
