@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from fp8doctor import load_report
-from fp8doctor.render import html
 from tests.render.test_html import DEMO
 
 BROWSER = os.environ.get("FP8DOCTOR_TESTS_BROWSER") or next(
@@ -43,7 +42,7 @@ addEventListener("load", () => {
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium here; nightly installs one")
 def test_a_browser_lays_the_page_out(tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(html.render(load_report(DEMO)), "utf-8")
+    (tmp_path / "page.html").write_text(load_report(DEMO).to_html(), "utf-8")
     (tmp_path / "measure.html").write_text(MEASURE, "utf-8")
     assert BROWSER
     dark = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"]

@@ -52,7 +52,7 @@ from fp8doctor.facts.no_number import why_of
 from fp8doctor.facts.unrecorded import NOT_RECORDED
 from fp8doctor.finding import Saving
 from fp8doctor.patching import Script, placed
-from fp8doctor.render import html, markdown, text
+from fp8doctor.render import text
 from fp8doctor.render.page import Marks, Next
 from fp8doctor.render.report_page import page
 from fp8doctor.report import Report
@@ -423,7 +423,7 @@ def every_format_is_sound(found: Replay, width: int) -> None:
     lines = [line for line in f"{plain}{verbose}".splitlines() if line.strip() not in code]
     assert not [line for line in lines if len(line) > width or line != line.rstrip()]
     assert verbose.isascii()
-    page, tables = html.render(report), markdown.render(report)
+    page, tables = report.to_html(), report.to_markdown()
     hold_sound(page)
     for table in re.findall(r"(?m)(?:^\|.*\|$\n?)+", tables):
         assert len({len(CELL.split(line)) for line in table.splitlines()}) == 1, table

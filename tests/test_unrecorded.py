@@ -16,7 +16,8 @@ from fp8doctor.diagnosis.document import Document
 from fp8doctor.facts import Facts, recorded
 from fp8doctor.facts.record import Record
 from fp8doctor.facts.unrecorded import NOT_RECORDED
-from fp8doctor.render import markdown, text
+from fp8doctor.render import text
+from fp8doctor.render.markdown import as_markdown
 from fp8doctor.render.report_page import page
 from tests.test_catalogue import RULES, cases
 
@@ -110,7 +111,7 @@ def test_a_fact_that_is_taken_away_is_unknown_at_most(recording: str) -> None:
             }
             if left is everywhere:
                 assert page(report), path
-                assert markdown.render(report), path
+                assert as_markdown(page(report)), path
             if taken % DRAWN_EVERY == 0:
                 assert text.render(report, verbose=True), path
     assert taken > 100
@@ -130,4 +131,4 @@ def test_partial_facts_are_shown(facts: Facts) -> None:
     report = diagnose(facts)
     assert "crashed" not in outcomes(report).values()
     assert text.render(report, verbose=True)
-    assert markdown.render(report)
+    assert as_markdown(page(report))

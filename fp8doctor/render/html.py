@@ -6,8 +6,6 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp8doctor.diagnosis.document import Document
-from fp8doctor.render import report_page
 from fp8doctor.render.page import FAMILIES, LOOKS, Page
 from fp8doctor.render.terminal import printable
 
@@ -17,11 +15,6 @@ if TYPE_CHECKING:
 LINE = "\x1e"
 """Stands for the end of a line within text until a template is filled, so that no text begins a line: a build
 server would obey ``::error::``."""
-
-
-def render(report: Document) -> str:
-    """Write the report as a page; nothing from a user or machine is read as HTML."""
-    return as_html(report_page.page(report))
 
 
 def as_html(page: Page, *, template: str = "page.html.jinja") -> str:

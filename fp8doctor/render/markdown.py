@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from fp8doctor.answer.items import Mark
 from fp8doctor.answer.sentences import Box
-from fp8doctor.diagnosis.document import Document
-from fp8doctor.render import report_page
 from fp8doctor.render.page import (
     LOOKS,
     TONES,
@@ -36,11 +34,6 @@ has rendered, so that no escape keeps it from it: a space of no width does."""
 
 LIST_OR_HEADING = re.compile(r"^(\d{1,9})?([-+=.)])")
 """Start of a list item, or a line that makes the one above a heading."""
-
-
-def render(report: Document) -> str:
-    """Write the report as Markdown; nothing from a model or machine is read as markup."""
-    return as_markdown(report_page.page(report))
 
 
 def as_markdown(page: Page) -> str:

@@ -14,7 +14,6 @@ from tabulate import tabulate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fp8doctor.render import html
 from fp8doctor.report import Report
 from research.benchmarks.machine import machine
 from tests.render.test_html import llama_70b
@@ -27,8 +26,8 @@ def main() -> int:
     report = llama_70b()
     rows, sizes, seconds = [], [], []
     for name, write in (
-        ("page, the first", html.render),
-        ("page", html.render),
+        ("page, the first", Report.to_html),
+        ("page", Report.to_html),
         ("fragment", Report._repr_html_),
     ):
         began = time.process_time()

@@ -104,20 +104,19 @@ def inspected(meter: Meter, model: Any, batch: Any = None) -> None:
     """Examine, diagnose and render a model."""
     from fp8doctor import inspect_model
     from fp8doctor.diagnosis.diagnose import diagnose
-    from fp8doctor.render import html
 
     inspect_model(linears(8, "alike")[0], trial=False)
     with meter("inspect_model"):
         report = inspect_model(model, batch, trial=False, assume_gpu="H100")
     with meter("diagnose alone"):
         diagnose(report.facts)
-    rendered(meter, report, str, html.render)
+    rendered(meter, report)
 
 
-def rendered(meter: Meter, document: Any, text: Callable[[Any], str], html: Callable[[Any], str]) -> None:
-    for stage, write in (("text", text), ("HTML", html), ("JSON", lambda one: one.to_json())):
+def rendered(meter: Meter, document: Any) -> None:
+    for stage in ("text", "HTML", "JSON"):
         with meter(stage):
-            write(document)
+            getattr(document, f"to_{stage.lower()}")()
 
 
 def deepseek(blocks: int) -> Any:
@@ -142,7 +141,7 @@ def moe(blocks: int, meter: Meter) -> None:
         facts = facts_of(model, 1, 4096)
     with meter("plan"):
         made = plan(facts, ("H100", "B200"), dp=256, ep=64)
-    rendered(meter, made, str, lambda one: one.to_html())
+    rendered(meter, made)
 
 
 def moe_of_linears(blocks: int, meter: Meter) -> None:
@@ -166,8 +165,7 @@ def ranks(count: int, meter: Meter) -> None:
     """Gather recorded reports from processes over the channel of ``fp8doctor run``, and report."""
     from fp8doctor.cli.run import of_many
     from fp8doctor.diagnosis.diagnose import diagnose, replay
-    from fp8doctor.render import html
-    from fp8doctor.render.text import render
+    from fp8doctor.report import Report
     from fp8doctor.running.rank_reports import RankReports, rank_place
     from fp8doctor.running.script_messages import ScriptState
 
@@ -191,7 +189,7 @@ def ranks(count: int, meter: Meter) -> None:
     assert [each.end for each in own.ranks.processes] == ["ended"] * count, own.notes
     with meter("diagnose"):
         document = diagnose(of_many(facts, own.ranks))
-    rendered(meter, document, render, html.render)
+    rendered(meter, Report.of(document))
 
 
 def message(megabytes: int, meter: Meter) -> None:

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from fp8doctor.answer.layer_rows import layer_rows
 from fp8doctor.health.record import CastHealth, Header, Health, HealthLayer, Sample
 from fp8doctor.health.verdict import conclude
-from fp8doctor.render import html
 from fp8doctor.report import Report
 from tests import replays
 from tests.calls import calls_of
@@ -65,4 +64,4 @@ def test_the_layers_of_a_large_model_are_grouped() -> None:
     rows = layer_rows(report.facts.linears(), report.facts)
     assert rows[0][:2] == ("model.layers.*.self_attn.q_proj", "80")
     assert sum(int(row[1]) for row in rows) == 561
-    assert len(html.render(report).encode()) < 100_000
+    assert len(report.to_html().encode()) < 100_000

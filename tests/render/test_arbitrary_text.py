@@ -15,7 +15,7 @@ from fp8doctor.answer.items import Item
 from fp8doctor.answer.verdict import Open
 from fp8doctor.facts import Package, Target
 from fp8doctor.finding import Finding
-from fp8doctor.render import markdown, text
+from fp8doctor.render import text
 from fp8doctor.report import Report
 from tests.render.reports import BROKEN, LORA
 
@@ -111,7 +111,7 @@ def test_a_tie_of_a_name_carries_no_control_character() -> None:
 @settings(max_examples=200, deadline=None)
 def test_markdown_cannot_be_broken_out_of(name: str) -> None:
     """Outside of fenced code, a report says as much Markdown with a nasty name as with a plain one."""
-    assert skeleton(markdown.render(with_name(name))) == skeleton(markdown.render(with_name("name")))
+    assert skeleton(with_name(name).to_markdown()) == skeleton(with_name("name").to_markdown())
 
 
 LINKS = re.compile(r"(?i)https?://\w|ftp://\w|\bwww\.\w|(?<![\w`])@[a-z0-9]|[a-z0-9]@[a-z0-9]|#\d|\bgh-\d")
@@ -130,7 +130,7 @@ ADDRESSES = (
 @settings(max_examples=150, deadline=None)
 @example("@@a ##1 https://https://a www.www.a")
 def test_markdown_links_and_notifies_nobody(name: str) -> None:
-    document = markdown.render(with_name(name))
+    document = with_name(name).to_markdown()
     prose = re.sub(r"(?ms)^(`{3,})$.*?^\1$", "", document)
     rendered = re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", prose)
     assert not LINKS.search(rendered)

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.facts import Environment, Facts, Gpu, Package, Software, Target
-from fp8doctor.render import markdown, text
+from fp8doctor.render import text
+from fp8doctor.render.markdown import as_markdown
+from fp8doctor.render.report_page import page
 
 H200 = Gpu(name="NVIDIA H200", vendor="nvidia", compute_capability="9.0", visible=True)
 B200 = Gpu(name="NVIDIA B200", vendor="nvidia", compute_capability="10.0", visible=True)
@@ -69,7 +71,7 @@ def test_the_machine_can_train_in_fp8_or_a_command_helps(found: Facts, mark: str
         screen = text.render(report, width=width)
         assert screen.splitlines()[2].startswith(f"{mark} ")
         assert not command or f"  {command}" in screen
-    assert command in markdown.render(report)
+    assert command in as_markdown(page(report))
 
 
 def test_rocm_has_no_nvidia_driver_to_miss() -> None:

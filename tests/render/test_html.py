@@ -27,13 +27,13 @@ def demo() -> Report:
 
 
 def test_the_page_of_the_demo(demo: Report) -> None:
-    hold("demo.html", html.render(demo))
+    hold("demo.html", demo.to_html())
 
 
 @pytest.mark.parametrize("name", SCREENS)
 def test_every_screen_is_a_sound_page_and_a_sound_fragment(name: str) -> None:
-    assert faults(html.render(SCREENS[name])) == []
-    for written in (html.render(SCREENS[name]), SCREENS[name]._repr_html_()):
+    assert faults(SCREENS[name].to_html()) == []
+    for written in (SCREENS[name].to_html(), SCREENS[name]._repr_html_()):
         said = text(hold_sound(written))
         assert name == "environment" or text_of(box(SCREENS[name].answer).title.text) in said
         for finding in SCREENS[name].findings:
@@ -57,7 +57,7 @@ TEXTS = ("text", "quiet", "bad", "good", "warning", "link")
 def test_both_themes_have_contrast() -> None:
     """Letters 4.5 : 1 and bars 3 : 1 against what is behind them (WCAG 2.2, 1.4.3 and 1.4.11)."""
     dark, light, dark_in_notebooks = (
-        found for _, body in rules(html.render(LORA)) if (found := variables(body))
+        found for _, body in rules(LORA.to_html()) if (found := variables(body))
     )
     assert dark == dark_in_notebooks
     assert set(dark) == set(light)
@@ -83,10 +83,10 @@ names = st.one_of(
 @settings(max_examples=25, deadline=None)
 def test_no_name_gets_out_of_its_place(name: str) -> None:
     report = with_name(name)
-    hold_sound(html.render(report))
+    hold_sound(report.to_html())
     hold_sound(report._repr_html_())
 
 
 def test_markup_in_a_name_is_shown_as_it_is() -> None:
-    said = text(parsed(html.render(with_name('<script>alert("1")</script> {{ 7*7 }} &amp;'))))
+    said = text(parsed(with_name('<script>alert("1")</script> {{ 7*7 }} &amp;').to_html()))
     assert '168 of 168 <script>alert("1")</script> {{ 7*7 }} &amp;' in said

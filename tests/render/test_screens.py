@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from fp8doctor.answer.steps import COLUMNS
 from fp8doctor.diagnosis.diagnose import diagnose
 from fp8doctor.diagnosis.document import Document
-from fp8doctor.render import markdown, text
+from fp8doctor.render import text
 from fp8doctor.render.page import Bars
 from fp8doctor.render.report_page import page
 from tests import replays
@@ -45,7 +45,7 @@ def test_text(name: str) -> None:
 
 def test_other_forms_of_a_screen() -> None:
     hold("eager_decoder.verbose.txt", text.render(EAGER_DECODER, verbose=True))
-    hold("on_a_gpu.md", markdown.render(SCREENS["on_a_gpu"]))
+    hold("on_a_gpu.md", SCREENS["on_a_gpu"].to_markdown())
 
 
 def test_colour_changes_nothing_but_colour() -> None:
