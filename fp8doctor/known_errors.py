@@ -6,10 +6,10 @@ import functools
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fp8doctor.code_snippets import with_imports
 
@@ -98,19 +98,14 @@ class KnownError(NamedTuple):
 @functools.cache
 def known_errors() -> tuple[KnownError, ...]:
     """Read all messages, in the order of their libraries' files."""
-    tables = [tomllib.loads(each.read_text("utf-8")) for each in sorted(FOLDER.glob("*.toml"))]
-    more: dict[str, Callable[[Any], Any]] = {"lines": with_imports, "codes": tuple}
-    return tuple(
-        KnownError(
-            **{
-                name: more[name](value) if name in more else value
-                for name, value in (table | each).items()
-                if name != "error"
-            },
-        )
-        for table in tables
-        for each in table["error"]
-    )
+    found = []
+    for file in sorted(FOLDER.glob("*.toml")):
+        table = tomllib.loads(file.read_text("utf-8"))
+        for each in table.pop("error"):
+            row = {"codes": (), **table, **each}
+            row |= {"lines": with_imports(row["lines"]), "codes": tuple(row["codes"])}
+            found.append(KnownError(**row))
+    return tuple(found)
 
 
 def recognise(text: str) -> tuple[KnownError, ...]:

@@ -30,11 +30,11 @@ from fp8doctor.cli.options import (
     number,
     option,
     output_options,
-    version,
     with_options,
 )
-from fp8doctor.cli.project import TargetCommand
+from fp8doctor.cli.project import ProjectCommand
 from fp8doctor.errors import UserError
+from fp8doctor.version import VERSION
 from fp8doctor.wording import did_you_mean
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) 
     return [*commands, CompletionItem(begun, type="file")]
 
 
-class Examine(TargetCommand):
+class Examine(ProjectCommand):
     """The command without a name: in usage and errors it is ``fp8doctor`` itself."""
 
     def make_context(
@@ -186,6 +186,11 @@ class Examine(TargetCommand):
         )
         context.meta.update(parent.meta if parent else {})
         return context
+
+    def near(self, ctx: click.Context, args: list[str]) -> str:
+        at = first_word(args, set(options_with_value(self)))
+        names = () if at is None else (args[at], args[at].rpartition(":")[0])
+        return next(filter(os.path.isfile, names), "")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the arguments; if they are a script's, name the command that takes them."""
@@ -241,7 +246,7 @@ def main() -> None:
 )
 @gate_options
 @output_options
-@option("--version", is_eager=True, expose_value=False, callback=version, help="Show the version and exit.")
+@click.version_option(VERSION, prog_name="fp8doctor", message="%(prog)s %(version)s")
 def examine(target: str, **options: Any) -> int:
     """Explain why FP8 training is slower than BF16 on your GPU and model, and what to change.
 

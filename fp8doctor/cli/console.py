@@ -26,9 +26,6 @@ OK, FOUND, FAILED, INTERRUPTED = 0, 1, 2, 130
 """Exit codes: nothing grave, findings at or above ``--fail-on``, no complete report or unlike jobs,
 Ctrl-C."""
 
-NARROWEST = 40
-"""Fewest columns of a layout; a narrower terminal wraps the lines itself."""
-
 
 def stand_in_for_closed_streams() -> None:
     """Open the null device for closed standard streams, lest files get their numbers; stdout read-only."""
@@ -49,7 +46,7 @@ def columns() -> int:
     told = os.environ.get("COLUMNS", "")
     if not sys.stdout.isatty() and not (told.isdecimal() and int(told)):
         return WIDEST
-    return max(NARROWEST, min(WIDEST_SCREEN, shutil.get_terminal_size((WIDEST, 24)).columns))
+    return min(WIDEST_SCREEN, shutil.get_terminal_size((WIDEST, 24)).columns)
 
 
 def wants_colour() -> bool:

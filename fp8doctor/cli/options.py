@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fp8doctor.areas import SEVERITIES
-from fp8doctor.cli.console import show_page
-from fp8doctor.version import VERSION
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,12 +101,6 @@ def gpu(ctx: click.Context, parameter: click.Parameter, value: str | None) -> st
     from fp8doctor.gpus import gpu_spec
 
     return gpu_spec(value).name if value is not None else None
-
-
-def version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-    if value:
-        show_page(f"fp8doctor {VERSION}")
-        ctx.exit()
 
 
 def with_options(*options: Decorator) -> Decorator:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import click
 from click.core import ParameterSource
 
-from fp8doctor.cli.arguments import first_word, options_with_value
 from fp8doctor.cli.console import complain
 from fp8doctor.errors import UserError
 from fp8doctor.wording import did_you_mean, error_in_words
@@ -82,15 +81,6 @@ class Ungated(ProjectCommand):
     """A command without one report, which is what a project's gates judge."""
 
     of_the_gate = False
-
-
-class TargetCommand(ProjectCommand):
-    """A command with a target, which decides the project."""
-
-    def near(self, ctx: click.Context, args: list[str]) -> str:
-        at = first_word(args, set(options_with_value(self)))
-        names = () if at is None else (args[at], args[at].rpartition(":")[0])
-        return next(filter(os.path.isfile, names), "")
 
 
 def project_near(file: str, say: Callable[[str], None] = complain) -> Project:
